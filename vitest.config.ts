@@ -1,0 +1,18 @@
+import { availableParallelism } from 'node:os';
+import { defineConfig } from 'vitest/config';
+import { summaryReporter } from './scripts/reporter.ts';
+
+export default defineConfig({
+  test: {
+    environment: 'node',
+    include: ['{src,e2e,scripts,bench}/**/*.test.ts'],
+    // Processes, not threads: tests change the working folder, the environment and signal handlers.
+    pool: 'forks',
+    maxWorkers: Math.min(4, availableParallelism()),
+    execArgv: ['--disable-warning=ExperimentalWarning'],
+    testTimeout: 60_000,
+    hookTimeout: 120_000,
+    teardownTimeout: 30_000,
+    reporters: ['default', summaryReporter()],
+  },
+});
