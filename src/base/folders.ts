@@ -1,0 +1,35 @@
+import { join } from 'node:path';
+
+export interface Folders {
+  /** Database, token, mounts, the default store. */
+  readonly state: string;
+  /** Where the socket lives. */
+  readonly run: string;
+  readonly config: string;
+  readonly socket: string;
+}
+
+/** Where such programs keep their things: the system folders for root, the XDG ones otherwise. */
+export function defaultFolders(who: {
+  readonly root: boolean;
+  readonly home: string;
+  readonly env: Readonly<Record<string, string | undefined>>;
+}): Folders {
+  if (who.root) return folders('/var/lib/stowage', '/run/stowage', '/etc/stowage');
+  // The XDG specification says to ignore relative paths.
+  const xdg = (name: string, otherwise: string): string => {
+    const value = who.env[name];
+    return value?.startsWith('/') ? value : otherwise;
+  };
+  const state = join(xdg('XDG_STATE_HOME', join(who.home, '.local/state')), 'stowage');
+  const runtime = who.env['XDG_RUNTIME_DIR'];
+  const run = runtime?.startsWith('/') ? join(runtime, 'stowage') : state;
+  return folders(state, run, join(xdg('XDG_CONFIG_HOME', join(who.home, '.config')), 'stowage'));
+}
+
+const folders = (state: string, run: string, config: string): Folders => ({
+  state,
+  run,
+  config,
+  socket: join(run, 'stowage.sock'),
+});

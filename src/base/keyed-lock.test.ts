@@ -1,0 +1,164 @@
+import { setImmediate as turn } from 'node:timers/promises';
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { createKeyedLock } from './keyed-lock.ts';
+
+const never = new AbortController().signal;
+
+/** Long enough for every promise that can settle to have settled. */
+const settle = async (): Promise<void> => {
+  for (let n = 0; n < 5; n++) await turn();
+};
+
+describe('a keyed lock', () => {
+  test('a free key is held at once', async () => {
+    const lock = createKeyedLock();
+    using _held = await lock.hold(['a'], never);
+    expect(lock.size).toBe(1);
+  });
+
+  test('a second holder of the same key waits for the first; another key does not', async () => {
+    const lock = createKeyedLock();
+    const first = await lock.hold(['a'], never);
+    let entered = false;
+    const second = lock.hold(['a'], never).then((held) => {
+      entered = true;
+      return held;
+    });
+    using _other = await lock.hold(['b'], never);
+    await settle();
+    expect(entered).toBe(false);
+    first[Symbol.dispose]();
+    using _second = await second;
+    expect(entered).toBe(true);
+  });
+
+  test('first come, first served', async () => {
+    const lock = createKeyedLock();
+    const order: number[] = [];
+    const first = await lock.hold(['a'], never);
+    const others = [1, 2, 3, 4].map(async (n) => {
+      using _held = await lock.hold(['a'], never);
+      order.push(n);
+      await settle();
+    });
+    first[Symbol.dispose]();
+    await Promise.all(others);
+    expect(order).toEqual([1, 2, 3, 4]);
+  });
+
+  test('nothing is kept once nobody holds or waits', async () => {
+    const lock = createKeyedLock();
+    const holds = ['a', 'b', 'a', 'a'].map(async (key) => {
+      using _held = await lock.hold([key, 'c'], never);
+      await turn();
+    });
+    expect(lock.size).toBeGreaterThan(0);
+    await Promise.all(holds);
+    expect(lock.size).toBe(0);
+  });
+
+  test('a key named twice is held once', async () => {
+    const lock = createKeyedLock();
+    const held = await lock.hold(['a', 'a'], never);
+    held[Symbol.dispose]();
+    expect(lock.size).toBe(0);
+  });
+
+  test('letting go twice lets nobody else in', async () => {
+    const lock = createKeyedLock();
+    const first = await lock.hold(['a'], never);
+    first[Symbol.dispose]();
+    using _second = await lock.hold(['a'], never);
+    first[Symbol.dispose]();
+    let entered = false;
+    const stop = new AbortController();
+    const third = lock.hold(['a'], stop.signal).then(() => {
+      entered = true;
+    });
+    await settle();
+    expect(entered).toBe(false);
+    stop.abort();
+    await expect(third).rejects.toThrow();
+  });
+});
+
+describe('a wait that is given up', () => {
+  test('ends with the reason of the signal, at once, and not before its turn in the queue is over', async () => {
+    const lock = createKeyedLock();
+    const first = await lock.hold(['a'], never);
+    const stop = new AbortController();
+    const given = lock.hold(['a'], stop.signal);
+    let entered = false;
+    const third = lock.hold(['a'], never).then((held) => {
+      entered = true;
+      return held;
+    });
+    const reason = new Error('enough');
+    stop.abort(reason);
+    await expect(given).rejects.toBe(reason);
+    await settle();
+    // The third must not overtake the first because the second, which stood between them, left.
+    expect(entered).toBe(false);
+    first[Symbol.dispose]();
+    const held = await third;
+    held[Symbol.dispose]();
+    await settle();
+    expect(lock.size).toBe(0);
+  });
+
+  test('lets go of the keys it already had', async () => {
+    const lock = createKeyedLock();
+    using _b = await lock.hold(['b'], never);
+    const stop = new AbortController();
+    const both = lock.hold(['a', 'b'], stop.signal);
+    await settle();
+    stop.abort();
+    await expect(both).rejects.toThrow('aborted');
+    using _a = await lock.hold(['a'], never);
+  });
+
+  test('is not begun with a signal that has ended', async () => {
+    const lock = createKeyedLock();
+    await expect(lock.hold(['a'], AbortSignal.abort(new Error('over')))).rejects.toThrow('over');
+    expect(lock.size).toBe(0);
+  });
+});
+
+test('whoever comes and goes with whatever keys: one holder per key, no deadlock, nothing left', async () => {
+  const caller = fc.record({
+    keys: fc.array(fc.constantFrom('a', 'b', 'c', 'd'), { minLength: 1, maxLength: 4 }),
+    turns: fc.nat(3),
+    abortAfter: fc.option(fc.nat(6), { nil: undefined }),
+  });
+  await fc.assert(
+    fc.asyncProperty(fc.array(caller, { minLength: 1, maxLength: 12 }), async (callers) => {
+      const lock = createKeyedLock();
+      const holders = new Map<string, number>();
+      const change = (keys: readonly string[], by: number): void => {
+        for (const key of new Set(keys)) holders.set(key, (holders.get(key) ?? 0) + by);
+        expect(Math.max(...holders.values())).toBeLessThanOrEqual(1);
+      };
+      const work = async ({ keys, turns, abortAfter }: (typeof callers)[number]): Promise<void> => {
+        const stop = new AbortController();
+        const stopping = (async () => {
+          for (let n = 0; n < (abortAfter ?? 0); n++) await turn();
+          if (abortAfter !== undefined) stop.abort(new Error('given up'));
+        })();
+        try {
+          using _held = await lock.hold(keys, stop.signal);
+          change(keys, 1);
+          for (let n = 0; n < turns; n++) await turn();
+          change(keys, -1);
+        } catch (thrown) {
+          expect(thrown).toMatchObject({ message: 'given up' });
+        }
+        await stopping;
+      };
+      await Promise.all(callers.map(work));
+      await settle();
+      expect(lock.size).toBe(0);
+    }),
+    { numRuns: 150 },
+  );
+});

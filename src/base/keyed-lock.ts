@@ -1,0 +1,49 @@
+/** One holder per key at a time, first come first served. */
+export interface KeyedLock {
+  /** Waits until every key is free, then holds them all. Keys are taken in sorted order, so two callers cannot deadlock. */
+  hold(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
+  readonly size: number;
+}
+
+export function createKeyedLock(): KeyedLock {
+  const tails = new Map<string, Promise<void>>();
+
+  async function holdOne(key: string, signal: AbortSignal): Promise<Disposable> {
+    signal.throwIfAborted();
+    const before = tails.get(key);
+    const { promise: mine, resolve: release } = Promise.withResolvers<void>();
+    const tail = before === undefined ? mine : before.then(() => mine);
+    tails.set(key, tail);
+    const held = {
+      [Symbol.dispose]: () => {
+        release();
+        if (tails.get(key) === tail) tails.delete(key);
+      },
+    };
+    if (before === undefined) return held;
+    const { promise: aborted, reject } = Promise.withResolvers<never>();
+    const stop = (): void => reject(signal.reason);
+    signal.addEventListener('abort', stop, { once: true });
+    try {
+      await Promise.race([before, aborted]);
+      return held;
+    } catch (cause) {
+      // The place in the queue must stay until its predecessor is done, else the successor would overtake it.
+      void before.then(() => held[Symbol.dispose]());
+      throw cause;
+    } finally {
+      signal.removeEventListener('abort', stop);
+    }
+  }
+
+  return {
+    hold: async (keys, signal) => {
+      using stack = new DisposableStack();
+      for (const key of [...new Set(keys)].sort()) stack.use(await holdOne(key, signal));
+      return stack.move();
+    },
+    get size() {
+      return tails.size;
+    },
+  };
+}
