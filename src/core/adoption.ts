@@ -1,0 +1,168 @@
+import type { Scope } from '#base/log.ts';
+import { errorCodes, stowageError } from './errors.ts';
+import { nameKey } from './keys.ts';
+import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
+import { isVolumeName, newVolumeId } from './names.ts';
+import type { Call, Work } from './operations.ts';
+import type { Store } from './ports.ts';
+import { readOnly } from './volume-errors.ts';
+import type { Step } from './volume-steps.ts';
+import type { VolumeParts } from './volumes.ts';
+
+export interface Adoption {
+  readonly adopted: readonly Adopted[];
+  readonly skipped: readonly { readonly name: string; readonly reason: string }[];
+}
+
+interface Adopted {
+  readonly name: string;
+  readonly id: string | undefined;
+  readonly how: 'record' | 'data';
+}
+
+export interface HowToAdopt {
+  /** Only say what would be taken in. */
+  readonly dryRun: boolean;
+  /** Also what has no record. */
+  readonly data: boolean;
+  /** Undefined: all. */
+  readonly names?: readonly string[] | undefined;
+}
+
+export interface Adoptions {
+  /** Rebuilds the catalogue from what the store records, and takes in existing data as volumes, without copying. */
+  adopt(store: string, how: HowToAdopt, call: Call): Promise<Adoption>;
+  orphans(store: string, scope: Scope): Promise<readonly Orphan[]>;
+  readonly steps: Readonly<Record<string, Step>>;
+}
+
+interface Selection {
+  readonly dryRun: boolean;
+  readonly wanted: (name: string) => boolean;
+}
+
+const nothingToTake = 'it is a volume already, or there is nothing of that name';
+const adoptDeadlineMs = 24 * 3_600_000;
+
+export function createAdoptions(parts: VolumeParts): Adoptions {
+  const { stores, operations } = parts;
+  const takeRecorded = createTakeRecorded(parts);
+  const takeData = createTakeData(parts);
+
+  const step: Step<Adoption> = async (store, _config, params, work) => {
+    const dryRun = params['dryRun'] === true;
+    const names = params['names'] as readonly string[] | undefined;
+    const how: Selection = { dryRun, wanted: (name) => names === undefined || names.includes(name) };
+    const recorded = await takeRecorded(store, how, work);
+    const data = params['data'] === true ? await takeData(store, how, work) : { adopted: [], skipped: [] };
+    const adopted = [...recorded.adopted, ...data.adopted];
+    const skipped = [...recorded.skipped, ...data.skipped];
+    const seen = new Set([...adopted, ...skipped].map(({ name }) => name));
+    const absent = (names ?? []).filter((name) => !seen.has(name)).map((name) => ({ name, reason: nothingToTake }));
+    return { value: { adopted, skipped: [...skipped, ...absent] } };
+  };
+
+  return {
+    adopt: (name, how, call) =>
+      stores.use(name, async (store, config) => {
+        if (store.readOnly) throw readOnly(store.name);
+        using _ = await operations.lock([`adopt ${store.name}`], call.signal);
+        const params = { ...how };
+        const about = { kind: 'store.adopt', store: store.name, subject: store.name };
+        const intent = { ...about, params, deadlineMs: adoptDeadlineMs };
+        return await operations.run(intent, call, (work) => step(store, config, params, work));
+      }),
+    orphans: (name, scope) => stores.use(name, (store) => store.orphans(scope)),
+    steps: { 'store.adopt': step },
+  };
+}
+
+function createKeep({ records, events }: VolumeParts): (volume: Volume) => void {
+  return (volume) => {
+    records.volumes.put(volume);
+    events.publish('volume.created', volume.id, volume.store, { volume });
+  };
+}
+
+function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, scope: Scope) => Promise<Adoption> {
+  const { records, stores, operations, instance } = parts;
+  const keep = createKeep(parts);
+
+  function isKnown(volume: Volume): boolean {
+    const known = records.volumes.byId(volume.id);
+    return known?.name === volume.name && known.store === volume.store && volume.instance === instance;
+  }
+
+  /** A copied store has the ids of the original, whose volumes must not move to it. */
+  function homeElsewhere(volume: Volume): string | undefined {
+    const known = records.volumes.byId(volume.id);
+    if (known === undefined || known.store === volume.store) return undefined;
+    const isStore = stores.list().some((view) => view.config.name === known.store);
+    return isStore ? `${known.store}/${known.name}` : undefined;
+  }
+
+  /** A volume that is being made or deleted at this moment is its own operation's business: that is waited for. */
+  async function take(store: Store, seen: Volume, scope: Scope): Promise<Volume | undefined> {
+    using _ = await operations.lock([nameKey(store.name, seen.name)], scope.signal);
+    const volume = (await store.get(seen.name, scope))?.volume;
+    if (volume === undefined || isKnown(volume)) return undefined;
+    const mine = volume.instance === instance ? volume : await store.claim(volume, instance, scope);
+    keep(mine);
+    return mine;
+  }
+
+  return async (store, { dryRun, wanted }, scope) => {
+    const adopted: Adopted[] = [];
+    const skipped: Adoption['skipped'][number][] = [];
+    for await (const seen of store.list(scope)) {
+      if (isKnown(seen) || !wanted(seen.name)) continue;
+      const home = homeElsewhere(seen);
+      if (home !== undefined) {
+        skipped.push({ name: seen.name, reason: `it is a copy of the volume ${home}, and has the same id` });
+        continue;
+      }
+      const volume = dryRun ? seen : await take(store, seen, scope);
+      if (volume !== undefined) adopted.push({ name: volume.name, id: volume.id, how: 'record' });
+    }
+    return { adopted, skipped };
+  };
+}
+
+function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work: Work) => Promise<Adoption> {
+  const { operations, clock, instance } = parts;
+  const keep = createKeep(parts);
+
+  async function take(store: Store, name: VolumeName, work: Work): Promise<Volume> {
+    using _ = await operations.lock([nameKey(store.name, name)], work.signal);
+    const spec: VolumeSpec = {
+      ...{ id: newVolumeId(), name, bytes: undefined, access: 'filesystem', labels: {} },
+      ...{ requestId: work.operation, createdAt: clock.now(), instance },
+    };
+    const volume = await store.adopt(name, spec, work);
+    keep(volume);
+    return volume;
+  }
+
+  return async (store, { dryRun, wanted }, work) => {
+    const adopted: Adopted[] = [];
+    const skipped: Adoption['skipped'][number][] = [];
+    const candidates = (await store.adoptable(work)).filter(({ name }) => wanted(name));
+    for (const [index, { name, reason }] of candidates.entries()) {
+      work.progress({ done: index, total: candidates.length, unit: 'directories' });
+      if (reason !== undefined || !isVolumeName(name)) {
+        skipped.push({ name, reason: reason ?? 'the name cannot be a volume name' });
+        continue;
+      }
+      try {
+        const volume = dryRun ? undefined : await take(store, name, work);
+        adopted.push({ name, id: volume?.id, how: 'data' });
+      } catch (thrown) {
+        // One directory that changed meanwhile must not keep the others out; a store that does not answer does.
+        const { code, message } = stowageError(thrown);
+        if (work.signal.aborted || code === 'internal' || errorCodes[code].retry) throw thrown;
+        skipped.push({ name, reason: message });
+      }
+    }
+    return { adopted, skipped };
+  };
+}

@@ -1,0 +1,192 @@
+import type { Scope } from '#base/log.ts';
+import { errorCodes, StowageError, stowageError } from './errors.ts';
+import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
+import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
+import type { Records, Store, VolumeQuery } from './ports.ts';
+import type { Stores } from './stores.ts';
+
+/** Which volumes there are: our records of them, refreshed from stores that others can change. */
+export interface Catalogue {
+  /**
+   * By id, `store..name`, or a bare name: in the default store, else the only one of that name. `visible` says in which
+   * stores a bare name is looked for; whether the asker may use what was found is the caller's to decide.
+   */
+  resolve(ref: string, scope: Scope, visible?: (store: string) => boolean): Promise<Volume>;
+  page(
+    query: Omit<VolumeQuery, 'stores'> & { readonly stores: readonly string[] | undefined },
+    scope: Scope,
+  ): Promise<readonly Volume[]>;
+  /**
+   * Makes our records of a store equal to what the store itself says, for what is this instance's or shared. Thorough:
+   * what is on record is compared too, since a power cut can have taken back the newest of our records.
+   */
+  refresh(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
+}
+
+interface CatalogueParts {
+  readonly records: Records;
+  readonly stores: () => Stores;
+  readonly instance: string;
+}
+
+export function createCatalogue(parts: CatalogueParts): Catalogue {
+  const { records } = parts;
+  const refresh = createRefresh(parts);
+  const look = createLookup(parts, refresh);
+
+  return {
+    resolve: async (ref, scope, visible = () => true) => {
+      if (isVolumeId(ref)) return await look.byId(ref, scope);
+      // The last '..': a store's name may end in a dot, a volume's cannot begin with one.
+      const cut = ref.lastIndexOf('..');
+      if (cut === -1) return await look.bare(ref, visible, scope);
+      return await look.inStore(ref.slice(0, cut), ref.slice(cut + 2), scope);
+    },
+    page: async (query, scope) => {
+      const all = parts.stores().list();
+      const stores = query.stores ?? all.map((view) => view.config.name);
+      const names = stores.map((name) => parts.stores().view(name).config.name);
+      // What a store held when it last answered is better than no list at all.
+      await look.refreshAll(names, scope);
+      return records.volumes.page({ ...query, stores: names });
+    },
+    refresh,
+  };
+}
+
+function createRefresh({ records, stores, instance }: CatalogueParts): Catalogue['refresh'] {
+  /** Two stores can show the same directory, one of them read-only: the volume stays where it is on record. */
+  const isElsewhere = (volume: Volume): boolean => {
+    const known = records.volumes.byId(volume.id)?.store;
+    return known !== undefined && known !== volume.store && isConfigured(stores(), known);
+  };
+
+  /** One record that cannot be read is an orphan, which is reported as such; it must not hide all the others. */
+  async function read(store: Store, name: VolumeName, scope: Scope): Promise<Volume | undefined> {
+    try {
+      return (await store.get(name, scope))?.volume;
+    } catch (thrown) {
+      const { code, message, action } = stowageError(thrown);
+      if (scope.signal.aborted || code === 'internal' || errorCodes[code].retry) throw thrown;
+      scope.log.warn('a record is left out', { store: store.name, volume: name, why: message, action });
+      return undefined;
+    }
+  }
+
+  return async (store, scope, thorough = false) => {
+    const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
+    for (const name of await store.names(scope)) {
+      if (recorded.delete(name) && !thorough) continue;
+      const found = await read(store, name, scope);
+      if (found === undefined || isElsewhere(found)) continue;
+      if (store.shared || found.instance === instance) records.volumes.put(found);
+    }
+    // What is left is recorded here and gone there. The store answered, so that is the truth.
+    records.transaction(() => {
+      for (const [name, id] of recorded) {
+        // Under another name now: then it was renamed, and is on record already.
+        if (records.volumes.byId(id)?.name === name) records.volumes.remove(id);
+      }
+    });
+  };
+}
+
+const isConfigured = (stores: Stores, name: string): boolean => stores.list().some((view) => view.config.name === name);
+
+interface Lookup {
+  byId(id: VolumeId, scope: Scope): Promise<Volume>;
+  inStore(store: string, name: string, scope: Scope): Promise<Volume>;
+  bare(name: string, visible: (store: string) => boolean, scope: Scope): Promise<Volume>;
+  /** Stores that others can change are asked; what only we change is in our records already. Gives those that did not answer. */
+  refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
+}
+
+function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue['refresh']): Lookup {
+  const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
+    const down: StoreName[] = [];
+    for (const name of wanted) {
+      const { store } = parts.stores().view(name);
+      if (store === undefined) down.push(name);
+      if (!store?.shared) continue;
+      try {
+        await parts.stores().use(name, (open) => refresh(open, scope));
+      } catch (thrown) {
+        scope.signal.throwIfAborted();
+        scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
+        down.push(name);
+      }
+    }
+    return down;
+  };
+
+  const names = (visible: (store: string) => boolean): StoreName[] =>
+    parts
+      .stores()
+      .list()
+      .map((view) => view.config.name)
+      .filter(visible);
+
+  return {
+    refreshAll,
+    byId: async (id, scope) => {
+      const cached = records.volumes.byId(id);
+      if (cached !== undefined) return cached;
+      const down = await refreshAll(
+        names(() => true),
+        scope,
+      );
+      const found = records.volumes.byId(id);
+      if (found !== undefined) return found;
+      // A store that is down must never make a volume look gone.
+      throw down.length > 0 ? notSure(id, down) : unknown(id);
+    },
+    inStore: async (store, name, scope) => {
+      const { config } = parts.stores().view(storeName(store));
+      const wanted = volumeName(name);
+      const down = await refreshAll([config.name], scope);
+      const found = records.volumes.byName(config.name, wanted);
+      if (found !== undefined) return found;
+      throw down.length > 0 ? notSure(`${store}/${name}`, down) : unknown(`${store}/${name}`);
+    },
+    bare: async (name, visible, scope) => {
+      const wanted = volumeName(name);
+      const searched = names(visible);
+      const down = await refreshAll(searched, scope);
+      // Our records may still know volumes of a store that is no longer configured.
+      const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
+      const preferred = found.find((volume) => volume.store === parts.stores().defaultName);
+      const first = preferred ?? (found.length === 1 ? found[0] : undefined);
+      if (first !== undefined) return first;
+      if (found.length > 1) throw ambiguous(name, found);
+      throw down.length > 0 ? notSure(name, down) : unknown(name);
+    },
+  };
+}
+
+function unknown(ref: string): StowageError {
+  return new StowageError(`there is no volume ${quoted(ref)}`, {
+    code: 'not-found',
+    reason: 'volume-unknown',
+    action: 'See what there is: stowage volume list',
+  });
+}
+
+function notSure(ref: string, down: readonly string[]): StowageError {
+  return new StowageError(
+    `volume ${quoted(ref)} cannot be looked up: store ${down.map(quoted).join(', ')} does not answer`,
+    {
+      code: 'unavailable',
+      reason: 'volume-lookup-incomplete',
+      action: `Try again when it is back: stowage store check ${down[0] ?? ''}`,
+    },
+  );
+}
+
+function ambiguous(name: string, found: readonly Volume[]): StowageError {
+  const candidates = found.map((volume) => `${volume.store}/${volume.name}`).join(', ');
+  return new StowageError(`${quoted(name)} is in several stores: ${candidates}`, {
+    code: 'conflict',
+    reason: 'volume-ambiguous',
+    action: 'Say which one, as store/name.',
+  });
+}

@@ -1,0 +1,216 @@
+import { existsSync } from 'node:fs';
+import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { Volume } from './model.ts';
+
+let server: TestServer;
+let clock: FakeClock;
+let root: string;
+const anywhere = (): boolean => true;
+const day = 86_400_000;
+
+beforeEach(async () => {
+  clock = createFakeClock();
+  server = await startServer({ listen: 'none', clock, kinds: [createLocalStoreKind(clock)] });
+  root = join(server.folder, 'keep');
+  await mkdir(root);
+  onTestFinished(() => server[Symbol.asyncDispose]());
+});
+
+const add = (query = ''): Promise<unknown> => server.engine.stores.add('keep', `local://${root}?${query}`, aCall());
+const create = (name: string): Promise<Volume> =>
+  server.engine.volumes.create(
+    { store: 'keep', name, bytes: undefined, access: undefined, labels: { l: '1' } },
+    aCall(),
+  );
+const remove = (ref: string): Promise<unknown> => server.engine.deletions.delete(ref, undefined, aCall());
+const trash = (): Promise<readonly { readonly volume: Volume; readonly expiresAt: number }[]> =>
+  server.engine.deletions.trash(['keep'], aCall());
+
+describe('delete', () => {
+  test('destroys the data and frees the name at once', async () => {
+    await add();
+    const { id } = await create('a');
+    expect(await remove(id)).toEqual({ outcome: 'deleted', expiresAt: undefined });
+    expect(await readdir(root)).toEqual(['.stowage']);
+    const again = await create('a');
+    expect(again.id).not.toBe(id);
+  });
+
+  test('what was deleted is not found', async () => {
+    await add();
+    const { id } = await create('a');
+    await remove(id);
+    await expect(remove(id)).rejects.toMatchObject({ code: 'not-found', message: `there is no volume '${id}'` });
+    await expect(remove('keep..a')).rejects.toMatchObject({
+      code: 'not-found',
+      message: "there is no volume 'keep/a'",
+      action: 'See what there is: stowage volume list',
+    });
+  });
+
+  test('an outdated revision is refused and nothing happens', async () => {
+    await add();
+    const { id } = await create('a');
+    await expect(server.engine.deletions.delete(id, 9, aCall())).rejects.toMatchObject({ code: 'stale' });
+    expect(existsSync(join(root, 'a'))).toBe(true);
+  });
+
+  test('retain leaves the data, and adopting brings the same volume back', async () => {
+    await add('onDelete=retain');
+    const { id } = await create('a');
+    await writeFile(join(root, 'a', 'file'), 'text');
+    expect(await remove(id)).toEqual({ outcome: 'retained', expiresAt: undefined });
+    await expect(server.engine.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    const { adopted } = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    expect(adopted).toEqual([{ name: 'a', id, how: 'data' }]);
+    expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('text');
+    expect(await server.engine.catalogue.resolve('keep..a', aCall())).toMatchObject({ id, labels: { l: '1' } });
+  });
+});
+
+describe('the trash', () => {
+  test('keeps a deleted volume until its time is over, and not a moment longer', async () => {
+    await add('onDelete=archive&retention=2d');
+    const { id } = await create('a');
+    expect(await remove(id)).toEqual({ outcome: 'archived', expiresAt: clock.now() + 2 * day });
+    clock.advance(2 * day - 1);
+    await server.engine.tend(aCall());
+    expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: clock.now() + 1 }]);
+    clock.advance(1);
+    await server.engine.tend(aCall());
+    expect(await trash()).toEqual([]);
+    await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+      code: 'not-found',
+      reason: 'trash-unknown',
+    });
+  });
+
+  test('restores under the old name, with everything, and a repeat finds it done', async () => {
+    await add('onDelete=archive');
+    const { id } = await create('a');
+    await writeFile(join(root, 'a', 'file'), 'text');
+    await remove(id);
+    expect((await readdir(root)).sort()).toEqual(['.stowage']);
+    const back = await server.engine.deletions.restore(id, undefined, anywhere, aCall());
+    expect(back).toMatchObject({ id, name: 'a', labels: { l: '1' } });
+    expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('text');
+    expect(await server.engine.deletions.restore(id, undefined, anywhere, aCall())).toEqual(back);
+    expect(await trash()).toEqual([]);
+  });
+
+  test('two restores at once both succeed with the same volume', async () => {
+    await add('onDelete=archive');
+    const { id } = await create('a');
+    await remove(id);
+    const restore = (): Promise<Volume> => server.engine.deletions.restore(id, 'b', anywhere, aCall());
+    const [one, two] = await Promise.all([restore(), restore()]);
+    expect(one).toEqual(two);
+  });
+
+  test('a name that is taken meanwhile is refused with the way out', async () => {
+    await add('onDelete=archive');
+    const { id } = await create('a');
+    await remove(id);
+    await create('a');
+    await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+      code: 'exists',
+      action: 'Restore it under another name: stowage volume restore ID --name NEWNAME',
+    });
+    expect(await server.engine.deletions.restore(id, 'b', anywhere, aCall())).toMatchObject({ id, name: 'b' });
+  });
+
+  test('purge destroys for good, and of what the asker may see only', async () => {
+    await add('onDelete=archive');
+    const { id } = await create('a');
+    await remove(id);
+    await expect(server.engine.deletions.purge(id, () => false, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await server.engine.deletions.purge(id, anywhere, aCall());
+    expect(await trash()).toEqual([]);
+    await expect(server.engine.deletions.purge(id, anywhere, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await expect(server.engine.deletions.purge('../etc', anywhere, aCall())).rejects.toMatchObject({
+      code: 'not-found',
+      message: "there is no volume '../etc' in the trash",
+    });
+  });
+
+  test('newest first', async () => {
+    await add('onDelete=archive');
+    for (const name of ['a', 'b', 'c']) await create(name);
+    for (const name of ['b', 'a', 'c']) {
+      await remove(`keep..${name}`);
+      clock.advance(1000);
+    }
+    expect((await trash()).map(({ volume }) => volume.name)).toEqual(['c', 'a', 'b']);
+  });
+
+  test('while a store is down it does not say that something is not there', async () => {
+    await add('onDelete=archive');
+    const { id } = await create('a');
+    await remove(id);
+    await server.stop();
+    await rm(root, { recursive: true });
+    server = await startServer({ listen: 'none', folder: server.folder });
+    await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+      code: 'unavailable',
+      message: `the trash cannot be searched for '${id}': store 'keep' does not answer`,
+    });
+    await server.stop();
+    await rm(server.folder, { recursive: true });
+  });
+});
+
+describe('adopt', () => {
+  test('takes in directories without copying, names what cannot be, and a dry run changes nothing', async () => {
+    await add();
+    await mkdir(join(root, 'films'));
+    await writeFile(join(root, 'films', 'one'), 'text');
+    await mkdir(join(root, 'bad name'));
+    await mkdir(join(root, 'x..y'));
+    const dry = await server.engine.adoptions.adopt('keep', { dryRun: true, data: true }, aCall());
+    expect(dry.adopted).toEqual([{ name: 'films', id: undefined, how: 'data' }]);
+    expect(existsSync(join(root, 'films.meta'))).toBe(false);
+    const real = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    expect(real.adopted).toMatchObject([{ name: 'films', how: 'data' }]);
+    expect(real.skipped.map((skipped) => skipped.name).sort()).toEqual(['bad name', 'x..y']);
+    expect(await readFile(join(root, 'films', 'one'), 'utf8')).toBe('text');
+    const again = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    expect(again.adopted).toEqual([]);
+  });
+
+  test('rebuilds the catalogue of a machine that lost its records', async () => {
+    await add();
+    const { id } = await create('a');
+    await server.engine.stores.remove('keep', aCall());
+    await using other = await startServer({ listen: 'none' });
+    await other.engine.stores.add('found', `local://${root}`, aCall());
+    // Another instance made it: it is not ours until we are told so.
+    await expect(other.engine.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    const { adopted } = await other.engine.adoptions.adopt('found', { dryRun: false, data: false }, aCall());
+    expect(adopted).toEqual([{ name: 'a', id, how: 'record' }]);
+    expect(await other.engine.catalogue.resolve('found..a', aCall())).toMatchObject({
+      id,
+      instance: other.engine.instance,
+    });
+  });
+
+  test('orphans are named with what to do', async () => {
+    await add();
+    await mkdir(join(root, 'stray'));
+    const orphans = await server.engine.adoptions.orphans('keep', aCall());
+    expect(orphans).toMatchObject([{ store: 'keep', kind: 'unrecorded-directory', name: 'stray' }]);
+    expect(orphans[0]?.action).not.toBe('');
+  });
+
+  test('a read-only store is refused', async () => {
+    await add('readOnly=true');
+    await expect(server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall())).rejects.toMatchObject({
+      code: 'denied',
+      message: "store 'keep' is read-only",
+    });
+  });
+});

@@ -1,0 +1,114 @@
+import type { Scope } from '#base/log.ts';
+import { nameKey, volumeKey } from './keys.ts';
+import type { Volume, VolumeId } from './model.ts';
+import { volumeName } from './names.ts';
+import type { Call } from './operations.ts';
+import { createPurge, createRestore, createTrashFinder, type Trashed } from './trash.ts';
+import { checkRevision, readOnly } from './volume-errors.ts';
+import { refFrom, type Step } from './volume-steps.ts';
+import type { VolumeParts } from './volumes.ts';
+
+export interface Deletion {
+  readonly outcome: 'deleted' | 'archived' | 'retained';
+  /** Until when the trash keeps it. */
+  readonly expiresAt: number | undefined;
+}
+
+export interface Deletions {
+  /** What becomes of the data is the administrator's choice, on the store. */
+  delete(ref: string, expected: number | undefined, call: Call): Promise<Deletion>;
+  trash(stores: readonly string[], scope: Scope): Promise<readonly Trashed[]>;
+  /** Under its old name, or another. */
+  restore(id: string, name: string | undefined, allowed: (store: string) => boolean, call: Call): Promise<Volume>;
+  purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
+  /** Purges what the trash has kept for long enough. */
+  expire(scope: Scope): Promise<void>;
+  readonly steps: Readonly<Record<string, Step>>;
+}
+
+export interface DeletionParts extends VolumeParts {
+  readonly reclaimSoon: (store: string) => void;
+}
+
+export interface DeletionSteps {
+  readonly 'volume.delete': Step<Deletion>;
+  readonly 'volume.restore': Step<Volume>;
+  readonly 'trash.purge': Step<void>;
+}
+
+export function createDeletions(parts: DeletionParts): Deletions {
+  const steps = createSteps(parts);
+  const finder = createTrashFinder(parts);
+  return {
+    delete: createDelete(parts, steps),
+    trash: finder.list,
+    restore: createRestore(parts, finder, steps),
+    ...createPurge(parts, finder, steps),
+    steps: { ...steps },
+  };
+}
+
+function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
+  const { stores, catalogue, operations, mounts, clock } = parts;
+  return async (ref, expected, call) => {
+    const before = await catalogue.resolve(ref, call);
+    return await stores.use(before.store, async (store, config) => {
+      if (store.readOnly) throw readOnly(store.name);
+      const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
+      using _ = await operations.lock(keys, call.signal);
+      const volume = await catalogue.resolve(before.id, call);
+      checkRevision(volume, expected);
+      await mounts.refuseInUse(volume, store, 'deleted', call);
+      const params = { id: volume.id, name: volume.name, deletedAt: clock.now() };
+      const intent = { kind: 'volume.delete', store: store.name, subject: `${store.name}/${volume.name}`, params };
+      return await operations.run(intent, call, (work) => steps['volume.delete'](store, config, params, work));
+    });
+  };
+}
+
+function createSteps(parts: DeletionParts): DeletionSteps {
+  const { records, mounts, events, reclaimSoon } = parts;
+
+  const forget = (id: VolumeId, store: string) => () => {
+    records.volumes.remove(id);
+    events.publish('volume.deleted', id, store, { id });
+  };
+
+  return {
+    'volume.delete': async (store, config, params, work) => {
+      const ref = refFrom(params);
+      const deletedAt = Number(params['deletedAt']);
+      const { onDelete, retention } = config.policy;
+      const volume = records.volumes.byId(ref.id);
+      if (volume !== undefined) await mounts.letGo(volume, store, work);
+      const record = forget(ref.id, store.name);
+      switch (onDelete) {
+        case 'delete':
+          await store.delete(ref, work);
+          reclaimSoon(store.name);
+          return { value: { outcome: 'deleted', expiresAt: undefined }, record };
+        case 'retain':
+          await store.release(ref, work);
+          return { value: { outcome: 'retained', expiresAt: undefined }, record };
+        case 'archive':
+          await store.trash.put(ref, deletedAt, work);
+          return { value: { outcome: 'archived', expiresAt: deletedAt + retention }, record };
+        default:
+          return onDelete satisfies never;
+      }
+    },
+    'volume.restore': async (store, _config, params, work) => {
+      const volume = await store.trash.restore(refFrom(params).id, volumeName(String(params['to'])), work);
+      const record = (): void => {
+        records.volumes.put(volume);
+        events.publish('volume.created', volume.id, volume.store, { volume });
+      };
+      return { value: volume, record };
+    },
+    'trash.purge': async (store, _config, params, work) => {
+      await store.trash.purge(refFrom(params).id, work);
+      reclaimSoon(store.name);
+      return { value: undefined };
+    },
+  };
+}

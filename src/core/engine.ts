@@ -1,0 +1,100 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { type Adoptions, createAdoptions } from './adoption.ts';
+import { type Catalogue, createCatalogue } from './catalogue.ts';
+import { createDeletions, type Deletions } from './deletion.ts';
+import { createEvents, type Events } from './events.ts';
+import { createLimits } from './limits.ts';
+import type { NodeName, Source } from './model.ts';
+import { createMounts, type Mounts } from './mounts.ts';
+import { createOperations, type Operations } from './operations.ts';
+import type { Client, Mounter, Records, StoreKind } from './ports.ts';
+import { createReclaim, type Reclaim } from './reclaim.ts';
+import { createRecovery } from './recovery.ts';
+import type { TakeUp } from './store-entries.ts';
+import { createStores, type Stores } from './stores.ts';
+import { createTokens, type Tokens } from './tokens.ts';
+import type { Step } from './volume-steps.ts';
+import { createVolumes, type Volumes } from './volumes.ts';
+
+/** The use cases, which is all that front ends know. */
+export interface Engine {
+  readonly instance: string;
+  readonly node: NodeName;
+  readonly mounter: Pick<Mounter, 'unable'>;
+  readonly stores: Stores;
+  readonly catalogue: Catalogue;
+  readonly volumes: Volumes;
+  readonly deletions: Deletions;
+  readonly adoptions: Adoptions;
+  readonly mounts: Mounts;
+  readonly operations: Operations;
+  readonly tokens: Tokens;
+  readonly events: Events;
+  readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
+  /** What is done now and then: opening stores that were down, emptying the trash, dropping old keys. */
+  tend(scope: Scope): Promise<void>;
+  close(): Promise<void>;
+}
+
+const day = 86_400_000;
+
+export interface EngineParts {
+  readonly records: Records;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+  readonly mounter: Mounter;
+  readonly clients: { readonly [K in Source['kind']]: Client<K> };
+  readonly mountsFolder: string;
+  readonly instance: string;
+  readonly epoch: string;
+  /** Changes when the machine starts anew; undefined where that cannot be told. */
+  readonly boot: string | undefined;
+  readonly node: NodeName;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export function createEngine(parts: EngineParts): Engine {
+  const { records, mounter, instance, node, clock, log } = parts;
+  const events = createEvents(parts.epoch, clock);
+  const operations = createOperations({ records, events, clock, log });
+  // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
+  const late: { stores?: Stores; reclaim?: Reclaim } = {};
+  const laterStores = (): Stores => {
+    if (late.stores === undefined) throw new Error('stores are used before they exist');
+    return late.stores;
+  };
+  const catalogue = createCatalogue({ records, stores: laterStores, instance });
+  const mounts = createMounts({ ...parts, stores: laterStores, catalogue, operations, events });
+  const steps: Record<string, Step> = {};
+  const recover = createRecovery({ records, operations, catalogue, steps, log, clock, boot: parts.boot });
+  const takeUp: TakeUp = async (store, config, scope) => {
+    await recover(store, config, scope);
+    late.reclaim?.soon(store.name);
+  };
+  const stores = createStores({ ...parts, events, context: { instance, node }, takeUp, mountedOn: mounts.mountedOn });
+  const reclaim = createReclaim({ stores, clock, log });
+  Object.assign(late, { stores, reclaim });
+  const limits = createLimits(records);
+  const shared = { records, stores, catalogue, operations, mounts, limits, events, clock, instance };
+  const volumes = createVolumes(shared);
+  const deletions = createDeletions({ ...shared, reclaimSoon: reclaim.soon });
+  const adoptions = createAdoptions(shared);
+  Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps);
+  const tokens = createTokens(records, clock);
+  return {
+    ...{ instance, node, mounter, stores, catalogue, volumes, deletions, adoptions },
+    ...{ mounts, operations, tokens, events, records },
+    tend: async (scope) => {
+      await stores.retry(scope);
+      await deletions.expire(scope);
+      records.answers.prune(clock.now() - day);
+    },
+    close: async () => {
+      await reclaim.stop();
+      await operations.drain(10_000);
+      await stores.close();
+      records.close();
+    },
+  };
+}

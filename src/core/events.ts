@@ -1,0 +1,53 @@
+import type { Clock } from '#base/clock.ts';
+
+export interface Event {
+  readonly seq: number;
+  readonly type: string;
+  readonly at: number;
+  readonly subject: string;
+  /** The store concerned, so that a token with a scope sees only its own. */
+  readonly store: string | undefined;
+  readonly data: unknown;
+}
+
+export interface Events {
+  /** Changes with every start: a position from another life of the server means nothing. */
+  readonly epoch: string;
+  readonly last: number;
+  publish(type: string, subject: string, store: string | undefined, data: unknown): void;
+  /** Events after `seq`, oldest first; undefined when some of them are no longer kept: the reader must start afresh. */
+  since(seq: number): readonly Event[] | undefined;
+  subscribe(listener: (event: Event) => void): Disposable;
+}
+
+/** A ring of the newest events: a reader that was away for a moment goes on where it was, memory stays bounded. */
+export function createEvents(epoch: string, clock: Clock, capacity = 2048): Events {
+  const ring: Event[] = [];
+  const listeners = new Set<(event: Event) => void>();
+  let last = 0;
+  return {
+    epoch,
+    get last() {
+      return last;
+    },
+    publish: (type, subject, store, data) => {
+      const event: Event = { seq: ++last, type, at: clock.now(), subject, store, data };
+      ring[event.seq % capacity] = event;
+      for (const listener of listeners) listener(event);
+    },
+    since: (seq) => {
+      if (seq > last || seq < 0 || last - seq > capacity) return undefined;
+      const missed: Event[] = [];
+      for (let next = seq + 1; next <= last; next++) {
+        const event = ring[next % capacity];
+        if (event?.seq !== next) return undefined;
+        missed.push(event);
+      }
+      return missed;
+    },
+    subscribe: (listener) => {
+      listeners.add(listener);
+      return { [Symbol.dispose]: () => listeners.delete(listener) };
+    },
+  };
+}

@@ -1,0 +1,66 @@
+import { formatSize } from '#base/size.ts';
+import { StowageError } from './errors.ts';
+import type { StoreConfig, StoreName, VolumeId } from './model.ts';
+import type { Records } from './ports.ts';
+
+/** Holds a store to what the administrator allows it, also while several requests are under way at once. */
+export interface Limits {
+  /** Throws 'exhausted' unless the volume may have that many bytes in all. Holds its place until disposed. */
+  reserve(config: StoreConfig, id: VolumeId, bytes: bigint): Disposable;
+}
+
+interface Place {
+  readonly id: VolumeId;
+  readonly bytes: bigint;
+}
+
+export function createLimits(records: Records): Limits {
+  const places = new Map<StoreName, Set<Place>>();
+
+  /** What is asked for and not yet on record: once it is, the record counts it, and nothing is counted twice. */
+  function pending(store: StoreName): { volumes: number; bytes: bigint } {
+    let [volumes, bytes] = [0, 0n];
+    for (const place of places.get(store) ?? []) {
+      const recorded = records.volumes.byId(place.id);
+      if (recorded === undefined) volumes++;
+      const more = place.bytes - (recorded?.bytes ?? 0n);
+      if (more > 0n) bytes += more;
+    }
+    return { volumes, bytes };
+  }
+
+  function check(config: StoreConfig, id: VolumeId, bytes: bigint): void {
+    const { maxVolumes, maxBytes } = config.policy;
+    if (maxVolumes === undefined && maxBytes === undefined) return;
+    const now = records.volumes.totals(config.name);
+    const soon = pending(config.name);
+    const recorded = records.volumes.byId(id);
+    if (maxVolumes !== undefined && recorded === undefined && now.volumes + soon.volumes >= maxVolumes) {
+      throw full(config.name, `it may hold ${maxVolumes} volumes`, 'store-volumes-limit');
+    }
+    const left = (maxBytes ?? 0n) - now.bytes - soon.bytes;
+    const more = bytes - (recorded?.bytes ?? 0n);
+    if (maxBytes !== undefined && more > 0n && more > left) {
+      const room = formatSize(left > 0n ? left : 0n);
+      throw full(config.name, `of ${formatSize(maxBytes)} in all, ${room} are left`, 'store-bytes-limit');
+    }
+  }
+
+  return {
+    reserve: (config, id, bytes) => {
+      check(config, id, bytes);
+      const place: Place = { id, bytes };
+      const mine = places.get(config.name) ?? new Set();
+      places.set(config.name, mine.add(place));
+      return { [Symbol.dispose]: () => mine.delete(place) };
+    },
+  };
+}
+
+function full(store: StoreName, why: string, reason: string): StowageError {
+  return new StowageError(`store '${store}' is full: ${why}`, {
+    code: 'exhausted',
+    reason,
+    action: 'Delete volumes you no longer need, use another store, or ask the administrator to raise the limit.',
+  });
+}

@@ -1,0 +1,171 @@
+declare const brand: unique symbol;
+type Branded<T, B extends string> = T & { readonly [brand]: B };
+
+/** `sv1-<uuid>`: kept with the volume itself, survives renaming, is never used again. */
+export type VolumeId = Branded<string, 'VolumeId'>;
+/** Checked against the grammar in names.ts; only that module makes one. */
+export type VolumeName = Branded<string, 'VolumeName'>;
+export type StoreName = Branded<string, 'StoreName'>;
+export type NodeName = Branded<string, 'NodeName'>;
+export type OperationId = Branded<string, 'OperationId'>;
+
+export type Labels = Readonly<Record<string, string>>;
+/** A file system to put files in, or a raw block device. */
+export type Access = 'filesystem' | 'block';
+
+export interface Volume {
+  readonly id: VolumeId;
+  readonly name: VolumeName;
+  readonly store: StoreName;
+  /** What was asked for; undefined when nobody gave a size. */
+  readonly bytes: bigint | undefined;
+  readonly access: Access;
+  readonly labels: Labels;
+  /** The request that made it: the same request id gives the same volume. */
+  readonly requestId: string;
+  readonly createdAt: number;
+  /** Grows with every change; the REST API's entity tag. */
+  readonly revision: number;
+  /** The Stowage instance that made or adopted it. */
+  readonly instance: string;
+}
+
+/** How a store is told which volume is meant: by id, with the name core last knew it by. */
+export type VolumeRef = Pick<Volume, 'id' | 'name'>;
+
+/** What core asks a store to make. */
+export type VolumeSpec = Pick<
+  Volume,
+  'id' | 'name' | 'bytes' | 'access' | 'labels' | 'requestId' | 'createdAt' | 'instance'
+>;
+
+/** A volume as the store sees it now. */
+export interface Inspection {
+  readonly volume: Volume;
+  /** `missing`: the record is there, the data are not. */
+  readonly condition: 'ok' | 'missing';
+  readonly detail?: string;
+}
+
+export interface Usage {
+  readonly bytes: bigint;
+  readonly files: bigint;
+  /** False: the scan stopped at its deadline, the figures are a lower bound. */
+  readonly complete: boolean;
+  readonly measuredAt: number;
+}
+
+/** Where the bytes are. Stores emit sources, clients consume them. */
+export type Source =
+  | { readonly kind: 'directory'; readonly node: NodeName; readonly path: string }
+  | {
+      /** A file that becomes a loop device. */
+      readonly kind: 'loop';
+      readonly node: NodeName;
+      readonly path: string;
+      /** undefined: a raw block volume. */
+      readonly filesystem: 'xfs' | 'ext4' | undefined;
+    };
+
+export interface TrashEntry {
+  readonly volume: Volume;
+  readonly deletedAt: number;
+}
+
+/** A volume's file system bound to a path of this node. */
+export interface Mount {
+  readonly volumeId: VolumeId;
+  /** Kept with it, so that it can be unmounted while its store does not answer. */
+  readonly source: Source;
+  readonly target: string;
+  readonly readOnly: boolean;
+  readonly user: User;
+  readonly since: number;
+  /** Stowage made the target itself, so it removes it again. */
+  readonly madeTarget: boolean;
+}
+
+/** Who a published target belongs to. */
+export interface User {
+  readonly kind: 'path' | 'container' | 'pod';
+  readonly name: string;
+  readonly node: NodeName;
+}
+
+export type OnDelete = 'delete' | 'retain' | 'archive';
+
+/** What the administrator says about any store, whatever its kind; users never set these. */
+export interface StorePolicy {
+  readonly onDelete: OnDelete;
+  /** How long `archive` keeps a deleted volume, in ms. */
+  readonly retention: number;
+  readonly readOnly: boolean;
+  readonly maxVolumes: number | undefined;
+  readonly maxBytes: bigint | undefined;
+  /** For a create without a size. */
+  readonly defaultSize: bigint | undefined;
+}
+
+export interface StoreConfig {
+  readonly name: StoreName;
+  /** Scheme and place, options as query parameters, without secrets. */
+  readonly uri: string;
+  readonly origin: 'file' | 'api' | 'builtin';
+  readonly policy: StorePolicy;
+  /** The kind's own options, validated by the kind. */
+  readonly options: Readonly<Record<string, string>>;
+}
+
+/** One thing on a store that belongs to no volume, or lacks a part. */
+export interface Orphan {
+  readonly store: StoreName;
+  readonly kind: 'unrecorded-directory' | 'unknown-volume' | 'missing-data' | 'unreadable-record' | 'leftover';
+  readonly name: string;
+  readonly detail: string;
+  readonly action: string;
+}
+
+export interface CheckStep {
+  readonly step: string;
+  readonly ok: boolean;
+  readonly detail: string;
+  readonly action?: string;
+}
+
+export interface StoreCheck {
+  readonly ok: boolean;
+  readonly steps: readonly CheckStep[];
+  readonly totalBytes: bigint | undefined;
+  readonly freeBytes: bigint | undefined;
+}
+
+export type OperationState = 'running' | 'done' | 'failed' | 'canceled';
+
+/** Work in flight, or that ended lately. The record is written before the work begins and replayed after a crash. */
+export interface Operation {
+  readonly id: OperationId;
+  readonly kind: string;
+  readonly store: string | undefined;
+  /** The name people know the object by. */
+  readonly subject: string;
+  /** Everything a replay needs, as JSON values. */
+  readonly params: Readonly<Record<string, unknown>>;
+  readonly state: OperationState;
+  readonly startedAt: number;
+  readonly endedAt: number | undefined;
+  readonly error:
+    | { readonly code: string; readonly reason: string; readonly message: string; readonly action: string }
+    | undefined;
+}
+
+export type Role = 'viewer' | 'user' | 'admin';
+
+export interface Token {
+  readonly id: string;
+  readonly name: string;
+  readonly role: Role;
+  /** Empty: every store. */
+  readonly stores: readonly string[];
+  readonly createdAt: number;
+  readonly expiresAt: number | undefined;
+}

@@ -1,0 +1,45 @@
+import { StowageError } from './errors.ts';
+import type { Mount, User, Volume } from './model.ts';
+import { quoted } from './names.ts';
+import type { Mounter } from './ports.ts';
+
+export function requireMounting({ unable }: Mounter): void {
+  if (unable === undefined) return;
+  throw new StowageError(`volumes cannot be mounted here: ${unable.why}`, {
+    code: 'unsupported',
+    reason: 'mount-unable',
+    action: unable.action,
+  });
+}
+
+export function requireSame(present: Mount, volume: Volume, readOnly: boolean): void {
+  const same = present.volumeId === volume.id;
+  if (same && present.readOnly === readOnly) return;
+  const what = same ? `this volume ${present.readOnly ? 'read-only' : 'read-write'}` : 'another volume';
+  throw new StowageError(`${present.target} has ${what} mounted already`, {
+    code: 'conflict',
+    reason: 'target-taken',
+    action: `Choose another path, or unmount it first: stowage unmount ${present.target}`,
+  });
+}
+
+export function notMounted(target: string): StowageError {
+  return new StowageError(`Stowage has no volume mounted at ${quoted(target)}`, {
+    code: 'not-found',
+    reason: 'mount-unknown',
+    action: 'See what is mounted where: stowage mounts',
+  });
+}
+
+export function inUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
+  const shown = users.slice(0, 5).map((user) => `${user.kind} ${user.name} on ${user.node}`);
+  const more = users.length > 5 ? ` and ${users.length - 5} more` : '';
+  return new StowageError(
+    `volume '${volume.store}/${volume.name}' cannot be ${verb}: it is used by ${shown.join(', ')}${more}`,
+    {
+      code: 'in-use',
+      reason: 'volume-in-use',
+      action: 'Unmount it there first: stowage unmount PATH',
+    },
+  );
+}

@@ -1,0 +1,111 @@
+import { mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { needs } from '#testbed/needs.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { Volume } from './model.ts';
+import type { LiveMount } from './mounts.ts';
+
+describe.skipIf(needs('mount'))('mounts', () => {
+  let server: TestServer;
+  let kind: GatedKind;
+
+  beforeEach(async () => {
+    kind = gated(createLocalStoreKind());
+    server = await startServer({ listen: 'none', kinds: [kind] });
+    // Stopping unmounts what nobody uses, which is everything here.
+    onTestFinished(() => server[Symbol.asyncDispose]());
+  });
+
+  const create = (name: string): Promise<Volume> =>
+    server.engine.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
+  // Not inside the state folder, where mounting is refused.
+  const at = (name: string): string => `${server.folder}-${name}`;
+  const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
+    server.engine.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
+
+  test('a volume that is mounted can be neither deleted nor renamed, and the message says where it is', async () => {
+    const { id } = await create('a');
+    await mount('a', at('m'));
+    await writeFile(join(at('m'), 'file'), 'text');
+    expect(await readFile(join(server.storeFolder, 'a', 'file'), 'utf8')).toBe('text');
+    for (const attempt of [
+      server.engine.deletions.delete(id, undefined, aCall()),
+      server.engine.volumes.rename(id, 'b', undefined, aCall()),
+    ]) {
+      await expect(attempt).rejects.toMatchObject({
+        code: 'in-use',
+        message: expect.stringContaining(`it is used by path ${at('m')} on`),
+        action: 'Unmount it there first: stowage unmount PATH',
+      });
+    }
+    await server.engine.mounts.unpublish(at('m'), id, aCall());
+    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+    await server.engine.deletions.delete(id, undefined, aCall());
+  });
+
+  test('growing a volume while it is mounted a second time makes nobody wait for ever', async () => {
+    const { id } = await create('a');
+    await mount('a', at('m1'));
+    const gate = kind.close('expand');
+    const grown = server.engine.volumes.expand(id, 50n, undefined, aCall());
+    await gate.reached;
+    const second = mount('a', at('m2'));
+    await new Promise((resolve) => setImmediate(resolve));
+    gate.open();
+    expect(await grown).toMatchObject({ bytes: 50n });
+    expect(await second).toMatchObject({ mounted: true });
+    expect(await server.engine.mounts.of(id, aCall())).toHaveLength(2);
+  });
+
+  test('a volume that is renamed while a mount waits is mounted under its new name', async () => {
+    const { id } = await create('a');
+    const gate = kind.close('rename');
+    const renamed = server.engine.volumes.rename(id, 'b', undefined, aCall());
+    await gate.reached;
+    const mounted = mount('a', at('m'));
+    await new Promise((resolve) => setImmediate(resolve));
+    gate.open();
+    await renamed;
+    expect(await mounted).toMatchObject({ volumeId: id, mounted: true });
+    await writeFile(join(at('m'), 'file'), '');
+    expect(await readdir(join(server.storeFolder, 'b'))).toEqual(['file']);
+  });
+
+  test('the same mount again is fine, another one at the same place is not', async () => {
+    await create('a');
+    await create('b');
+    const first = await mount('a', at('m'));
+    expect(await mount('a', at('m'))).toEqual(first);
+    await expect(mount('b', at('m'))).rejects.toMatchObject({ code: 'conflict' });
+    await expect(mount('a', at('m'), true)).rejects.toMatchObject({
+      code: 'conflict',
+      message: `${at('m')} has this volume read-write mounted already`,
+    });
+  });
+
+  test('a store with mounted volumes is neither removed nor changed', async () => {
+    const path = join(server.folder, 'keep');
+    await mkdir(path);
+    await server.engine.stores.add('keep', `local://${path}`, aCall());
+    await server.engine.volumes.create(
+      { store: 'keep', name: 'a', bytes: undefined, access: undefined, labels: {} },
+      aCall(),
+    );
+    await mount('keep..a', at('m'));
+    await expect(server.engine.stores.remove('keep', aCall())).rejects.toMatchObject({
+      code: 'in-use',
+      message: "store 'keep' has mounted volumes: keep/a",
+    });
+  });
+
+  test('stopping unmounts what nobody uses and removes the folders it made', async () => {
+    await create('a');
+    await mount('a', at('m'));
+    expect(await server.stop()).toEqual([]);
+    expect(await readdir(join(server.folder, 'mounts'))).toEqual([]);
+    await expect(readdir(at('m'))).rejects.toMatchObject({ code: 'ENOENT' });
+  });
+});

@@ -1,0 +1,151 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import type { Catalogue } from './catalogue.ts';
+import { stowageError } from './errors.ts';
+import type { Events } from './events.ts';
+import { stageKey } from './keys.ts';
+import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
+import { inUse } from './mount-errors.ts';
+import type { Call, Operations } from './operations.ts';
+import type { Store } from './ports.ts';
+import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
+import { createStaging, type Staging, type StagingParts } from './staging.ts';
+import type { Stores } from './stores.ts';
+
+export interface LiveMount extends Mount {
+  /** What the kernel says. */
+  readonly mounted: boolean;
+}
+
+export interface Mounts {
+  publish(
+    ref: string,
+    target: string,
+    how: { readonly readOnly: boolean; readonly user: User | undefined },
+    call: Call,
+  ): Promise<LiveMount>;
+  /** Nothing of that volume mounted there is 'not-found'; in use is 'in-use'. */
+  unpublish(target: string, volume: VolumeId, call: Call): Promise<void>;
+  list(scope: Scope): Promise<readonly LiveMount[]>;
+  of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
+  staged(volume: VolumeId, scope: Scope): Promise<boolean>;
+  /** Throws 'in-use', naming who uses it. */
+  refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
+  /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
+  letGo(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  /** After the store enlarged the volume. */
+  grow(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  mountedOn(store: string): readonly string[];
+  /** Brings our records and the kernel's mount table together at start. */
+  reconcile(scope: Scope): Promise<void>;
+  /** Finishes the mounts and unmounts that a crash interrupted: an unmount is completed, a mount undone. */
+  replay(scope: Scope): Promise<void>;
+  /** Unmounts what nobody uses, names what is still in use and leaves that working. */
+  unmountIdle(scope: Scope): Promise<{
+    readonly unmounted: number;
+    readonly inUse: readonly { readonly mount: Mount; readonly why: string }[];
+  }>;
+}
+
+export interface MountParts extends StagingParts {
+  readonly stores: () => Stores;
+  readonly catalogue: Catalogue;
+  readonly operations: Operations;
+  readonly events: Events;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly node: NodeName;
+}
+
+export function createMounts(parts: MountParts): Mounts {
+  const { records, log } = parts;
+  const staging = createStaging(parts);
+  const binding = createBinding(parts, staging);
+  return {
+    publish: createPublish(parts, staging, binding),
+    unpublish: createUnpublish(parts, binding),
+    list: (scope) => staging.live(records.mounts.list(), scope),
+    of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
+    staged: staging.isStaged,
+    refuseInUse: async (volume, store, verb, scope) => {
+      const recorded = (await staging.live(records.mounts.of(volume.id), scope)).filter((mount) => mount.mounted);
+      const ours = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
+      // The kernel knows of more than our records: binds of a target, mounts made by hand, hidden ones. Data that are
+      // gone have no source, and no users but those we mounted it for.
+      const source = recorded[0]?.source ?? (await store.source(volume, scope).catch(() => undefined));
+      const seen = source === undefined ? [] : await parts.mounter.usersOf(source, scope);
+      const others = seen.filter((at) => !ours.has(at));
+      const users = [...recorded.map((mount) => mount.user), ...others.map((at) => pathUser(at, parts.node))];
+      if (users.length > 0) throw inUse(volume, verb, users);
+    },
+    mountedOn: (store) =>
+      records.mounts
+        .list()
+        .filter((mount) => records.volumes.byId(mount.volumeId)?.store === store)
+        .map((mount) => titled(parts, mount.volumeId)),
+    ...createVolumeChanges(parts, staging),
+    reconcile: createReconcile(parts, staging),
+    replay: createReplay(parts, binding),
+    unmountIdle: createUnmountIdle(parts, binding, log),
+  };
+}
+
+/** What happens to the staged mount when the volume itself changes. */
+function createVolumeChanges(parts: MountParts, staging: Staging): Pick<Mounts, 'letGo' | 'grow'> {
+  const { records, operations, mounter, clients } = parts;
+  return {
+    letGo: async (volume, store, scope) => {
+      if (mounter.unable !== undefined) return;
+      const recorded = records.mounts.of(volume.id).length > 0;
+      if (!recorded && !(await staging.isStaged(volume.id, scope))) return;
+      using _ = await operations.lock([stageKey(volume.id)], scope.signal);
+      const mounts = records.mounts.of(volume.id);
+      // As it was mounted: the store may no longer have the data.
+      await staging.unstage(mounts[0]?.source ?? (await store.source(volume, scope)), volume.id, scope);
+      for (const mount of mounts) records.mounts.remove(mount.target);
+    },
+    grow: async (volume, store, scope) => {
+      if (mounter.unable !== undefined || !(await staging.isStaged(volume.id, scope))) return;
+      using _ = await operations.lock([stageKey(volume.id)], scope.signal);
+      const source = await store.source(volume, scope);
+      if (source.kind === 'loop') await clients.loop.grow(source, staging.path(volume.id), scope);
+    },
+  };
+}
+
+const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at, node });
+
+function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
+  const { records, mounter, log } = parts;
+  return async (scope) => {
+    for (const mount of await staging.live(records.mounts.list(), scope)) {
+      if (mount.mounted) continue;
+      log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
+      records.mounts.remove(mount.target);
+      if (mount.madeTarget && mounter.unable === undefined)
+        await mounter.removeTarget(mount.target, scope).catch(() => undefined);
+    }
+    if (mounter.unable !== undefined) return;
+    const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
+    const gone = await mounter.reap(parts.mountsFolder, known, scope);
+    for (const what of gone) log.info('let go of a leftover', { what });
+  };
+}
+
+function createUnmountIdle({ records, mounter }: MountParts, binding: Binding, log: Log): Mounts['unmountIdle'] {
+  return async (scope) => {
+    const busy: { mount: Mount; why: string }[] = [];
+    let unmounted = 0;
+    for (const mount of mounter.unable === undefined ? records.mounts.list() : []) {
+      try {
+        await binding.takeDown(mount, scope);
+        unmounted++;
+      } catch (thrown) {
+        const why = stowageError(thrown).message;
+        log.info('mount stays', { target: mount.target, why });
+        busy.push({ mount, why });
+      }
+    }
+    return { unmounted, inUse: busy };
+  };
+}

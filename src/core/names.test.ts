@@ -1,0 +1,176 @@
+import { posix } from 'node:path';
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { StowageError } from './errors.ts';
+import {
+  isVolumeId,
+  isVolumeName,
+  namePattern,
+  newOperationId,
+  newVolumeId,
+  qualified,
+  quoted,
+  storeName,
+  volumeName,
+} from './names.ts';
+
+const refused = (name: string): StowageError => {
+  try {
+    volumeName(name);
+  } catch (thrown) {
+    if (thrown instanceof StowageError) return thrown;
+    throw thrown;
+  }
+  throw new Error(`${JSON.stringify(name)} passed`);
+};
+
+const legal = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-'];
+/** Made of what is allowed, so that the finer rules are what decides. */
+const almost = fc.string({ unit: fc.constantFrom(...legal, '..', '.meta', '.stowage', 'sv1-'), maxLength: 140 });
+const anything = fc.oneof(almost, fc.string({ unit: 'binary', maxLength: 300 }), fc.string({ maxLength: 20 }));
+
+describe('what passes', () => {
+  test.each(['a', '0', 'Data_1', 'v1.2-rc.3', 'x.metal', 'x.meta.old', 'meta', 'sv1-x', 'a'.repeat(128)])(
+    '%s',
+    (name) => {
+      expect(volumeName(name)).toBe(name);
+      expect(storeName(name)).toBe(name);
+      expect(isVolumeName(name)).toBe(true);
+    },
+  );
+
+  test('is safe as one component of a path, beside Stowage’s own files', () => {
+    let passed = 0;
+    fc.assert(
+      fc.property(anything, (name) => {
+        if (!isVolumeName(name)) return;
+        passed++;
+        const path = posix.join('/store', name);
+        expect(posix.dirname(path)).toBe('/store');
+        expect(posix.basename(path)).toBe(name);
+        expect(posix.normalize(path)).toBe(`/store/${name}`);
+        // With the longest thing that is put behind it, it is still a legal file name.
+        expect(Buffer.byteLength(`${name}.meta`)).toBeLessThanOrEqual(255);
+        expect(name).not.toMatch(/^[.-]|\.meta$|\.\./);
+        expect(name).toMatch(/^[\x21-\x7e]+$/);
+        expect(encodeURIComponent(name)).toBe(name);
+        expect(name).toMatch(new RegExp(namePattern));
+        expect(isVolumeId(name)).toBe(false);
+      }),
+      { numRuns: 2000 },
+    );
+    // Or the property above would hold for want of examples.
+    expect(passed).toBeGreaterThan(100);
+  });
+
+  test('can be told apart again in the qualified form', () => {
+    const name = almost.filter(isVolumeName);
+    fc.assert(
+      fc.property(name, name, (store, volume) => {
+        const flat = qualified(storeName(store), volumeName(volume));
+        // The last one: a store may end with a dot, a volume never begins with one.
+        const at = flat.lastIndexOf('..');
+        expect([flat.slice(0, at), flat.slice(at + 2)]).toEqual([store, volume]);
+      }),
+    );
+  });
+});
+
+describe('what does not pass', () => {
+  test.each([
+    ['', "'' cannot be a volume name: it is empty"],
+    ['..', "'..' cannot be a volume name: it contains '..'"],
+    ['a..b', "'a..b' cannot be a volume name: it contains '..'"],
+    ['../etc/passwd', "'../etc/passwd' cannot be a volume name: it contains '..'"],
+    ['x.meta', "'x.meta' cannot be a volume name: names that end in '.meta' are reserved for Stowage's own records"],
+    ['.stowage', "'.stowage' cannot be a volume name: it must begin with a letter or a digit"],
+    ['.', "'.' cannot be a volume name: it must begin with a letter or a digit"],
+    ['-rf', "'-rf' cannot be a volume name: it must begin with a letter or a digit"],
+    ['a/b', "'a/b' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
+    ['a\0b', "'a\\u{0}b' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
+    ['a\n', "'a\\u{a}' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
+    // A Cyrillic look-alike.
+    ['dаta', "'d\\u{430}ta' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used"],
+    ['a'.repeat(129), `'${'a'.repeat(61)}...' cannot be a volume name: it has 129 characters, 128 is the most`],
+  ])('%j', (name, message) => {
+    expect(refused(name)).toMatchObject({ message, code: 'invalid', reason: 'name-invalid' });
+    expect(refused(name).action).toBe(
+      'Choose a name of 1 to 128 characters from A-Z a-z 0-9 _ . - that begins with a letter or digit.',
+    );
+    expect(() => storeName(name)).toThrow(message.replace('a volume name', 'a store name'));
+    expect(isVolumeName(name)).toBe(false);
+  });
+
+  test('a volume id, since it would be taken for one', () => {
+    expect(refused(newVolumeId()).message).toContain('it has the form of a volume id');
+  });
+
+  test('anything with one hostile character, wherever it stands', () => {
+    const hostile = fc.constantFrom(
+      '/',
+      '\\',
+      '\0',
+      '\n',
+      '\r',
+      ' ',
+      '~',
+      '$',
+      '`',
+      '*',
+      '?',
+      ':',
+      '%',
+      '"',
+      "'",
+      '\u202e',
+      '\u2024',
+      'é',
+      '\ud800',
+      '\x7f',
+    );
+    fc.assert(
+      fc.property(almost, hostile, almost, (before, character, after) => {
+        expect(isVolumeName(before + character + after)).toBe(false);
+      }),
+    );
+  });
+
+  test('is shown in a message that cannot itself do harm', () => {
+    fc.assert(
+      fc.property(anything, (name) => {
+        if (isVolumeName(name)) return;
+        const { message } = refused(name);
+        expect(message).toMatch(/^[\x20-\x7e]+$/);
+        expect(message.length).toBeLessThan(700);
+      }),
+      { numRuns: 1000 },
+    );
+  });
+});
+
+describe('ids', () => {
+  test('are well-formed and never the same', () => {
+    const ids = Array.from({ length: 100 }, newVolumeId);
+    expect(ids.every(isVolumeId)).toBe(true);
+    expect(new Set(ids).size).toBe(100);
+    expect(newOperationId()).toMatch(/^op1-[0-9a-f-]{36}$/);
+    expect(newOperationId()).not.toBe(newOperationId());
+  });
+
+  test.each([
+    '',
+    'sv1-',
+    `SV1-${newVolumeId().slice(4)}`,
+    `${newVolumeId()}\n`,
+    ` ${newVolumeId()}`,
+    `${newVolumeId()}0`,
+  ])('%j is none', (text) => {
+    expect(isVolumeId(text)).toBe(false);
+  });
+});
+
+test('quoted text is cut short and escaped', () => {
+  expect(quoted('plain')).toBe("'plain'");
+  expect(quoted('a\u001b[31m🧳')).toBe("'a\\u{1b}[31m\\u{1f9f3}'");
+  expect(quoted('x'.repeat(65))).toBe(`'${'x'.repeat(61)}...'`);
+});

@@ -1,0 +1,50 @@
+import { randomUUID } from 'node:crypto';
+import { StowageError } from './errors.ts';
+import type { OperationId, StoreName, VolumeId, VolumeName } from './model.ts';
+
+const grammar = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$/;
+const idGrammar = /^sv1-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
+
+/** The pattern for schemas; the two rules a pattern cannot say are checked by `volumeName` and `storeName`. */
+export const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$';
+
+function wrongWith(name: string): string | undefined {
+  if (name === '') return 'it is empty';
+  if (name.length > 128) return `it has ${name.length} characters, 128 is the most`;
+  if (name.includes('..')) return "it contains '..'";
+  if (name.endsWith('.meta')) return "names that end in '.meta' are reserved for Stowage's own records";
+  if (idGrammar.test(name)) return 'it has the form of a volume id';
+  if (!/^[A-Za-z0-9]/.test(name)) return 'it must begin with a letter or a digit';
+  if (!grammar.test(name)) return 'only the letters A-Z a-z, digits, and _ . - may be used';
+  return undefined;
+}
+
+/** Control characters and look-alikes are shown escaped, so that the message itself cannot be abused. */
+export function quoted(text: string): string {
+  const short = text.length > 64 ? `${text.slice(0, 61)}...` : text;
+  return `'${short.replace(/[^\x20-\x7e]/gu, (c) => `\\u{${c.codePointAt(0)?.toString(16)}}`)}'`;
+}
+
+function named<T extends string>(what: string, name: string): T {
+  const wrong = wrongWith(name);
+  if (wrong === undefined) return name as T;
+  throw new StowageError(`${quoted(name)} cannot be a ${what} name: ${wrong}`, {
+    code: 'invalid',
+    reason: 'name-invalid',
+    action: `Choose a name of 1 to 128 characters from A-Z a-z 0-9 _ . - that begins with a letter or digit.`,
+  });
+}
+
+/** The door: no name goes further without having passed one of these. */
+export const volumeName = (name: string): VolumeName => named<VolumeName>('volume', name);
+export const storeName = (name: string): StoreName => named<StoreName>('store', name);
+export const isVolumeName = (name: string): name is VolumeName => wrongWith(name) === undefined;
+
+export const isVolumeId = (text: string): text is VolumeId => idGrammar.test(text);
+export const newVolumeId = (): VolumeId => `sv1-${randomUUID()}` as VolumeId;
+export const newOperationId = (): OperationId => `op1-${randomUUID()}` as OperationId;
+
+/** `store..name`: the qualified form where a flat name is needed. Neither part can contain '..'. */
+export function qualified(store: StoreName, name: VolumeName): string {
+  return `${store}..${name}`;
+}

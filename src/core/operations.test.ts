@@ -1,0 +1,140 @@
+import { readdir } from 'node:fs/promises';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { Operation, Volume } from './model.ts';
+import type { Call } from './operations.ts';
+
+let server: TestServer;
+let kind: GatedKind;
+const clock = createFakeClock();
+
+beforeEach(async () => {
+  kind = gated(createLocalStoreKind());
+  server = await startServer({ listen: 'none', kinds: [kind], clock });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+});
+
+const create = (name: string, call: Partial<Call> = {}): Promise<Volume> =>
+  server.engine.volumes.create(
+    { store: undefined, name, bytes: undefined, access: undefined, labels: {} },
+    aCall(call),
+  );
+
+const newest = (): Operation | undefined => server.engine.operations.list(1)[0]?.operation;
+
+test('an operation is on record before its work begins', async () => {
+  const gate = kind.close('create');
+  const told: Operation[] = [];
+  const made = create('a', { onOperation: (operation) => told.push(operation) });
+  await gate.reached;
+  expect(told).toHaveLength(1);
+  expect(newest()).toMatchObject({ id: told[0]?.id, kind: 'volume.create', subject: 'local/a', state: 'running' });
+  expect(server.engine.operations.running).toBe(1);
+  gate.open();
+  await made;
+  expect(newest()).toMatchObject({ state: 'done', endedAt: clock.now(), error: undefined });
+  expect(server.engine.operations.running).toBe(0);
+});
+
+describe('cancel', () => {
+  test('ends the work, says so, and leaves nothing behind', async () => {
+    const gate = kind.close('create');
+    const made = create('a');
+    await gate.reached;
+    const operation = newest();
+    expect(operation && server.engine.operations.cancel(operation.id)).toBe(true);
+    await expect(made).rejects.toMatchObject({ code: 'canceled', message: 'the operation was cancelled' });
+    expect(newest()).toMatchObject({ state: 'canceled', error: { code: 'canceled' } });
+    expect(await readdir(server.storeFolder)).toEqual(['.stowage']);
+    gate.open();
+    await create('a');
+  });
+
+  test('of something that has ended changes nothing', async () => {
+    await create('a');
+    const operation = newest();
+    expect(operation && server.engine.operations.cancel(operation.id)).toBe(false);
+    expect(newest()).toMatchObject({ state: 'done' });
+  });
+
+  test("a caller's own signal ends its operation, and one that waits in line never begins", async () => {
+    const gate = kind.close('create');
+    const mine = new AbortController();
+    const first = create('a');
+    await gate.reached;
+    const second = create('a', { signal: mine.signal });
+    mine.abort();
+    await expect(second).rejects.toThrow();
+    expect(server.engine.operations.list(10)).toHaveLength(1);
+    gate.open();
+    await first;
+  });
+});
+
+describe('drain', () => {
+  test('waits for what runs', async () => {
+    const gate = kind.close('create');
+    const made = create('a');
+    await gate.reached;
+    const drained = server.engine.operations.drain(10_000);
+    gate.open();
+    await drained;
+    expect(await made).toMatchObject({ name: 'a' });
+    expect(newest()).toMatchObject({ state: 'done' });
+  });
+
+  test('begins nothing new', async () => {
+    await server.engine.operations.drain(0);
+    await expect(create('a')).rejects.toMatchObject({
+      code: 'unavailable',
+      reason: 'stopping',
+      message: 'Stowage is stopping and begins nothing new',
+    });
+    expect(server.engine.operations.list(10)).toHaveLength(0);
+  });
+
+  test('who waits in line when it begins is refused, not left waiting', async () => {
+    const gate = kind.close('create');
+    const first = create('a');
+    await gate.reached;
+    const second = create('a');
+    const drained = server.engine.operations.drain(10_000);
+    gate.open();
+    await expect(second).rejects.toMatchObject({ reason: 'stopping' });
+    await first;
+    await drained;
+  });
+
+  test('after the grace, what still runs is interrupted, stays on record and is done at the next start', async () => {
+    const gate = kind.close('create');
+    const made = create('late');
+    await gate.reached;
+    const drained = server.engine.operations.drain(10_000);
+    // Attached before it happens, or it would be an unhandled rejection.
+    const refused = expect(made).rejects.toMatchObject({
+      code: 'unavailable',
+      reason: 'stopping',
+      message: 'Stowage is stopping; the operation goes on at its next start',
+    });
+    clock.advance(10_000);
+    await drained;
+    await refused;
+    expect(newest()).toMatchObject({ state: 'running' });
+    await server.stop();
+    gate.open();
+    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    expect(await next.engine.catalogue.resolve('late', aCall())).toMatchObject({ name: 'late' });
+    expect(next.engine.operations.list(1)[0]?.operation).toMatchObject({ subject: 'local/late', state: 'done' });
+  });
+});
+
+test('ended operations are kept in a bounded number', async () => {
+  const many = Array.from({ length: 1200 }, (_, i) => i);
+  for (let i = 0; i < many.length; i += 100) {
+    await Promise.all(many.slice(i, i + 100).map((n) => create(`v${n}`)));
+  }
+  expect(server.engine.operations.list(5000).length).toBeLessThan(1101);
+});

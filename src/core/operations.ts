@@ -1,0 +1,141 @@
+import type { Clock } from '#base/clock.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { canceled } from './errors.ts';
+import type { Events } from './events.ts';
+import type { Operation, OperationId } from './model.ts';
+import { newOperationId } from './names.ts';
+import { createPerform, publishOperation, type Running, refusedWhileStopping, ShuttingDown } from './perform.ts';
+import type { Records } from './ports.ts';
+
+/** Who asks, and how to be told about it. */
+export interface Call extends Scope {
+  /** The same request id gives the same result. */
+  readonly requestId: string;
+  /** Called once the work has its record, before it begins. */
+  readonly onOperation?: (operation: Operation) => void;
+}
+
+export interface Progress {
+  readonly done: number;
+  readonly total: number | undefined;
+  readonly unit: string;
+}
+
+export interface Intent {
+  readonly kind: string;
+  readonly store?: string;
+  readonly subject: string;
+  readonly params: Readonly<Record<string, unknown>>;
+  readonly deadlineMs?: number;
+}
+
+export interface Work extends Scope {
+  readonly operation: OperationId;
+  progress(progress: Progress): void;
+}
+
+/** What the work came to, and what to write down in the same transaction that ends the operation. */
+export interface Outcome<T> {
+  readonly value: T;
+  readonly record?: () => void;
+}
+
+export interface OperationView {
+  readonly operation: Operation;
+  readonly progress: Progress | undefined;
+}
+
+export interface Operations {
+  /** Holds the keys, so that two operations on one volume follow each other. */
+  lock(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
+  /** Writes the intent, does the work, records the end. Call it with the locks held and the request checked. */
+  run<T>(intent: Intent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
+  /** Does the work of an intent that a crash left behind. */
+  resume(operation: Operation, scope: Scope, work: (scope: Work) => Promise<Outcome<unknown>>): Promise<void>;
+  get(id: OperationId): OperationView | undefined;
+  list(limit: number): readonly OperationView[];
+  /** False: it is not running. */
+  cancel(id: OperationId): boolean;
+  readonly running: number;
+  /** Begins nothing new and waits for what runs; after `graceMs` the rest is interrupted and stays recorded for the next start. */
+  drain(graceMs: number): Promise<void>;
+}
+
+const defaultDeadlineMs = 120_000;
+
+export function createOperations(parts: {
+  readonly records: Records;
+  readonly events: Events;
+  readonly clock: Clock;
+  readonly log: Log;
+}): Operations {
+  const { records, events, clock } = parts;
+  const locks = createKeyedLock();
+  const running = new Map<OperationId, Running>();
+  const perform = createPerform({ ...parts, running });
+  let stopping = false;
+
+  const view = (operation: Operation): OperationView => ({
+    operation,
+    progress: running.get(operation.id)?.progress,
+  });
+
+  return {
+    lock: async (keys, signal) => {
+      const held = await locks.hold(keys, signal);
+      if (!stopping) return held;
+      held[Symbol.dispose]();
+      throw refusedWhileStopping();
+    },
+    run: async (intent, call, work) => {
+      if (stopping) throw refusedWhileStopping();
+      const operation = begun(intent, clock.now());
+      records.operations.begin(operation);
+      publishOperation(events, 'started', operation);
+      call.onOperation?.(operation);
+      return await perform(operation, call, intent.deadlineMs ?? defaultDeadlineMs, work);
+    },
+    resume: async (operation, scope, work) => {
+      // A store that is opened anew at run time can still have work under way.
+      if (running.has(operation.id)) return;
+      await perform(operation, scope, defaultDeadlineMs, work);
+    },
+    get: (id) => {
+      const operation = records.operations.get(id);
+      return operation && view(operation);
+    },
+    list: (limit) => records.operations.recent(limit).map(view),
+    cancel: (id) => {
+      const entry = running.get(id);
+      entry?.controller.abort(canceled());
+      return entry !== undefined;
+    },
+    get running() {
+      return running.size;
+    },
+    drain: async (graceMs) => {
+      stopping = true;
+      await drain(running, graceMs, clock);
+    },
+  };
+}
+
+function begun({ kind, store, subject, params }: Intent, startedAt: number): Operation {
+  const id = newOperationId();
+  return { id, kind, store, subject, params, state: 'running', startedAt, endedAt: undefined, error: undefined };
+}
+
+async function drain(running: ReadonlyMap<OperationId, Running>, graceMs: number, clock: Clock): Promise<void> {
+  const all = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
+  await within(all(), graceMs, clock);
+  for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));
+  // A disk that does not answer hears no signal; what hangs on it is on record, and the next start takes it up.
+  await within(all(), graceMs, clock);
+}
+
+async function within(work: Promise<unknown>, ms: number, clock: Clock): Promise<void> {
+  const enough = new AbortController();
+  await Promise.race([work, clock.sleep(ms, enough.signal).catch(() => undefined)]);
+  enough.abort();
+}

@@ -1,0 +1,240 @@
+import type { Scope } from '#base/log.ts';
+import type {
+  Access,
+  Inspection,
+  Labels,
+  Mount,
+  NodeName,
+  Operation,
+  OperationId,
+  OperationState,
+  Orphan,
+  Source,
+  StoreCheck,
+  StoreConfig,
+  StoreName,
+  StorePolicy,
+  Token,
+  TrashEntry,
+  Usage,
+  Volume,
+  VolumeId,
+  VolumeName,
+  VolumeRef,
+  VolumeSpec,
+} from './model.ts';
+
+/**
+ * A place volumes come from. Every call may be repeated, also after a crash in the middle of the first one; a second
+ * call answers as the first did. Errors are StowageErrors. A facet that is present IS the capability.
+ */
+export interface Store {
+  readonly name: StoreName;
+  readonly kind: string;
+  readonly reach: 'anywhere' | 'node' | 'client';
+  /** Capacity is a promise the store keeps, not a label. */
+  readonly enforcesCapacity: boolean;
+  readonly readOnly: boolean;
+  /** Others can add and remove volumes behind our back, so a listing asks the store first. */
+  readonly shared: boolean;
+  readonly access: readonly Access[];
+  /** A create needs a size. */
+  readonly needsSize: boolean;
+
+  /** Same request id and parameters: the same volume. Same name otherwise: 'exists'. A failure leaves nothing behind. */
+  create(want: VolumeSpec, scope: Scope): Promise<Volume>;
+  /** By name, from the store itself. Undefined: no such volume (said only when the store answered). */
+  get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
+  /** All volumes the store records, in no particular order. Unreadable records are left out (see orphans). */
+  list(scope: Scope): AsyncIterable<Volume>;
+  /** Just the names of what `list` would yield: cheap, to compare with a catalogue. */
+  names(scope: Scope): Promise<readonly VolumeName[]>;
+  /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
+  delete(volume: VolumeRef, scope: Scope): Promise<void>;
+  /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
+  release(volume: VolumeRef, scope: Scope): Promise<void>;
+  /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
+  rename(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
+  label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
+  /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
+  expand(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
+  source(volume: VolumeRef, scope: Scope): Promise<Source>;
+  /** The volume's own figures, not the file system's around it. */
+  usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
+
+  readonly trash: Trash;
+
+  check(scope: Scope): Promise<StoreCheck>;
+  /** Existing data without a record that could become volumes, and those that cannot with the reason. */
+  adoptable(scope: Scope): Promise<readonly Adoptable[]>;
+  /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
+  adopt(name: VolumeName, spec: VolumeSpec, scope: Scope): Promise<Volume>;
+  /** Makes a volume recorded by another instance this instance's own. */
+  claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
+  orphans(scope: Scope): Promise<readonly Orphan[]>;
+  /**
+   * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
+   * moves to and from the trash. Called once after opening, when the recorded operations have been replayed, and before
+   * anybody else may use the store. Touches only what this instance made.
+   */
+  sweep(scope: Scope): Promise<void>;
+  /** Frees the space of deleted volumes. Safe at any time; stops at the signal and goes on at the next call. */
+  reclaim(scope: Scope): Promise<void>;
+  close(): Promise<void>;
+}
+
+export interface Adoptable {
+  readonly name: string;
+  /** Absent: it can be adopted. */
+  readonly reason?: string;
+}
+
+export interface Trash {
+  /** Absent or already in the trash is success. */
+  put(volume: VolumeRef, deletedAt: number, scope: Scope): Promise<void>;
+  list(scope: Scope): Promise<readonly TrashEntry[]>;
+  /** Already restored under that name is success. */
+  restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume>;
+  /** Absent is success. */
+  purge(id: VolumeId, scope: Scope): Promise<void>;
+}
+
+/** Knows a scheme of store URIs. */
+export interface StoreKind {
+  readonly scheme: string;
+  /** The kind's own option names, for the error that lists what is allowed, with one line of help each. */
+  readonly options: Readonly<Record<string, string>>;
+  /** Opens and locks it. Throws a StowageError that says what is wrong with the place or the options. */
+  open(config: StoreConfig, policy: StorePolicy, context: StoreContext, scope: Scope): Promise<Store>;
+}
+
+export interface StoreContext {
+  readonly instance: string;
+  readonly node: NodeName;
+}
+
+/** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */
+export interface Client<K extends Source['kind'] = Source['kind']> {
+  readonly kind: K;
+  /** Already so is success. Also completes a growth that could not happen while unmounted. */
+  stage(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  /** Not staged is success. */
+  unstage(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  /** After the store enlarged the volume while it was staged. */
+  grow(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+}
+
+export interface MountPoint {
+  readonly at: string;
+  /** What it shows: the same pair for every bind of the same thing. */
+  readonly device: string;
+  readonly root: string;
+  readonly source: string;
+  readonly type: string;
+  readonly readOnly: boolean;
+}
+
+export interface Mounter {
+  /** Undefined: it can. Otherwise what is missing and how to get it. */
+  readonly unable: { readonly why: string; readonly action: string } | undefined;
+  /** Already so: nothing; something else there: 'conflict'. A file is bound onto a file, a directory onto a directory. */
+  bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
+  /** Not mounted is success; in use is 'in-use'. */
+  unmount(at: string, scope: Scope): Promise<void>;
+  list(scope: Scope): Promise<readonly MountPoint[]>;
+  /** Cheap where there is nothing at all. */
+  isMounted(at: string, scope: Scope): Promise<boolean>;
+  /** Every place of this node where the source, or a part of it, is mounted: ours and others', also hidden ones. */
+  usersOf(source: Source, scope: Scope): Promise<readonly string[]>;
+  /** Refuses a target that would hide data or is not for mounting. Gives the path with symbolic links resolved; makes nothing. */
+  inspectTarget(
+    target: string,
+    access: Access,
+    scope: Scope,
+  ): Promise<{ readonly target: string; readonly existed: boolean }>;
+  /** Already there is success. */
+  makeTarget(target: string, access: Access, scope: Scope): Promise<void>;
+  /** Only if it is empty and nothing is mounted there; absent is success. */
+  removeTarget(target: string, scope: Scope): Promise<void>;
+  /** Loop devices and staged mounts under `mountsFolder` or on files under `storeRoots` that no volume in `known` accounts for are let go. */
+  reap(mountsFolder: string, known: ReadonlySet<VolumeId>, scope: Scope): Promise<readonly string[]>;
+}
+
+/**
+ * What must outlive the process on this machine. Synchronous: the file is local and each call takes microseconds.
+ * Commits survive kill -9; what a power cut can take back is found again on the stores, which sync for themselves.
+ */
+export interface Records {
+  transaction<T>(work: () => T): T;
+  readonly settings: {
+    get(key: string): string | undefined;
+    set(key: string, value: string): void;
+  };
+  readonly stores: {
+    list(): readonly { readonly name: string; readonly uri: string }[];
+    put(name: StoreName, uri: string): void;
+    remove(name: StoreName): void;
+  };
+  readonly volumes: {
+    put(volume: Volume): void;
+    remove(id: VolumeId): void;
+    byId(id: VolumeId): Volume | undefined;
+    byName(store: StoreName, name: VolumeName): Volume | undefined;
+    /** In every store, for a name without one. */
+    named(name: VolumeName): readonly Volume[];
+    page(query: VolumeQuery): readonly Volume[];
+    names(store: StoreName): readonly { readonly id: VolumeId; readonly name: VolumeName }[];
+    totals(store: StoreName): { readonly volumes: number; readonly bytes: bigint };
+    /** The store is gone from the configuration; its volumes live on the store itself. */
+    forgetStore(store: StoreName): void;
+  };
+  readonly operations: {
+    begin(operation: Operation): void;
+    end(id: OperationId, state: Exclude<OperationState, 'running'>, endedAt: number, error: Operation['error']): void;
+    unfinished(): readonly Operation[];
+    get(id: OperationId): Operation | undefined;
+    /** Newest first. */
+    recent(limit: number): readonly Operation[];
+    /** Keeps the newest `keep` ended ones. */
+    prune(keep: number): void;
+  };
+  readonly mounts: {
+    put(mount: Mount): void;
+    remove(target: string): void;
+    at(target: string): Mount | undefined;
+    of(volume: VolumeId): readonly Mount[];
+    list(): readonly Mount[];
+  };
+  readonly tokens: {
+    put(token: Token, hash: string): void;
+    byHash(hash: string): Token | undefined;
+    list(): readonly Token[];
+    remove(id: string): boolean;
+  };
+  readonly answers: {
+    get(key: string): StoredAnswer | undefined;
+    put(key: string, answer: StoredAnswer): void;
+    /** Idempotency keys live for a day. */
+    prune(olderThan: number): void;
+  };
+  close(): void;
+}
+
+export interface StoredAnswer {
+  readonly fingerprint: string;
+  /** Undefined while the first request with that key is still running, or was when the process died. */
+  readonly status: number | undefined;
+  readonly body: string;
+  readonly at: number;
+}
+
+export interface VolumeQuery {
+  /** Empty: none at all, so that an empty scope cannot list everything. */
+  readonly stores: readonly StoreName[];
+  readonly labels: Labels;
+  /** Only names that contain this. */
+  readonly contains: string | undefined;
+  /** The last volume of the page before, as `store/name`. */
+  readonly after: { readonly store: string; readonly name: string } | undefined;
+  readonly limit: number;
+}

@@ -1,0 +1,169 @@
+import type { Log, Scope } from '#base/log.ts';
+import { stowageError } from './errors.ts';
+import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
+import type { Mount, Volume, VolumeId } from './model.ts';
+import { notMounted, requireMounting, requireSame } from './mount-errors.ts';
+import type { MountParts, Mounts } from './mounts.ts';
+import type { Work } from './operations.ts';
+import { isOurs, type Staging } from './staging.ts';
+
+const mountDeadlineMs = 60_000;
+
+/** The steps between a staged volume and a target, each safe to repeat. Call them with the locks held. */
+export interface Binding {
+  bind(mount: Mount, volume: Volume, scope: Scope): Promise<void>;
+  /** Takes back what an interrupted `bind` may have done, and nothing else. */
+  undo(mount: Mount, scope: Scope): Promise<void>;
+  takeDown(mount: Mount, scope: Scope): Promise<void>;
+}
+
+export function createBinding({ records, mounter }: MountParts, staging: Staging): Binding {
+  async function unmountOurs(mount: Mount, scope: Scope): Promise<void> {
+    const ours = isOurs(await mounter.list(scope), staging.path(mount.volumeId), mount.target);
+    if (ours) await mounter.unmount(mount.target, scope);
+    else if (await mounter.isMounted(mount.target, scope))
+      scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
+  }
+
+  return {
+    bind: async (mount, volume, scope) => {
+      await staging.stage(mount.source, volume.id, scope);
+      if (mount.madeTarget) await mounter.makeTarget(mount.target, volume.access, scope);
+      await mounter.bind(staging.path(volume.id), mount.target, { readOnly: mount.readOnly }, scope);
+    },
+    undo: async (mount, scope) => {
+      await unmountOurs(mount, scope);
+      if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
+      await staging.unstageIfIdle(mount.source, mount.volumeId, scope);
+    },
+    takeDown: async (mount, scope) => {
+      await unmountOurs(mount, scope);
+      if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
+      records.mounts.remove(mount.target);
+      await staging.unstageIfIdle(mount.source, mount.volumeId, scope);
+    },
+  };
+}
+
+/** `store/name`, or the id of a volume that is no longer on record. */
+export function titled({ records }: Pick<MountParts, 'records'>, id: VolumeId): string {
+  const volume = records.volumes.byId(id);
+  return volume === undefined ? id : `${volume.store}/${volume.name}`;
+}
+
+function published({ events, records }: MountParts, type: 'mounted' | 'unmounted', mount: Mount): void {
+  const store = records.volumes.byId(mount.volumeId)?.store;
+  events.publish(`mount.${type}`, mount.target, store, { volume: mount.volumeId, target: mount.target });
+}
+
+export function createPublish(parts: MountParts, staging: Staging, binding: Binding): Mounts['publish'] {
+  const { records, catalogue, operations, clock, mounter, node } = parts;
+
+  async function perform(mount: Mount, volume: Volume, work: Work): Promise<void> {
+    try {
+      await binding.bind(mount, volume, work);
+    } catch (thrown) {
+      // The scope may be what ended; undoing must not be cut short by it.
+      const scope = { ...work, signal: AbortSignal.timeout(mountDeadlineMs) };
+      await binding.undo(mount, scope).catch((cause: unknown) => leftBehind(work.log, mount, cause));
+      throw thrown;
+    }
+  }
+
+  return async (ref, wanted, how, call) => {
+    requireMounting(mounter);
+    const before = await catalogue.resolve(ref, call);
+    const { target, existed } = await mounter.inspectTarget(wanted, before.access, call);
+    return await parts.stores().use(before.store, async (store) => {
+      using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
+      using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
+      const volume = await catalogue.resolve(before.id, call);
+      const readOnly = how.readOnly || store.readOnly;
+      const [present] = await staging.live([records.mounts.at(target)].filter(isThere), call);
+      if (present?.mounted) {
+        requireSame(present, volume, readOnly);
+        return present;
+      }
+      // Somebody unmounted it behind our back: the record is what is wrong.
+      if (present !== undefined) records.mounts.remove(target);
+      const user = how.user ?? { kind: 'path', name: target, node };
+      const source = await store.source(volume, call);
+      const about = { volumeId: volume.id, source, target, readOnly, user };
+      const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
+      const record = (): void => {
+        records.mounts.put(mount);
+        published(parts, 'mounted', mount);
+      };
+      const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
+      return await operations.run(intent, call, async (work) => {
+        await perform(mount, volume, work);
+        return { value: { ...mount, mounted: true }, record };
+      });
+    });
+  };
+}
+
+const isThere = <T>(value: T | undefined): value is T => value !== undefined;
+
+const intended = (kind: 'volume.mount' | 'volume.unmount', parts: MountParts, mount: Mount) => ({
+  kind,
+  subject: titled(parts, mount.volumeId),
+  params: { mount },
+  deadlineMs: mountDeadlineMs,
+});
+
+function leftBehind(log: Log, mount: Mount, cause: unknown): void {
+  log.warn('a failed mount is cleared away at the next start', {
+    target: mount.target,
+    why: stowageError(cause).message,
+  });
+}
+
+export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
+  const { records, operations, mounter } = parts;
+  return async (path, volume, call) => {
+    // As it was given, without a slash at its end.
+    const target = path.length > 1 ? path.replace(/\/+$/, '') : path;
+    if (records.mounts.at(target)?.volumeId !== volume) throw notMounted(target);
+    requireMounting(mounter);
+    using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
+    const mount = records.mounts.at(target);
+    if (mount?.volumeId !== volume) return;
+    const store = records.volumes.byId(volume)?.store;
+    const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };
+    await operations.run(intent, call, async (work) => {
+      await binding.takeDown(mount, work);
+      return { value: undefined, record: () => published(parts, 'unmounted', mount) };
+    });
+  };
+}
+
+export function createReplay(parts: MountParts, binding: Binding): Mounts['replay'] {
+  const { records, operations, log } = parts;
+
+  async function replayOne(kind: string, mount: Mount, work: Work): Promise<void> {
+    if (kind === 'volume.unmount') return await binding.takeDown(mount, work);
+    if (records.mounts.at(mount.target) !== undefined) return;
+    try {
+      await binding.undo(mount, work);
+    } catch (thrown) {
+      if (stowageError(thrown).code !== 'in-use') throw thrown;
+      // Somebody works in it already: then it was made, and stays.
+      records.mounts.put(mount);
+    }
+  }
+
+  return async (scope) => {
+    for (const operation of records.operations.unfinished()) {
+      if (operation.kind !== 'volume.mount' && operation.kind !== 'volume.unmount') continue;
+      const mount = operation.params['mount'] as Mount;
+      try {
+        await operations.resume(operation, scope, async (work) => ({
+          value: await replayOne(operation.kind, mount, work),
+        }));
+      } catch (thrown) {
+        log.warn('mount could not be repaired', { target: mount.target, why: stowageError(thrown).message });
+      }
+    }
+  };
+}

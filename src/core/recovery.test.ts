@@ -1,0 +1,227 @@
+import { copyFile, mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { openRecords } from '#records/sqlite.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { Operation, Volume } from './model.ts';
+import { newOperationId, newVolumeId } from './names.ts';
+import { specParams } from './volume-params.ts';
+
+let folder: string;
+let root: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'stowage-recovery-'));
+  root = join(folder, 'keep');
+  await mkdir(root);
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+});
+
+type Setup = 'onDelete=delete' | 'onDelete=retain' | 'onDelete=archive';
+
+/** A life of the server that ends well. */
+async function live<T>(work: (server: TestServer) => Promise<T>): Promise<T> {
+  await using server = await startServer({ folder, listen: 'none' });
+  return await work(server);
+}
+
+/** A store with one volume in it. */
+const begin = (setup: Setup = 'onDelete=delete'): Promise<Volume> =>
+  live(async (server) => {
+    await server.engine.stores.add('keep', `local://${root}?${setup}`, aCall());
+    const volume = await create(server, 'a');
+    await writeFile(join(root, 'a', 'file'), 'text');
+    return volume;
+  });
+
+const create = (server: TestServer, name: string): Promise<Volume> =>
+  server.engine.volumes.create(
+    { store: 'keep', name, bytes: 10n, access: undefined, labels: { l: '1' } },
+    aCall({ requestId: `make-${name}` }),
+  );
+
+/** What kill -9 leaves: the intent, and no end of it. */
+function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
+  const id = newOperationId();
+  const records = openRecords(join(folder, 'state.db'));
+  const about = { id, kind, store: 'keep', subject: 'keep/a', params };
+  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
+  records.close();
+  return id;
+}
+
+/** The store has done it all; the records know nothing of it, but for the intent. */
+async function forgetting(work: (server: TestServer) => Promise<unknown>): Promise<void> {
+  await copyFile(join(folder, 'state.db'), join(folder, 'before.db'));
+  await live(work);
+  await copyFile(join(folder, 'before.db'), join(folder, 'state.db'));
+}
+
+const found = (server: TestServer): Promise<readonly Volume[]> =>
+  server.engine.catalogue.page(
+    { stores: ['keep'], labels: {}, contains: undefined, after: undefined, limit: 100 },
+    aCall(),
+  );
+const visible = async (): Promise<string[]> => (await readdir(root)).filter((name) => !name.startsWith('.')).sort();
+const stateOf = (server: TestServer, id: Operation['id']): string | undefined =>
+  server.engine.operations.get(id)?.operation.state;
+
+describe.each([
+  ['before the store did anything', false],
+  ['after the store had done everything', true],
+])('a crash %s', (_when, done) => {
+  test('create: the volume is there once, and repeating the request finds it', async () => {
+    await begin();
+    const spec = { name: 'b', bytes: 10n, access: 'filesystem', labels: { l: '1' }, requestId: 'make-b' } as const;
+    const { instance } = await live(async (server) => server.engine);
+    const id = newVolumeId();
+    if (done) await forgetting((server) => create(server, 'b'));
+    const intent = leaveIntent(
+      'volume.create',
+      specParams({ ...spec, id, createdAt: 5, instance, name: 'b' as never }),
+    );
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      const volumes = await found(server);
+      expect(volumes.map((volume) => volume.name)).toEqual(['a', 'b']);
+      expect(await create(server, 'b')).toEqual(volumes[1]);
+    });
+    expect(await visible()).toEqual(['a', 'a.meta', 'b', 'b.meta']);
+  });
+
+  test('expand', async () => {
+    const volume = await begin();
+    if (done) await forgetting((server) => server.engine.volumes.expand(volume.id, 50n, undefined, aCall()));
+    const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '50' });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await found(server)).toMatchObject([{ id: volume.id, bytes: 50n, revision: 2 }]);
+    });
+  });
+
+  test('rename', async () => {
+    const volume = await begin();
+    if (done) await forgetting((server) => server.engine.volumes.rename(volume.id, 'z', undefined, aCall()));
+    const intent = leaveIntent('volume.rename', { id: volume.id, name: 'a', to: 'z' });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
+    });
+    expect(await visible()).toEqual(['z', 'z.meta']);
+    expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
+  });
+
+  test('label', async () => {
+    const volume = await begin();
+    if (done) await forgetting((server) => server.engine.volumes.label(volume.id, { x: '2' }, undefined, aCall()));
+    const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { l: '1', x: '2' } });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await found(server)).toMatchObject([{ id: volume.id, labels: { l: '1', x: '2' }, revision: 2 }]);
+    });
+  });
+
+  test.each<[Setup, string[], number]>([
+    ['onDelete=delete', [], 0],
+    ['onDelete=retain', ['a'], 0],
+    ['onDelete=archive', [], 1],
+  ])('delete with %s', async (setup, left, inTrash) => {
+    const volume = await begin(setup);
+    if (done) await forgetting((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
+    const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await found(server)).toEqual([]);
+      expect(await server.engine.deletions.trash(['keep'], aCall())).toHaveLength(inTrash);
+    });
+    expect(await visible()).toEqual(left);
+  });
+
+  test('restore', async () => {
+    const volume = await begin('onDelete=archive');
+    await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await forgetting((server) => server.engine.deletions.restore(volume.id, 'z', () => true, aCall()));
+    const intent = leaveIntent('volume.restore', { id: volume.id, name: 'a', to: 'z' });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
+      expect(await server.engine.deletions.trash(['keep'], aCall())).toEqual([]);
+    });
+    expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
+  });
+
+  test('purge', async () => {
+    const volume = await begin('onDelete=archive');
+    await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await forgetting((server) => server.engine.deletions.purge(volume.id, () => true, aCall()));
+    const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a' });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await server.engine.deletions.trash(['keep'], aCall())).toEqual([]);
+    });
+    expect(await visible()).toEqual([]);
+  });
+
+  test('adopt', async () => {
+    await begin();
+    await mkdir(join(root, 'films'));
+    const how = { dryRun: false, data: true };
+    if (done) await forgetting((server) => server.engine.adoptions.adopt('keep', how, aCall()));
+    const intent = leaveIntent('store.adopt', how);
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect((await found(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
+    });
+    expect(await visible()).toEqual(['a', 'a.meta', 'films', 'films.meta']);
+  });
+});
+
+test('an intent that can no longer be carried out ends as failed, and the store is open', async () => {
+  const volume = await begin();
+  const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '1' });
+  await live(async (server) => {
+    expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+      state: 'failed',
+      error: { code: 'out-of-range' },
+    });
+    expect(server.engine.stores.view('keep').problem).toBeUndefined();
+    expect(await found(server)).toMatchObject([{ bytes: 10n }]);
+  });
+});
+
+test('an intent of a kind that this program does not know stays for one that does', async () => {
+  await begin();
+  const intent = leaveIntent('volume.teleport', {});
+  await live(async (server) => {
+    expect(stateOf(server, intent)).toBe('running');
+    expect(await found(server)).toHaveLength(1);
+  });
+});
+
+test('while its store is down an intent waits, and is done as soon as the store is back', async () => {
+  const volume = await begin();
+  const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
+  await rename(root, join(folder, 'aside'));
+  await live(async (server) => {
+    expect(stateOf(server, intent)).toBe('running');
+    expect(server.engine.stores.view('keep').problem).toMatchObject({ code: 'unavailable' });
+    await rename(join(folder, 'aside'), root);
+    await server.engine.tend(aCall());
+    expect(stateOf(server, intent)).toBe('done');
+    expect(await found(server)).toMatchObject([{ labels: { late: 'yes' } }]);
+  });
+});
+
+test('removing a store gives up what was interrupted on it', async () => {
+  await begin();
+  const intent = leaveIntent('volume.delete', { id: newVolumeId(), name: 'b', deletedAt: 1 });
+  await rm(root, { recursive: true });
+  await live(async (server) => {
+    await server.engine.stores.remove('keep', aCall());
+    expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+      state: 'canceled',
+      error: { reason: 'store-removed', message: "store 'keep' was removed before this was done" },
+    });
+  });
+});

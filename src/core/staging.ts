@@ -1,0 +1,75 @@
+import type { Scope } from '#base/log.ts';
+import type { Mount, Source, VolumeId } from './model.ts';
+import type { LiveMount } from './mounts.ts';
+import type { Client, Mounter, MountPoint, Records } from './ports.ts';
+
+export interface StagingParts {
+  readonly records: Records;
+  readonly mounter: Mounter;
+  readonly clients: { readonly [K in Source['kind']]: Client<K> };
+  /** Staged mounts live at `<folder>/<volume id>`. */
+  readonly mountsFolder: string;
+}
+
+/** The one mount per volume and node that its targets are bound from. */
+export interface Staging {
+  path(id: VolumeId): string;
+  stage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  unstage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  /** Only when no target is on record. Call it with the stage's lock held. */
+  unstageIfIdle(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
+  /** What our records say, beside what the kernel says. */
+  live(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
+}
+
+const pointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
+  table.findLast((point) => point.at === path);
+
+/** The target shows what the stage shows. Anything else there was mounted by others, and is theirs. */
+export function isOurs(table: readonly MountPoint[], stage: string, target: string): boolean {
+  const staged = pointAt(table, stage);
+  const there = pointAt(table, target);
+  return staged !== undefined && there?.device === staged.device && there.root === staged.root;
+}
+
+export function createStaging(parts: StagingParts): Staging {
+  const { records, mounter, clients } = parts;
+  const path = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
+
+  async function unstage(source: Source, id: VolumeId, scope: Scope): Promise<void> {
+    switch (source.kind) {
+      case 'directory':
+        return await clients.directory.unstage(source, path(id), scope);
+      case 'loop':
+        return await clients.loop.unstage(source, path(id), scope);
+      default:
+        return source satisfies never;
+    }
+  }
+
+  return {
+    path,
+    // One switch for the union, so that the compiler sees that each client gets its own kind of source.
+    stage: async (source, id, scope) => {
+      switch (source.kind) {
+        case 'directory':
+          return await clients.directory.stage(source, path(id), scope);
+        case 'loop':
+          return await clients.loop.stage(source, path(id), scope);
+        default:
+          return source satisfies never;
+      }
+    },
+    unstage,
+    unstageIfIdle: async (source, id, scope) => {
+      if (records.mounts.of(id).length === 0) await unstage(source, id, scope);
+    },
+    isStaged: (id, scope) => mounter.isMounted(path(id), scope),
+    live: async (mounts, scope) => {
+      if (mounts.length === 0) return [];
+      const table = await mounter.list(scope);
+      return mounts.map((mount) => ({ ...mount, mounted: isOurs(table, path(mount.volumeId), mount.target) }));
+    },
+  };
+}

@@ -1,0 +1,74 @@
+import { StowageError } from './errors.ts';
+import type { StoreConfig } from './model.ts';
+import { quoted } from './names.ts';
+
+export function unknownStore(name: string, others: readonly string[]): StowageError {
+  return new StowageError(`there is no store ${quoted(name)}`, {
+    code: 'not-found',
+    reason: 'store-unknown',
+    action:
+      others.length === 0
+        ? 'Add one: stowage store add NAME URI'
+        : `Use one of: ${others.join(', ')}; or ask the administrator to add it.`,
+  });
+}
+
+/** A directory that is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
+export function cannotAdd(problem: StowageError): StowageError {
+  const { reason, action, message, cause } = problem;
+  return reason === 'store-root-missing'
+    ? new StowageError(message, { code: 'invalid', reason, action, cause })
+    : problem;
+}
+
+export function closing(name: string): StowageError {
+  return new StowageError(`store '${name}' is being closed`, {
+    code: 'unavailable',
+    reason: 'store-closing',
+    action: 'Try again in a moment.',
+  });
+}
+
+export function taken(name: string): StowageError {
+  return new StowageError(`there is a store '${name}' already`, {
+    code: 'exists',
+    reason: 'store-exists',
+    action: `Choose another name, or remove it first: stowage store remove ${name}`,
+  });
+}
+
+export function notOurs(config: StoreConfig): StowageError {
+  const inFile = config.origin === 'file';
+  return new StowageError(`store '${config.name}' is given ${inFile ? 'in stowage.yaml' : 'as the built-in default'}`, {
+    code: 'denied',
+    reason: 'store-from-file',
+    action: inFile
+      ? 'Remove it there and reload: kill -HUP the server.'
+      : 'Name stores in stowage.yaml; it then goes away.',
+  });
+}
+
+export function stillMounted(config: StoreConfig, mounted: readonly string[]): StowageError {
+  return new StowageError(`store '${config.name}' has mounted volumes: ${mounted.slice(0, 5).join(', ')}`, {
+    code: 'in-use',
+    reason: 'store-in-use',
+    action: 'Unmount them first: stowage mounts shows where they are.',
+  });
+}
+
+export function unavailable(config: StoreConfig, problem: StowageError | undefined): StowageError {
+  return new StowageError(`store '${config.name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
+    code: 'unavailable',
+    reason: problem?.reason ?? 'store-not-open',
+    action: problem?.action ?? 'Try again in a moment.',
+    cause: problem,
+  });
+}
+
+export function removed(name: string): StowageError {
+  return new StowageError(`store '${name}' was removed before this was done`, {
+    code: 'canceled',
+    reason: 'store-removed',
+    action: `Add the store again and repeat the request; 'stowage store adopt ${name}' finds its volumes.`,
+  });
+}

@@ -1,0 +1,92 @@
+import { formatDuration, parseDuration } from '#base/duration.ts';
+import { parseSize } from '#base/size.ts';
+import { StowageError } from './errors.ts';
+import type { OnDelete, StoreConfig, StorePolicy } from './model.ts';
+import { quoted, storeName } from './names.ts';
+import type { StoreKind } from './ports.ts';
+
+/** What the administrator may say about any store. The same keys in a URI's query and in stowage.yaml. */
+export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
+  onDelete: 'delete (default), retain (leave the data in place) or archive (a trash)',
+  retention: 'how long archive keeps a deleted volume, e.g. 12h, 7d (default)',
+  readOnly: 'true: existing directories appear as volumes, nothing can be changed',
+  maxVolumes: 'the most volumes this store may hold',
+  maxBytes: 'the most bytes its volumes may ask for in all, e.g. 500G',
+  defaultSize: 'the size of a volume created without one',
+};
+
+const week = 7 * 86_400_000;
+/** Beyond it a date can no longer be written down. */
+const longestMs = 1000 * 365 * 86_400_000;
+
+function refuse(message: string, action: string, reason = 'store-uri-invalid'): StowageError {
+  return new StowageError(message, { code: 'invalid', reason, action });
+}
+
+export function parseStoreConfig(
+  name: string,
+  uri: string,
+  origin: StoreConfig['origin'],
+  kinds: ReadonlyMap<string, StoreKind>,
+): StoreConfig {
+  const checked = storeName(name);
+  const scheme = /^([a-z][a-z0-9+-]*):\/\//.exec(uri)?.[1];
+  const known = [...kinds.keys()].map((kind) => `${kind}://`).join(', ');
+  if (scheme === undefined)
+    throw refuse(`${quoted(uri)} is not a store URI`, `Write it as in local:///srv/data. Known: ${known}`);
+  const kind = kinds.get(scheme);
+  if (kind === undefined)
+    throw refuse(`no store is known for ${scheme}://`, `Use one of ${known}`, 'store-kind-unknown');
+  if (!URL.canParse(uri)) throw refuse(`${quoted(uri)} is not a valid URI`, 'Escape special characters in it as %XX.');
+  const url = new URL(uri);
+  if (url.username !== '' || url.password !== '') {
+    throw refuse('a store URI must not carry a user or password', 'Remove the part before the @.', 'store-uri-secret');
+  }
+  const options: Record<string, string> = {};
+  const policy: Partial<Record<keyof StorePolicy, string>> = {};
+  for (const [key, value] of url.searchParams) {
+    if (Object.hasOwn(policyOptions, key)) policy[key as keyof StorePolicy] = value;
+    else if (Object.hasOwn(kind.options, key)) options[key] = value;
+    else {
+      const allowed = [...Object.keys(policyOptions), ...Object.keys(kind.options)].sort().join(', ');
+      throw refuse(
+        `store '${name}' has the unknown option ${quoted(key)}`,
+        `Allowed are: ${allowed}`,
+        'store-option-unknown',
+      );
+    }
+  }
+  return { name: checked, uri, origin, policy: parsePolicy(name, policy), options };
+}
+
+function parsePolicy(name: string, given: Partial<Record<keyof StorePolicy, string>>): StorePolicy {
+  const bad = (key: keyof StorePolicy): StowageError =>
+    refuse(
+      `store '${name}': ${quoted(given[key] ?? '')} is not a value for ${key}`,
+      `${key}: ${policyOptions[key]}`,
+      'store-option-invalid',
+    );
+  const size = (key: 'maxBytes' | 'defaultSize'): bigint | undefined => {
+    const text = given[key];
+    if (text === undefined) return undefined;
+    const bytes = parseSize(text);
+    if (bytes === undefined || bytes === 0n) throw bad(key);
+    return bytes;
+  };
+  const onDelete = given.onDelete ?? 'delete';
+  if (!isOnDelete(onDelete)) throw bad('onDelete');
+  const retention = parseDuration(given.retention ?? formatDuration(week));
+  if (retention === undefined || retention > longestMs) throw bad('retention');
+  if (given.readOnly !== undefined && !['true', 'false'].includes(given.readOnly)) throw bad('readOnly');
+  if (given.maxVolumes !== undefined && !/^[0-9]{1,9}$/.test(given.maxVolumes)) throw bad('maxVolumes');
+  return {
+    onDelete,
+    retention,
+    readOnly: given.readOnly === 'true',
+    maxVolumes: given.maxVolumes === undefined ? undefined : Number(given.maxVolumes),
+    maxBytes: size('maxBytes'),
+    defaultSize: size('defaultSize'),
+  };
+}
+
+const isOnDelete = (text: string): text is OnDelete => ['delete', 'retain', 'archive'].includes(text);

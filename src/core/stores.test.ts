@@ -1,0 +1,357 @@
+import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+import type { StoreConfig, Volume } from './model.ts';
+import { newVolumeId } from './names.ts';
+import { parseStoreConfig } from './store-uri.ts';
+
+let server: TestServer;
+let kind: GatedKind;
+
+beforeEach(async () => {
+  kind = gated(createLocalStoreKind());
+  server = await startServer({ listen: 'none', kinds: [kind] });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+});
+
+async function place(name: string): Promise<string> {
+  const path = join(server.folder, name);
+  await mkdir(path, { recursive: true });
+  return path;
+}
+const add = async (name: string, query = ''): Promise<unknown> =>
+  server.engine.stores.add(name, `local://${await place(name)}${query}`, aCall());
+const create = (store: string | undefined, name: string): Promise<Volume> =>
+  server.engine.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
+const names = (): string[] => server.engine.stores.list().map((view) => view.config.name);
+const inFile = (name: string, uri: string): StoreConfig =>
+  parseStoreConfig(name, uri, 'file', new Map([['local', kind]]));
+const resolve = (ref: string): Promise<Volume> => server.engine.catalogue.resolve(ref, aCall());
+
+describe('add and remove', () => {
+  test('a store that was added is there after a restart, with its volumes', async () => {
+    await add('keep');
+    const { id } = await create('keep', 'a');
+    await server.stop();
+    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    expect(next.engine.stores.view('keep')).toMatchObject({ problem: undefined, config: { origin: 'api' } });
+    expect(await next.engine.catalogue.resolve('keep..a', aCall())).toMatchObject({ id });
+  });
+
+  test('the same again is fine, the same name for something else is not', async () => {
+    await add('keep');
+    await add('keep');
+    await expect(add('keep', '?onDelete=archive')).rejects.toMatchObject({
+      code: 'exists',
+      message: "there is a store 'keep' already",
+      action: 'Choose another name, or remove it first: stowage store remove keep',
+    });
+  });
+
+  test('a directory that is not there is refused, and nothing is kept of it', async () => {
+    const uri = `local://${server.folder}/nowhere`;
+    await expect(server.engine.stores.add('x', uri, aCall())).rejects.toMatchObject({
+      code: 'invalid',
+      reason: 'store-root-missing',
+    });
+    expect(names()).toEqual(['local']);
+  });
+
+  test('a directory that another store has is refused', async () => {
+    await expect(server.engine.stores.add('x', `local://${server.storeFolder}`, aCall())).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'store-locked',
+    });
+  });
+
+  test('many at once, of one name and one directory, give one store', async () => {
+    const path = await place('keep');
+    const adding = Array.from({ length: 10 }, (_, i) =>
+      server.engine.stores.add(i % 2 === 0 ? 'one' : 'two', `local://${path}`, aCall()),
+    );
+    const results = await Promise.allSettled(adding);
+    expect(results.filter((result) => result.status === 'fulfilled')).toHaveLength(5);
+    expect(names()).toEqual(['local', 'one']);
+  });
+
+  test('removing forgets the store and leaves what lies on it', async () => {
+    await add('keep');
+    const { id } = await create('keep', 'a');
+    await server.engine.stores.remove('keep', aCall());
+    expect(names()).toEqual(['local']);
+    await expect(resolve(id)).rejects.toMatchObject({ code: 'not-found' });
+    await add('keep');
+    expect(await resolve('keep..a')).toMatchObject({ id });
+  });
+
+  test('removing waits for who uses it', async () => {
+    await add('keep');
+    const gate = kind.close('create');
+    const made = create('keep', 'a');
+    await gate.reached;
+    const removed = server.engine.stores.remove('keep', aCall());
+    await vi.waitFor(() => expect(server.engine.stores.view('keep').store).toBeUndefined());
+    await expect(create('keep', 'b')).rejects.toMatchObject({
+      code: 'unavailable',
+      message: "store 'keep' cannot be used: store 'keep' is being closed",
+    });
+    gate.open();
+    expect(await made).toMatchObject({ name: 'a' });
+    await removed;
+    expect(names()).toEqual(['local']);
+  });
+
+  test('the built-in store and those of the file cannot be removed here', async () => {
+    await expect(server.engine.stores.remove('local', aCall())).rejects.toMatchObject({
+      code: 'denied',
+      message: "store 'local' is given as the built-in default",
+    });
+    await expect(server.engine.stores.remove('nope', aCall())).rejects.toMatchObject({
+      code: 'not-found',
+      message: "there is no store 'nope'",
+      action: 'Use one of: local; or ask the administrator to add it.',
+    });
+  });
+
+  test.each([
+    ['nfs://x/y', 'no store is known for nfs://'],
+    ['local', "'local' is not a store URI"],
+    ['local://u:p@host/x', 'a store URI must not carry a user or password'],
+    ['local:///x?constructor=1', "store 'x' has the unknown option 'constructor'"],
+    ['local:///x?__proto__=1', "store 'x' has the unknown option '__proto__'"],
+    ['local:///x?maxVolumes=-1', "store 'x': '-1' is not a value for maxVolumes"],
+    ['local:///x?maxBytes=0', "store 'x': '0' is not a value for maxBytes"],
+    ['local:///x?retention=soon', "store 'x': 'soon' is not a value for retention"],
+    ['local:///x?retention=999999999w', "store 'x': '999999999w' is not a value for retention"],
+    ['local:///x?onDelete=maybe', "store 'x': 'maybe' is not a value for onDelete"],
+    ['local:///x?readOnly=1', "store 'x': '1' is not a value for readOnly"],
+    ['local:///%zz', "'local:///%zz' has a broken %-escape"],
+    ['local:///a%00b', "'local:///a%00b' is not the URI of a local store: the path contains control characters"],
+    ['local:///', 'the root of the whole system cannot be a store'],
+    ['local:///x/../..', 'the root of the whole system cannot be a store'],
+  ])('%s is refused: %s', async (uri, message) => {
+    await expect(server.engine.stores.add('x', uri, aCall())).rejects.toMatchObject({ code: 'invalid', message });
+    expect(names()).toEqual(['local']);
+  });
+});
+
+describe('the default store', () => {
+  test('is the first, unless one is preferred, unless one was chosen; a choice outlives a restart', async () => {
+    expect(server.engine.stores.defaultName).toBe('local');
+    await add('keep');
+    server.engine.stores.setDefault('keep');
+    expect(await create(undefined, 'a')).toMatchObject({ store: 'keep' });
+    expect(server.engine.stores.list().map((view) => [view.config.name, view.default])).toEqual([
+      ['local', false],
+      ['keep', true],
+    ]);
+    await server.stop();
+    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    expect(next.engine.stores.defaultName).toBe('keep');
+    await next.engine.stores.remove('keep', aCall());
+    expect(next.engine.stores.defaultName).toBe('local');
+  });
+});
+
+describe('configure', () => {
+  const configure = (...configs: StoreConfig[]): Promise<void> =>
+    server.engine.stores.configure(configs, configs[0]?.name, aCall());
+
+  test('adds, removes and changes, and does not touch what is the same', async () => {
+    const [a, b] = [await place('a'), await place('b')];
+    await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}`));
+    expect(names()).toEqual(['a', 'b']);
+    const open = server.engine.stores.view('a').store;
+    await create('b', 'x');
+    await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}?onDelete=archive`));
+    expect(server.engine.stores.view('a').store).toBe(open);
+    expect(server.engine.stores.view('b').config.policy.onDelete).toBe('archive');
+    expect(await resolve('b..x')).toMatchObject({ name: 'x' });
+    await configure(inFile('b', `local://${b}?onDelete=archive`));
+    expect(names()).toEqual(['b']);
+    expect(server.engine.stores.defaultName).toBe('b');
+  });
+
+  test('a store added by hand stays', async () => {
+    await add('keep');
+    await configure(inFile('a', `local://${await place('a')}`));
+    expect(names().sort()).toEqual(['a', 'keep']);
+  });
+
+  test('options that do not work leave the store as it was', async () => {
+    const a = await place('a');
+    await configure(inFile('a', `local://${a}`));
+    await create('a', 'x');
+    await configure(inFile('a', `local://${a}?layout=image`));
+    expect(server.engine.stores.view('a').config.uri).toBe(`local://${a}`);
+    expect(await create('a', 'y')).toMatchObject({ name: 'y' });
+    await configure(inFile('a', `local://${server.folder}/nowhere`));
+    expect(await resolve('a..x')).toMatchObject({ name: 'x' });
+  });
+
+  test('one that cannot be opened stays listed with its problem, and is tried again', async () => {
+    const path = join(server.folder, 'later');
+    await configure(inFile('later', `local://${path}`));
+    expect(server.engine.stores.view('later').problem).toMatchObject({ reason: 'store-root-missing' });
+    await expect(create('later', 'x')).rejects.toMatchObject({
+      code: 'unavailable',
+      message: `store 'later' cannot be used: the store's directory ${path} does not exist`,
+    });
+    await mkdir(path);
+    await configure(inFile('later', `local://${path}`));
+    expect(await create('later', 'x')).toMatchObject({ name: 'x' });
+  });
+
+  test('a name that means another directory now has the volumes of that one', async () => {
+    const [a, b] = [await place('a'), await place('b')];
+    await configure(inFile('a', `local://${a}`));
+    const first = await create('a', 'same');
+    await configure(inFile('a', `local://${b}`));
+    const second = await create('a', 'same');
+    expect(second.id).not.toBe(first.id);
+    await configure(inFile('a', `local://${a}`));
+    expect(await resolve('a..same')).toMatchObject({ id: first.id });
+  });
+
+  test('volumes of a store that is no longer configured make no name ambiguous', async () => {
+    const [a, b, c] = [await place('a'), await place('b'), await place('c')];
+    const rest = [inFile('c', `local://${c}`), inFile('b', `local://${b}`)];
+    await configure(...rest, inFile('a', `local://${a}`));
+    await create('a', 'x');
+    const { id } = await create('b', 'x');
+    await configure(...rest);
+    expect(await resolve('x')).toMatchObject({ id });
+  });
+});
+
+describe('finding volumes', () => {
+  test('a bare name means the default store, then the only one of that name, and else it is ambiguous', async () => {
+    await add('one');
+    await add('two');
+    const here = await create('one', 'x');
+    expect(await resolve('x')).toEqual(here);
+    await create('two', 'x');
+    await expect(resolve('x')).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'volume-ambiguous',
+      message: "'x' is in several stores: one/x, two/x",
+      action: 'Say which one, as store/name.',
+    });
+    expect(await server.engine.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(here);
+    const preferred = await create('local', 'x');
+    expect(await resolve('x')).toEqual(preferred);
+    expect(await resolve('one..x')).toEqual(here);
+  });
+
+  test('a store whose name ends in a dot, and names with dots, are told apart', async () => {
+    await add('s.');
+    const { id } = await create('s.', 'a.b');
+    expect(await resolve('s...a.b')).toMatchObject({ id });
+  });
+
+  test('while a store is down, what is not on record is unavailable and not gone', async () => {
+    await add('keep');
+    const { id } = await create('keep', 'a');
+    await server.stop();
+    await rename(join(server.folder, 'keep'), join(server.folder, 'aside'));
+    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    const unknown = newVolumeId();
+    for (const ref of [unknown, 'nobody', 'keep..nobody']) {
+      await expect(next.engine.catalogue.resolve(ref, aCall())).rejects.toMatchObject({
+        code: 'unavailable',
+        reason: 'volume-lookup-incomplete',
+        action: 'Try again when it is back: stowage store check keep',
+      });
+    }
+    await expect(next.engine.catalogue.resolve('local..nobody', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    // Known, but not to be worked on.
+    await expect(next.engine.volumes.inspect(id, aCall())).rejects.toMatchObject({ code: 'unavailable' });
+    await expect(next.engine.deletions.delete(id, undefined, aCall())).rejects.toMatchObject({ code: 'unavailable' });
+    await rename(join(server.folder, 'aside'), join(server.folder, 'keep'));
+    expect(await next.engine.stores.check('keep', aCall())).toMatchObject({ ok: true });
+    await expect(next.engine.catalogue.resolve(unknown, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(await next.engine.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
+  });
+
+  test('directories that appear in and vanish from a read-only store are seen at once', async () => {
+    const path = await place('media');
+    await mkdir(join(path, 'films'));
+    await add('media', '?readOnly=true');
+    const page = async (): Promise<string[]> => {
+      const query = { stores: undefined, labels: {}, contains: undefined, after: undefined, limit: 10 };
+      return (await server.engine.catalogue.page(query, aCall())).map((volume) => volume.name);
+    };
+    expect(await page()).toEqual(['films']);
+    await mkdir(join(path, 'songs'));
+    await writeFile(join(path, 'a-file'), '');
+    expect(await page()).toEqual(['films', 'songs']);
+    const songs = await resolve('media..songs');
+    await mkdir(join(path, 'books'));
+    expect(await resolve('books')).toMatchObject({ store: 'media' });
+    await rm(join(path, 'songs'), { recursive: true });
+    expect(await server.engine.volumes.inspect(songs.id, aCall())).toMatchObject({ condition: 'missing' });
+    expect(await page()).toEqual(['books', 'films']);
+    await expect(resolve(songs.id)).rejects.toMatchObject({ code: 'not-found' });
+    await expect(create('media', 'x')).rejects.toMatchObject({
+      code: 'denied',
+      message: "store 'media' is read-only",
+      action: 'Use another store, or ask the administrator to change the store.',
+    });
+    await expect(server.engine.deletions.delete('films', undefined, aCall())).rejects.toMatchObject({ code: 'denied' });
+  });
+
+  test('a read-only store that is down does not keep the others from being listed', async () => {
+    const path = await place('media');
+    await add('media', '?readOnly=true');
+    await create('local', 'a');
+    await rm(path, { recursive: true });
+    const query = { stores: undefined, labels: {}, contains: undefined, after: undefined, limit: 10 };
+    expect((await server.engine.catalogue.page(query, aCall())).map((volume) => volume.name)).toEqual(['a']);
+  });
+
+  test('a read-only view of the directory of another store takes no volume away from it', async () => {
+    const { id } = await create('local', 'a');
+    await server.engine.stores.add('view', `local://${server.storeFolder}?readOnly=true`, aCall());
+    expect(await resolve(id)).toMatchObject({ store: 'local' });
+    expect(await server.engine.volumes.label(id, { x: '1' }, undefined, aCall())).toMatchObject({ store: 'local' });
+  });
+});
+
+test('a record that cannot be read keeps neither its store closed nor the others from being found', async () => {
+  const { id } = await create('local', 'good');
+  await server.stop();
+  await mkdir(join(server.storeFolder, 'bad'));
+  await writeFile(join(server.storeFolder, 'bad.meta'), '');
+  await mkdir(join(server.storeFolder, 'worse'));
+  await writeFile(join(server.storeFolder, 'worse.meta'), '{"version":');
+  await using next = await startServer({ folder: server.folder, listen: 'none' });
+  expect(next.engine.stores.view('local').problem).toBeUndefined();
+  expect(await next.engine.catalogue.resolve('good', aCall())).toMatchObject({ id });
+  const orphans = await next.engine.adoptions.orphans('local', aCall());
+  expect(orphans.map((orphan) => [orphan.kind, orphan.name]).sort()).toEqual([
+    ['unreadable-record', 'bad'],
+    ['unreadable-record', 'worse'],
+  ]);
+});
+
+test('check says what is wrong with a store that cannot be opened', async () => {
+  const path = join(server.folder, 'gone');
+  const log = collectingLog();
+  await server.engine.stores.configure([inFile('gone', `local://${path}`)], undefined, aCall({ log }));
+  expect(await server.engine.stores.check('gone', aCall())).toEqual({
+    ok: false,
+    steps: [
+      {
+        step: 'open',
+        ok: false,
+        detail: `store 'gone' cannot be used: the store's directory ${path} does not exist`,
+        action: `Mount the disk that holds it, or create the directory if the store is new: mkdir -p ${path}`,
+      },
+    ],
+    totalBytes: undefined,
+    freeBytes: undefined,
+  });
+});

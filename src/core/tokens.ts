@@ -1,0 +1,70 @@
+import { createHash, randomBytes } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import { parseDuration } from '#base/duration.ts';
+import { StowageError } from './errors.ts';
+import type { Role, Token } from './model.ts';
+import { quoted, storeName } from './names.ts';
+import type { Records } from './ports.ts';
+
+export interface NewToken {
+  readonly name: string;
+  readonly role: Role;
+  readonly stores: readonly string[];
+  readonly expiresIn: string | undefined;
+}
+
+export interface Tokens {
+  /** The secret is given out once; only its hash is kept. */
+  create(want: NewToken): { readonly token: Token; readonly secret: string };
+  list(): readonly Token[];
+  revoke(id: string): void;
+  /** Undefined: unknown, revoked or expired. */
+  verify(secret: string): Token | undefined;
+}
+
+/** Beyond it a date can no longer be written down. */
+const longestMs = 1000 * 365 * 86_400_000;
+
+// 256 random bits need no slow hash: there is nothing to guess.
+const hash = (secret: string): string => createHash('sha256').update(secret).digest('hex');
+
+export function createTokens(records: Records, clock: Clock): Tokens {
+  return {
+    create: (want) => {
+      const life = want.expiresIn === undefined ? undefined : parseDuration(want.expiresIn);
+      if (want.expiresIn !== undefined && (life === undefined || life === 0 || life > longestMs)) {
+        throw new StowageError(`${quoted(want.expiresIn)} is not a usable duration`, {
+          code: 'invalid',
+          reason: 'duration-invalid',
+          action: 'Write it as 12h, 30d or 52w, of at most 1000 years.',
+        });
+      }
+      const now = clock.now();
+      const token: Token = {
+        id: `tk1-${randomBytes(8).toString('hex')}`,
+        name: want.name,
+        role: want.role,
+        stores: want.stores.map(storeName),
+        createdAt: now,
+        expiresAt: life === undefined ? undefined : now + life,
+      };
+      const secret = `stowage_${randomBytes(32).toString('base64url')}`;
+      records.tokens.put(token, hash(secret));
+      return { token, secret };
+    },
+    list: () => records.tokens.list(),
+    revoke: (id) => {
+      if (records.tokens.remove(id)) return;
+      throw new StowageError(`there is no token ${quoted(id)}`, {
+        code: 'not-found',
+        reason: 'token-unknown',
+        action: 'See the ids: stowage token list',
+      });
+    },
+    verify: (secret) => {
+      if (secret.length > 256) return undefined;
+      const token = records.tokens.byHash(hash(secret));
+      return token?.expiresAt !== undefined && token.expiresAt <= clock.now() ? undefined : token;
+    },
+  };
+}

@@ -1,0 +1,129 @@
+import type { Scope } from '#base/log.ts';
+import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
+import { StowageError, stowageError } from './errors.ts';
+import { nameKey, volumeKey } from './keys.ts';
+import type { TrashEntry, Volume } from './model.ts';
+import { isVolumeId, quoted, volumeName } from './names.ts';
+import type { Call } from './operations.ts';
+import { exists } from './volume-errors.ts';
+
+export interface Trashed extends TrashEntry {
+  readonly expiresAt: number;
+}
+
+export interface TrashFinder {
+  list(stores: readonly string[], scope: Scope): Promise<Trashed[]>;
+  /** 'not-found' only when every store answered. */
+  find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<Trashed>;
+}
+
+export function createTrashFinder({ stores }: Pick<DeletionParts, 'stores'>): TrashFinder {
+  const list: TrashFinder['list'] = async (names, scope) => {
+    const found: Trashed[] = [];
+    for (const name of names) {
+      const entries = await stores.use(name, (store) => store.trash.list(scope));
+      const { retention } = stores.view(name).config.policy;
+      for (const entry of entries) found.push({ ...entry, expiresAt: entry.deletedAt + retention });
+    }
+    return found.sort((a, b) => b.deletedAt - a.deletedAt);
+  };
+
+  return {
+    list,
+    find: async (id, allowed, scope) => {
+      if (!isVolumeId(id)) throw notThere(id);
+      const visible = stores.list().filter((view) => allowed(view.config.name));
+      const answering = visible.filter((view) => view.store?.readOnly === false).map((view) => view.config.name);
+      const entry = (await list(answering, scope)).find((one) => one.volume.id === id);
+      if (entry !== undefined) return entry;
+      const down = visible.find((view) => view.store === undefined);
+      if (down !== undefined) throw unsure(id, down.config.name);
+      throw notThere(id);
+    },
+  };
+}
+
+export function createRestore(parts: DeletionParts, finder: TrashFinder, steps: DeletionSteps): Deletions['restore'] {
+  const { records, stores, operations, limits } = parts;
+  return async (id, wanted, allowed, call) => {
+    if (isVolumeId(id)) {
+      // Repeated after an answer that got lost.
+      const back = records.volumes.byId(id);
+      if (back !== undefined && allowed(back.store) && (wanted === undefined || wanted === back.name)) return back;
+    }
+    const { volume } = await finder.find(id, allowed, call);
+    const name = volumeName(wanted ?? volume.name);
+    return await stores.use(volume.store, async (store, config) => {
+      using _ = await operations.lock([nameKey(store.name, name), volumeKey(volume.id)], call.signal);
+      const present = records.volumes.byName(store.name, name);
+      if (present?.id === volume.id) return present;
+      if (present !== undefined) throw nameTaken(present);
+      using _place = limits.reserve(config, volume.id, volume.bytes ?? 0n);
+      const params = { id: volume.id, name: volume.name, to: name };
+      const intent = { kind: 'volume.restore', store: store.name, subject: `${store.name}/${name}`, params };
+      return await operations.run(intent, call, (work) => steps['volume.restore'](store, config, params, work));
+    });
+  };
+}
+
+export function createPurge(
+  parts: DeletionParts,
+  finder: TrashFinder,
+  steps: DeletionSteps,
+): Pick<Deletions, 'purge' | 'expire'> {
+  const { stores, operations, clock } = parts;
+
+  const purgeEntry = ({ volume: { id, name, store: home } }: Trashed, call: Call): Promise<void> =>
+    stores.use(home, async (store, config) => {
+      using _ = await operations.lock([volumeKey(id)], call.signal);
+      const params = { id, name };
+      const intent = { kind: 'trash.purge', store: store.name, subject: `${store.name}/${name}`, params };
+      await operations.run(intent, call, (work) => steps['trash.purge'](store, config, params, work));
+    });
+
+  async function expireIn(store: string, scope: Scope): Promise<void> {
+    const now = clock.now();
+    for (const entry of await finder.list([store], scope)) {
+      if (entry.expiresAt <= now) await purgeEntry(entry, { ...scope, requestId: entry.volume.id });
+    }
+  }
+
+  return {
+    purge: async (id, allowed, call) => await purgeEntry(await finder.find(id, allowed, call), call),
+    expire: async (scope) => {
+      for (const { config, store } of stores.list()) {
+        if (store?.readOnly !== false) continue;
+        try {
+          await expireIn(config.name, scope);
+        } catch (thrown) {
+          scope.log.warn('trash could not be emptied', { store: config.name, why: stowageError(thrown).message });
+        }
+      }
+    },
+  };
+}
+
+function nameTaken(present: Volume): StowageError {
+  const { message } = exists(present);
+  return new StowageError(message, {
+    code: 'exists',
+    reason: 'volume-exists',
+    action: 'Restore it under another name: stowage volume restore ID --name NEWNAME',
+  });
+}
+
+function notThere(id: string): StowageError {
+  return new StowageError(`there is no volume ${quoted(id)} in the trash`, {
+    code: 'not-found',
+    reason: 'trash-unknown',
+    action: 'See what is there: stowage volume trash list',
+  });
+}
+
+function unsure(id: string, store: string): StowageError {
+  return new StowageError(`the trash cannot be searched for ${quoted(id)}: store '${store}' does not answer`, {
+    code: 'unavailable',
+    reason: 'trash-lookup-incomplete',
+    action: `Try again when it is back: stowage store check ${store}`,
+  });
+}

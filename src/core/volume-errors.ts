@@ -1,0 +1,85 @@
+import { formatSize } from '#base/size.ts';
+import { StowageError } from './errors.ts';
+import type { Access, StoreName, Volume } from './model.ts';
+import type { Store } from './ports.ts';
+
+export function checkRevision(volume: Volume, expected: number | undefined): void {
+  if (expected === undefined || expected === volume.revision) return;
+  throw new StowageError(`volume '${volume.store}/${volume.name}' is at revision ${volume.revision}, not ${expected}`, {
+    code: 'stale',
+    reason: 'revision-differs',
+    action: 'Read it again, and repeat the change if it still makes sense.',
+  });
+}
+
+/** Beyond this nothing that exists is meant, and arithmetic on allowances stays far from 2^63. */
+const mostBytes = 1n << 60n;
+
+export function checkSize(bytes: bigint): void {
+  if (bytes > 0n && bytes <= mostBytes) return;
+  throw new StowageError(`a volume cannot have ${bytes} bytes`, {
+    code: 'out-of-range',
+    reason: 'size-out-of-range',
+    action: 'Give a size between 1 byte and 1 EiB, for example 10G.',
+  });
+}
+
+export function sizeRequired(store: StoreName): StowageError {
+  return new StowageError(`store '${store}' needs to know how large the volume shall be`, {
+    code: 'invalid',
+    reason: 'size-required',
+    action: 'Give a size: --size 1G. The administrator can set defaultSize on the store.',
+  });
+}
+
+export function exists(volume: Volume): StowageError {
+  return new StowageError(`there is a volume '${volume.store}/${volume.name}' already`, {
+    code: 'exists',
+    reason: 'volume-exists',
+    action: `Choose another name, or use it as it is: stowage volume show ${volume.store}/${volume.name}`,
+  });
+}
+
+export function requestDiffers(present: Volume): StowageError {
+  return new StowageError(
+    `volume '${present.store}/${present.name}' was made by the same request with other parameters`,
+    {
+      code: 'exists',
+      reason: 'request-differs',
+      action: 'Use a new request id (Idempotency-Key) for a different request.',
+    },
+  );
+}
+
+export function readOnly(store: StoreName): StowageError {
+  return new StowageError(`store '${store}' is read-only`, {
+    code: 'denied',
+    reason: 'store-read-only',
+    action: 'Use another store, or ask the administrator to change the store.',
+  });
+}
+
+export function noAccess(store: Store, access: Access): StowageError {
+  return new StowageError(`store '${store.name}' has no ${access} volumes`, {
+    code: 'unsupported',
+    reason: 'access-unsupported',
+    action: `It offers: ${store.access.join(', ')}. For block volumes use a store with layout=image.`,
+  });
+}
+
+export function shrink(volume: Volume, bytes: bigint): StowageError {
+  const [now, wanted] = [formatSize(volume.bytes ?? 0n), formatSize(bytes)];
+  return new StowageError(`volume '${volume.store}/${volume.name}' has ${now} and cannot shrink to ${wanted}`, {
+    code: 'out-of-range',
+    reason: 'shrink-refused',
+    action: 'Give a larger size, or copy the data to a new, smaller volume.',
+  });
+}
+
+export function noDefault(): StowageError {
+  return new StowageError('there is no default store', {
+    code: 'invalid',
+    reason: 'store-required',
+    action: 'Name a store (--store NAME), or add one: stowage store add NAME URI',
+  });
+}

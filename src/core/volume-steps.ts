@@ -1,0 +1,59 @@
+import type { Events } from './events.ts';
+import type { Labels, StoreConfig, Volume, VolumeRef } from './model.ts';
+import type { Mounts } from './mounts.ts';
+import { volumeName } from './names.ts';
+import type { Outcome, Work } from './operations.ts';
+import type { Records, Store } from './ports.ts';
+import { specFrom } from './volume-params.ts';
+
+/** The work of one kind of recorded operation, for the first time or after a crash. */
+export type Step<T = unknown> = (
+  store: Store,
+  config: StoreConfig,
+  params: Readonly<Record<string, unknown>>,
+  work: Work,
+) => Promise<Outcome<T>>;
+
+export const refFrom = (params: Readonly<Record<string, unknown>>): VolumeRef => ({
+  id: params['id'] as Volume['id'],
+  name: params['name'] as Volume['name'],
+});
+
+export type VolumeSteps = Readonly<
+  Record<'volume.create' | 'volume.expand' | 'volume.rename' | 'volume.label', Step<Volume>>
+>;
+
+export function createVolumeSteps(parts: {
+  readonly records: Records;
+  readonly events: Events;
+  readonly mounts: Mounts;
+}): VolumeSteps {
+  const { records, events, mounts } = parts;
+
+  const keep = (volume: Volume, type: 'created' | 'changed') => () => {
+    records.volumes.put(volume);
+    events.publish(`volume.${type}`, volume.id, volume.store, { volume });
+  };
+
+  return {
+    'volume.create': async (store, _config, params, work) => {
+      const volume = await store.create(specFrom(params), work);
+      return { value: volume, record: keep(volume, 'created') };
+    },
+    'volume.expand': async (store, _config, params, work) => {
+      const volume = await store.expand(refFrom(params), BigInt(String(params['bytes'])), work);
+      // The store has enlarged it, whatever becomes of the file system: on record before growing can fail.
+      keep(volume, 'changed')();
+      await mounts.grow(volume, store, work);
+      return { value: volume };
+    },
+    'volume.rename': async (store, _config, params, work) => {
+      const volume = await store.rename(refFrom(params), volumeName(String(params['to'])), work);
+      return { value: volume, record: keep(volume, 'changed') };
+    },
+    'volume.label': async (store, _config, params, work) => {
+      const volume = await store.label(refFrom(params), params['labels'] as Labels, work);
+      return { value: volume, record: keep(volume, 'changed') };
+    },
+  };
+}

@@ -1,0 +1,317 @@
+import { existsSync } from 'node:fs';
+import { mkdir, readdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { Volume } from './model.ts';
+import type { NewVolume } from './volumes.ts';
+
+let server: TestServer;
+let kind: GatedKind;
+
+const want = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
+  store: undefined,
+  name,
+  bytes: undefined,
+  access: undefined,
+  labels: {},
+  ...more,
+});
+
+const create = (name: string, more: Partial<NewVolume> = {}): Promise<Volume> =>
+  server.engine.volumes.create(want(name, more), aCall());
+
+/** The error a promise ends with. */
+const failure = (promise: Promise<unknown>): Promise<unknown> =>
+  promise.then(
+    () => {
+      throw new Error('it succeeded');
+    },
+    (thrown: unknown) => thrown,
+  );
+
+beforeEach(async () => {
+  kind = gated(createLocalStoreKind());
+  server = await startServer({ listen: 'none', kinds: [kind] });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+});
+
+describe('create', () => {
+  test('makes the directory, records the volume and tells the readers of events', async () => {
+    const before = server.engine.events.last;
+    const volume = await create('photos', { bytes: 1000n, labels: { b: '2', a: '1' } });
+    expect(volume).toMatchObject({
+      name: 'photos',
+      store: 'local',
+      bytes: 1000n,
+      labels: { a: '1', b: '2' },
+      revision: 1,
+    });
+    expect(existsSync(join(server.storeFolder, 'photos'))).toBe(true);
+    expect(server.engine.records.volumes.byId(volume.id)).toEqual(volume);
+    expect(server.engine.events.since(before)?.map((event) => event.type)).toEqual([
+      'operation.started',
+      'volume.created',
+      'operation.ended',
+    ]);
+  });
+
+  test('the same request twice gives the same volume, without a second operation', async () => {
+    const call = aCall();
+    const first = await server.engine.volumes.create(want('a', { bytes: 5n }), call);
+    const operations = server.engine.operations.list(10).length;
+    expect(await server.engine.volumes.create(want('a', { bytes: 5n }), call)).toEqual(first);
+    expect(server.engine.operations.list(10)).toHaveLength(operations);
+  });
+
+  test('the same request id with other parameters is refused', async () => {
+    const call = aCall();
+    await server.engine.volumes.create(want('a', { bytes: 5n }), call);
+    await expect(server.engine.volumes.create(want('a', { bytes: 6n }), call)).rejects.toMatchObject({
+      code: 'exists',
+      reason: 'request-differs',
+      message: "volume 'local/a' was made by the same request with other parameters",
+    });
+  });
+
+  test('a name that is taken is refused with the way to what is there', async () => {
+    await create('a');
+    await expect(create('a')).rejects.toMatchObject({
+      code: 'exists',
+      message: "there is a volume 'local/a' already",
+      action: 'Choose another name, or use it as it is: stowage volume show local/a',
+    });
+  });
+
+  test.each([
+    ['x.meta', 'name-invalid'],
+    ['..', 'name-invalid'],
+    ['', 'name-invalid'],
+    ['.stowage', 'name-invalid'],
+  ])('the name %j is refused', async (name, reason) => {
+    await expect(create(name)).rejects.toMatchObject({ code: 'invalid', reason });
+  });
+
+  test.each([0n, -1n, (1n << 60n) + 1n])('a size of %d is out of range', async (bytes) => {
+    await expect(create('a', { bytes })).rejects.toMatchObject({ code: 'out-of-range', reason: 'size-out-of-range' });
+    expect(await readdir(server.storeFolder)).toEqual(['.stowage']);
+  });
+
+  test('a block volume on a store of directories is refused', async () => {
+    await expect(create('a', { access: 'block' })).rejects.toMatchObject({
+      code: 'unsupported',
+      message: "store 'local' has no block volumes",
+    });
+  });
+
+  test('a directory that is in the way is neither used nor harmed', async () => {
+    await mkdir(join(server.storeFolder, 'mine'));
+    await writeFile(join(server.storeFolder, 'mine', 'file'), 'text');
+    await expect(create('mine')).rejects.toMatchObject({ code: 'exists' });
+    expect(await readdir(server.storeFolder)).toEqual(['.stowage', 'mine']);
+    expect(server.engine.operations.list(1)[0]?.operation.state).toBe('failed');
+  });
+});
+
+describe('changes', () => {
+  test('expand enlarges, repeats quietly, and never shrinks', async () => {
+    const { id } = await create('a', { bytes: 10n });
+    const larger = await server.engine.volumes.expand(id, 20n, undefined, aCall());
+    expect(larger).toMatchObject({ bytes: 20n, revision: 2 });
+    expect(await server.engine.volumes.expand(id, 20n, undefined, aCall())).toEqual(larger);
+    await expect(server.engine.volumes.expand(id, 19n, undefined, aCall())).rejects.toMatchObject({
+      code: 'out-of-range',
+      message: "volume 'local/a' has 20B and cannot shrink to 19B",
+    });
+  });
+
+  test('rename moves the directory and keeps the id', async () => {
+    const { id } = await create('a');
+    const renamed = await server.engine.volumes.rename('a', 'b', undefined, aCall());
+    expect(renamed).toMatchObject({ id, name: 'b' });
+    expect((await readdir(server.storeFolder)).sort()).toEqual(['.stowage', 'b', 'b.meta']);
+    await expect(server.engine.catalogue.resolve('a', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(await server.engine.volumes.rename(id, 'b', undefined, aCall())).toEqual(renamed);
+  });
+
+  test('rename onto a name that is taken is refused', async () => {
+    await create('a');
+    await create('b');
+    await expect(server.engine.volumes.rename('a', 'b', undefined, aCall())).rejects.toMatchObject({ code: 'exists' });
+  });
+
+  test('labels are merged, null removes one, and the grammar holds', async () => {
+    const { id } = await create('a', { labels: { keep: '1', drop: '2' } });
+    const changed = await server.engine.volumes.label(id, { drop: null, add: '3' }, undefined, aCall());
+    expect(changed.labels).toEqual({ add: '3', keep: '1' });
+    for (const labels of [{ 'a b': '' }, { 'stowage.dev/x': '' }, { a: '\n' }, { a: 'x'.repeat(257) }]) {
+      await expect(server.engine.volumes.label(id, labels, undefined, aCall())).rejects.toMatchObject({
+        reason: 'label-invalid',
+      });
+    }
+  });
+
+  test('a revision that is not the present one is stale', async () => {
+    const { id } = await create('a');
+    await expect(server.engine.volumes.label(id, { a: '1' }, 7, aCall())).rejects.toMatchObject({
+      code: 'stale',
+      message: "volume 'local/a' is at revision 1, not 7",
+    });
+    expect(await server.engine.volumes.label(id, { a: '1' }, 1, aCall())).toMatchObject({ revision: 2 });
+  });
+
+  test('inspect tells that the data are gone', async () => {
+    const { id } = await create('a');
+    expect(await server.engine.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
+    await rm(join(server.storeFolder, 'a'), { recursive: true });
+    expect(await server.engine.volumes.inspect(id, aCall())).toMatchObject({ condition: 'missing' });
+  });
+
+  test("usage is the volume's own", async () => {
+    await create('a');
+    await create('b');
+    await writeFile(join(server.storeFolder, 'a', 'file'), Buffer.alloc(1 << 20));
+    const usage = await server.engine.volumes.usage('a', aCall());
+    expect(Number(usage.bytes)).toBeGreaterThanOrEqual(1 << 20);
+    expect(Number((await server.engine.volumes.usage('b', aCall())).bytes)).toBeLessThan(1 << 20);
+  });
+});
+
+describe('several at once on one volume', () => {
+  test('follow each other in the order they came', async () => {
+    const { id } = await create('a', { bytes: 1n });
+    const gate = kind.close('label');
+    const first = server.engine.volumes.label(id, { step: 'first' }, undefined, aCall());
+    await gate.reached;
+    const second = server.engine.volumes.expand(id, 50n, undefined, aCall());
+    const third = server.engine.deletions.delete(id, undefined, aCall());
+    expect(server.engine.operations.running).toBe(1);
+    gate.open();
+    expect(await first).toMatchObject({ revision: 2 });
+    expect(await second).toMatchObject({ revision: 3, labels: { step: 'first' }, bytes: 50n });
+    expect(await third).toEqual({ outcome: 'deleted', expiresAt: undefined });
+  });
+
+  test('who waited for a rename does not run beside who uses the new name', async () => {
+    const { id } = await create('a', { bytes: 1n });
+    const renaming = kind.close('rename');
+    const renamed = server.engine.volumes.rename(id, 'c', undefined, aCall());
+    await renaming.reached;
+    // Resolved while it is still called a.
+    const waiting = server.engine.volumes.expand('a', 50n, undefined, aCall());
+    const expanding = kind.close('expand');
+    renaming.open();
+    await renamed;
+    await expanding.reached;
+    const other = server.engine.volumes.label('c', { x: '1' }, undefined, aCall());
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(server.engine.operations.running).toBe(1);
+    expanding.open();
+    expect(await waiting).toMatchObject({ name: 'c', bytes: 50n });
+    expect(await other).toMatchObject({ labels: { x: '1' }, bytes: 50n });
+  });
+
+  test('two renames to the same name both find it done', async () => {
+    const { id } = await create('a');
+    const both = await Promise.all([
+      server.engine.volumes.rename(id, 'b', undefined, aCall()),
+      server.engine.volumes.rename(id, 'b', undefined, aCall()),
+    ]);
+    expect(both.map((volume) => volume.name)).toEqual(['b', 'b']);
+  });
+
+  test('50 creations of one name make one volume', async () => {
+    const results = await Promise.allSettled(Array.from({ length: 50 }, () => create('same')));
+    expect(results.filter((result) => result.status === 'fulfilled')).toHaveLength(1);
+    const reasons = results.flatMap((result) => (result.status === 'rejected' ? [result.reason.code] : []));
+    expect(new Set(reasons)).toEqual(new Set(['exists']));
+    expect((await readdir(server.storeFolder)).sort()).toEqual(['.stowage', 'same', 'same.meta']);
+  });
+});
+
+describe('limits of a store', () => {
+  const add = async (query: string): Promise<void> => {
+    const path = join(server.folder, 'limited');
+    await mkdir(path);
+    await server.engine.stores.add('limited', `local://${path}?${query}`, aCall());
+  };
+  const limited = (name: string, bytes?: bigint): Promise<Volume> => create(name, { store: 'limited', bytes });
+
+  test('50 creations at once never exceed the number of volumes, and fill it exactly', async () => {
+    await add('maxVolumes=10');
+    const results = await Promise.allSettled(Array.from({ length: 50 }, (_, i) => limited(`v${i}`)));
+    const refused = results.flatMap((result) => (result.status === 'rejected' ? [result.reason] : []));
+    expect(refused).toHaveLength(40);
+    for (const error of refused) {
+      expect(error).toMatchObject({
+        code: 'exhausted',
+        reason: 'store-volumes-limit',
+        message: "store 'limited' is full: it may hold 10 volumes",
+      });
+    }
+    await server.engine.deletions.delete('limited..v0', undefined, aCall());
+    await limited('again');
+    await expect(limited('more')).rejects.toMatchObject({ code: 'exhausted' });
+  });
+
+  test('a volume that is made a moment after another was recorded is not refused for having been counted twice', async () => {
+    await add('maxVolumes=200');
+    const makers = Array.from({ length: 8 }, async (_, maker) => {
+      for (let i = 0; i < 25; i++) await limited(`m${maker}-${i}`);
+    });
+    await Promise.all(makers);
+    expect(server.engine.records.volumes.totals('limited' as never).volumes).toBe(200);
+  });
+
+  test('50 creations and expansions at once never exceed the bytes', async () => {
+    await add('maxBytes=1000');
+    await limited('base', 100n);
+    const grow = Array.from({ length: 25 }, (_, i) =>
+      server.engine.volumes.expand('limited..base', BigInt(101 + i * 40), undefined, aCall()),
+    );
+    const results = await Promise.allSettled([...grow, ...Array.from({ length: 25 }, (_, i) => limited(`v${i}`, 90n))]);
+    const { bytes } = server.engine.records.volumes.totals('limited' as never);
+    expect(bytes).toBeLessThanOrEqual(1000n);
+    expect(bytes).toBeGreaterThan(900n);
+    for (const result of results) {
+      if (result.status === 'rejected') expect(['exhausted', 'out-of-range']).toContain(result.reason.code);
+    }
+  });
+
+  test('two expansions of different volumes cannot both take the last room', async () => {
+    await add('maxBytes=100');
+    await limited('a', 10n);
+    await limited('b', 10n);
+    const gate = kind.close('expand');
+    const first = server.engine.volumes.expand('limited..a', 80n, undefined, aCall());
+    await gate.reached;
+    expect(await failure(server.engine.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
+      code: 'exhausted',
+      message: "store 'limited' is full: of 100B in all, 10B are left",
+    });
+    gate.open();
+    expect(await first).toMatchObject({ bytes: 80n });
+    expect(await server.engine.volumes.expand('limited..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
+  });
+
+  test('a volume without a size gets the default one', async () => {
+    await add('defaultSize=64M');
+    expect(await limited('a')).toMatchObject({ bytes: 64n << 20n });
+  });
+
+  test('restoring from the trash counts, and what failed to be made does not', async () => {
+    await add('maxVolumes=1&onDelete=archive');
+    const { id } = await limited('a');
+    await server.engine.deletions.delete(id, undefined, aCall());
+    await mkdir(join(server.folder, 'limited', 'taken'));
+    await expect(limited('taken')).rejects.toMatchObject({ code: 'exists' });
+    await limited('b');
+    await expect(server.engine.deletions.restore(id, undefined, () => true, aCall())).rejects.toMatchObject({
+      code: 'exhausted',
+    });
+    await server.engine.deletions.delete('limited..b', undefined, aCall());
+    expect(await server.engine.deletions.restore(id, undefined, () => true, aCall())).toMatchObject({ id, name: 'a' });
+  });
+});

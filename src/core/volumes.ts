@@ -1,0 +1,189 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { Catalogue } from './catalogue.ts';
+import type { Events } from './events.ts';
+import { nameKey, volumeKey } from './keys.ts';
+import { checkLabels, mergeLabels } from './labels.ts';
+import type { Limits } from './limits.ts';
+import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec } from './model.ts';
+import type { Mounts } from './mounts.ts';
+import { newVolumeId, volumeName } from './names.ts';
+import type { Call, Operations } from './operations.ts';
+import type { Records, Store } from './ports.ts';
+import type { Stores } from './stores.ts';
+import {
+  checkRevision,
+  checkSize,
+  exists,
+  noAccess,
+  noDefault,
+  readOnly,
+  requestDiffers,
+  shrink,
+  sizeRequired,
+} from './volume-errors.ts';
+import { specParams } from './volume-params.ts';
+import { createVolumeSteps, type Step, type VolumeSteps } from './volume-steps.ts';
+
+export interface VolumeParts {
+  readonly records: Records;
+  readonly stores: Stores;
+  readonly catalogue: Catalogue;
+  readonly operations: Operations;
+  readonly mounts: Mounts;
+  readonly limits: Limits;
+  readonly events: Events;
+  readonly clock: Clock;
+  readonly instance: string;
+}
+
+export interface NewVolume {
+  readonly store: string | undefined;
+  readonly name: string;
+  readonly bytes: bigint | undefined;
+  readonly access: Access | undefined;
+  readonly labels: Labels;
+}
+
+export interface Volumes {
+  create(want: NewVolume, call: Call): Promise<Volume>;
+  inspect(ref: string, scope: Scope): Promise<Inspection>;
+  usage(ref: string, scope: Scope): Promise<Usage>;
+  expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
+  rename(ref: string, name: string, expected: number | undefined, call: Call): Promise<Volume>;
+  label(
+    ref: string,
+    change: Readonly<Record<string, string | null>>,
+    expected: number | undefined,
+    call: Call,
+  ): Promise<Volume>;
+  readonly steps: Readonly<Record<string, Step>>;
+}
+
+export function createVolumes(parts: VolumeParts): Volumes {
+  const { records, stores, catalogue, mounts } = parts;
+  const steps = createVolumeSteps(parts);
+  const change = createChange(parts, steps);
+
+  return {
+    create: createCreate(parts, steps),
+    inspect: async (ref, scope) => {
+      const volume = await catalogue.resolve(ref, scope);
+      const found = await stores.use(volume.store, (store) => store.get(volume.name, scope));
+      if (found?.volume.id === volume.id) return found;
+      return { volume, condition: 'missing', detail: 'the store no longer has a record of it' };
+    },
+    usage: async (ref, scope) => {
+      const volume = await catalogue.resolve(ref, scope);
+      return await stores.use(volume.store, (store) => store.usage(volume, scope));
+    },
+    expand: (ref, bytes, expected, call) =>
+      change(ref, expected, call, async (volume) => {
+        checkSize(bytes);
+        if (volume.bytes !== undefined && bytes < volume.bytes) throw shrink(volume, bytes);
+        if (volume.bytes === bytes && !(await mounts.staged(volume.id, call))) return undefined;
+        return { kind: 'volume.expand', params: { bytes: String(bytes) }, bytes };
+      }),
+    rename: async (ref, to, expected, call) => {
+      const name = volumeName(to);
+      const about = async (volume: Volume, store: Store): Promise<Todo | undefined> => {
+        if (name === volume.name) return undefined;
+        await mounts.refuseInUse(volume, store, 'renamed', call);
+        const present = records.volumes.byName(volume.store, name);
+        if (present !== undefined) throw exists(present);
+        return { kind: 'volume.rename', params: { to: name } };
+      };
+      return await change(ref, expected, call, about, name);
+    },
+    label: (ref, labels, expected, call) =>
+      change(ref, expected, call, async (volume) => ({
+        kind: 'volume.label',
+        params: { labels: mergeLabels(volume.labels, labels) },
+      })),
+    steps,
+  };
+}
+
+function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create'] {
+  const { records, stores, operations, limits, clock, instance } = parts;
+  return async (want, call) => {
+    const name = volumeName(want.name);
+    const labels = checkLabels(want.labels);
+    const chosen = want.store ?? stores.defaultName;
+    if (chosen === undefined) throw noDefault();
+    return await stores.use(chosen, async (store, config) => {
+      if (store.readOnly) throw readOnly(store.name);
+      const access = want.access ?? 'filesystem';
+      if (!store.access.includes(access)) throw noAccess(store, access);
+      const bytes = sized(store, config, want.bytes);
+      const { requestId } = call;
+      using _ = await operations.lock([nameKey(store.name, name)], call.signal);
+      const present = records.volumes.byName(store.name, name);
+      if (present !== undefined) {
+        // The store completes what a power cut left as a record without data.
+        return await store.create(same(present, { bytes, access, labels, requestId }), call);
+      }
+      const createdAt = clock.now();
+      const spec: VolumeSpec = { id: newVolumeId(), name, bytes, access, labels, requestId, createdAt, instance };
+      using _place = limits.reserve(config, spec.id, bytes ?? 0n);
+      const params = specParams(spec);
+      const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
+      return await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work));
+    });
+  };
+}
+
+/** What a change comes to. Undefined: it is so already. */
+interface Todo {
+  readonly kind: keyof VolumeSteps;
+  readonly params: Record<string, unknown>;
+  /** It asks the store for that many in all. */
+  readonly bytes?: bigint;
+}
+
+type Change = (
+  ref: string,
+  expected: number | undefined,
+  call: Call,
+  about: (volume: Volume, store: Store) => Promise<Todo | undefined>,
+  newName?: string,
+) => Promise<Volume>;
+
+function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
+  const { stores, catalogue, operations, limits } = parts;
+  return async (ref, expected, call, about, newName) => {
+    const before = await catalogue.resolve(ref, call);
+    return await stores.use(before.store, async (store, config) => {
+      if (store.readOnly) throw readOnly(store.name);
+      const names = newName === undefined ? [before.name] : [before.name, newName];
+      // By id too: who waited here may find the volume renamed, and then holds a name that is no longer its own.
+      const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
+      using _ = await operations.lock(keys, call.signal);
+      const volume = await catalogue.resolve(before.id, call);
+      checkRevision(volume, expected);
+      const todo = await about(volume, store);
+      if (todo === undefined) return volume;
+      using _place = todo.bytes === undefined ? undefined : limits.reserve(config, volume.id, todo.bytes);
+      const params = { id: volume.id, name: volume.name, ...todo.params };
+      const intent = { kind: todo.kind, store: store.name, subject: `${store.name}/${volume.name}`, params };
+      return await operations.run(intent, call, (work) => steps[todo.kind](store, config, params, work));
+    });
+  };
+}
+
+function sized(store: Store, config: StoreConfig, bytes: bigint | undefined): bigint | undefined {
+  const size = bytes ?? config.policy.defaultSize;
+  if (size === undefined && store.needsSize) throw sizeRequired(store.name);
+  if (size !== undefined) checkSize(size);
+  return size;
+}
+
+function same(present: Volume, want: Pick<Volume, 'bytes' | 'access' | 'labels' | 'requestId'>): Volume {
+  if (present.requestId !== want.requestId) throw exists(present);
+  const equal =
+    present.bytes === want.bytes &&
+    present.access === want.access &&
+    JSON.stringify(present.labels) === JSON.stringify(want.labels);
+  if (equal) return present;
+  throw requestDiffers(present);
+}
