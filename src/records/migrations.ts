@@ -1,0 +1,155 @@
+import type { DatabaseSync } from 'node:sqlite';
+import { newerError } from './errors.ts';
+
+/** Format 1. Times are milliseconds since 1970; `labels`, `params`, `error`, `source` and a token's `stores` are JSON. */
+const format1 = `
+  CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+  CREATE TABLE stores (name TEXT PRIMARY KEY, uri TEXT NOT NULL) STRICT, WITHOUT ROWID;
+
+  CREATE TABLE volumes (
+    id TEXT PRIMARY KEY,
+    store TEXT NOT NULL,
+    name TEXT NOT NULL,
+    bytes INTEGER,
+    access TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    instance TEXT NOT NULL
+  ) STRICT, WITHOUT ROWID;
+  CREATE UNIQUE INDEX volumes_by_store ON volumes (store, name);
+
+  -- For searching only; volumes.labels is the truth. A label is the JSON text ["key","value"], which keeps apart what
+  -- UTF-8 cannot say (lone surrogates) and what C strings cannot hold (NUL).
+  CREATE TABLE volume_labels (
+    label TEXT NOT NULL,
+    store TEXT NOT NULL,
+    name TEXT NOT NULL,
+    PRIMARY KEY (label, store, name)
+  ) STRICT, WITHOUT ROWID;
+
+  -- A store with limits asks at every create, so it is kept, not counted. High and low halves are added up apart:
+  -- SQLite would turn a sum beyond 2^63 into a floating point number without a word.
+  CREATE TABLE store_totals (
+    store TEXT PRIMARY KEY,
+    volumes INTEGER NOT NULL,
+    bytes_high INTEGER NOT NULL,
+    bytes_low INTEGER NOT NULL
+  ) STRICT, WITHOUT ROWID;
+  CREATE TRIGGER volume_added AFTER INSERT ON volumes BEGIN
+    INSERT INTO store_totals VALUES (new.store, 1, ifnull(new.bytes, 0) >> 32, ifnull(new.bytes, 0) & 0xffffffff)
+    ON CONFLICT (store) DO UPDATE SET
+      volumes = volumes + 1, bytes_high = bytes_high + excluded.bytes_high, bytes_low = bytes_low + excluded.bytes_low;
+  END;
+  CREATE TRIGGER volume_removed AFTER DELETE ON volumes BEGIN
+    UPDATE store_totals SET
+      volumes = volumes - 1,
+      bytes_high = bytes_high - (ifnull(old.bytes, 0) >> 32),
+      bytes_low = bytes_low - (ifnull(old.bytes, 0) & 0xffffffff)
+    WHERE store = old.store;
+  END;
+  CREATE TRIGGER volume_changed AFTER UPDATE OF store, bytes ON volumes
+  WHEN old.store <> new.store OR old.bytes IS NOT new.bytes BEGIN
+    UPDATE store_totals SET
+      volumes = volumes - 1,
+      bytes_high = bytes_high - (ifnull(old.bytes, 0) >> 32),
+      bytes_low = bytes_low - (ifnull(old.bytes, 0) & 0xffffffff)
+    WHERE store = old.store;
+    INSERT INTO store_totals VALUES (new.store, 1, ifnull(new.bytes, 0) >> 32, ifnull(new.bytes, 0) & 0xffffffff)
+    ON CONFLICT (store) DO UPDATE SET
+      volumes = volumes + 1, bytes_high = bytes_high + excluded.bytes_high, bytes_low = bytes_low + excluded.bytes_low;
+  END;
+
+  CREATE TABLE operations (
+    sequence INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    store TEXT,
+    subject TEXT NOT NULL,
+    params TEXT NOT NULL,
+    state TEXT NOT NULL,
+    started_at INTEGER NOT NULL,
+    ended_at INTEGER,
+    error TEXT
+  ) STRICT;
+  CREATE INDEX operations_ended ON operations (ended_at, sequence) WHERE state <> 'running';
+
+  CREATE TABLE mounts (
+    target TEXT PRIMARY KEY,
+    volume_id TEXT NOT NULL,
+    source TEXT NOT NULL,
+    read_only INTEGER NOT NULL,
+    user_kind TEXT NOT NULL,
+    user_name TEXT NOT NULL,
+    user_node TEXT NOT NULL,
+    since INTEGER NOT NULL,
+    made_target INTEGER NOT NULL
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX mounts_by_volume ON mounts (volume_id);
+
+  CREATE TABLE tokens (
+    id TEXT PRIMARY KEY,
+    hash TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    role TEXT NOT NULL,
+    stores TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
+  ) STRICT, WITHOUT ROWID;
+
+  CREATE TABLE answers (
+    key TEXT PRIMARY KEY,
+    fingerprint TEXT NOT NULL,
+    status INTEGER,
+    body TEXT NOT NULL,
+    at INTEGER NOT NULL
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX answers_by_age ON answers (at);
+`;
+
+const tables0 = ['settings', 'stores', 'volumes', 'operations', 'mounts', 'tokens'] as const;
+
+/** Format 0 knew no labels, revisions, instances or made targets, no scopes of tokens, and kept bytes as text. */
+const copy0 = `
+  INSERT INTO settings SELECT key, value FROM old_settings;
+  INSERT INTO stores SELECT name, uri FROM old_stores;
+  INSERT INTO volumes
+    SELECT id, store, name, CAST(bytes AS INTEGER), access, '{}', request_id, created_at, 1,
+      ifnull((SELECT value FROM old_settings WHERE key = 'instance'), '')
+    FROM old_volumes;
+  INSERT INTO operations
+    SELECT rowid, id, kind, store, subject, params, state, started_at, ended_at, error FROM old_operations ORDER BY rowid;
+  INSERT INTO mounts SELECT target, volume_id, source, read_only, user_kind, user_name, user_node, since, 0 FROM old_mounts;
+  INSERT INTO tokens SELECT id, hash, name, role, '[]', created_at, NULL FROM old_tokens;
+`;
+
+/** A fresh file takes the same way as one of format 0, so both end with the same tables. */
+function toFormat1(db: DatabaseSync): void {
+  const old =
+    db.prepare("SELECT count(*) AS n FROM sqlite_schema WHERE type = 'table' AND name = 'volumes'").get()?.['n'] === 1;
+  if (old) for (const table of tables0) db.exec(`ALTER TABLE ${table} RENAME TO old_${table}`);
+  db.exec(format1);
+  if (!old) return;
+  db.exec(copy0);
+  for (const table of tables0) db.exec(`DROP TABLE old_${table}`);
+}
+
+/** The n-th leads from format n to format n + 1. They are never changed once released, only added to. */
+const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1];
+
+export function migrate(db: DatabaseSync, path: string): void {
+  const found = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);
+  if (found > migrations.length) throw newerError(path, found, migrations.length);
+  for (const [index, migration] of migrations.slice(found).entries()) {
+    // With the version inside: a crash leaves the old format or the new one, nothing between.
+    db.exec('BEGIN IMMEDIATE');
+    try {
+      migration(db);
+      db.exec(`PRAGMA user_version = ${found + index + 1}; COMMIT`);
+    } catch (cause) {
+      if (db.isTransaction) db.exec('ROLLBACK');
+      throw cause;
+    }
+  }
+}

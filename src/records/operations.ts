@@ -1,0 +1,38 @@
+import type { Records } from '#core/ports.ts';
+import type { Database } from './database.ts';
+import { fromError, fromOperation, toOperation } from './rows.ts';
+
+export function createOperations(db: Database): Records['operations'] {
+  const begin = db.prepare(`
+    INSERT INTO operations (id, kind, store, subject, params, state, started_at, ended_at, error)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET
+      kind = excluded.kind, store = excluded.store, subject = excluded.subject, params = excluded.params,
+      state = excluded.state, started_at = excluded.started_at, ended_at = excluded.ended_at, error = excluded.error`);
+  // The first end counts: a replay that comes late must not change what was already answered.
+  const end = db.prepare("UPDATE operations SET state = ?, ended_at = ?, error = ? WHERE id = ? AND state = 'running'");
+  const unfinished = db.prepare("SELECT * FROM operations WHERE state = 'running' ORDER BY sequence");
+  const get = db.prepare('SELECT * FROM operations WHERE id = ?');
+  const recent = db.prepare('SELECT * FROM operations ORDER BY sequence DESC LIMIT ?');
+  // The newest by their end: long work that ended a moment ago is what somebody is about to ask for.
+  const prune = db.prepare(`
+    DELETE FROM operations WHERE state <> 'running' AND (ended_at, sequence) <=
+      (SELECT ended_at, sequence FROM operations WHERE state <> 'running' ORDER BY ended_at DESC, sequence DESC LIMIT 1 OFFSET ?)`);
+  return {
+    begin: (operation) => {
+      begin.run(...fromOperation(operation));
+    },
+    end: (id, state, endedAt, error) => {
+      end.run(state, endedAt, fromError(error), id);
+    },
+    unfinished: () => unfinished.all().map(toOperation),
+    get: (id) => {
+      const row = get.get(id);
+      return row === undefined ? undefined : toOperation(row);
+    },
+    recent: (limit) => recent.all(Math.max(0, Math.trunc(limit))).map(toOperation),
+    prune: (keep) => {
+      prune.run(Math.max(0, Math.trunc(keep)));
+    },
+  };
+}

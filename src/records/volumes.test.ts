@@ -1,0 +1,282 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import type { Labels, StoreName, Volume, VolumeId, VolumeName } from '#core/model.ts';
+import type { Records, VolumeQuery } from '#core/ports.ts';
+import { openRecords } from './sqlite.ts';
+
+const gold = 'gold' as StoreName;
+const silver = 'silver' as StoreName;
+
+const volume = (n: number, more: Partial<Omit<Volume, 'id'>> = {}): Volume => ({
+  id: `sv1-${n}` as VolumeId,
+  name: `v${String(n).padStart(5, '0')}` as VolumeName,
+  store: gold,
+  bytes: 1024n,
+  access: 'filesystem',
+  labels: {},
+  requestId: `request-${n}`,
+  createdAt: 1000 + n,
+  revision: 1,
+  instance: 'here',
+  ...more,
+});
+
+const all: VolumeQuery = { stores: [gold, silver], labels: {}, contains: undefined, after: undefined, limit: 1000 };
+
+let folder: string;
+let records: Records;
+
+const begin = (): void => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-records-'));
+  records = openRecords(join(folder, 'state.db'));
+};
+const finish = (): void => {
+  records.close();
+  rmSync(folder, { recursive: true });
+};
+const found = (query: Partial<VolumeQuery>): string[] => records.volumes.page({ ...all, ...query }).map(({ id }) => id);
+
+describe('volumes', () => {
+  beforeEach(begin);
+  afterEach(finish);
+
+  test('what was put is found by id, by name and in every store that has the name, unchanged', () => {
+    const one = volume(1, { labels: { tier: 'a' }, access: 'block' });
+    const twin = volume(2, { name: one.name, store: silver, bytes: undefined });
+    for (const each of [one, twin, one]) records.volumes.put(each);
+    expect(records.volumes.byId(one.id)).toEqual(one);
+    expect(records.volumes.byName(silver, one.name)).toEqual(twin);
+    expect(records.volumes.named(one.name)).toEqual([one, twin]);
+    expect(records.volumes.names(gold)).toEqual([{ id: one.id, name: one.name }]);
+    expect(records.volumes.byId('sv1-none' as VolumeId)).toBeUndefined();
+    expect(records.volumes.byName(gold, 'none' as VolumeName)).toBeUndefined();
+  });
+
+  test('removing one twice is removing it once', () => {
+    records.volumes.put(volume(1, { labels: { a: '1' } }));
+    records.volumes.remove(volume(1).id);
+    records.volumes.remove(volume(1).id);
+    expect(records.volumes.byId(volume(1).id)).toBeUndefined();
+    expect(found({ labels: { a: '1' } })).toEqual([]);
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 0, bytes: 0n });
+  });
+
+  test.each([0n, 1n, 2n ** 53n - 1n, 2n ** 53n + 1n, 2n ** 63n - 1n])(
+    'a size of %d bytes keeps every digit',
+    (bytes) => {
+      records.volumes.put(volume(1, { bytes }));
+      expect(records.volumes.byId(volume(1).id)?.bytes).toBe(bytes);
+      expect(records.volumes.totals(gold).bytes).toBe(bytes);
+    },
+  );
+
+  test.each([-1n, 2n ** 63n])('a size of %d bytes is refused and leaves nothing', (bytes) => {
+    expect(() => records.volumes.put(volume(1, { bytes }))).toThrow(
+      expect.objectContaining({
+        message: `the size of volume gold/v00001, ${bytes} bytes, cannot be recorded`,
+        code: 'out-of-range',
+      }),
+    );
+    expect(found({})).toEqual([]);
+  });
+
+  test('a put with a new name or other labels leaves nothing of the old ones', () => {
+    records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x' } }));
+    const renamed = volume(1, { name: 'other' as VolumeName, labels: { tier: 'b' }, revision: 2 });
+    records.volumes.put(renamed);
+    expect(records.volumes.byName(gold, volume(1).name)).toBeUndefined();
+    expect(found({ labels: { tier: 'a' } })).toEqual([]);
+    expect(found({ labels: { team: 'x' } })).toEqual([]);
+    expect(records.volumes.page({ ...all, labels: { tier: 'b' } })).toEqual([renamed]);
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
+  });
+
+  test('a name that now belongs to another id is taken from the one recorded under it', () => {
+    records.volumes.put(volume(1, { labels: { tier: 'a' } }));
+    records.volumes.put(volume(2, { name: volume(1).name }));
+    expect(records.volumes.byId(volume(1).id)).toBeUndefined();
+    expect(records.volumes.byName(gold, volume(1).name)?.id).toBe(volume(2).id);
+    expect(found({ labels: { tier: 'a' } })).toEqual([]);
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
+  });
+
+  test('a forgotten store takes its volumes, labels and totals along, and no one else’s', () => {
+    records.volumes.put(volume(1, { labels: { a: '1' } }));
+    records.volumes.put(volume(2, { store: silver, labels: { a: '1' } }));
+    records.volumes.forgetStore(gold);
+    records.volumes.forgetStore(gold);
+    expect(found({ labels: { a: '1' } })).toEqual([volume(2).id]);
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 0, bytes: 0n });
+    expect(records.volumes.totals(silver)).toEqual({ volumes: 1, bytes: 1024n });
+    records.volumes.put(volume(1, { labels: { a: '1' } }));
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
+  });
+
+  test('totals go beyond what 64 bits hold, and back', () => {
+    const most = 2n ** 63n - 1n;
+    for (let n = 1; n <= 3; n++) records.volumes.put(volume(n, { bytes: most }));
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 3, bytes: 3n * most });
+    for (let n = 1; n <= 2; n++) records.volumes.remove(volume(n).id);
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: most });
+  });
+
+  test('totals are what counting would give, after any changes, kept or rolled back', () => {
+    const change = fc.record({
+      n: fc.integer({ min: 1, max: 6 }),
+      what: fc.constantFrom('put', 'put', 'put', 'remove', 'forget'),
+      store: fc.constantFrom(gold, silver),
+      name: fc.constantFrom('a', 'b', 'c', 'd'),
+      bytes: fc.option(fc.bigInt({ min: 0n, max: 2n ** 63n - 1n }), { nil: undefined }),
+      rollback: fc.boolean(),
+    });
+    fc.assert(
+      fc.property(fc.array(change, { maxLength: 30 }), (changes) => {
+        for (const store of [gold, silver]) records.volumes.forgetStore(store);
+        for (const { n, what, store, name, bytes, rollback } of changes) {
+          const work = (): void => {
+            if (what === 'put') records.volumes.put(volume(n, { store, name: name as VolumeName, bytes }));
+            else if (what === 'remove') records.volumes.remove(volume(n).id);
+            else records.volumes.forgetStore(store);
+            if (rollback) throw new Error('back');
+          };
+          if (rollback) expect(() => records.transaction(work)).toThrow('back');
+          else records.transaction(work);
+        }
+        for (const store of [gold, silver]) {
+          const counted = records.volumes.page({ ...all, stores: [store] });
+          const bytes = counted.reduce((sum, each) => sum + (each.bytes ?? 0n), 0n);
+          expect(records.volumes.totals(store)).toEqual({ volumes: counted.length, bytes });
+        }
+      }),
+      { numRuns: 200 },
+    );
+  });
+
+  test('labels hold any text, and only the same text finds them', () => {
+    const hostile = [
+      "'",
+      '"',
+      '\\',
+      '',
+      '\0',
+      'a\0b',
+      'a',
+      '\ud800',
+      '\udfff',
+      '\ufffd',
+      '","',
+      'ü',
+      'u\u0308',
+      '🧳',
+      '%',
+      '*',
+    ];
+    for (const [n, value] of hostile.entries()) records.volumes.put(volume(n, { labels: { 'k"\0\'': value } }));
+    for (const [n, value] of hostile.entries()) {
+      const labels = { 'k"\0\'': value };
+      expect(records.volumes.page({ ...all, labels })).toEqual([volume(n, { labels })]);
+    }
+    expect(found({ labels: { k: 'a' } })).toEqual([]);
+  });
+
+  test('any set of labels comes back as it was, and finds its volume', () => {
+    const words = fc.string({ unit: 'binary', maxLength: 12 });
+    fc.assert(
+      fc.property(fc.dictionary(words, words, { maxKeys: 6, noNullPrototype: true }), (labels: Labels) => {
+        const one = volume(1, { labels });
+        records.volumes.put(one);
+        expect(records.volumes.byId(one.id)).toEqual(one);
+        expect(found({ labels })).toEqual([one.id]);
+      }),
+    );
+  });
+
+  test('all labels asked for must match', () => {
+    records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x', zone: '1' } }));
+    records.volumes.put(volume(2, { labels: { tier: 'a', team: 'y', zone: '1' } }));
+    records.volumes.put(volume(3, { labels: { tier: 'a' } }));
+    expect(found({ labels: { tier: 'a' } })).toEqual(['sv1-1', 'sv1-2', 'sv1-3']);
+    expect(found({ labels: { zone: '1', tier: 'a' } })).toEqual(['sv1-1', 'sv1-2']);
+    expect(found({ labels: { zone: '1', tier: 'a', team: 'y' } })).toEqual(['sv1-2']);
+    expect(found({ labels: { zone: '1', tier: 'b' } })).toEqual([]);
+  });
+
+  test('by 32 labels at once, and no more', () => {
+    const labels = (count: number): Labels =>
+      Object.fromEntries(Array.from({ length: count }, (_, n) => [`k${n}`, 'v']));
+    records.volumes.put(volume(1, { labels: labels(33) }));
+    expect(found({ labels: labels(32) })).toEqual(['sv1-1']);
+    expect(() => found({ labels: labels(33) })).toThrow(
+      expect.objectContaining({ message: 'volumes cannot be looked for by 33 labels at once', code: 'out-of-range' }),
+    );
+  });
+
+  test.each([0, -1, 1.5, 10_001, Number.NaN])('a page of %d volumes is refused', (limit) => {
+    expect(() => records.volumes.page({ ...all, limit })).toThrow(
+      expect.objectContaining({ message: `a page cannot hold ${limit} volumes`, code: 'out-of-range' }),
+    );
+  });
+});
+
+describe('20,000 volumes', () => {
+  const count = 20_000;
+  beforeAll(() => {
+    begin();
+    records.transaction(() => {
+      // Put in an order that is not the one they are asked for.
+      for (let i = 0; i < count; i++) {
+        const n = (i * 7919) % count;
+        const labels: Labels = n % 3 === 0 ? { third: 'yes', odd: String(n % 2) } : {};
+        records.volumes.put(volume(n, { store: n % 2 === 0 ? gold : silver, labels }));
+      }
+    });
+  });
+  afterAll(finish);
+
+  function walk(query: Partial<VolumeQuery>): number[] {
+    const seen: number[] = [];
+    let after: VolumeQuery['after'];
+    for (;;) {
+      const page = records.volumes.page({ ...all, limit: 700, ...query, after });
+      const last = page.at(-1);
+      if (last === undefined) return seen;
+      after = { store: last.store, name: last.name };
+      seen.push(...page.map(({ id }) => Number(id.slice(4))));
+    }
+  }
+
+  const every = Array.from({ length: count }, (_, n) => n);
+  const even = every.filter((n) => n % 2 === 0);
+  const odd = every.filter((n) => n % 2 === 1);
+
+  test('pages follow each other by store and name, each volume once', () => {
+    expect(walk({})).toEqual([...even, ...odd]);
+    expect(walk({ stores: [silver] })).toEqual(odd);
+    expect(walk({ stores: [silver, gold, silver] })).toEqual([...even, ...odd]);
+    expect(walk({ stores: ['none' as StoreName] })).toEqual([]);
+    expect(walk({ stores: [] })).toEqual([]);
+  });
+
+  test('so do pages of those that carry labels', () => {
+    const third = (n: number): boolean => n % 3 === 0;
+    expect(walk({ labels: { third: 'yes' } })).toEqual([...even.filter(third), ...odd.filter(third)]);
+    expect(walk({ labels: { third: 'yes', odd: '1' } })).toEqual(odd.filter(third));
+    expect(walk({ labels: { third: 'yes' }, stores: [gold], limit: 1000 })).toEqual(even.filter(third));
+  });
+
+  test('and pages of names that contain a text, which is no pattern', () => {
+    expect(walk({ contains: '0123' })).toEqual(
+      [...even, ...odd].filter((n) => `v${String(n).padStart(5, '0')}`.includes('0123')),
+    );
+    expect(walk({ contains: '%' })).toEqual([]);
+    expect(walk({ contains: '0003', labels: { third: 'yes' } })).toEqual([30, 36, 3, 33, 39]);
+  });
+
+  test('names and totals of a store are those of its own volumes', () => {
+    expect(records.volumes.names(gold).map(({ id }) => Number(id.slice(4)))).toEqual(even);
+    expect(records.volumes.totals(gold)).toEqual({ volumes: 10_000, bytes: 10_240_000n });
+  });
+});

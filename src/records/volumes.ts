@@ -1,0 +1,138 @@
+import { StowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import type { Records, VolumeQuery } from '#core/ports.ts';
+import type { Database, Row, Statement } from './database.ts';
+import { fromVolume, labelTexts, toTotals, toVolume, toVolumeName, volumeColumns } from './rows.ts';
+
+type Volumes = Records['volumes'];
+
+const mostPerPage = 10_000;
+/** SQLite joins at most 64 tables. */
+const mostLabels = 32;
+const volumeFrom = (row: Row | undefined): Volume | undefined => (row === undefined ? undefined : toVolume(row));
+
+export function createVolumes(db: Database): Volumes {
+  const byId = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE id = ?`);
+  const byName = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE store = ? AND name = ?`);
+  // Stores are few: a look into each costs less than an index of names that every create would have to write.
+  const named = db.prepare(`
+    SELECT ${volumeColumns} FROM store_totals s CROSS JOIN volumes v ON v.store = s.store AND v.name = ? ORDER BY s.store`);
+  const names = db.prepare('SELECT id, name FROM volumes WHERE store = ? ORDER BY name');
+  const totals = db.prepare('SELECT volumes, bytes_high, bytes_low FROM store_totals WHERE store = ?');
+  const forgets = ['volumes', 'volume_labels', 'store_totals'].map((t) =>
+    db.prepare(`DELETE FROM ${t} WHERE store = ?`),
+  );
+  return {
+    ...createWriting(db, byId, byName),
+    byId: (id) => volumeFrom(byId.get(id)),
+    byName: (store, name) => volumeFrom(byName.get(store, name)),
+    named: (name) => named.all(name).map(toVolume),
+    page: createPaging(db),
+    names: (store) => names.all(store).map(toVolumeName),
+    totals: (store) => toTotals(totals.get(store)),
+    forgetStore: (store) =>
+      db.transaction(() => {
+        for (const forget of forgets) forget.run(store);
+      }),
+  };
+}
+
+function createWriting(db: Database, byId: Statement, byName: Statement): Pick<Volumes, 'put' | 'remove'> {
+  const upsert = db.prepare(`
+    INSERT INTO volumes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET
+      store = excluded.store, name = excluded.name, bytes = excluded.bytes, access = excluded.access,
+      labels = excluded.labels, request_id = excluded.request_id, created_at = excluded.created_at,
+      revision = excluded.revision, instance = excluded.instance`);
+  const drop = db.prepare('DELETE FROM volumes WHERE id = ?');
+  const addLabel = db.prepare('INSERT INTO volume_labels VALUES (?, ?, ?)');
+  const dropLabel = db.prepare('DELETE FROM volume_labels WHERE label = ? AND store = ? AND name = ?');
+  const unlabel = ({ labels, store, name }: Volume): void => {
+    for (const label of labelTexts(labels)) dropLabel.run(label, store, name);
+  };
+  const removeVolume = (volume: Volume): void => {
+    unlabel(volume);
+    drop.run(volume.id);
+  };
+  return {
+    put: (volume) =>
+      db.transaction(() => {
+        const before = volumeFrom(byId.get(volume.id));
+        if (before !== undefined) unlabel(before);
+        // The store says who has the name; another id recorded under it is out of date.
+        const other = volumeFrom(byName.get(volume.store, volume.name));
+        if (other !== undefined && other.id !== volume.id) removeVolume(other);
+        upsert.run(...fromVolume(volume));
+        for (const label of labelTexts(volume.labels)) addLabel.run(label, volume.store, volume.name);
+      }),
+    remove: (id) =>
+      db.transaction(() => {
+        const volume = volumeFrom(byId.get(id));
+        if (volume !== undefined) removeVolume(volume);
+      }),
+  };
+}
+
+/**
+ * Store by store in the order of names: each is a walk along one index, which no number of volumes makes slower, where a
+ * single statement over several stores would sort them all for each page. No stores, no volumes: the list may be what a
+ * token is allowed to see.
+ */
+function createPaging(db: Database): Volumes['page'] {
+  const statements = new Map<number, Statement>();
+  const forLabels = (count: number): Statement => {
+    const known = statements.get(count);
+    if (known !== undefined) return known;
+    const made = db.prepare(pageSql(count));
+    statements.set(count, made);
+    return made;
+  };
+
+  return (query) => {
+    checkLimit(query.limit);
+    const { after, contains = null } = query;
+    const labels = labelTexts(query.labels);
+    if (labels.length > mostLabels) throw tooManyLabels(labels.length);
+    const statement = forLabels(labels.length);
+    const page: Volume[] = [];
+    for (const store of [...new Set<string>(query.stores)].sort()) {
+      if (page.length === query.limit) break;
+      if (after !== undefined && store < after.store) continue;
+      const from = after !== undefined && store === after.store ? after.name : '';
+      const rows = statement.all(store, from, contains, contains, ...labels, query.limit - page.length);
+      for (const row of rows) page.push(toVolume(row));
+    }
+    return page;
+  };
+}
+
+/** The first label leads, the others are looked up for each hit. CROSS JOIN: SQLite keeps that order. */
+function pageSql(labels: number): string {
+  const [first, ...others] = Array.from({ length: labels }, (_, index) => `l${index}`);
+  const lead = first ?? 'v';
+  const joins = [...others, 'v'].map(
+    (t) => `CROSS JOIN ${t === 'v' ? 'volumes' : 'volume_labels'} ${t} USING (store, name)`,
+  );
+  const wanted = [first, ...others].filter((t) => t !== undefined).map((t) => `AND ${t}.label = ?`);
+  return `
+    SELECT ${volumeColumns} FROM ${first === undefined ? 'volumes v' : `volume_labels ${first} ${joins.join(' ')}`}
+    WHERE ${lead}.store = ? AND ${lead}.name > ? AND (? IS NULL OR instr(${lead}.name, ?) > 0) ${wanted.join(' ')}
+    ORDER BY ${lead}.name LIMIT ?`;
+}
+
+function checkLimit(limit: VolumeQuery['limit']): void {
+  if (Number.isInteger(limit) && limit >= 1 && limit <= mostPerPage) return;
+  throw new StowageError(`a page cannot hold ${limit} volumes`, {
+    code: 'out-of-range',
+    reason: 'page-limit',
+    action: `Ask for 1 to ${mostPerPage} at a time, and go on after the last one.`,
+  });
+}
+
+function tooManyLabels(count: number): StowageError {
+  return new StowageError(`volumes cannot be looked for by ${count} labels at once`, {
+    code: 'out-of-range',
+    reason: 'label-filters',
+    action: `Give at most ${mostLabels} labels.`,
+  });
+}
