@@ -1,0 +1,84 @@
+import { readdir, statfs } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { CheckStep, StoreCheck } from '#core/model.ts';
+import { storeFailure } from './errors.ts';
+import { unlinkIfThere, writeNew } from './files.ts';
+import { missingTool } from './mkfs.ts';
+import type { LocalOptions } from './options.ts';
+import type { Place } from './place.ts';
+
+/** Each step shows what is wrong and what to do; later steps that make no sense after a failure are left out. */
+export async function checkStore(
+  place: Place,
+  options: LocalOptions,
+  readOnly: boolean,
+  clock: Clock,
+  scope: Scope,
+): Promise<StoreCheck> {
+  const steps: CheckStep[] = [];
+  let room: { readonly total: bigint; readonly free: bigint } | undefined;
+
+  async function step(name: string, work: () => Promise<string>): Promise<boolean> {
+    scope.signal.throwIfAborted();
+    try {
+      steps.push({ step: name, ok: true, detail: await work() });
+      return true;
+    } catch (cause) {
+      const { message, action } = storeFailure(cause, `the step ${name}`, place.root);
+      steps.push({ step: name, ok: false, detail: message, action });
+      return false;
+    }
+  }
+
+  const found = await step('resolve', async () => {
+    await place.verify();
+    return `${options.root} is ${place.root}`;
+  });
+  if (
+    found &&
+    (await step('open', async () => `${(await readdir(place.root)).length} entries, layout ${place.layout}`))
+  ) {
+    if (!readOnly) await step('writable', () => probe(place));
+    await step('room', async () => {
+      room = await measure(place.root);
+      if (!readOnly && room.free === 0n) throw full(place.root);
+      return `${room.free} of ${room.total} bytes are free`;
+    });
+    if (place.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
+    await step('lock', async () =>
+      readOnly ? 'none: the store is read-only' : `held by this process (${process.pid})`,
+    );
+  }
+  return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.total, freeBytes: room?.free };
+}
+
+async function probe(place: Place): Promise<string> {
+  const file = place.scratch();
+  await writeNew(file, 'probe');
+  await unlinkIfThere(file);
+  return 'a file was written, made durable and removed';
+}
+
+async function measure(root: string): Promise<{ readonly total: bigint; readonly free: bigint }> {
+  const { bsize, blocks, bavail } = await statfs(root, { bigint: true });
+  return { total: blocks * bsize, free: bavail * bsize };
+}
+
+function full(root: string): StowageError {
+  return new StowageError(`no room is left on the file system of ${root}`, {
+    code: 'exhausted',
+    reason: 'store-full',
+    action: `Free some room there (df -h ${root}), or delete volumes that are no longer needed.`,
+  });
+}
+
+async function tools({ filesystem }: LocalOptions, clock: Clock, scope: Scope): Promise<string> {
+  const needed = filesystem === undefined ? (['xfs', 'ext4'] as const) : [filesystem];
+  for (const type of needed) {
+    const missing = await missingTool(type, clock, scope);
+    if (missing !== undefined) throw missing;
+  }
+  return `${needed.map((type) => `mkfs.${type}`).join(' and ')} work`;
+}

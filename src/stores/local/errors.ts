@@ -1,0 +1,143 @@
+import type { ErrorCode } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import { quoted } from '#core/names.ts';
+
+type About = { readonly code: ErrorCode; readonly reason: string; readonly why: string; readonly action: string };
+
+/** What a system call's error means for a store in this directory. The only place that reads errno for people. */
+const meanings: Readonly<Record<string, (root: string) => About>> = {
+  ENOSPC: (root) => ({
+    code: 'exhausted',
+    reason: 'store-full',
+    why: `no room is left on the file system of ${root}`,
+    action: `Free some room there (df -h ${root}; df -i ${root}), or delete volumes that are no longer needed.`,
+  }),
+  EDQUOT: (root) => ({
+    code: 'exhausted',
+    reason: 'store-quota',
+    why: `the disk quota for ${root} is used up`,
+    action: `Have the quota on ${root} raised, or delete volumes that are no longer needed.`,
+  }),
+  EROFS: (root) => ({
+    code: 'denied',
+    reason: 'store-file-system-read-only',
+    why: `the file system of ${root} is mounted read-only`,
+    action:
+      'Mount it writable again (after an error, look at dmesg first), or give the store the option readOnly=true.',
+  }),
+  EACCES: (root) => permission(root),
+  EPERM: (root) => permission(root),
+  EBUSY: (root) => ({
+    code: 'in-use',
+    reason: 'volume-data-busy',
+    why: 'something is mounted on its data',
+    action: `Find the mount with: grep ${root} /proc/self/mountinfo; unmount it and try again.`,
+  }),
+  EFBIG: (root) => ({
+    code: 'out-of-range',
+    reason: 'file-too-large',
+    why: `the file system of ${root} cannot hold a file of that size`,
+    action: 'Ask for a smaller volume, or move the store to a file system that allows larger files, such as xfs.',
+  }),
+  EXDEV: (root) => ({
+    code: 'unsupported',
+    reason: 'store-cannot-move',
+    why: `the file system of ${root} does not move data within the store, as an overlay does not with what an image brought along`,
+    action: `Have the store on a disk or a volume of its own (findmnt -T ${root} shows what it is on now), in one mount and one quota project.`,
+  }),
+  EMFILE: () => tooManyFiles,
+  ENFILE: () => tooManyFiles,
+  EIO: (root) => sick(root),
+  ESTALE: (root) => sick(root),
+  ENOTCONN: (root) => sick(root),
+  ENOENT: (root) => ({
+    code: 'unavailable',
+    reason: 'store-damaged',
+    why: `something removed a part of ${root} underneath Stowage`,
+    action: `Restart Stowage: it puts ${root}/.stowage in order again.`,
+  }),
+};
+
+const permission = (root: string): About => ({
+  code: 'denied',
+  reason: 'store-permission',
+  why: `the user Stowage runs as may not do that in ${root}`,
+  action: `Give that user ownership of ${root} (chown), or run Stowage as root.`,
+});
+
+const sick = (root: string): About => ({
+  code: 'unavailable',
+  reason: 'store-io-error',
+  why: `the file system of ${root} gave an input/output error`,
+  action: 'Look at dmesg for the disk or the server behind it; try again when it is healthy.',
+});
+
+const tooManyFiles: About = {
+  code: 'unavailable',
+  reason: 'too-many-open-files',
+  why: 'the limit of open files is reached',
+  action: 'Raise the limit of open files for Stowage (ulimit -n, or LimitNOFILE in its unit).',
+};
+
+export function errno(thrown: unknown): string | undefined {
+  return thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : undefined;
+}
+
+/** `doing` completes "… failed": 'creating volume a'. */
+export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
+  const code = errno(cause);
+  const about = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
+  if (about === undefined) return stowageError(cause);
+  const { why, ...rest } = about;
+  return new StowageError(`${doing} failed: ${why}`, { ...rest, cause });
+}
+
+export function rootMissing(root: string, cause?: unknown): StowageError {
+  return new StowageError(`the store's directory ${root} does not exist`, {
+    code: 'unavailable',
+    reason: 'store-root-missing',
+    action: `Mount the disk that holds it, or create the directory if the store is new: mkdir -p ${root}`,
+    cause,
+  });
+}
+
+export function rootChanged(root: string): StowageError {
+  return new StowageError(`${root} is no longer the directory the store was opened in`, {
+    code: 'unavailable',
+    reason: 'store-root-changed',
+    action:
+      'Put the original directory or disk back in its place (compare with: findmnt). If the new one is meant to be the store, restart Stowage.',
+  });
+}
+
+export function notFound(name: string, store: string): StowageError {
+  return new StowageError(`there is no volume ${quoted(name)} in store ${store}`, {
+    code: 'not-found',
+    reason: 'volume-unknown',
+    action: `See what there is with: stowage volume list --store ${store}`,
+  });
+}
+
+export function nameTaken(name: string, store: string): StowageError {
+  return new StowageError(`store ${store} has a volume ${quoted(name)} already`, {
+    code: 'exists',
+    reason: 'volume-exists',
+    action: `Choose another name, or look at the existing one with: stowage volume show ${store}/${name}`,
+  });
+}
+
+export function dataUnrecorded(name: string, path: string, store: string): StowageError {
+  return new StowageError(`${path} exists already but belongs to no volume`, {
+    code: 'exists',
+    reason: 'directory-unrecorded',
+    action: `Make it a volume as it is with: stowage store adopt ${store} ${name}; or move it away; or choose another name.`,
+  });
+}
+
+export function dataUnusable(name: string, path: string, found: string): StowageError {
+  return new StowageError(`the data of volume ${quoted(name)} cannot be used: ${path} ${found}`, {
+    code: 'conflict',
+    reason: 'volume-data-unusable',
+    action: `Put the volume's data back at ${path}, or delete the volume.`,
+  });
+}

@@ -1,0 +1,161 @@
+import { constants } from 'node:fs';
+import { open } from 'node:fs/promises';
+
+export const MiB = 1024n * 1024n;
+export const blockSize = 4096n;
+
+/** What decides how much of a file its file system can offer, from our own mkfs options or from a superblock. */
+export type Geometry = XfsGeometry | Ext4Geometry;
+
+export interface XfsGeometry {
+  readonly filesystem: 'xfs';
+  readonly block: bigint;
+  /** Of the internal log, which statfs(2) leaves out of the total. */
+  readonly logBlocks: bigint;
+  /** Undefined: a new file system, whose groups are not laid out yet. */
+  readonly groupBlocks: bigint | undefined;
+}
+
+export interface Ext4Geometry {
+  readonly filesystem: 'ext4';
+  readonly block: bigint;
+  readonly journalBlocks: bigint;
+  readonly groupBlocks: bigint;
+  readonly inodeTableBlocks: bigint | undefined;
+  readonly descriptorSize: bigint;
+  /** Descriptor blocks in use and reserved, in each group that has a copy. Undefined: not laid out yet. */
+  readonly descriptorBlocks: bigint | undefined;
+}
+
+export interface Superblock {
+  readonly geometry: Geometry;
+  /** What `df` calls the size. */
+  readonly usable: bigint;
+}
+
+const ceil = (a: bigint, b: bigint): bigint => (a + b - 1n) / b;
+const larger = (a: bigint, b: bigint): bigint => (a > b ? a : b);
+const smaller = (a: bigint, b: bigint): bigint => (a < b ? a : b);
+const roundUp = (a: bigint, b: bigint): bigint => ceil(a, b) * b;
+
+/** The size of a file whose file system offers `bytes` to its users, and hardly more: `df` then shows what was asked for. */
+export function fileSize(geometry: Geometry, bytes: bigint): bigint {
+  const wanted = ceil(bytes, geometry.block);
+  const blocks = geometry.filesystem === 'xfs' ? xfsBlocks(geometry, wanted) : ext4Blocks(geometry, wanted);
+  return blocks * geometry.block;
+}
+
+// xfs_growfs leaves away a last allocation group of fewer blocks than this (XFS_MIN_AG_BLOCKS).
+const smallestXfsGroup = 64n;
+
+function xfsBlocks({ logBlocks, groupBlocks }: XfsGeometry, wanted: bigint): bigint {
+  const blocks = wanted + logBlocks;
+  if (groupBlocks === undefined) return blocks;
+  const last = blocks % groupBlocks;
+  return last === 0n || last >= smallestXfsGroup ? blocks : blocks - last + smallestXfsGroup;
+}
+
+// resize2fs and mke2fs leave away a last group that has room for fewer blocks than this beyond its own tables.
+const smallestExt4Group = 50n;
+const inodeSize = 256n;
+const bytesPerInode = 16384n;
+
+/** Groups that carry a copy of the superblock: 0, 1 and the powers of 3, 5 and 7 (feature sparse_super). */
+function copies(groups: bigint): bigint {
+  let count = groups > 1n ? 2n : 1n;
+  for (const base of [3n, 5n, 7n]) for (let group = base; group < groups; group *= base) count += 1n;
+  return count;
+}
+
+function hasCopy(group: bigint): boolean {
+  return copies(group + 1n) > copies(group) || group < 2n;
+}
+
+/** The kernel's ext4_calculate_overhead for the features we use; measured to be exact for file systems mke2fs made. */
+function ext4Overhead(geometry: Ext4Geometry, blocks: bigint): { readonly all: bigint; readonly lastGroup: bigint } {
+  const groups = ceil(blocks, geometry.groupBlocks);
+  const inUse = ceil(groups * geometry.descriptorSize, geometry.block);
+  const table = geometry.inodeTableBlocks ?? newInodeTable(geometry, blocks, groups);
+  const descriptors = geometry.descriptorBlocks ?? newDescriptors(geometry, blocks, inUse);
+  const copy = 1n + larger(descriptors, inUse);
+  const own = table + 2n;
+  return {
+    all: groups * own + copies(groups) * copy + geometry.journalBlocks,
+    lastGroup: own + (hasCopy(groups - 1n) ? copy : 0n),
+  };
+}
+
+function newInodeTable({ block }: Ext4Geometry, blocks: bigint, groups: bigint): bigint {
+  return ceil(ceil(ceil(blocks * block, bytesPerInode), groups) * inodeSize, block);
+}
+
+/** mke2fs leaves room for the descriptors of a file system 1024 times as large, one indirect block's worth at most. */
+function newDescriptors({ block, descriptorSize, groupBlocks }: Ext4Geometry, blocks: bigint, inUse: bigint): bigint {
+  const largest = blocks * 1024n > 2n ** 32n - 1n && blocks <= 2n ** 32n - 1n ? 2n ** 32n - 1n : blocks * 1024n;
+  const all = ceil(ceil(largest, groupBlocks), block / descriptorSize);
+  const reserved = all > inUse ? all - inUse : 0n;
+  const most = block / 4n;
+  return inUse + smaller(reserved, most);
+}
+
+function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
+  // Each round adds the tables that the blocks of the round before need; it converges since tables are a few percent.
+  let blocks = wanted;
+  for (;;) {
+    const overhead = ext4Overhead(geometry, blocks);
+    let next = wanted + overhead.all;
+    const last = next % geometry.groupBlocks;
+    const least = overhead.lastGroup + smallestExt4Group;
+    if (last > 0n && last < least) next += least - last;
+    if (next <= blocks) return blocks;
+    blocks = next;
+  }
+}
+
+/** Undefined: no file system that we know. */
+export async function readSuperblock(path: string): Promise<Superblock | undefined> {
+  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  try {
+    const head = Buffer.alloc(2048);
+    const { bytesRead } = await file.read(head, 0, head.length, 0);
+    if (bytesRead < head.length) return undefined;
+    return xfsSuperblock(head) ?? ext4Superblock(head.subarray(1024));
+  } finally {
+    await file.close();
+  }
+}
+
+const saneBlock = (block: bigint): boolean => block >= 512n && block <= 65536n && (block & (block - 1n)) === 0n;
+
+function xfsSuperblock(head: Buffer): Superblock | undefined {
+  if (head.toString('latin1', 0, 4) !== 'XFSB') return undefined;
+  const block = BigInt(head.readUInt32BE(4));
+  const blocks = head.readBigUInt64BE(8);
+  const groupBlocks = BigInt(head.readUInt32BE(84));
+  const logIsInternal = head.readBigUInt64BE(48) !== 0n;
+  const logBlocks = logIsInternal ? BigInt(head.readUInt32BE(96)) : 0n;
+  if (!saneBlock(block) || groupBlocks < smallestXfsGroup || logBlocks > blocks) return undefined;
+  return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usable: (blocks - logBlocks) * block };
+}
+
+function ext4Superblock(sb: Buffer): Superblock | undefined {
+  if (sb.readUInt16LE(0x38) !== 0xef53) return undefined;
+  const block = 1024n << BigInt(Math.min(sb.readUInt32LE(0x18), 8));
+  const has64bit = (sb.readUInt32LE(0x60) & 0x80) !== 0;
+  const blocks = BigInt(sb.readUInt32LE(0x4)) + (has64bit ? BigInt(sb.readUInt32LE(0x150)) << 32n : 0n);
+  const groupBlocks = BigInt(sb.readUInt32LE(0x20));
+  if (!saneBlock(block) || groupBlocks < 256n || groupBlocks > 8n * block) return undefined;
+  const descriptorSize = has64bit ? BigInt(sb.readUInt16LE(0xfe)) : 32n;
+  if (descriptorSize < 32n || descriptorSize > block) return undefined;
+  const inUse = ceil(ceil(blocks, groupBlocks) * descriptorSize, block);
+  const geometry: Ext4Geometry = {
+    ...{ filesystem: 'ext4', block, groupBlocks, descriptorSize },
+    // The superblock keeps a copy of the journal inode's block list and size.
+    journalBlocks: roundUp(BigInt(sb.readUInt32LE(0x14c)) + (BigInt(sb.readUInt32LE(0x148)) << 32n), block) / block,
+    inodeTableBlocks: ceil(BigInt(sb.readUInt32LE(0x28)) * BigInt(sb.readUInt16LE(0x58)), block),
+    descriptorBlocks: inUse + BigInt(sb.readUInt16LE(0xce)),
+  };
+  const overhead = ext4Overhead(geometry, blocks).all;
+  if (overhead >= blocks) return undefined;
+  return { geometry, usable: (blocks - overhead) * block };
+}

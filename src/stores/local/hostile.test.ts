@@ -1,0 +1,432 @@
+import { execFileSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  mkdir,
+  mkdtemp,
+  readdir,
+  readFile,
+  readlink,
+  rename,
+  rm,
+  rmdir,
+  statfs,
+  symlink,
+  writeFile,
+} from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+
+let under: LocalStoreUnderTest;
+let outside: string;
+
+beforeEach(async () => {
+  under = await localStore();
+  outside = await mkdtemp(join(tmpdir(), 'stowage-outside-'));
+  await writeFile(join(outside, 'precious'), 'precious');
+});
+afterEach(async () => {
+  await under[Symbol.asyncDispose]();
+  expect(await readFile(join(outside, 'precious'), 'utf8')).toBe('precious');
+  expect(await readdir(outside)).toEqual(['precious']);
+  await rm(outside, { recursive: true });
+});
+
+const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: `request ${name}`, createdAt: 0, instance: 'instance-1' },
+  ...more,
+});
+const create = (name: string, more: Partial<VolumeSpec> = {}): Promise<Volume> =>
+  under.store.create(spec(name, more), scope);
+
+async function reason(work: Promise<unknown>): Promise<string> {
+  const thrown = await work.then(
+    () => undefined,
+    (cause: unknown) => cause,
+  );
+  return thrown instanceof StowageError ? `${thrown.code} ${thrown.reason}` : `not a StowageError: ${String(thrown)}`;
+}
+
+describe('a symbolic link', () => {
+  test('in the place of new data is left alone and refused', async () => {
+    await symlink(outside, under.at('a'));
+    expect(await reason(create('a'))).toBe('exists directory-unrecorded');
+    expect(await readlink(under.at('a'))).toBe(outside);
+    expect(await readdir(under.root)).toEqual(['.stowage', 'a']);
+    expect(await under.store.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
+    expect(await reason(under.store.adopt(volumeName('a'), spec('a'), scope))).toBe('conflict not-adoptable');
+  });
+
+  test('that dangles is no free name either', async () => {
+    await symlink('/nowhere', under.at('a'));
+    expect(await reason(create('a'))).toBe('exists directory-unrecorded');
+  });
+
+  test('in the place of existing data is never followed, and can be deleted', async () => {
+    const made = await create('a');
+    await rmdir(under.at('a'));
+    await symlink(outside, under.at('a'));
+    expect(await under.store.get(made.name, scope)).toMatchObject({
+      condition: 'missing',
+      detail: `${under.at('a')} is a symbolic link`,
+    });
+    expect(await reason(under.store.source(made, scope))).toBe('conflict volume-data-unusable');
+    expect(await reason(under.store.usage(made, scope))).toBe('conflict volume-data-unusable');
+    expect(await reason(create('a'))).toBe('conflict volume-data-unusable');
+    await under.store.delete(made, scope);
+    await under.store.reclaim(scope);
+    expect(await readdir(under.root)).toEqual(['.stowage']);
+    expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
+  });
+
+  test('in the place of a record is not read', async () => {
+    const made = await create('b');
+    await symlink(under.at('b.meta'), under.at('a.meta'));
+    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await reason(create('a'))).toBe('conflict record-unreadable');
+    expect(await reason(under.store.delete({ ...made, name: volumeName('a') }, scope))).toBe(
+      'conflict record-unreadable',
+    );
+    expect(await Array.fromAsync(under.store.list(scope))).toEqual([made]);
+    await under.store.sweep(scope);
+    expect(await under.store.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
+  });
+
+  test('in the place of a record is not read even when it leads to a good one', async () => {
+    await create('a');
+    await rename(under.at('a.meta'), under.at('elsewhere'));
+    await symlink('elsewhere', under.at('a.meta'));
+    const failure = under.store.get(volumeName('a'), scope);
+    await expect(failure).rejects.toThrow(`the record ${under.at('a.meta')} cannot be read: it is a symbolic link`);
+  });
+
+  test('inside a volume is removed with it, not what it points to', async () => {
+    const made = await create('a');
+    await mkdir(under.at('a', 'd', 'e'), { recursive: true });
+    await symlink(outside, under.at('a', 'link'));
+    await symlink(outside, under.at('a', 'd', 'e', 'link'));
+    const usage = await under.store.usage(made, scope);
+    expect(usage).toMatchObject({ files: 4n, complete: true });
+    await under.store.delete(made, scope);
+    await under.store.reclaim(scope);
+    expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
+  });
+});
+
+describe('a record', () => {
+  const good = (): Record<string, unknown> => ({
+    ...{ version: 1, id: newVolumeId(), name: 'a', access: 'filesystem', labels: {}, requestId: 'r', createdAt: 0 },
+    ...{ revision: 1, instance: 'instance-1' },
+  });
+
+  test.each<[string, Record<string, unknown>]>([
+    ['id', { id: '../../etc' }],
+    ['id', { id: undefined }],
+    ['name', { name: '../b' }],
+    ['bytes', { bytes: -1 }],
+    ['bytes', { bytes: '99999999999999999999' }],
+    ['access', { access: 'tape' }],
+    ['labels', { labels: [] }],
+    ['labels', { labels: { a: 1 } }],
+    ['requestId', { requestId: null }],
+    ['createdAt', { createdAt: 'now' }],
+    ['revision', { revision: -1 }],
+    ['instance', { instance: 1 }],
+    ['movingTo', { movingTo: '..' }],
+    ['deletedAt', { deletedAt: 'x' }],
+  ])('with a wrong %s is reported and left alone: %j', async (field, change) => {
+    await mkdir(under.at('a'));
+    await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), ...change }));
+    expect(await Array.fromAsync(under.store.list(scope))).toEqual([]);
+    await under.store.sweep(scope);
+    expect(await under.store.orphans(scope)).toMatchObject([
+      {
+        kind: 'unreadable-record',
+        detail: `the record ${under.at('a.meta')} cannot be read: its field ${field} is missing or wrong`,
+      },
+    ]);
+    expect(await readdir(under.root)).toEqual(['.stowage', 'a', 'a.meta']);
+  });
+
+  test('of another volume, copied, does not make a second volume of one id', async () => {
+    await mkdir(under.at('a'));
+    await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), name: 'b' }));
+    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+  });
+
+  test('of a newer format is refused with that reason', async () => {
+    await mkdir(under.at('a'));
+    await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), version: 2 }));
+    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('unsupported format-newer');
+    expect(await reason(create('a'))).toBe('unsupported format-newer');
+  });
+
+  test('of a gigabyte is not read', async () => {
+    await mkdir(under.at('a'));
+    await writeFile(under.at('a.meta'), JSON.stringify(good()));
+    execFileSync('truncate', ['-s', '1G', under.at('a.meta')]);
+    const before = process.memoryUsage().rss;
+    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(process.memoryUsage().rss - before).toBeLessThan(50e6);
+  });
+
+  test('as large as allowed is read', async () => {
+    const labels = { long: 'x'.repeat(60_000) };
+    const made = await create('a', { labels });
+    expect((await under.store.get(made.name, scope))?.volume).toEqual(made);
+    expect(await reason(create('b', { labels: { long: 'x'.repeat(70_000) } }))).toBe('invalid labels-too-large');
+    expect(await under.store.names(scope)).toEqual(['a']);
+  });
+
+  test('that is a FIFO does not make anybody wait, and is left alone', async () => {
+    execFileSync('mkfifo', [under.at('a.meta')]);
+    const store = await under.reopen();
+    await store.sweep(scope);
+    const failure = store.get(volumeName('a'), scope);
+    await expect(failure).rejects.toThrow(`the record ${under.at('a.meta')} cannot be read: it is not a plain file`);
+    expect(await reason(create('a'))).toBe('conflict record-unreadable');
+    expect(await readdir(under.root)).toEqual(['.stowage', 'a.meta']);
+  });
+
+  test.skipIf(needs('root'))('that is a device or a socket is refused, and the store opens', async () => {
+    execFileSync('mknod', [under.at('a.meta'), 'c', '1', '5']);
+    const server = createServer().listen(under.at('b.meta'));
+    await once(server, 'listening');
+    try {
+      const store = await under.reopen();
+      await store.sweep(scope);
+      for (const name of ['a', 'b']) {
+        expect(await reason(store.get(volumeName(name), scope))).toBe('conflict record-unreadable');
+      }
+      expect(await Array.fromAsync(store.list(scope))).toEqual([]);
+    } finally {
+      server.close();
+    }
+  });
+
+  test.each([
+    'my precious notes\n',
+    'artist: x\n',
+    '{"title":"x"',
+    '{ "version": 1, "id": "sv1-',
+    '{"version":"3.2"',
+    '{"version":1,"id":"sv1-x"} and more',
+    '{"version":1,"id":"sv1-x",\n"name"',
+    '\0\0\0',
+  ])('that is somebody’s own file is never removed: %j', async (text) => {
+    await writeFile(under.at('a.meta'), text);
+    const store = await under.reopen();
+    await store.sweep(scope);
+    expect(await reason(create('a'))).toBe('conflict record-unreadable');
+    expect(await reason(store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await readFile(under.at('a.meta'), 'utf8')).toBe(text);
+    expect(await store.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
+  });
+
+  test('of our own, cut off anywhere and without data, is an interrupted creation', async () => {
+    await create('a', { labels: { 'a"{b': 'c}\\"}', ü: '\n' } });
+    const whole = await readFile(under.at('a.meta'));
+    await rmdir(under.at('a'));
+    // Without its last byte, the end of the line, it is still complete.
+    for (let length = 0; length < whole.length - 1; length++) {
+      await writeFile(under.at('a.meta'), whole.subarray(0, length));
+      await under.store.sweep(scope);
+      expect(await readdir(under.root), whole.toString('utf8', 0, length)).toEqual(['.stowage']);
+    }
+  });
+
+  test('that is a directory is refused', async () => {
+    await mkdir(under.at('a.meta'));
+    expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
+    expect(await reason(create('a'))).toBe('conflict record-unreadable');
+  });
+});
+
+describe('what lies about', () => {
+  test('is offered for adoption, or not, with the reason', async () => {
+    await create('mine');
+    for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta']) await mkdir(under.at(name));
+    await writeFile(under.at('file'), '');
+    const found = (await under.store.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    expect(found).toEqual([
+      { name: '.hidden', reason: "'.hidden' cannot be a volume name: it must begin with a letter or a digit" },
+      { name: 'a..b', reason: "'a..b' cannot be a volume name: it contains '..'" },
+      { name: 'file', reason: 'it is not a directory' },
+      { name: 'good' },
+      { name: 'lost+found', reason: 'it belongs to the file system' },
+      {
+        name: 'sp ace',
+        reason: "'sp ace' cannot be a volume name: only the letters A-Z a-z, digits, and _ . - may be used",
+      },
+      {
+        name: 'x.meta',
+        reason: "'x.meta' cannot be a volume name: names that end in '.meta' are reserved for Stowage's own records",
+      },
+    ]);
+  });
+});
+
+describe('a directory that is a store itself', () => {
+  beforeEach(async () => {
+    await mkdir(under.at('inner'));
+    await using _inner = await localStore({}, under.at('inner'));
+  });
+
+  test('cannot be adopted', async () => {
+    const why = 'it is a store itself: it contains .stowage';
+    expect(await under.store.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
+    const adopting = under.store.adopt(volumeName('inner'), spec('inner'), scope);
+    await expect(adopting).rejects.toThrow(`${under.at('inner')} cannot become a volume: ${why}`);
+    expect(await under.store.orphans(scope)).toEqual([]);
+  });
+
+  test('is no volume of a read-only store', async () => {
+    await mkdir(under.at('other'));
+    const store = await under.reopenReadOnly();
+    expect(await store.names(scope)).toEqual(['other']);
+    expect(await store.get(volumeName('inner'), scope)).toBeUndefined();
+    expect((await Array.fromAsync(store.list(scope))).map(({ name }) => name)).toEqual(['other']);
+  });
+});
+
+describe.skipIf(needs('mount'))('on a small disk', () => {
+  let disk: string;
+  let store: LocalStoreUnderTest;
+
+  beforeEach(async () => {
+    disk = await mkdtemp(join(tmpdir(), 'stowage-disk-'));
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256k,nr_inodes=40', 'stowage-test', disk]);
+    store = await localStore({}, disk);
+  });
+  afterEach(async () => {
+    await store[Symbol.asyncDispose]();
+    execFileSync('umount', [disk]);
+    await rmdir(disk);
+  });
+
+  async function fill(): Promise<Volume[]> {
+    const made: Volume[] = [];
+    for (let i = 0; i < 100; i++) {
+      const result = await store.store.create(spec(`v${i}`), scope).catch((cause: unknown) => cause);
+      if (result instanceof StowageError) {
+        expect([result.code, result.reason, result.message]).toEqual([
+          'exhausted',
+          'store-full',
+          `creating volume 'v${i}' in store test failed: no room is left on the file system of ${disk}`,
+        ]);
+        return made;
+      }
+      made.push(result as Volume);
+    }
+    throw new Error('it never became full');
+  }
+
+  test('a full one says so, keeps what it has and can be emptied, also after a restart', async () => {
+    const made = await fill();
+    expect(made.length).toBeGreaterThan(3);
+    expect((await store.store.names(scope)).toSorted()).toEqual(made.map(({ name }) => name).toSorted());
+    expect(await store.store.orphans(scope)).toEqual([]);
+    const reopened = await store.reopen();
+    await reopened.sweep(scope);
+    for (const volume of made) await reopened.delete(volume, scope);
+    expect(await reopened.names(scope)).toEqual([]);
+    expect((await reopened.create(spec('again'), scope)).name).toBe('again');
+  });
+
+  test('with no bytes left, no half-written record remains', async () => {
+    const volume = await store.store.create(spec('a'), scope);
+    await writeFile(join(disk, 'a', 'fill'), Buffer.alloc(1024 * 1024)).catch(() => undefined);
+    expect(await reason(store.store.create(spec('b'), scope))).toBe('exhausted store-full');
+    expect(await reason(store.store.label(volume, { a: 'b' }, scope))).toBe('exhausted store-full');
+    expect((await readdir(disk)).toSorted()).toEqual(['.stowage', 'a', 'a.meta']);
+    expect((await store.store.get(volume.name, scope))?.volume).toEqual(volume);
+    const check = await store.store.check(scope);
+    expect(check.ok).toBe(false);
+    expect(check.steps.filter(({ ok }) => !ok).map(({ step }) => step)).toEqual(['writable', 'room']);
+  });
+
+  test('that is mounted read-only is refused, unless the store is read-only too', async () => {
+    const volume = await store.store.create(spec('a'), scope);
+    await store.close();
+    execFileSync('mount', ['-o', 'remount,ro', disk]);
+    try {
+      expect(await reason(store.reopen())).toBe('denied store-file-system-read-only');
+      const reader = await store.reopenReadOnly();
+      expect(await reader.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
+      expect((await reader.check(scope)).ok).toBe(true);
+    } finally {
+      execFileSync('mount', ['-o', 'remount,rw', disk]);
+    }
+  });
+
+  test.skipIf(needs('xfs', 'ext4'))('a full one leaves nothing of an image that did not fit', async () => {
+    await using images = await localStore({ layout: 'image' }, await mkdtemp(join(disk, 'images-')));
+    // The log of the xfs does not fit from the start; for the tables of the ext4 the disk must be nearly full.
+    for (const bytes of [300n, 20n].map((size) => size * 1024n * 1024n)) {
+      expect(await reason(images.store.create(spec('a', { bytes }), scope))).toBe('exhausted store-full');
+      expect(await readdir(images.root)).toEqual(['.stowage']);
+      expect(await readdir(images.at('.stowage', 'tmp'))).toEqual([]);
+      const { bavail } = await statfs(disk);
+      await writeFile(join(disk, 'fill'), Buffer.alloc((bavail - 3) * 4096));
+    }
+  });
+
+  test('a mount inside a deleted volume is neither crossed nor emptied', async () => {
+    const volume = await store.store.create(spec('a'), scope);
+    await mkdir(join(disk, 'a', 'd', 'mnt'), { recursive: true });
+    execFileSync('mount', ['--bind', outside, join(disk, 'a', 'd', 'mnt')]);
+    await store.store.delete(volume, scope);
+    const left = join(disk, '.stowage', 'deleting');
+    try {
+      expect((await store.store.usage(await store.store.create(spec('b'), scope), scope)).complete).toBe(true);
+      await store.store.reclaim(scope);
+      expect(await store.store.names(scope)).toEqual(['b']);
+    } finally {
+      for (const name of await readdir(left)) execFileSync('umount', [join(left, name, 'mnt')]);
+    }
+    await store.store.reclaim(scope);
+    expect(await readdir(left)).toEqual([]);
+  });
+
+  test('deleted data that cannot be removed are reported with what to do, until they are gone', async () => {
+    const volume = await store.store.create(spec('a'), scope);
+    await mkdir(join(disk, 'a', 'mnt'));
+    execFileSync('mount', ['--bind', outside, join(disk, 'a', 'mnt')]);
+    await store.store.delete(volume, scope);
+    const path = join(disk, '.stowage', 'deleting', volume.id);
+    try {
+      expect(await store.store.orphans(scope)).toEqual([]);
+      await store.store.reclaim(scope);
+      expect(await store.store.orphans(scope)).toEqual([
+        {
+          ...{ store: 'test', kind: 'leftover', name: path },
+          detail: expect.stringMatching(/^the data of a deleted volume could not be removed: Error: EBUSY: /),
+          action: `Find what protects it (lsattr -aR ${path}; findmnt -R; its owner) and undo that: Stowage removes it with the next deletion, or when it starts.`,
+        },
+      ]);
+    } finally {
+      execFileSync('umount', [join(path, 'mnt')]);
+    }
+    await store.store.reclaim(scope);
+    expect(await store.store.orphans(scope)).toEqual([]);
+  });
+
+  test('a volume something is mounted on cannot be deleted', async () => {
+    const volume = await store.store.create(spec('a'), scope);
+    execFileSync('mount', ['--bind', outside, join(disk, 'a')]);
+    try {
+      expect(await reason(store.store.delete(volume, scope))).toBe('in-use volume-data-busy');
+    } finally {
+      execFileSync('umount', [join(disk, 'a')]);
+    }
+    expect((await store.store.get(volume.name, scope))?.condition).toBe('ok');
+  });
+});

@@ -1,0 +1,239 @@
+import { execFileSync } from 'node:child_process';
+import { copyFile, mkdir, mkdtemp, readdir, rm, stat, statfs, symlink, truncate, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { readSuperblock } from './geometry.ts';
+import { runTool } from './mkfs.ts';
+
+const MiB = 1024n * 1024n;
+const GiB = 1024n * MiB;
+
+const spec = (name: string, bytes: bigint | undefined, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(name), bytes, access: 'filesystem', labels: {} },
+  ...{ requestId: `request ${name}`, createdAt: 0, instance: 'instance-1' },
+  ...more,
+});
+
+/** What `df` shows, while `work` uses the mounted volume. */
+async function mounted(image: string, work: (at: string) => Promise<void> = async () => undefined): Promise<bigint> {
+  const at = await mkdtemp(join(tmpdir(), 'stowage-mount-'));
+  execFileSync('mount', ['-o', 'loop', image, at]);
+  try {
+    await work(at);
+    const { blocks, bsize } = await statfs(at, { bigint: true });
+    return blocks * bsize;
+  } finally {
+    execFileSync('umount', [at]);
+    await rm(at, { recursive: true });
+  }
+}
+
+let under: LocalStoreUnderTest;
+const open = async (options: Readonly<Record<string, string>> = {}): Promise<void> => {
+  under = await localStore({ layout: 'image', ...options });
+};
+afterEach(async () => {
+  await under[Symbol.asyncDispose]();
+});
+const create = (name: string, bytes: bigint, more: Partial<VolumeSpec> = {}): Promise<Volume> =>
+  under.store.create(spec(name, bytes, more), scope);
+
+async function reason(work: Promise<unknown>): Promise<string> {
+  const thrown = await work.then(
+    () => undefined,
+    (cause: unknown) => cause,
+  );
+  return thrown instanceof StowageError ? `${thrown.code} ${thrown.reason}` : `not a StowageError: ${String(thrown)}`;
+}
+
+describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => {
+  test.each([
+    ['xfs', 300n * MiB],
+    ['xfs', 500n * MiB + 4096n],
+    ['xfs', GiB],
+    ['xfs', 37n * GiB],
+  ])('of %s with %d bytes shows exactly that size', async (filesystem, bytes) => {
+    await open();
+    const made = await create('a', bytes);
+    expect(await under.store.source(made, scope)).toEqual({
+      kind: 'loop',
+      node: 'node-1',
+      path: under.at('a.img'),
+      filesystem,
+    });
+    expect(await mounted(under.at('a.img'))).toBe(bytes);
+    expect((await readSuperblock(under.at('a.img')))?.usable).toBe(bytes);
+  });
+
+  test.each([16n, 20n, 64n, 100n, 127n, 128n, 130n, 256n, 299n, 1024n, 5n * 1024n, 40n * 1024n])(
+    'of ext4 with %d MiB shows that size, and at most one percent more',
+    async (size) => {
+      await open({ filesystem: 'ext4' });
+      const bytes = size * MiB;
+      const made = await create('a', bytes);
+      expect(await under.store.source(made, scope)).toMatchObject({ filesystem: 'ext4' });
+      const shown = await mounted(under.at('a.img'));
+      expect(shown).toBeGreaterThanOrEqual(bytes);
+      expect(shown).toBeLessThanOrEqual(bytes + bytes / 100n + MiB / 4n);
+      expect((await readSuperblock(under.at('a.img')))?.usable).toBe(shown);
+    },
+  );
+
+  test.each([
+    [GiB, 2n * GiB],
+    [300n * MiB, 301n * MiB],
+    // The last allocation group would be too small to be used: the file must be larger.
+    [GiB, 69632n * 4096n * 5n - 64n * MiB + 4096n],
+  ])('of xfs with %d bytes grows to %d while mounted', async (before, after) => {
+    await open();
+    const made = await create('a', before);
+    const shown = await mounted(under.at('a.img'), async (at) => {
+      await writeFile(join(at, 'file'), 'kept');
+      await under.store.expand(made, after, scope);
+      const device = execFileSync('losetup', ['-n', '-O', 'NAME', '-j', under.at('a.img')], {
+        encoding: 'utf8',
+      }).trim();
+      execFileSync('losetup', ['-c', device]);
+      execFileSync('xfs_growfs', [at], { stdio: 'ignore' });
+    });
+    expect(shown).toBeGreaterThanOrEqual(after);
+    expect(shown).toBeLessThanOrEqual(after + MiB / 4n);
+  });
+
+  test.each([
+    [100n, 110n],
+    [100n, 300n],
+    [16n, 1024n],
+    [200n, 9n * 1024n],
+  ])('of ext4 with %d MiB grows to %d MiB', async (before, after) => {
+    await open({ filesystem: 'ext4' });
+    const made = await create('a', before * MiB);
+    await under.store.expand(made, after * MiB, scope);
+    execFileSync('e2fsck', ['-f', '-p', under.at('a.img')], { stdio: 'ignore' });
+    execFileSync('resize2fs', [under.at('a.img')], { stdio: 'ignore' });
+    const shown = await mounted(under.at('a.img'));
+    expect(shown).toBeGreaterThanOrEqual(after * MiB);
+    expect(shown).toBeLessThanOrEqual(((after * MiB) / 100n) * 102n);
+  });
+
+  test.each([
+    ['xfs', 300n * MiB],
+    ['ext4', 20n * MiB],
+  ])('of %s has the owner and mode that the store says', async (filesystem, bytes) => {
+    await open({ filesystem, uid: '1234', gid: '70000', mode: '2770' });
+    await create('a', bytes);
+    await mounted(under.at('a.img'), async (at) => {
+      const { uid, gid, mode } = await stat(at);
+      expect([uid, gid, mode & 0o7777]).toEqual([1234, 70000, 0o2770]);
+    });
+  });
+});
+
+describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
+  beforeEach(() => open());
+
+  test('gives a block volume exactly the bytes that were asked for, and no file system', async () => {
+    const made = await create('a', GiB, { access: 'block' });
+    expect((await stat(under.at('a.img'))).size).toBe(Number(GiB));
+    expect(await under.store.source(made, scope)).toMatchObject({ kind: 'loop', filesystem: undefined });
+    await under.store.expand(made, 2n * GiB, scope);
+    expect((await stat(under.at('a.img'))).size).toBe(Number(2n * GiB));
+    expect((await under.store.usage(made, scope)).bytes).toBeLessThan(MiB);
+  });
+
+  test('takes no more room than the file system has written', async () => {
+    const made = await create('a', 100n * GiB);
+    expect((await under.store.usage(made, scope)).bytes).toBeLessThan(70n * MiB);
+  });
+
+  test('says what sizes there can be', async () => {
+    expect(await reason(create('a', 16n * MiB - 1n))).toBe('out-of-range size-out-of-range');
+    expect(await reason(create('a', 1024n ** 5n + 1n))).toBe('out-of-range size-out-of-range');
+    expect(await reason(create('a', -1n))).toBe('out-of-range size-out-of-range');
+    expect(await reason(under.store.create(spec('a', undefined), scope))).toBe('invalid size-needed');
+    await expect(create('a', 1n)).rejects.toThrow(
+      'a volume of 1 bytes cannot be made in store test: 16 MiB (16777216 bytes) to 1 PiB (1125899906842624 bytes) can',
+    );
+    expect(await readdir(under.root)).toEqual(['.stowage']);
+  });
+
+  test('leaves nothing of a volume too large for the file system below', async () => {
+    const result = await create('a', 1024n ** 5n, { access: 'block' }).catch((cause: unknown) => cause);
+    // Where the file system below can hold it, there is nothing to refuse.
+    if (result instanceof StowageError) {
+      expect([result.code, result.reason]).toEqual(['out-of-range', 'file-too-large']);
+      expect(await readdir(under.root)).toEqual(['.stowage']);
+      expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
+    }
+  });
+
+  test('leaves nothing of a creation that is cancelled while the file system is made', async () => {
+    const stop = new AbortController();
+    await create('a', GiB);
+    const work = under.store.create(spec('b', GiB), { ...scope, signal: stop.signal });
+    setImmediate(() => stop.abort());
+    expect(await reason(work)).toBe('canceled canceled');
+    expect((await readdir(under.root)).toSorted()).toEqual(['.stowage', 'a.img', 'a.meta']);
+    expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
+  });
+
+  test('says which package brings a tool that is missing, and what a failing tool said', async () => {
+    await expect(runTool('xfs', 'mkfs.nowhere', [], systemClock(), scope)).rejects.toMatchObject({
+      code: 'unsupported',
+      reason: 'tool-missing',
+      message: 'mkfs.nowhere is not installed, so no xfs file system can be made',
+      action: 'Install the package xfsprogs on this machine.',
+    });
+    await expect(runTool('ext4', 'mkfs.ext4', ['-q', '/nowhere'], systemClock(), scope)).rejects.toMatchObject({
+      code: 'internal',
+      reason: 'mkfs-failed',
+      message: expect.stringMatching(/^mkfs\.ext4 failed: .*\/nowhere/),
+    });
+  });
+
+  test('adopts images with a file system, and no others', async () => {
+    const made = await create('a', 20n * MiB);
+    await copyFile(under.at('a.img'), under.at('copy.img'));
+    await writeFile(under.at('raw.img'), '');
+    await truncate(under.at('raw.img'), 1_000_000);
+    await symlink(under.at('a.img'), under.at('link.img'));
+    await mkdir(under.at('dir.img'));
+    await writeFile(under.at('notes.txt'), '');
+    const found = (await under.store.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    expect(found).toEqual([
+      { name: 'copy' },
+      { name: 'dir.img', reason: 'it is not a plain file' },
+      { name: 'link.img', reason: 'it is a symbolic link' },
+      { name: 'notes.txt', reason: 'it is not a .img file' },
+      { name: 'raw.img', reason: 'it holds neither an xfs nor an ext4 file system' },
+    ]);
+    const adopted = await under.store.adopt(volumeName('copy'), spec('copy', undefined), scope);
+    expect(adopted.bytes).toBeGreaterThanOrEqual(made.bytes ?? 0n);
+    expect(await reason(under.store.adopt(volumeName('raw'), spec('raw', undefined), scope))).toBe(
+      'conflict not-adoptable',
+    );
+  });
+
+  test('does not let a damaged superblock decide how large a file becomes', async () => {
+    const made = await create('a', 20n * MiB);
+    const hostile = Buffer.alloc(4096);
+    hostile.write('XFSB');
+    hostile.writeUInt32BE(4096, 4);
+    hostile.writeBigUInt64BE(2n ** 40n, 8);
+    hostile.writeBigUInt64BE(1n, 48);
+    hostile.writeUInt32BE(64, 84);
+    hostile.writeUInt32BE(2 ** 31, 96);
+    await writeFile(under.at('a.img'), hostile, { flag: 'r+' });
+    const before = (await stat(under.at('a.img'))).size;
+    expect(await reason(under.store.expand(made, 40n * MiB, scope))).toBe('conflict volume-data-unusable');
+    expect((await stat(under.at('a.img'))).size).toBe(before);
+  });
+});

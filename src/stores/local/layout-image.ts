@@ -1,0 +1,145 @@
+import { constants } from 'node:fs';
+import { open, rename } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { VolumeSpec } from '#core/model.ts';
+import { dataUnusable } from './errors.ts';
+import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
+import { blockSize, fileSize, MiB, readSuperblock } from './geometry.ts';
+import type { Layout } from './layout.ts';
+import type { FilesystemType, TopDirectory } from './mkfs.ts';
+import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
+import type { LocalOptions } from './options.ts';
+import type { Place } from './place.ts';
+
+/** mkfs.xfs refuses less. */
+const smallestXfs = 300n * MiB;
+const smallest = 16n * MiB;
+const largest = 1024n ** 5n;
+
+export function createImageLayout(options: LocalOptions, place: Place, clock: Clock): Layout {
+  const top: TopDirectory = {
+    uid: options.uid ?? process.geteuid?.() ?? 0,
+    gid: options.gid ?? process.getegid?.() ?? 0,
+    mode: options.mode,
+  };
+  const typeFor = (bytes: bigint): FilesystemType => options.filesystem ?? (bytes < smallestXfs ? 'ext4' : 'xfs');
+
+  function refuse(bytes: bigint | undefined): asserts bytes is bigint {
+    if (bytes === undefined) throw sizeNeeded(place);
+    const least = options.filesystem === 'xfs' ? smallestXfs : smallest;
+    if (bytes < least || bytes > largest) throw sizeOutOfRange(place, bytes, least);
+  }
+
+  async function make(want: Pick<VolumeSpec, 'bytes' | 'access'>, path: string, scope: Scope): Promise<void> {
+    const { bytes, access } = want;
+    refuse(bytes);
+    const scratch = place.scratch();
+    try {
+      if (access === 'block') await enlarge(scratch, roundUp(bytes), 'new');
+      else if (typeFor(bytes) === 'xfs') {
+        await enlarge(scratch, fileSize(newXfs, bytes), 'new');
+        await mkfsXfs(scratch, top, clock, scope);
+      } else {
+        await enlarge(scratch, fileSize(newExt4(bytes), bytes), 'new');
+        await mkfsExt4(scratch, bytes, top, clock, scope);
+      }
+      await syncFile(scratch);
+      await rename(scratch, path);
+    } catch (cause) {
+      await unlinkIfThere(scratch);
+      throw cause;
+    }
+  }
+
+  return {
+    ...{ kind: 'image', suffix: '.img', trashName: 'image', access: ['filesystem', 'block'] },
+    ...{ enforcesCapacity: true, needsSize: true },
+    refuse: (bytes) => refuse(bytes),
+    make,
+    discard: async (path, id) => {
+      await renameIfThere(path, place.own('deleting', `${id}.img`));
+    },
+    wrongWith: (stat) =>
+      stat.isFile() ? undefined : stat.isSymbolicLink() ? 'is a symbolic link' : 'is not a plain file',
+    grow: async (path, meta, bytes) => {
+      refuse(bytes);
+      await enlarge(path, meta.access === 'block' ? roundUp(bytes) : await grownSize(path, bytes));
+    },
+    source: async (path, access) => {
+      const filesystem = access === 'block' ? undefined : (await known(path)).geometry.filesystem;
+      return { kind: 'loop', node: place.context.node, path, filesystem };
+    },
+    usage: async (path) => {
+      const there = await lstatIfThere(path);
+      if (there?.isFile() !== true) throw dataUnusable(path, path, 'is not a plain file');
+      // What is inside can only be counted where it is mounted.
+      return { bytes: BigInt(there.blocks) * 512n, files: 0n, complete: true, measuredAt: clock.now() };
+    },
+    isStore: async () => false,
+    appraise: async (path) => {
+      const found = await readSuperblock(path);
+      return found === undefined
+        ? { reason: 'it holds neither an xfs nor an ext4 file system', access: 'block' }
+        : { bytes: found.usable, access: 'filesystem' };
+    },
+  };
+}
+
+const roundUp = (bytes: bigint): bigint => ((bytes + blockSize - 1n) / blockSize) * blockSize;
+
+async function known(path: string): Promise<NonNullable<Awaited<ReturnType<typeof readSuperblock>>>> {
+  const found = await readSuperblock(path);
+  if (found !== undefined) return found;
+  throw dataUnusable(path, path, 'holds neither an xfs nor an ext4 file system');
+}
+
+async function grownSize(path: string, bytes: bigint): Promise<bigint> {
+  const { geometry } = await known(path);
+  const size = fileSize(geometry, bytes);
+  // The superblock was written by whoever used the volume; it must not make a small request a huge file.
+  if (size > bytes * 2n + 1024n * MiB) throw dataUnusable(path, path, 'holds a damaged file system');
+  return size;
+}
+
+/** Sparse, and never smaller: what is cut off is lost. */
+async function enlarge(path: string, size: bigint, how: 'existing' | 'new' = 'existing'): Promise<void> {
+  const create = how === 'new' ? constants.O_CREAT | constants.O_EXCL : 0;
+  const file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW | create, 0o600);
+  try {
+    const { size: now } = await file.stat({ bigint: true });
+    if (now >= size) return;
+    // 1 PiB is below 2^53.
+    await file.truncate(Number(size));
+    await file.sync();
+  } finally {
+    await file.close();
+  }
+}
+
+async function syncFile(path: string): Promise<void> {
+  const file = await open(path, 'r');
+  try {
+    await file.sync();
+  } finally {
+    await file.close();
+  }
+}
+
+function sizeNeeded(place: Place): StowageError {
+  return new StowageError(`a volume in store ${place.store} needs a size`, {
+    code: 'invalid',
+    reason: 'size-needed',
+    action: 'Give one, for example --size 1G, or set defaultSize on the store.',
+  });
+}
+
+function sizeOutOfRange(place: Place, bytes: bigint, least: bigint): StowageError {
+  const bounds = `${least / MiB} MiB (${least} bytes) to 1 PiB (${largest} bytes)`;
+  return new StowageError(`a volume of ${bytes} bytes cannot be made in store ${place.store}: ${bounds} can`, {
+    code: 'out-of-range',
+    reason: 'size-out-of-range',
+    action: `Give a size of ${bounds}.`,
+  });
+}

@@ -1,0 +1,39 @@
+import type { Stats } from 'node:fs';
+import type { Scope } from '#base/log.ts';
+import type { Access, Source, Usage, VolumeId, VolumeSpec } from '#core/model.ts';
+import type { Meta } from './meta.ts';
+import type { LayoutKind } from './options.ts';
+
+/** How a volume's data lie in the store's directory. The records beside them are the same for every layout. */
+export interface Layout {
+  readonly kind: LayoutKind;
+  readonly access: readonly Access[];
+  readonly enforcesCapacity: boolean;
+  readonly needsSize: boolean;
+  /** What the data of a volume are called: in the root of the store, and in the trash. */
+  readonly suffix: '' | '.img';
+  readonly trashName: 'data' | 'image';
+  /** Throws when a volume of that size and access cannot be made here. */
+  refuse(bytes: bigint | undefined, access: Access): void;
+  /** Makes complete data appear at `path` in one step, where nothing was. */
+  make(want: Pick<VolumeSpec, 'id' | 'bytes' | 'access'>, path: string, scope: Scope): Promise<void>;
+  /** Gets the data out of the way in one step, however large; `reclaim` frees their room. Absent is success. */
+  discard(path: string, id: VolumeId): Promise<void>;
+  /** Completes "it …" when what lies there cannot be a volume's data. */
+  wrongWith(stat: Stats): string | undefined;
+  grow(path: string, meta: Meta, bytes: bigint, scope: Scope): Promise<void>;
+  source(path: string, access: Access): Promise<Source>;
+  usage(path: string, scope: Scope): Promise<Usage>;
+  /** The data are a store themselves: its volumes must not become the content of one. */
+  isStore(path: string): Promise<boolean>;
+  /** Looks inside data that nobody recorded. */
+  appraise(path: string): Promise<Appraisal>;
+}
+
+export interface Appraisal {
+  /** Why it cannot be a volume. */
+  readonly reason?: string;
+  readonly bytes?: bigint;
+  /** What it is: a raw image has no file system. */
+  readonly access: Access;
+}

@@ -1,0 +1,66 @@
+import { constants } from 'node:fs';
+import { access } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { StowageError } from '#core/errors.ts';
+import { lstatIfThere, readBounded } from './files.ts';
+import { isObject } from './meta.ts';
+
+const sqliteBusy = 5;
+
+/**
+ * One instance per local store. Node has no flock(2), so an open exclusive transaction of an empty SQLite database
+ * stands in: its fcntl locks are freed by the kernel even after kill -9, and SQLite itself keeps two connections of one
+ * process apart, which bare fcntl locks do not. Nothing else may ever open this file: closing any descriptor of it in
+ * this process would drop the lock.
+ */
+export async function lockStore(lockFile: string, ownerFile: string, root: string): Promise<Disposable> {
+  await refuseIrregular(lockFile);
+  const database = new DatabaseSync(lockFile);
+  try {
+    // Without a journal in a file there is nothing to roll back, and nothing beside the lock.
+    database.exec(
+      'PRAGMA busy_timeout = 0; PRAGMA journal_mode = MEMORY; PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE',
+    );
+  } catch (cause) {
+    database.close();
+    if (isBusy(cause)) throw await locked(root, ownerFile, cause);
+    throw cause;
+  }
+  return { [Symbol.dispose]: () => database.close() };
+}
+
+function isBusy(thrown: unknown): boolean {
+  return thrown instanceof Error && 'errcode' in thrown && thrown.errcode === sqliteBusy;
+}
+
+/** SQLite's own errors do not say why; access(2) does, without a descriptor whose closing would drop a lock. */
+async function refuseIrregular(lockFile: string): Promise<void> {
+  const there = await lstatIfThere(lockFile);
+  if (there === undefined) return access(dirname(lockFile), constants.W_OK);
+  if (there.isFile()) return access(lockFile, constants.W_OK);
+  throw new StowageError(`${lockFile} is not a plain file`, {
+    code: 'conflict',
+    reason: 'store-lock-irregular',
+    action: `Remove ${lockFile}; Stowage makes it again.`,
+  });
+}
+
+async function locked(root: string, ownerFile: string, cause: unknown): Promise<StowageError> {
+  return new StowageError(`the store in ${root} is in use by ${await holder(ownerFile)}`, {
+    code: 'conflict',
+    reason: 'store-locked',
+    action: 'Stop that one first, or give this Stowage another directory: a local store belongs to one at a time.',
+    cause,
+  });
+}
+
+async function holder(ownerFile: string): Promise<string> {
+  try {
+    const owner: unknown = JSON.parse((await readBounded(ownerFile, 4096)).toString('utf8'));
+    if (isObject(owner)) return `Stowage instance ${owner['instance']} (process ${owner['pid']} on ${owner['node']})`;
+  } catch {
+    // The holder is still starting, or the file is damaged: the refusal stands all the same.
+  }
+  return 'another Stowage';
+}

@@ -1,0 +1,173 @@
+import { StowageError } from '#core/errors.ts';
+import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
+import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
+import { errno } from './errors.ts';
+import { readBounded, UnfitFile } from './files.ts';
+
+/** Version 0 had no `access`, `revision` and `instance`. */
+export const formatVersion = 1;
+const metaLimit = 64 * 1024;
+
+/** What `<name>.meta` records. */
+export interface Meta extends Omit<Volume, 'store'> {
+  /**
+   * Intent of a rename or a restore: the data go first, then this file itself is renamed. While the file still has the
+   * old name the volume has it too; once it has the new one, the volume does.
+   */
+  readonly movingTo?: VolumeName;
+  /** In the trash, or on its way there. */
+  readonly deletedAt?: number;
+}
+
+export type MetaRead =
+  | { readonly state: 'ok'; readonly meta: Meta }
+  | { readonly state: 'absent' }
+  /**
+   * Empty, or the beginning of our own text: the write was interrupted, so nobody was ever told that the volume exists.
+   * Only this may be removed: any other `.meta` file may be somebody's own.
+   */
+  | { readonly state: 'torn'; readonly error: StowageError }
+  | { readonly state: 'unreadable'; readonly error: StowageError };
+
+export function encodeMeta(meta: Meta): string {
+  const { bytes, ...rest } = meta;
+  const text = `${JSON.stringify({ version: formatVersion, ...rest, ...(bytes === undefined ? {} : { bytes: `${bytes}` }) })}\n`;
+  if (Buffer.byteLength(text) <= metaLimit) return text;
+  throw new StowageError(`the record of volume ${quoted(meta.name)} would be larger than ${metaLimit} bytes`, {
+    code: 'invalid',
+    reason: 'labels-too-large',
+    action: 'Use fewer or shorter labels.',
+  });
+}
+
+/** `instance` owns what version 0 left without an owner: the store is locked by it. */
+export async function readMeta(path: string, instance: string): Promise<MetaRead> {
+  let text: string;
+  try {
+    text = (await readBounded(path, metaLimit)).toString('utf8');
+  } catch (cause) {
+    const code = errno(cause);
+    if (code === 'ENOENT') return { state: 'absent' };
+    if (code === 'ELOOP') return unreadable(path, 'it is a symbolic link', cause);
+    // A socket, or a device without a driver, cannot even be opened.
+    if (code === 'ENXIO' || code === 'ENODEV') return unreadable(path, 'it is not a plain file', cause);
+    if (cause instanceof UnfitFile) return unreadable(path, cause.message, cause);
+    throw cause;
+  }
+  let json: unknown;
+  try {
+    json = JSON.parse(text);
+  } catch (cause) {
+    if (text === '') return { state: 'torn', error: unreadable(path, 'it is empty', cause).error };
+    if (isCutOff(text)) return { state: 'torn', error: unreadable(path, 'it is cut off', cause).error };
+    return unreadable(path, 'it is not JSON', cause);
+  }
+  return parse(path, json, instance);
+}
+
+/** How `encodeMeta` begins: nobody else's file does. */
+const heads = Array.from({ length: formatVersion + 1 }, (_, version) => `{"version":${version},"id":"sv1-`);
+
+/** A proper beginning of what `encodeMeta` writes: one line, and an object that is never closed. */
+function isCutOff(text: string): boolean {
+  if (!heads.some((head) => head.startsWith(text) || text.startsWith(head)) || /[\0-\x1f]/.test(text)) return false;
+  const unquoted = text.replaceAll(/"(?:[^"\\]|\\.)*(?:"|\\?$)/gs, '');
+  let depth = 0;
+  return [...unquoted].every((char) => {
+    depth += char === '{' ? 1 : char === '}' ? -1 : 0;
+    return depth > 0;
+  });
+}
+
+function unreadable(
+  path: string,
+  why: string,
+  cause?: unknown,
+): { readonly state: 'unreadable'; readonly error: StowageError } {
+  const error = new StowageError(`the record ${path} cannot be read: ${why}`, {
+    code: 'conflict',
+    reason: 'record-unreadable',
+    action: `Restore it from a backup, or move it away and take the data in again with: stowage store adopt`,
+    cause,
+  });
+  return { state: 'unreadable', error };
+}
+
+export function tooNew(path: string, version: number): StowageError {
+  return new StowageError(`${path} has format version ${version}; this Stowage knows versions up to ${formatVersion}`, {
+    code: 'unsupported',
+    reason: 'format-newer',
+    action: 'Use the newer Stowage that wrote it.',
+  });
+}
+
+export function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+type Check = (value: unknown) => boolean;
+const isText: Check = (value) => typeof value === 'string';
+const isCount: Check = (value) => Number.isSafeInteger(value) && Number(value) >= 0;
+const isName: Check = (value) => typeof value === 'string' && isVolumeName(value);
+const absentOr =
+  (check: Check): Check =>
+  (value) =>
+    value === undefined || check(value);
+
+const fields: Readonly<Record<keyof Meta, Check>> = {
+  id: (value) => typeof value === 'string' && isVolumeId(value),
+  name: isName,
+  bytes: absentOr((value) => typeof value === 'string' && /^\d{1,19}$/.test(value)),
+  access: (value) => value === 'filesystem' || value === 'block',
+  labels: (value) => isObject(value) && Object.values(value).every(isText),
+  requestId: isText,
+  createdAt: isCount,
+  revision: isCount,
+  instance: isText,
+  movingTo: absentOr(isName),
+  deletedAt: absentOr(isCount),
+};
+
+function parse(path: string, json: unknown, instance: string): MetaRead {
+  if (!isObject(json) || !isCount(json['version'])) return unreadable(path, 'it has no format version');
+  const version = Number(json['version']);
+  if (version > formatVersion) return { state: 'unreadable', error: tooNew(path, version) };
+  const record: Readonly<Record<string, unknown>> =
+    version === 0 ? { access: 'filesystem', revision: 1, instance, ...json } : json;
+  const wrong = Object.entries(fields).find(([field, check]) => !check(record[field]));
+  if (wrong !== undefined) return unreadable(path, `its field ${wrong[0]} is missing or wrong`);
+  // Checked field by field above.
+  const checked = record as unknown as Omit<Meta, 'bytes'> & { readonly bytes?: string };
+  const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt } = checked;
+  const meta: Meta = {
+    ...{ id, name, access, labels, requestId, createdAt, revision, instance: checked.instance },
+    bytes: checked.bytes === undefined ? undefined : BigInt(checked.bytes),
+    ...(movingTo === undefined ? {} : { movingTo }),
+    ...(deletedAt === undefined ? {} : { deletedAt }),
+  };
+  return { state: 'ok', meta };
+}
+
+/** A record found as `<name>.meta`: the file's name decides, the content must agree. */
+export async function readNamedMeta(path: string, name: VolumeName, instance: string): Promise<MetaRead> {
+  const read = await readMeta(path, instance);
+  if (read.state !== 'ok' || (read.meta.name === name && read.meta.movingTo !== name)) return read;
+  if (read.meta.movingTo !== name) return unreadable(path, `it records volume ${quoted(read.meta.name)}`);
+  // The move is done; a restore keeps `deletedAt` until here, so that a crash before leaves a complete trash entry.
+  return { state: 'ok', meta: settled(read.meta, name) };
+}
+
+/** Without the traces of a move. */
+export function settled(meta: Meta, name: VolumeName): Meta {
+  const { movingTo: _movingTo, deletedAt: _deletedAt, ...rest } = meta;
+  return { ...rest, name };
+}
+
+export function volumeOf(meta: Meta, store: StoreName): Volume {
+  return { ...settled(meta, meta.name), store };
+}
+
+export function sameLabels(a: Labels, b: Labels): boolean {
+  const keys = Object.keys(a);
+  return keys.length === Object.keys(b).length && keys.every((key) => Object.hasOwn(b, key) && a[key] === b[key]);
+}

@@ -1,0 +1,178 @@
+import { readdir, readFile, writeFile } from 'node:fs/promises';
+import fc from 'fast-check';
+import { expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeId, VolumeName } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+
+interface Known {
+  readonly id: VolumeId;
+  readonly labels: Readonly<Record<string, string>>;
+  readonly bytes: bigint | undefined;
+}
+
+/** What a store should hold, in three maps. */
+interface Model {
+  readonly volumes: Map<VolumeName, Known>;
+  readonly trash: Map<VolumeId, Known & { readonly name: VolumeName }>;
+  readonly released: Map<VolumeName, Known>;
+}
+
+const names = ['a', 'b', 'c'].map(volumeName);
+const aName = fc.constantFrom(...names);
+
+const steps = fc.oneof(
+  fc.record({
+    verb: fc.constant('create' as const),
+    name: aName,
+    bytes: fc.option(fc.bigInt(0n, 9n), { nil: undefined }),
+  }),
+  fc.record({
+    verb: fc.constantFrom('delete' as const, 'put' as const, 'release' as const, 'adopt' as const),
+    name: aName,
+  }),
+  fc.record({ verb: fc.constantFrom('rename' as const, 'restore' as const), name: aName, to: aName }),
+  fc.record({ verb: fc.constant('label' as const), name: aName, value: fc.string({ maxLength: 5 }) }),
+  fc.record({ verb: fc.constant('expand' as const), name: aName, bytes: fc.bigInt(0n, 9n) }),
+  fc.record({ verb: fc.constantFrom('restart' as const, 'reclaim' as const, 'purge' as const) }),
+);
+type Step = typeof steps extends fc.Arbitrary<infer T> ? T : never;
+
+const taken = (model: Model, name: VolumeName): boolean => model.volumes.has(name) || model.released.has(name);
+
+/** Does the step to the store and to the model; the two must agree on whether it is possible. */
+async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promise<void> {
+  const { store } = under;
+  const ref = (name: VolumeName): { id: VolumeId; name: VolumeName } => ({
+    name,
+    id: model.volumes.get(name)?.id ?? newVolumeId(),
+  });
+  const attempt = async <T>(possible: boolean, work: Promise<T>): Promise<T | undefined> => {
+    const result = await work.then(
+      (value) => ({ value }),
+      (cause: unknown) => ({ cause }),
+    );
+    if ('cause' in result && (possible || !(result.cause instanceof StowageError))) throw result.cause;
+    expect('value' in result).toBe(possible);
+    return 'value' in result ? result.value : undefined;
+  };
+  const spec = (name: VolumeName, bytes: bigint | undefined) => ({
+    ...{ id: newVolumeId(), name, bytes, access: 'filesystem' as const, labels: {} },
+    ...{ requestId: newVolumeId(), createdAt: 0, instance: 'instance-1' },
+  });
+  switch (step.verb) {
+    case 'create': {
+      const made = await attempt(!taken(model, step.name), store.create(spec(step.name, step.bytes), scope));
+      if (made === undefined) return;
+      model.volumes.set(step.name, { id: made.id, labels: {}, bytes: step.bytes });
+      // The data tell whose they are.
+      await writeFile(under.at(step.name, 'id'), made.id);
+      return;
+    }
+    case 'delete':
+      await store.delete(ref(step.name), scope);
+      model.volumes.delete(step.name);
+      return;
+    case 'put': {
+      const known = model.volumes.get(step.name);
+      await store.trash.put(ref(step.name), 1, scope);
+      if (known === undefined) return;
+      model.volumes.delete(step.name);
+      model.trash.set(known.id, { ...known, name: step.name });
+      return;
+    }
+    case 'release': {
+      const known = model.volumes.get(step.name);
+      await store.release(ref(step.name), scope);
+      if (known === undefined) return;
+      model.volumes.delete(step.name);
+      model.released.set(step.name, known);
+      return;
+    }
+    case 'adopt': {
+      const known = model.released.get(step.name);
+      const back = await attempt(known !== undefined, store.adopt(step.name, spec(step.name, undefined), scope));
+      if (known === undefined || back === undefined) return;
+      expect(back.id).toBe(known.id);
+      model.released.delete(step.name);
+      model.volumes.set(step.name, known);
+      return;
+    }
+    case 'rename': {
+      const known = model.volumes.get(step.name);
+      const free = step.name === step.to || !taken(model, step.to);
+      await attempt(known !== undefined && free, store.rename(ref(step.name), step.to, scope));
+      if (known === undefined || !free) return;
+      model.volumes.delete(step.name);
+      model.volumes.set(step.to, known);
+      return;
+    }
+    case 'restore': {
+      const found = [...model.trash].find(([, entry]) => entry.name === step.name);
+      if (found === undefined) return;
+      const [id, { name: _name, ...known }] = found;
+      if ((await attempt(!taken(model, step.to), store.trash.restore(id, step.to, scope))) === undefined) return;
+      model.trash.delete(id);
+      model.volumes.set(step.to, known);
+      return;
+    }
+    case 'label': {
+      const known = model.volumes.get(step.name);
+      const labels = { value: step.value };
+      await attempt(known !== undefined, store.label(ref(step.name), labels, scope));
+      if (known !== undefined) model.volumes.set(step.name, { ...known, labels });
+      return;
+    }
+    case 'expand': {
+      const known = model.volumes.get(step.name);
+      const grows = known !== undefined && step.bytes >= (known.bytes ?? 0n);
+      await attempt(grows, store.expand(ref(step.name), step.bytes, scope));
+      if (known !== undefined && grows) model.volumes.set(step.name, { ...known, bytes: step.bytes });
+      return;
+    }
+    case 'restart':
+      await (await under.reopen()).sweep(scope);
+      return;
+    case 'reclaim':
+      return store.reclaim(scope);
+    case 'purge': {
+      const [id] = model.trash.keys();
+      if (id === undefined) return;
+      await store.trash.purge(id, scope);
+      model.trash.delete(id);
+      return;
+    }
+    default:
+      step satisfies never;
+  }
+}
+
+async function compare({ store, root, at }: LocalStoreUnderTest, model: Model): Promise<void> {
+  const volumes = await Array.fromAsync(store.list(scope));
+  const known = new Map(
+    volumes.map(({ name, id, labels, bytes }: Volume) => [name, { id, labels: { ...labels }, bytes }]),
+  );
+  expect(known).toEqual(model.volumes);
+  const trash = (await store.trash.list(scope)).map(({ volume }) => [volume.id, volume.name] as const);
+  expect(new Map(trash)).toEqual(new Map([...model.trash].map(([id, { name }]) => [id, name])));
+  expect(new Set((await store.adoptable(scope)).map(({ name }) => name))).toEqual(new Set(model.released.keys()));
+  for (const [name, { id }] of model.volumes) expect(await readFile(at(name, 'id'), 'utf8')).toBe(id);
+  const expected = [...model.volumes.keys(), ...model.released.keys()].concat(
+    [...model.volumes.keys()].map((name) => `${name}.meta` as VolumeName),
+  );
+  expect(new Set(await readdir(root))).toEqual(new Set(['.stowage', ...expected]));
+}
+
+test('any sequence of operations leaves the store as a simple model of it says', async () => {
+  await fc.assert(
+    fc.asyncProperty(fc.array(steps, { maxLength: 25, size: 'max' }), async (sequence) => {
+      await using under = await localStore();
+      const model: Model = { volumes: new Map(), trash: new Map(), released: new Map() };
+      for (const step of sequence) await act(step, under, model);
+      await compare(under, model);
+    }),
+    { numRuns: 60 },
+  );
+}, 120_000);

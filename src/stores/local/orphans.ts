@@ -1,0 +1,98 @@
+import { readdir } from 'node:fs/promises';
+import type { Orphan, VolumeName } from '#core/model.ts';
+import { isVolumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { findAdoptable } from './adopt.ts';
+import { eachBounded, lstatIfThere } from './files.ts';
+import { leftovers } from './leftovers.ts';
+import type { Parts } from './parts.ts';
+import { inspect } from './reading.ts';
+
+const readsAtOnce = 16;
+
+export function createOrphans(parts: Parts): Store['orphans'] {
+  const { place, layout, during } = parts;
+  const store = place.store;
+
+  async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
+    const read = await parts.read(name);
+    // Gone since the listing.
+    if (read.state === 'absent') return undefined;
+    if (read.state !== 'ok')
+      return { store, kind: 'unreadable-record', name, detail: read.error.message, action: read.error.action };
+    const { volume, condition, detail } = await inspect(parts, read.meta);
+    if (condition === 'missing') {
+      return {
+        ...{
+          store,
+          kind: 'missing-data',
+          name,
+          detail: `the volume is recorded, but ${detail ?? 'its data are gone'}`,
+        },
+        action: `Put the data back, or forget the volume with: stowage volume delete ${store}/${name}`,
+      };
+    }
+    if (volume.instance === place.context.instance) return undefined;
+    return {
+      ...{ store, kind: 'unknown-volume', name, detail: `Stowage instance ${volume.instance} made it, not this one` },
+      action: `Take it over with: stowage store adopt ${store} ${name}`,
+    };
+  }
+
+  return (scope) =>
+    during('looking for orphans', [], scope, async () => {
+      const found: Orphan[] = [];
+      const entries = await readdir(place.root);
+      const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
+      await eachBounded(names, readsAtOnce, async (name) => {
+        scope.signal.throwIfAborted();
+        // Held, so that a volume being made at this moment is not taken for one without data.
+        const orphan = isVolumeName(name)
+          ? await during(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
+          : badlyNamed(store, name);
+        if (orphan !== undefined) found.push(orphan);
+      });
+      for (const { name, reason } of await findAdoptable(place, layout)) {
+        if (reason === undefined) found.push(unrecorded(store, name));
+      }
+      for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
+      for (const left of parts.undeletable) {
+        const path = place.own('deleting', left.name);
+        if ((await lstatIfThere(path)) !== undefined) found.push(undeletable(store, path, left.why));
+      }
+      return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+    });
+}
+
+function badlyNamed(store: Orphan['store'], name: string): Orphan {
+  return {
+    ...{
+      store,
+      kind: 'unreadable-record',
+      name,
+      detail: `${name}.meta looks like a record, but no volume can have that name`,
+    },
+    action: 'Move the file away.',
+  };
+}
+
+function unrecorded(store: Orphan['store'], name: string): Orphan {
+  return {
+    ...{ store, kind: 'unrecorded-directory', name, detail: 'data without a record' },
+    action: `Make it a volume with: stowage store adopt ${store} ${name}; or move it away.`,
+  };
+}
+
+function leftover(store: Orphan['store'], path: string): Orphan {
+  return {
+    ...{ store, kind: 'leftover', name: path, detail: 'an interrupted operation left it behind' },
+    action: 'Nothing to do: it is removed when Stowage starts.',
+  };
+}
+
+function undeletable(store: Orphan['store'], path: string, why: string): Orphan {
+  return {
+    ...{ store, kind: 'leftover', name: path, detail: `the data of a deleted volume could not be removed: ${why}` },
+    action: `Find what protects it (lsattr -aR ${path}; findmnt -R; its owner) and undo that: Stowage removes it with the next deletion, or when it starts.`,
+  };
+}

@@ -1,0 +1,218 @@
+import { randomBytes, randomUUID } from 'node:crypto';
+import { constants } from 'node:fs';
+import { chmod, lstat, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Log } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { StoreName } from '#core/model.ts';
+import type { StoreContext } from '#core/ports.ts';
+import { errno, rootChanged, rootMissing, storeFailure } from './errors.ts';
+import { coalesced, readBounded, unlinkIfThere, writeNew } from './files.ts';
+import { lockStore } from './lock.ts';
+import type { Meta } from './meta.ts';
+import { encodeMeta, formatVersion, isObject, tooNew } from './meta.ts';
+import type { LayoutKind, LocalOptions } from './options.ts';
+
+/** The store's directory, found, checked and (unless read-only) locked. */
+export interface Place {
+  readonly store: StoreName;
+  readonly context: StoreContext;
+  readonly root: string;
+  readonly layout: LayoutKind;
+  /** `<root>/.stowage/<part>` */
+  own(...parts: readonly string[]): string;
+  metaPath(name: string): string;
+  /** A path in `.stowage/tmp` that nobody else uses. */
+  scratch(): string;
+  /** Left by an earlier run, not by this one. */
+  isLeftover(scratchName: string): boolean;
+  /** Throws when the directory is gone, or is another one: deleted and made again, or its disk not mounted. */
+  verify(): Promise<void>;
+  /** Makes every change of the root directory so far durable. */
+  sync(): Promise<void>;
+  /** Replaces a record atomically and durably. */
+  replace(path: string, meta: Meta): Promise<void>;
+  close(): Promise<void>;
+}
+
+const folders = ['tmp', 'deleting', 'trash', 'retained'];
+
+interface Found {
+  readonly root: string;
+  verify(): Promise<void>;
+}
+
+/** Checked by device and inode: a path alone would also fit the empty mount point below an unmounted disk. */
+async function find(options: LocalOptions): Promise<Found> {
+  const missing = (cause: unknown): never => {
+    const code = errno(cause);
+    throw code === 'ENOENT' || code === 'ENOTDIR'
+      ? rootMissing(options.root, cause)
+      : storeFailure(cause, `looking at ${options.root}`, options.root);
+  };
+  const root = await realpath(options.root).catch(missing);
+  const first = await stat(root, { bigint: true }).catch(missing);
+  if (!first.isDirectory()) {
+    throw new StowageError(`${options.root} is not a directory`, {
+      code: 'invalid',
+      reason: 'store-root-not-directory',
+      action: 'Give the store a directory of its own.',
+    });
+  }
+  const verify = coalesced(async () => {
+    const now = await stat(root, { bigint: true }).catch(missing);
+    if (now.dev !== first.dev || now.ino !== first.ino) throw rootChanged(root);
+  });
+  return { root, verify };
+}
+
+export async function openReadOnlyPlace(
+  options: LocalOptions,
+  store: StoreName,
+  context: StoreContext,
+): Promise<Place> {
+  const found = await find(options);
+  const own = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
+  // Records that this user may not read do not matter: directories are volumes all the same.
+  const recorded = await readIdentity(own('store.json')).catch((cause: unknown) => {
+    if (cause instanceof StowageError) throw cause;
+    return undefined;
+  });
+  if (recorded !== undefined) refuseOtherLayout(found.root, recorded.layout, options.layout);
+  const never = (): never => {
+    throw new Error('a read-only store was about to be written');
+  };
+  return {
+    ...{ store, context, own, layout: options.layout },
+    ...found,
+    metaPath: (name) => join(found.root, `${name}.meta`),
+    scratch: never,
+    isLeftover: () => false,
+    sync: never,
+    replace: never,
+    close: async () => undefined,
+  };
+}
+
+export async function openPlace(
+  options: LocalOptions,
+  store: StoreName,
+  context: StoreContext,
+  log: Log,
+): Promise<Place> {
+  const found = await find(options);
+  const { root } = found;
+  const own = (...parts: readonly string[]): string => join(root, '.stowage', ...parts);
+  const run = randomBytes(6).toString('hex');
+  let scratches = 0;
+  await using stack = new AsyncDisposableStack();
+  try {
+    await makeOwnFolder(own());
+    stack.use(await lockStore(own('lock'), own('owner.json'), root));
+    for (const folder of folders) await mkdir(own(folder), { mode: 0o700, recursive: true });
+    const scratch = (): string => own('tmp', `${run}-${++scratches}`);
+    const recorded =
+      (await readIdentity(own('store.json'))) ?? (await writeIdentity(own('store.json'), scratch(), options.layout));
+    refuseOtherLayout(root, recorded.layout, options.layout);
+    await sign(own('owner.json'), scratch(), context, log);
+    // Kept open for fsync: opening it anew each time would double the calls of every create and delete.
+    const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
+    stack.defer(() => handle.close());
+    const sync = coalesced(() => handle.sync());
+    const replace = async (path: string, meta: Meta): Promise<void> => {
+      const fresh = scratch();
+      await writeNew(fresh, encodeMeta(meta));
+      await rename(fresh, path).catch(async (cause: unknown) => {
+        await unlinkIfThere(fresh);
+        throw cause;
+      });
+      await sync();
+    };
+    const held = stack.move();
+    return {
+      ...{ store, context, own, scratch, sync, replace, layout: options.layout },
+      ...found,
+      metaPath: (name) => join(root, `${name}.meta`),
+      isLeftover: (name) => !name.startsWith(`${run}-`),
+      close: () => held.disposeAsync(),
+    };
+  } catch (cause) {
+    throw storeFailure(cause, `opening store ${store}`, root);
+  }
+}
+
+/** As root, a `.stowage` that belongs to someone else would let them choose what is deleted or read. */
+async function makeOwnFolder(path: string): Promise<void> {
+  try {
+    await mkdir(path, { mode: 0o700 });
+    return;
+  } catch (cause) {
+    if (errno(cause) !== 'EEXIST') throw cause;
+  }
+  const there = await lstat(path);
+  const me = process.geteuid?.();
+  if (there.isDirectory() && (me === undefined || there.uid === me)) {
+    if ((there.mode & 0o077) !== 0) await chmod(path, 0o700);
+    return;
+  }
+  const what = there.isDirectory() ? `belongs to user ${there.uid}` : 'is not a directory';
+  throw new StowageError(`${path} ${what}, so it cannot hold this store's records`, {
+    code: 'denied',
+    reason: 'store-records-foreign',
+    action: there.isDirectory() ? `If the store is yours: chown -R ${me} ${path}` : `Move ${path} away.`,
+  });
+}
+
+async function readIdentity(path: string): Promise<{ readonly layout: unknown } | undefined> {
+  let json: unknown;
+  try {
+    json = JSON.parse((await readBounded(path, 4096)).toString('utf8'));
+  } catch (cause) {
+    if (errno(cause) === 'ENOENT') return undefined;
+    if (errno(cause) !== undefined) throw cause;
+    throw damaged(path, cause);
+  }
+  if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);
+  if (json['version'] > formatVersion) throw tooNew(path, json['version']);
+  return { layout: json['layout'] };
+}
+
+function damaged(path: string, cause?: unknown): StowageError {
+  return new StowageError(`${path} cannot be read`, {
+    code: 'conflict',
+    reason: 'record-unreadable',
+    action: `Restore it from a backup, or remove it: Stowage then makes a new one.`,
+    cause,
+  });
+}
+
+async function writeIdentity(
+  path: string,
+  scratch: string,
+  layout: LayoutKind,
+): Promise<{ readonly layout: LayoutKind }> {
+  await writeNew(scratch, `${JSON.stringify({ version: formatVersion, store: randomUUID(), layout })}\n`);
+  await rename(scratch, path);
+  return { layout };
+}
+
+function refuseOtherLayout(root: string, recorded: unknown, asked: LayoutKind): void {
+  if (recorded === asked) return;
+  throw new StowageError(`the store in ${root} has layout ${String(recorded)}, not ${asked}`, {
+    code: 'conflict',
+    reason: 'layout-differs',
+    action: `Configure it with layout=${String(recorded)}, or use another directory for layout=${asked}.`,
+  });
+}
+
+/** For the message that a second opener gets. A full disk must not keep the store from opening: deleting needs it open. */
+async function sign(path: string, scratch: string, context: StoreContext, log: Log): Promise<void> {
+  try {
+    const { instance, node } = context;
+    await writeNew(scratch, `${JSON.stringify({ version: formatVersion, instance, pid: process.pid, node })}\n`);
+    await rename(scratch, path);
+  } catch (cause) {
+    if (errno(cause) !== 'ENOSPC' && errno(cause) !== 'EDQUOT') throw cause;
+    log.warn('no room to note who holds the store', { path });
+  }
+}

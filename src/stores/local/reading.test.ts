@@ -1,0 +1,49 @@
+import { mkdir, mkdtemp, readdir, rename, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName } from '#core/model.ts';
+import { newVolumeId, storeName, volumeName } from '#core/names.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { createCreate } from './create.ts';
+import { createDirectoryLayout } from './layout-directory.ts';
+import { parseOptions } from './options.ts';
+import { createParts } from './parts.ts';
+import { openPlace } from './place.ts';
+import { createReading } from './reading.ts';
+
+test.each(['usage', 'source'] as const)(
+  '%s finishes nothing that another operation is in the middle of',
+  async (verb) => {
+    await using stack = new AsyncDisposableStack();
+    const root = await mkdtemp(join(tmpdir(), 'stowage-reading-'));
+    stack.defer(() => rm(root, { recursive: true }));
+    const options = parseOptions(`local://${root}`, {});
+    const context = { instance: 'instance-1', node: 'node-1' as NodeName };
+    const place = await openPlace(options, storeName('test'), context, scope.log);
+    stack.defer(() => place.close());
+    const clock = systemClock();
+    const parts = createParts(place, await createDirectoryLayout(options, place, clock, false), clock);
+    const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
+    const made = await createCreate(parts)(
+      { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' },
+      scope,
+    );
+    const reading = createReading(parts);
+    let looked: Promise<unknown> = Promise.resolve();
+    // As the trash does it: the intent, the data, then the record.
+    await parts.during('moving', [made.name], scope, async () => {
+      const { store: _store, ...meta } = made;
+      await place.replace(place.metaPath('a'), { ...meta, deletedAt: 1 });
+      await mkdir(place.own('trash', made.id));
+      await rename(join(root, 'a'), place.own('trash', made.id, 'data'));
+      looked = reading[verb](made, scope).catch((cause: unknown) => cause);
+      // Without the wait for the name it would be done by then; with it, only the clock ends this.
+      await Promise.race([looked, clock.sleep(100, scope.signal)]);
+      expect(await readdir(root)).toEqual(['.stowage', 'a.meta']);
+      await rename(place.metaPath('a'), place.own('trash', made.id, 'meta'));
+    });
+    expect(await looked).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
+  },
+);

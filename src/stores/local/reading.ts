@@ -1,0 +1,82 @@
+import { readdir } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
+import type { Inspection, VolumeName } from '#core/model.ts';
+import { isVolumeName, quoted } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { dataUnusable } from './errors.ts';
+import { lstatIfThere } from './files.ts';
+import type { Meta } from './meta.ts';
+import type { Parts } from './parts.ts';
+import { hasMoved } from './settle.ts';
+
+const readsAtOnce = 16;
+const recordOf = /^(.*)\.meta$/;
+
+/** Names of the records in a listing of the root. Whether they can be read is another matter. */
+export function recordedNames(entries: readonly string[]): VolumeName[] {
+  return entries.flatMap((entry) => {
+    const name = recordOf.exec(entry)?.[1];
+    return name !== undefined && isVolumeName(name) ? [name] : [];
+  });
+}
+
+export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names' | 'source' | 'usage'> {
+  const { place, layout, during, dataPath, held, volume } = parts;
+  const names = (scope: Scope): Promise<readonly VolumeName[]> =>
+    during('listing volumes', [], scope, async () => recordedNames(await readdir(place.root)));
+
+  return {
+    names,
+    get: (name, scope) =>
+      during(`reading volume ${quoted(name)}`, [], scope, async () => {
+        const read = await parts.read(name);
+        if (read.state === 'absent') return undefined;
+        if (read.state === 'ok') return inspect(parts, read.meta);
+        // Cut off and without data: being made at this moment, or never finished. Nobody was told of it.
+        if (read.state === 'torn' && (await lstatIfThere(dataPath(name))) === undefined) return undefined;
+        throw read.error;
+      }),
+    list: async function* (scope) {
+      const all = await names(scope);
+      for (let i = 0; i < all.length; i += readsAtOnce) {
+        scope.signal.throwIfAborted();
+        const reads = await during('listing volumes', [], scope, () =>
+          Promise.all(all.slice(i, i + readsAtOnce).map(parts.read)),
+        );
+        for (const read of reads) if (read.state === 'ok') yield volume(read.meta);
+      }
+    },
+    source: (ref, scope) =>
+      // Held, as finding it may have to finish what was half done with it.
+      during(`locating volume ${quoted(ref.name)}`, [ref.name], scope, async () => {
+        const meta = await held(ref);
+        return layout.source(await usable(parts, meta), meta.access);
+      }),
+    usage: async (ref, scope) => {
+      const doing = `measuring volume ${quoted(ref.name)}`;
+      const path = await during(doing, [ref.name], scope, async () => usable(parts, await held(ref)));
+      // Not held: measuring takes as long as the volume is large.
+      return during(doing, [], scope, () => layout.usage(path, scope));
+    },
+  };
+}
+
+/** The path of data that are there and are what they should be. */
+export async function usable({ layout, dataPath }: Parts, meta: Meta): Promise<string> {
+  const path = dataPath(meta.name);
+  const stat = await lstatIfThere(path);
+  const wrong = stat === undefined ? 'does not exist' : layout.wrongWith(stat);
+  if (wrong !== undefined) throw dataUnusable(meta.name, path, wrong);
+  return path;
+}
+
+export async function inspect(parts: Parts, meta: Meta): Promise<Inspection> {
+  const path = parts.dataPath(meta.name);
+  const volume = parts.volume(meta);
+  const stat = await lstatIfThere(path);
+  const wrong = stat === undefined ? 'does not exist' : parts.layout.wrongWith(stat);
+  if (wrong === undefined) return { volume, condition: 'ok' };
+  const moved = meta.movingTo !== undefined && (await hasMoved(parts, meta.movingTo));
+  if (moved) return { volume, condition: 'ok', detail: `it is being renamed to ${meta.movingTo}` };
+  return { volume, condition: 'missing', detail: `${path} ${wrong}` };
+}

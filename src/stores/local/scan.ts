@@ -1,0 +1,122 @@
+import type { BigIntStats } from 'node:fs';
+import { constants } from 'node:fs';
+import { lstat, open } from 'node:fs/promises';
+import { DeadlineExceeded } from '#base/clock.ts';
+import { stowageError } from '#core/errors.ts';
+import { errno } from './errors.ts';
+import { eachBounded, openRaw } from './files.ts';
+
+export interface Scanned {
+  readonly bytes: bigint;
+  readonly files: bigint;
+  readonly complete: boolean;
+}
+
+interface Directory {
+  readonly path: Buffer;
+  readonly dev: bigint;
+  readonly ino: bigint;
+}
+
+const entriesAtOnce = 8;
+const blockSize = 512n;
+
+/**
+ * What a scan may remember: several names of a file, and directories still to be looked at. A volume's users decide how
+ * many of these there are, so beyond this the rest is left out and the answer says that it is not complete.
+ */
+export interface ScanLimits {
+  readonly links: number;
+  /** Of the paths of those directories, in bytes. */
+  readonly paths: number;
+}
+
+const usual: ScanLimits = { links: 250_000, paths: 32 * 1024 * 1024 };
+/** What keeping one path costs beside its bytes. */
+const perPath = 256;
+
+/**
+ * What a tree occupies, as du counts it: allocated blocks, a file with several names once, other file systems mounted
+ * inside not at all. Its users may be changing it meanwhile: a directory is opened without following links, compared
+ * with what its parent's listing said it was, and its entries are looked up through the open descriptor, so a directory
+ * swapped for a link never leads the scan out of the volume.
+ */
+export async function scanTree(top: string, signal: AbortSignal, limits = usual): Promise<Scanned> {
+  let bytes = 0n;
+  let files = 0n;
+  let complete = true;
+  let kept = 0;
+  const linked = new Set<string>();
+  const first = await lstat(top, { bigint: true });
+  const waiting: Directory[] = [];
+  later({ path: Buffer.from(top), dev: first.dev, ino: first.ino });
+  bytes += first.blocks * blockSize;
+
+  function later(directory: Directory): void {
+    const cost = directory.path.length + perPath;
+    if (kept + cost > limits.paths) complete = false;
+    else {
+      kept += cost;
+      waiting.push(directory);
+    }
+  }
+
+  function isFirst(ino: bigint): boolean {
+    const key = `${ino}`;
+    if (linked.has(key)) return false;
+    if (linked.size >= limits.links) complete = false;
+    else linked.add(key);
+    return linked.has(key);
+  }
+
+  function count(path: Buffer, entry: BigIntStats): void {
+    if (entry.dev !== first.dev) return;
+    if (entry.isDirectory()) later({ path, dev: entry.dev, ino: entry.ino });
+    else if (entry.nlink > 1n && !isFirst(entry.ino)) return;
+    bytes += entry.blocks * blockSize;
+    files += 1n;
+  }
+
+  for (let directory = waiting.pop(); directory !== undefined; directory = waiting.pop()) {
+    kept -= directory.path.length + perPath;
+    try {
+      await scanOne(directory, signal, count);
+    } catch (cause) {
+      if (signal.aborted) {
+        if (signal.reason instanceof DeadlineExceeded) return { bytes, files, complete: false };
+        throw stowageError(signal.reason);
+      }
+      // Gone or replaced since it was listed: not part of the volume any more. Anything else hides a part of it.
+      if (!['ENOENT', 'ENOTDIR', 'ELOOP'].includes(errno(cause) ?? '')) complete = false;
+    }
+  }
+  return { bytes, files, complete };
+}
+
+async function scanOne(
+  directory: Directory,
+  signal: AbortSignal,
+  count: (path: Buffer, entry: BigIntStats) => void,
+): Promise<void> {
+  signal.throwIfAborted();
+  const handle = await open(directory.path, constants.O_RDONLY | constants.O_DIRECTORY | constants.O_NOFOLLOW);
+  try {
+    const opened = await handle.stat({ bigint: true });
+    if (opened.dev !== directory.dev || opened.ino !== directory.ino) return;
+    // Where there is no /proc (not Linux), the path has to do.
+    const via = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
+    const list = await openRaw(via);
+    await eachBounded(list, entriesAtOnce, async ({ name }) => {
+      signal.throwIfAborted();
+      try {
+        count(child(directory.path, name), await lstat(child(via, name), { bigint: true }));
+      } catch (cause) {
+        if (errno(cause) !== 'ENOENT') throw cause;
+      }
+    });
+  } finally {
+    await handle.close();
+  }
+}
+
+const child = (directory: Buffer, name: Buffer): Buffer => Buffer.concat([directory, Buffer.from('/'), name]);

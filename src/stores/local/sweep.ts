@@ -1,0 +1,71 @@
+import { readdir } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
+import type { VolumeName } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { lstatIfThere, unlinkIfThere } from './files.ts';
+import { removeLeftovers } from './leftovers.ts';
+import { readMeta } from './meta.ts';
+import type { Parts } from './parts.ts';
+import { recordedNames } from './reading.ts';
+import { settle, settleTrash } from './settle.ts';
+import { emptyFolder } from './tree.ts';
+
+/** No volume can have this name, so it locks nothing else. */
+const sweeping = '.sweep';
+
+export function createSweep(parts: Parts): Pick<Store, 'sweep' | 'reclaim'> {
+  const { place, during } = parts;
+
+  async function sweep(scope: Scope): Promise<void> {
+    await recover(parts, scope);
+    parts.unsettled = false;
+  }
+
+  return {
+    sweep: (scope) => during('sweeping', [sweeping], scope, () => sweep(scope)),
+    reclaim: (scope) =>
+      during('freeing the space of deleted volumes', [sweeping], scope, async () => {
+        // Settled first, while `deleting/` still tells which data were on their way out when something failed.
+        if (parts.unsettled) await sweep(scope);
+        parts.undeletable = await emptyFolder(place.own('deleting'), scope);
+      }),
+  };
+}
+
+async function recover(parts: Parts, scope: Scope): Promise<void> {
+  const { place, layout, during } = parts;
+  const entries = new Set(await readdir(place.root));
+  for (const name of recordedNames([...entries])) {
+    // One listing tells which records lack their data; only those can be half of something.
+    if (entries.has(`${name}${layout.suffix}`)) continue;
+    scope.signal.throwIfAborted();
+    await during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope));
+  }
+  await settleTrash(parts);
+  await forgetTakenIn(parts);
+  await removeLeftovers(place);
+}
+
+async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promise<void> {
+  const { place, dataPath } = parts;
+  const read = await parts.read(name);
+  if (read.state === 'torn' && (await lstatIfThere(dataPath(name))) === undefined) {
+    await unlinkIfThere(place.metaPath(name));
+    scope.log.info('removed the record of an interrupted creation', { volume: name });
+  }
+  if (read.state !== 'ok' || read.meta.instance !== place.context.instance) return;
+  if (await settle(parts, read.meta))
+    scope.log.info('finished an interrupted operation', { volume: name, id: read.meta.id });
+}
+
+/** The record of a released volume that has been taken in again. */
+async function forgetTakenIn({ place, read }: Parts): Promise<void> {
+  for (const entry of await readdir(place.own('retained'))) {
+    const path = place.own('retained', entry);
+    const released = await readMeta(path, place.context.instance);
+    if (released.state !== 'ok') continue;
+    const now = await read(released.meta.name);
+    if (now.state === 'ok' && now.meta.id === released.meta.id) await unlinkIfThere(path);
+  }
+}

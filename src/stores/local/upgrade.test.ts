@@ -1,0 +1,77 @@
+import { cp, mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import type { Volume } from '#core/model.ts';
+import { volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { openLocal } from '#testing/local-store.ts';
+
+let root: string;
+let store: Store;
+
+beforeEach(async () => {
+  root = await mkdtemp(join(tmpdir(), 'stowage-upgrade-'));
+  await cp(join(import.meta.dirname, 'fixtures', 'version-0'), root, { recursive: true });
+  store = await openLocal(root);
+  await store.sweep(scope);
+});
+afterEach(async () => {
+  await store.close();
+  await rm(root, { recursive: true });
+});
+
+const alpha = {
+  id: 'sv1-00000000-0000-4000-8000-000000000001',
+  name: 'alpha',
+  store: 'test',
+  bytes: 1073741824n,
+  access: 'filesystem',
+  labels: { team: 'a' },
+  requestId: 'alpha',
+  createdAt: 1700000000000,
+  revision: 1,
+  instance: 'instance-1',
+} as unknown as Volume;
+
+test('volumes of format version 0 are all there, with the fields that came later filled in', async () => {
+  const all = (await Array.fromAsync(store.list(scope))).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+  expect(all.map(({ name }) => name)).toEqual(['alpha', 'beta']);
+  expect(all[0]).toEqual(alpha);
+  expect(all[1]?.bytes).toBeUndefined();
+  expect(await store.get(alpha.name, scope)).toEqual({ volume: alpha, condition: 'ok' });
+  expect((await store.orphans(scope)).map(({ name }) => name)).toEqual(['gamma']);
+});
+
+test('the request that made a volume in version 0 still gives it', async () => {
+  const { store: _store, revision: _revision, ...spec } = alpha;
+  expect(await store.create(spec, scope)).toEqual(alpha);
+});
+
+test('a change writes the present version', async () => {
+  const changed = await store.label(alpha, { team: 'b' }, scope);
+  expect(changed).toEqual({ ...alpha, labels: { team: 'b' }, revision: 2 });
+  expect(JSON.parse(await readFile(join(root, 'alpha.meta'), 'utf8'))).toMatchObject({
+    version: 1,
+    instance: 'instance-1',
+  });
+  expect(await readFile(join(root, 'alpha', 'file'), 'utf8')).toBe('kept since version 0\n');
+});
+
+test('the trash of version 0 can be restored', async () => {
+  const [entry] = await store.trash.list(scope);
+  expect(entry).toMatchObject({
+    deletedAt: 1700000001000,
+    volume: { name: 'trashed', access: 'filesystem', revision: 1 },
+  });
+  if (entry === undefined) throw new Error('the trash is empty');
+  await store.trash.restore(entry.volume.id, entry.volume.name, scope);
+  expect(await readFile(join(root, 'trashed', 'file'), 'utf8')).toBe('deleted in version 0\n');
+});
+
+test('a volume released in version 0 comes back under its id', async () => {
+  const { store: _store, revision: _revision, ...spec } = alpha;
+  const back = await store.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
+  expect(back).toMatchObject({ id: 'sv1-00000000-0000-4000-8000-000000000004', name: 'gamma' });
+});

@@ -1,0 +1,94 @@
+import { rename } from 'node:fs/promises';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeName } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { dataUnrecorded, nameTaken } from './errors.ts';
+import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
+import { type Meta, sameLabels, settled } from './meta.ts';
+import type { Parts } from './parts.ts';
+import { usable } from './reading.ts';
+
+type Verbs = 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'claim';
+
+export function createVolumes(parts: Parts): Pick<Store, Verbs> {
+  const { place, layout, during, dataPath, held, find, volume } = parts;
+  const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
+
+  async function change(meta: Meta, to: Partial<Meta>): Promise<Volume> {
+    const next = { ...settled(meta, meta.name), ...to, revision: meta.revision + 1 };
+    await place.replace(place.metaPath(meta.name), next);
+    return volume(next);
+  }
+
+  return {
+    delete: (ref, scope) =>
+      during(called('deleting', ref.name), [ref.name], scope, async () => {
+        const meta = await find(ref);
+        if (meta === undefined) return;
+        await layout.discard(dataPath(meta.name), meta.id);
+        await unlinkIfThere(place.metaPath(meta.name));
+        await place.sync();
+      }),
+    release: (ref, scope) =>
+      during(called('releasing', ref.name), [ref.name], scope, async () => {
+        const meta = await find(ref);
+        if (meta === undefined) return;
+        // Outside the root the file's name no longer tells the volume's: an abandoned intent must not either.
+        await place.replace(place.metaPath(meta.name), settled(meta, meta.name));
+        await renameIfThere(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
+        await place.sync();
+      }),
+    rename: (ref, to, scope) => during(called('renaming', ref.name), [ref.name, to], scope, () => move(parts, ref, to)),
+    label: (ref, labels, scope) =>
+      during(called('labelling', ref.name), [ref.name], scope, async () => {
+        const meta = await held(ref);
+        return sameLabels(meta.labels, labels) ? volume(meta) : change(meta, { labels });
+      }),
+    claim: (ref, instance, scope) =>
+      during(called('claiming', ref.name), [ref.name], scope, async () => {
+        const meta = await held(ref);
+        return meta.instance === instance ? volume(meta) : change(meta, { instance });
+      }),
+    expand: (ref, bytes, scope) =>
+      during(called('expanding', ref.name), [ref.name], scope, async () => {
+        const meta = await held(ref);
+        if (meta.bytes !== undefined && bytes < meta.bytes) throw shrinking(meta, bytes);
+        layout.refuse(bytes, meta.access);
+        // Data first: a record that promises more than there is would be wrong, the other way round is only generous.
+        await layout.grow(await usable(parts, meta), meta, bytes, scope);
+        return meta.bytes === bytes ? volume(meta) : change(meta, { bytes });
+      }),
+  };
+}
+
+async function move(parts: Parts, ref: Pick<Volume, 'id' | 'name'>, to: VolumeName): Promise<Volume> {
+  const { place, dataPath, volume } = parts;
+  const target = await parts.read(to);
+  if (target.state === 'ok' && target.meta.id === ref.id) return volume(target.meta);
+  const meta = await parts.held(ref);
+  // `held` has just finished the move that an earlier call began.
+  if (meta.name === to) return volume(meta);
+  if (target.state !== 'absent') throw nameTaken(to, place.store);
+  // rename(2) would silently replace an empty directory.
+  if ((await lstatIfThere(dataPath(to))) !== undefined) throw dataUnrecorded(to, dataPath(to), place.store);
+  const moving: Meta = { ...settled(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
+  await place.replace(place.metaPath(meta.name), moving);
+  try {
+    await renameIfThere(dataPath(meta.name), dataPath(to));
+  } catch (cause) {
+    await place.replace(place.metaPath(meta.name), meta);
+    throw cause;
+  }
+  await rename(place.metaPath(meta.name), place.metaPath(to));
+  await place.sync();
+  return volume(settled(moving, to));
+}
+
+function shrinking(meta: Meta, bytes: bigint): StowageError {
+  return new StowageError(`volume ${quoted(meta.name)} has ${meta.bytes} bytes and cannot shrink to ${bytes}`, {
+    code: 'out-of-range',
+    reason: 'volume-would-shrink',
+    action: 'Ask for at least its present size, or make a smaller volume and copy the data.',
+  });
+}
