@@ -1,0 +1,189 @@
+import { chmod, mkdir, mkdtempDisposable, writeFile } from 'node:fs/promises';
+import { createServer } from 'node:http';
+import { createServer as createRawServer, type Server } from 'node:net';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { needs } from '#testbed/needs.ts';
+import { type DoctorOptions, examine, type Finding } from './doctor.ts';
+
+const scope = { signal: new AbortController().signal, log: silentLog() };
+
+/** A good machine, as far as files can tell. */
+const good = {
+  'proc/filesystems': 'nodev\tfuse\nnodev\toverlay\n\txfs\n\text4\n',
+  'proc/self/status': 'CapEff:\t000001ffffffffff\n',
+  'proc/self/mountinfo': '20 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n',
+  'proc/self/ns/user': '',
+  'proc/self/attr/current': 'unconfined\n',
+  'proc/sys/user/max_user_namespaces': '15000\n',
+  'sys/fs/cgroup/cgroup.controllers': 'cpu memory\n',
+  'dev/loop-control': '',
+  'dev/fuse': '',
+};
+const programs = [
+  'mount',
+  'umount',
+  'losetup',
+  'mkfs.xfs',
+  'xfs_growfs',
+  'xfs_repair',
+  'mkfs.ext4',
+  'resize2fs',
+  'e2fsck',
+];
+
+async function on(
+  files: Readonly<Record<string, string | undefined>>,
+  options: Partial<DoctorOptions> = {},
+): Promise<readonly Finding[]> {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
+  const root = folder.path;
+  for (const [name, text] of Object.entries({ ...good, ...files })) {
+    if (text === undefined) continue;
+    await mkdir(dirname(join(root, name)), { recursive: true });
+    await writeFile(join(root, name), text);
+  }
+  await mkdir(join(root, 'bin'));
+  for (const program of programs) {
+    await writeFile(join(root, 'bin', program), '');
+    await chmod(join(root, 'bin', program), 0o755);
+  }
+  return await examine(
+    {
+      clock: systemClock(),
+      root,
+      path: join(root, 'bin'),
+      stateFolder: join(root, 'state'),
+      platform: 'linux',
+      release: '6.12.1',
+      engines: [],
+      ...options,
+    },
+    scope,
+  );
+}
+
+const about = (findings: readonly Finding[], check: string): Finding | undefined =>
+  findings.find((finding) => finding.check.startsWith(check));
+
+describe('doctor', () => {
+  test('a good machine has nothing to mend but the engine that was not looked for', async () => {
+    const findings = await on({});
+    expect(findings.filter((finding) => finding.ok !== 'yes').map((finding) => finding.check)).toEqual([
+      'container engines',
+    ]);
+    expect(findings.map((finding) => finding.check)).toEqual(
+      expect.arrayContaining([...programs, 'fuse', 'loop', 'xfs', 'ext4', 'overlay', 'cgroup', 'AppArmor', 'SELinux']),
+    );
+  });
+
+  test('whatever is not well comes with how to mend it', async () => {
+    const findings = await on(
+      {
+        'proc/filesystems': '',
+        'proc/self/status': 'CapEff:\t0000000000000000\n',
+        'proc/self/mountinfo': '20 1 0:9 / / rw - overlay overlay rw\n',
+        'proc/sys/user/max_user_namespaces': '0',
+        'sys/fs/cgroup/cgroup.controllers': undefined,
+        'sys/fs/selinux/enforce': '1',
+        'sys/module/apparmor/parameters/enabled': 'Y\n',
+        'proc/self/attr/current': 'docker-default (enforce)\n',
+        'dev/loop-control': undefined,
+        'dev/fuse': undefined,
+      },
+      { release: '5.4.0-100-generic', path: '' },
+    );
+    const well = findings.filter((finding) => finding.ok === 'yes');
+    expect(well).toEqual([]);
+    for (const finding of findings) expect(finding.fix, finding.check).toMatch(/.{10}/);
+    expect(about(findings, 'permission to mount')?.ok).toBe('no');
+    expect(about(findings, 'AppArmor')?.fix).toContain('apparmor=unconfined');
+    expect(about(findings, 'SELinux')?.fix).toContain('label=disable');
+    expect(about(findings, 'xfs_growfs')?.fix).toBe(
+      'Install it: apt install xfsprogs (Debian, Ubuntu) or apk add xfsprogs-extra (Alpine).',
+    );
+    expect(about(findings, 'propagation of /')?.fix).toContain('mount --make-rshared /');
+    expect(about(findings, 'state folder')?.detail).toContain('is lost with the container');
+  });
+
+  test.each([
+    ['6.8.0-41-generic', 'warn'],
+    ['6.9.0', 'yes'],
+    ['7.0.0-rc1', 'yes'],
+    ['6.18.44-fc', 'yes'],
+  ])('Linux %s and the resend of FUSE requests: %s', async (release, ok) => {
+    expect(about(await on({}, { release }), 'FUSE resend')?.ok).toBe(ok);
+  });
+
+  test('a state folder on a network file system is refused', async () => {
+    const findings = await on({ 'proc/self/mountinfo': '20 1 0:9 / / rw shared:1 - nfs4 server:/x rw\n' });
+    expect(about(findings, 'state folder')).toMatchObject({
+      ok: 'no',
+      detail: expect.stringContaining('is on nfs4, and the database needs a local file system'),
+    });
+  });
+
+  test('an engine that answers, one that is silent and one that is gone', async () => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
+    const [answering, silent, gone] = ['a', 's', 'g'].map((name) => join(folder.path, name)) as [
+      string,
+      string,
+      string,
+    ];
+    await using _engine = await listening(
+      createServer((_, response) => response.end('{"Version":"20.10.24"}')),
+      answering,
+    );
+    await using _deaf = await listening(
+      createRawServer((socket) => socket.resume()),
+      silent,
+    );
+    await writeFile(gone, '');
+    const engines = [
+      { name: 'Docker', socket: answering },
+      { name: 'Podman', socket: silent },
+      { name: 'Docker (rootless)', socket: gone },
+    ];
+    const findings = await on({}, { engines, deadline: 1_000, platform: 'darwin' });
+    expect(about(findings, 'operating system')).toMatchObject({
+      ok: 'no',
+      detail: 'this is darwin: stores and volumes can be managed, volumes cannot be mounted',
+    });
+    expect(about(findings, 'Docker')).toMatchObject({ ok: 'yes', detail: `answers at ${answering}, version 20.10.24` });
+    expect(about(findings, 'Podman')).toMatchObject({
+      ok: 'warn',
+      detail: `there is ${silent}, but it does not answer (in time)`,
+      fix: 'See whether it runs: systemctl status podman',
+    });
+    expect(about(findings, 'Docker (rootless)')?.detail).toBe(
+      `there is ${gone}, but it does not answer (ECONNREFUSED)`,
+    );
+    expect(about(findings, 'state folder')?.ok).toBe('yes');
+    expect(about(findings, 'xfs')).toBeUndefined();
+  });
+
+  test('a cancelled examination ends', async () => {
+    const signal = AbortSignal.abort(new Error('enough'));
+    await expect(examine({ clock: systemClock(), stateFolder: '/nowhere' }, { ...scope, signal })).rejects.toThrow(
+      'enough',
+    );
+  });
+
+  test.skipIf(needs('linux'))('this machine is examined without fail', async () => {
+    const findings = await examine({ clock: systemClock(), stateFolder: tmpdir() }, scope);
+    expect(about(findings, 'state folder')?.ok).not.toBe('no');
+    expect(findings.filter((finding) => finding.detail.startsWith('could not be found out'))).toEqual([]);
+  });
+});
+
+async function listening(server: Server, socket: string): Promise<AsyncDisposable> {
+  await new Promise<void>((done) => server.listen(socket, done));
+  return {
+    [Symbol.asyncDispose]: async () => {
+      await new Promise((done) => server.close(done));
+    },
+  };
+}

@@ -1,0 +1,96 @@
+import { release } from 'node:os';
+import { getuid } from 'node:process';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { engines } from './doctor/engines.ts';
+import { programs, propagation, security, state } from './doctor/host.ts';
+import { kernel } from './doctor/kernel.ts';
+import { type Check, type Engine, type Finding, type Look, no, warn } from './doctor/look.ts';
+import { searchPath } from './mounter/tools.ts';
+
+export type { Finding } from './doctor/look.ts';
+
+export interface DoctorOptions {
+  readonly clock: Clock;
+  readonly stateFolder: string;
+  /** The sockets where engines usually listen, unless told. */
+  readonly engines?: readonly Engine[];
+  readonly platform?: string;
+  readonly release?: string;
+  /** Another place to look for proc, sys and dev. */
+  readonly root?: string;
+  readonly path?: string;
+  /** For each group of checks; 5 s unless told. */
+  readonly deadline?: number;
+}
+
+const checks: Readonly<Record<string, Check>> = {
+  kernel,
+  'mount propagation': propagation,
+  programs,
+  'container engines': engines,
+  'security modules': security,
+  'state folder': state,
+};
+
+/** The others ask a Linux kernel. */
+const everywhere = ['container engines', 'state folder'];
+
+/** What this machine can do for Stowage, and how to get what it cannot. Changes nothing. */
+export async function examine(options: DoctorOptions, scope: Scope): Promise<readonly Finding[]> {
+  const { clock, platform = process.platform, root = '/', path = searchPath(), deadline = 5_000 } = options;
+  const look: Look = {
+    clock,
+    patience: deadline * 0.6,
+    root,
+    path,
+    release: options.release ?? release(),
+    stateFolder: options.stateFolder,
+    engines: options.engines ?? usualEngines(),
+  };
+  const wanted = Object.entries(checks).filter(([name]) => platform === 'linux' || everywhere.includes(name));
+  const groups = await Promise.all(
+    wanted.map(async ([name, check]) => {
+      using limit = clock.deadline(deadline, scope.signal);
+      return await inTime(name, check(look, limit.signal), limit.signal);
+    }),
+  );
+  scope.signal.throwIfAborted();
+  const foreign = no(
+    'operating system',
+    `this is ${platform}: stores and volumes can be managed, volumes cannot be mounted`,
+    'Run Stowage on Linux to mount volumes.',
+  );
+  return [...(platform === 'linux' ? [] : [foreign]), ...groups.flat()];
+}
+
+/** A look at a disk or a server that does not answer cannot be called off; it is left behind. */
+async function inTime(
+  name: string,
+  work: Promise<readonly Finding[]>,
+  signal: AbortSignal,
+): Promise<readonly Finding[]> {
+  const { promise: late, reject } = Promise.withResolvers<never>();
+  const stop = (): void => reject(signal.reason);
+  signal.addEventListener('abort', stop, { once: true });
+  try {
+    return await Promise.race([work, late]);
+  } catch (cause) {
+    const why = cause instanceof DeadlineExceeded || cause instanceof Error ? cause.message : String(cause);
+    return [
+      warn(name, `could not be found out: ${why}`, 'Look for a disk or a server that does not answer: dmesg | tail'),
+    ];
+  } finally {
+    signal.removeEventListener('abort', stop);
+  }
+}
+
+function usualEngines(): readonly Engine[] {
+  const mine = `/run/user/${getuid?.() ?? 0}`;
+  return [
+    { name: 'Docker', socket: '/var/run/docker.sock' },
+    { name: 'Docker (rootless)', socket: `${mine}/docker.sock` },
+    { name: 'Podman', socket: '/run/podman/podman.sock' },
+    { name: 'Podman (rootless)', socket: `${mine}/podman/podman.sock` },
+  ];
+}

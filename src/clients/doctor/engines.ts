@@ -1,0 +1,60 @@
+import { request } from 'node:http';
+import { type Check, type Engine, type Finding, isThere, type Look, warn, yes } from './look.ts';
+
+const answerLimit = 64 * 1024;
+
+export const engines: Check = async (look, signal) => {
+  const present = [];
+  for (const engine of look.engines) if (await isThere(engine.socket)) present.push(engine);
+  if (present.length === 0) {
+    const detail = `none found (looked for ${look.engines.map((engine) => engine.socket).join(', ')})`;
+    return [
+      warn(
+        'container engines',
+        detail,
+        'To give volumes to containers, start Docker, or: systemctl enable --now podman.socket',
+      ),
+    ];
+  }
+  return await Promise.all(present.map((engine) => ask(engine, look, signal)));
+};
+
+async function ask(engine: Engine, look: Look, signal: AbortSignal): Promise<Finding> {
+  using limit = look.clock.deadline(look.patience, signal);
+  try {
+    const answer: unknown = JSON.parse(await get(engine.socket, '/version', limit.signal));
+    const version = typeof answer === 'object' && answer !== null && 'Version' in answer ? String(answer.Version) : '';
+    return yes(engine.name, `answers at ${engine.socket}${/^[\w.+~-]+$/.test(version) ? `, version ${version}` : ''}`);
+  } catch (cause) {
+    const why = limit.signal.aborted
+      ? 'in time'
+      : cause instanceof Error && 'code' in cause
+        ? String(cause.code)
+        : String(cause);
+    const fix =
+      why === 'EACCES'
+        ? `Run Stowage as a user that may use ${engine.socket} (root, or its group).`
+        : `See whether it runs: systemctl status ${engine.name.split(' ')[0]?.toLowerCase()}`;
+    return warn(engine.name, `there is ${engine.socket}, but it does not answer (${why})`, fix);
+  }
+}
+
+async function get(socketPath: string, path: string, signal: AbortSignal): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  const call = request({ socketPath, path, signal, agent: false, headers: { host: 'localhost' } }, (response) => {
+    let body = '';
+    response.setEncoding('utf8');
+    response.on('data', (part: string) => {
+      body += part;
+      if (body.length > answerLimit) response.destroy(new Error('the answer is too long'));
+    });
+    response.on('error', reject);
+    response.on('end', () => {
+      if (response.statusCode === 200) resolve(body);
+      else reject(new Error(`status ${response.statusCode}`));
+    });
+  });
+  call.on('error', reject);
+  call.end();
+  return await promise;
+}

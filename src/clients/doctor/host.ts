@@ -1,0 +1,104 @@
+import { constants } from 'node:fs';
+import { join } from 'node:path';
+import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
+import { installation, type Tool, tools } from '../mounter/tools.ts';
+import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './look.ts';
+
+export const programs: Check = async (look) => {
+  const folders = look.path.split(':').filter((folder) => folder !== '');
+  return await Promise.all(
+    Object.keys(tools).map(async (name) => {
+      const tool = name as Tool;
+      for (const folder of folders) {
+        if (await isThere(join(folder, tool), constants.X_OK)) return yes(tool, join(folder, tool));
+      }
+      const needed = tool === 'mount' || tool === 'umount';
+      return (needed ? no : warn)(tool, `not found${needed ? '' : ' (image volumes need it)'}`, installation(tool));
+    }),
+  );
+};
+
+export const propagation: Check = async (look) => {
+  const table = await readMountTable(below(look, 'proc/self/mountinfo'));
+  return [
+    propagationOf('/', table.at('/')),
+    propagationOf(`state folder ${look.stateFolder}`, table.holding(look.stateFolder)),
+  ];
+};
+
+function propagationOf(what: string, entry: MountEntry | undefined): Finding {
+  const check = `propagation of ${what}`;
+  if (entry === undefined) return warn(check, 'not in the mount table', 'Look at it: findmnt -o TARGET,PROPAGATION');
+  if (entry.propagation.some((tag) => tag.startsWith('shared:')))
+    return yes(check, `${entry.at} is shared: mounts made by Stowage can reach running containers`);
+  const kind = entry.propagation.some((tag) => tag.startsWith('master:')) ? 'a slave' : 'private';
+  return warn(
+    check,
+    `${entry.at} is ${kind}: containers that run already do not see new mounts`,
+    `Make it shared before containers start: mount --make-rshared ${entry.at}`,
+  );
+}
+
+const networked = /^(nfs4?|cifs|smb3|ceph|glusterfs|9p|virtiofs|afs|lustre|ocfs2|gfs2|fuse\..*)$/;
+
+export const state: Check = async (look) => {
+  const check = 'state folder';
+  // Before the first start it does not exist: what counts is where it will be made.
+  let folder = look.stateFolder;
+  while (folder !== '/' && !(await isThere(folder))) folder = join(folder, '..');
+  if (!(await isThere(folder, constants.W_OK)))
+    return [
+      no(
+        check,
+        `${folder} cannot be written`,
+        `Give it to the user that runs Stowage (chown), or choose another: stowage up --state FOLDER`,
+      ),
+    ];
+  const table = await readMountTable(below(look, 'proc/self/mountinfo')).catch(() => undefined);
+  const entry = table?.holding(folder);
+  if (entry !== undefined && networked.test(entry.type))
+    return [
+      no(
+        check,
+        `${folder} is on ${entry.type}, and the database needs a local file system`,
+        'Choose a folder on a local disk: stowage up --state FOLDER',
+      ),
+    ];
+  if (entry !== undefined && ['tmpfs', 'ramfs', 'overlay'].includes(entry.type))
+    return [
+      warn(
+        check,
+        `${folder} is on ${entry.type}: what Stowage records is lost with ${entry.type === 'overlay' ? 'the container' : 'the next boot'}`,
+        'Put it on a disk; in a container, mount a host folder or a volume there.',
+      ),
+    ];
+  return [yes(check, `${look.stateFolder} can be written, on ${entry?.type ?? 'a local file system'}`)];
+};
+
+export const security: Check = async (look) => [await appArmor(look), await selinux(look)];
+
+async function appArmor(look: Parameters<Check>[0]): Promise<Finding> {
+  if ((await textOf(look, 'sys/module/apparmor/parameters/enabled')) !== 'Y') return yes('AppArmor', 'not active');
+  const profile = await textOf(look, 'proc/self/attr/current');
+  if (profile === undefined || profile === 'unconfined')
+    return yes(
+      'AppArmor',
+      'active; this process is not confined. Containers that mount need --security-opt apparmor=unconfined',
+    );
+  return warn(
+    'AppArmor',
+    `active; this process is confined by ${profile}, which may deny mounting`,
+    "Docker's own profile denies mount even with SYS_ADMIN: run the container with --security-opt apparmor=unconfined, or with a profile that allows mount.",
+  );
+}
+
+async function selinux(look: Parameters<Check>[0]): Promise<Finding> {
+  const enforcing = await textOf(look, 'sys/fs/selinux/enforce');
+  if (enforcing === undefined) return yes('SELinux', 'not active');
+  if (enforcing === '0') return yes('SELinux', 'active, permissive: it denies nothing');
+  return warn(
+    'SELinux',
+    'active and enforcing: containers may be denied what is in a volume',
+    'Run containers that mount with --security-opt label=disable, and give volumes a label that containers may use: chcon -Rt container_file_t FOLDER',
+  );
+}

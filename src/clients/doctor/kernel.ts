@@ -1,0 +1,118 @@
+import { open } from 'node:fs/promises';
+import { hasCapability } from '../mounter/capabilities.ts';
+import { below, type Check, type Finding, isThere, type Look, no, textOf, warn, yes } from './look.ts';
+
+const fileSystems = {
+  xfs: 'image volumes of 300 MiB and more',
+  ext4: 'small image volumes',
+  overlay: 'container engines',
+} as const;
+
+export const kernel: Check = async (look) => {
+  const known = ((await textOf(look, 'proc/filesystems')) ?? '').split('\n').map((line) => line.split('\t').at(-1));
+  return [
+    ...version(look.release),
+    await capability(look),
+    ...Object.entries(fileSystems).map(([name, use]) => fileSystem(name, use, known.includes(name))),
+    await loop(look),
+    await fuse(look, known.includes('fuse')),
+    await cgroup(look),
+    await userNamespaces(look),
+  ];
+};
+
+function version(release: string): readonly Finding[] {
+  const [major = 0, minor = 0] = release.split(/[.-]/).map(Number);
+  const atLeast = (wantMajor: number, wantMinor: number): boolean =>
+    major > wantMajor || (major === wantMajor && minor >= wantMinor);
+  const age = atLeast(5, 8)
+    ? yes('kernel', `Linux ${release}`)
+    : warn(
+        'kernel',
+        `Linux ${release} is older than 5.8`,
+        'Upgrade the kernel: loop devices are set up in one step since 5.8.',
+      );
+  const resend = atLeast(6, 9)
+    ? yes('FUSE resend', 'the kernel can send requests again to a restarted data path')
+    : warn(
+        'FUSE resend',
+        `Linux ${release} cannot send FUSE requests again (6.9 can)`,
+        'Upgrade to Linux 6.9 or later; until then a data path that crashes makes its open requests fail.',
+      );
+  return [age, resend];
+}
+
+async function capability(look: Look): Promise<Finding> {
+  if (await hasCapability('CAP_SYS_ADMIN', below(look, 'proc/self/status')))
+    return yes('permission to mount', 'CAP_SYS_ADMIN is there');
+  return no(
+    'permission to mount',
+    'this process lacks CAP_SYS_ADMIN: everything works but mounting',
+    'Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN',
+  );
+}
+
+/** A file system that is a module appears in the list only once it is loaded; mounting loads it. */
+function fileSystem(name: string, use: string, known: boolean): Finding {
+  if (known) return yes(name, `the kernel has ${name} (${use})`);
+  return warn(name, `the kernel does not list ${name} (${use})`, `Load it: modprobe ${name}`);
+}
+
+async function loop(look: Look): Promise<Finding> {
+  if (await isThere(below(look, 'dev/loop-control'))) return yes('loop', 'loop devices can be made (image volumes)');
+  return warn(
+    'loop',
+    'there is no /dev/loop-control (image volumes need loop devices)',
+    'Load the driver: modprobe loop. In a container, mount the host folder /dev into it.',
+  );
+}
+
+async function fuse(look: Look, known: boolean): Promise<Finding> {
+  if (!known) return warn('fuse', 'the kernel does not list fuse', 'Load it: modprobe fuse');
+  try {
+    await (await open(below(look, 'dev/fuse'), 'r+')).close();
+    return yes('fuse', 'the kernel has fuse, and /dev/fuse can be opened');
+  } catch (cause) {
+    const why = cause instanceof Error && 'code' in cause ? String(cause.code) : String(cause);
+    const fix = 'Run Stowage as root; in a container, add the device: docker run --device /dev/fuse';
+    return warn('fuse', `/dev/fuse cannot be opened (${why})`, fix);
+  }
+}
+
+async function cgroup(look: Look): Promise<Finding> {
+  if (await isThere(below(look, 'sys/fs/cgroup/cgroup.controllers'))) return yes('cgroup', 'version 2');
+  if (!(await isThere(below(look, 'sys/fs/cgroup'))))
+    return warn(
+      'cgroup',
+      'no cgroups are mounted',
+      'Container engines need them: mount -t cgroup2 none /sys/fs/cgroup',
+    );
+  const hybrid = await isThere(below(look, 'sys/fs/cgroup/unified'));
+  return warn(
+    'cgroup',
+    hybrid ? 'version 1, with version 2 beside it' : 'version 1',
+    'Stowage works with it; newer container engines and Kubernetes want version 2: boot with systemd.unified_cgroup_hierarchy=1',
+  );
+}
+
+async function userNamespaces(look: Look): Promise<Finding> {
+  const check = 'user namespaces';
+  if (
+    !(await isThere(below(look, 'proc/self/ns/user'))) ||
+    (await textOf(look, 'proc/sys/user/max_user_namespaces')) === '0'
+  )
+    return warn(
+      check,
+      'they are switched off: rootless containers cannot run',
+      'Allow them: sysctl user.max_user_namespaces=15000',
+    );
+  if ((await textOf(look, 'proc/sys/kernel/unprivileged_userns_clone')) === '0')
+    return warn(check, 'only root may make them', 'Allow them: sysctl kernel.unprivileged_userns_clone=1');
+  if ((await textOf(look, 'proc/sys/kernel/apparmor_restrict_unprivileged_userns')) === '1')
+    return warn(
+      check,
+      'AppArmor restricts them for ordinary users',
+      'For rootless containers give the engine a profile that allows userns, or: sysctl kernel.apparmor_restrict_unprivileged_userns=0',
+    );
+  return yes(check, 'available');
+}

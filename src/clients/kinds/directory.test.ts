@@ -1,0 +1,91 @@
+import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName, Source } from '#core/model.ts';
+import type { Client } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createLinuxMounter } from '../mounter/linux.ts';
+import { createRun } from '../mounter/run.ts';
+import { createUnableMounter } from '../mounter/unable.ts';
+import { createDirectoryClient } from './directory.ts';
+
+const clock = systemClock();
+const run = createRun(clock);
+const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
+
+describe.skipIf(needs('root', 'mount'))('the directory client', () => {
+  let ground: Ground;
+  let client: Client<'directory'>;
+  let source: Extract<Source, { kind: 'directory' }>;
+  const at = (name: string): string => join(ground.folder, name);
+
+  beforeEach(() => {
+    ground = createGround();
+    client = createDirectoryClient({ mounter });
+    source = { kind: 'directory', node: 'here' as NodeName, path: at('volume') };
+    mkdirSync(at('volume'));
+    writeFileSync(join(at('volume'), 'file'), '');
+  });
+  afterEach(() => ground[Symbol.dispose]());
+
+  test('stages and unstages, each twice', async () => {
+    for (let n = 0; n < 2; n++) await client.stage(source, at('stage'), ground.scope);
+    expect(readdirSync(at('stage'))).toEqual(['file']);
+    expect(ground.mounts()).toEqual([at('stage')]);
+    await client.grow(source, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.unstage(source, at('stage'), ground.scope);
+    expect(ground.mounts()).toEqual([]);
+    expect(existsSync(at('stage'))).toBe(false);
+    expect(readdirSync(at('volume'))).toEqual(['file']);
+  });
+
+  test('goes on where a crash left off, both ways', async () => {
+    mkdirSync(at('stage'));
+    await client.stage(source, at('stage'), ground.scope);
+    await mounter.unmount(at('stage'), ground.scope);
+    await client.unstage(source, at('stage'), ground.scope);
+    expect(existsSync(at('stage'))).toBe(false);
+  });
+
+  test('a symbolic link in place of the data leads nowhere', async () => {
+    renameSync(at('volume'), at('elsewhere'));
+    symlinkSync('elsewhere', at('volume'));
+    await expect(client.stage(source, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'data-wrong-kind',
+      message: `the volume's data are not what they should be: ${at('volume')} is not a folder`,
+    });
+    rmSync(at('volume'));
+    await expect(client.stage(source, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'not-found',
+      reason: 'data-missing',
+    });
+    expect(ground.mounts()).toEqual([]);
+  });
+
+  test('another volume at the stage is a conflict', async () => {
+    mkdirSync(at('other'));
+    await client.stage({ ...source, path: at('other') }, at('stage'), ground.scope);
+    await expect(client.stage(source, at('stage'), ground.scope)).rejects.toMatchObject({ code: 'conflict' });
+  });
+
+  test('data on a read-only file system are staged read-only', async () => {
+    mkdirSync(at('ro'));
+    await mounter.bind(ground.folder, at('ro'), { readOnly: true }, ground.scope);
+    const frozen = { ...source, path: join(at('ro'), 'volume') };
+    for (let n = 0; n < 2; n++) await client.stage(frozen, at('stage'), ground.scope);
+    expect(() => writeFileSync(join(at('stage'), 'x'), '')).toThrow('EROFS');
+  });
+
+  test('where mounting is impossible it says so', async () => {
+    const unable = createUnableMounter({ why: 'no', action: 'Do.' }, async () => []);
+    await expect(
+      createDirectoryClient({ mounter: unable }).stage(source, at('stage'), ground.scope),
+    ).rejects.toMatchObject({
+      reason: 'mount-unable',
+    });
+    expect(existsSync(at('stage'))).toBe(false);
+  });
+});

@@ -1,0 +1,38 @@
+import type { Client, Mounter } from '#core/ports.ts';
+import { type MountTable, readMountTable, same } from '../mounter/mountinfo.ts';
+import { located } from '../mounter/paths.ts';
+import { makeStage, removeStage, requireMounting, sourceAt } from './staging.ts';
+
+export interface DirectoryClientParts {
+  readonly mounter: Mounter;
+  readonly readTable?: () => Promise<MountTable>;
+}
+
+/** A directory of this node: a bind mount. */
+export function createDirectoryClient({
+  mounter,
+  readTable = readMountTable,
+}: DirectoryClientParts): Client<'directory'> {
+  return {
+    kind: 'directory',
+    stage: async (source, at, scope) => {
+      requireMounting(mounter);
+      const { path } = await sourceAt(source.path, 'folder');
+      const place = await makeStage(at, 'filesystem');
+      const table = await readTable();
+      const there = table.at(place);
+      if (there !== undefined && same(there, table.shown(path))) return;
+      // A store on a read-only file system can only be shown read-only, and each of its mounts must ask for that.
+      await mounter.bind(path, place, { readOnly: table.holding(path)?.readOnly === true }, scope);
+    },
+    unstage: async (_source, at, scope) => {
+      requireMounting(mounter);
+      const place = await located(at);
+      if (place === undefined) return;
+      await mounter.unmount(place, scope);
+      await removeStage(place, scope);
+    },
+    // It has the size of the file system around it.
+    grow: async () => undefined,
+  };
+}

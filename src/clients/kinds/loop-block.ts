@@ -1,0 +1,93 @@
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { findHolders } from '../mounter/holders.ts';
+import { isNodeOf, type Loop } from '../mounter/loops.ts';
+import { located } from '../mounter/paths.ts';
+import { CommandFailed } from '../mounter/run.ts';
+import { noLoopDevice, occupied, stillOpen } from './loop-errors.ts';
+import { enlargeLoop } from './loop-growth.ts';
+import { detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
+import { makeStage, removeStage, sourceAt } from './staging.ts';
+
+/** The device's node is bound onto a file. A bind opens nothing, so autoclear would let the device go at once. */
+export async function stageBlock(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
+  const { path: image, bytes } = await sourceAt(path, 'file');
+  const place = await makeStage(at, 'block');
+  const loop = (await boundAt(parts, image, place, scope)) ?? (await attached(parts, image, scope));
+  await useDirectIo(parts, loop, scope);
+  await enlargeLoop(parts.run, loop, bytes, scope);
+  await parts.mounter.bind(loop.node, place, { readOnly: false }, scope);
+}
+
+export async function unstageBlock(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
+  const place = await located(at);
+  if (place !== undefined) {
+    const table = await parts.readTable();
+    const there = table.at(place);
+    const loop = there && (await parts.loops()).find((one) => isNodeOf(one, there));
+    if (there !== undefined && loop !== undefined) refuseOtherMounts(loop, there, table);
+    await parts.mounter.unmount(place, scope);
+  }
+  for (const loop of await detachIdle(parts, path, scope)) await untilGone(parts, loop, scope);
+  if (place !== undefined) await removeStage(place, scope);
+}
+
+export async function growBlock(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
+  const place = await located(at);
+  if (place === undefined || (await parts.readTable()).at(place) === undefined) return;
+  const { path: image, bytes } = await sourceAt(path, 'file');
+  for (const loop of await loopsOn(parts, image)) await enlargeLoop(parts.run, loop, bytes, scope);
+}
+
+async function boundAt(parts: LoopParts, image: string, place: string, scope: Scope): Promise<Loop | undefined> {
+  const there = (await parts.readTable()).at(place);
+  if (there === undefined) return undefined;
+  const loop = (await loopsOn(parts, image)).find((one) => isNodeOf(one, there));
+  if (loop !== undefined) return loop;
+  if (!/^\/loop\d+$/.test(there.root)) throw occupied(place, `${there.source} (${there.type})`);
+  // Somebody detached the device; by now it may have another file behind it, which must not be seen here.
+  await parts.mounter.unmount(place, scope);
+  return undefined;
+}
+
+async function attached(parts: LoopParts, image: string, scope: Scope): Promise<Loop> {
+  const [present] = await loopsOn(parts, image);
+  if (present !== undefined) {
+    if (present.autoclear) throw lettingGo(image, present);
+    return present;
+  }
+  for (let attempt = 1; ; attempt++) {
+    try {
+      await parts.run('losetup', ['--find', '--show', '--', image], scope);
+      break;
+    } catch (cause) {
+      if (!(cause instanceof CommandFailed)) throw cause;
+      if (attempt === 5 || !/busy|temporarily/i.test(cause.stderr)) throw noLoopDevice(image, cause);
+      // Others take loop devices at the same time.
+      await parts.clock.sleep(50 * attempt, scope.signal);
+    }
+  }
+  const [fresh] = await loopsOn(parts, image);
+  if (fresh === undefined) throw noLoopDevice(image, undefined);
+  return fresh;
+}
+
+/** Detaching an open device is put off until its last close; until then the volume is still in use. */
+async function untilGone(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
+  for (let attempt = 0; attempt < 10; attempt++) {
+    if (!(await parts.loops()).some((one) => one.name === loop.name && one.file === loop.file)) return;
+    // Programs that look at new devices, such as udev, have it open for a moment.
+    await parts.clock.sleep(100, scope.signal);
+  }
+  const holders = await findHolders(loop.node, parts.clock, scope, { exactly: true });
+  const by = holders.map((holder) => `${holder.pid} (${holder.command})`).join(', ');
+  throw stillOpen(loop.file, by === '' ? 'a process that could not be found' : `process ${by}`);
+}
+
+function lettingGo(image: string, loop: Loop): StowageError {
+  return new StowageError(`${image} is still being let go: ${loop.node} is open`, {
+    code: 'busy',
+    reason: 'loop-detaching',
+    action: `Repeat in a moment. Who has it open: fuser -v ${loop.node}`,
+  });
+}

@@ -1,0 +1,91 @@
+import { StowageError } from '#core/errors.ts';
+import { mountFailure } from '../mounter/errors.ts';
+import { CommandFailed } from '../mounter/run.ts';
+import type { FileSystem } from './superblock.ts';
+
+export function damaged(image: string, kind: FileSystem, cause?: unknown): StowageError {
+  const repair = kind === 'xfs' ? `xfs_repair ${image}` : `e2fsck -f ${image}`;
+  return new StowageError(`the ${kind} file system in ${image} is damaged and cannot be mounted`, {
+    code: 'conflict',
+    reason: 'filesystem-damaged',
+    action: `Copy the image, then repair it: ${repair}`,
+    cause,
+  });
+}
+
+/** What a failed `mount -o loop` means. */
+export function loopMountFailure(image: string, at: string, kind: FileSystem, cause: unknown): unknown {
+  if (!(cause instanceof CommandFailed)) return cause;
+  const said = cause.stderr.toLowerCase();
+  if (said.includes('unknown filesystem type')) {
+    return new StowageError(`the kernel of this machine has no ${kind}`, {
+      code: 'unsupported',
+      reason: 'filesystem-unknown',
+      action: `Load it (modprobe ${kind}), or make the volume with another file system.`,
+      cause,
+    });
+  }
+  if (said.includes('loop device')) return noLoopDevice(image, cause);
+  // Also what the kernel says when an image with the same UUID is mounted: such a copy will need `nouuid`.
+  if (
+    said.includes('structure needs cleaning') ||
+    said.includes('bad superblock') ||
+    said.includes("can't read superblock")
+  )
+    return damaged(image, kind, cause);
+  return mountFailure(`${image} could not be mounted at ${at}`, cause);
+}
+
+export function noLoopDevice(image: string, cause: unknown): StowageError {
+  return new StowageError(`no loop device could be had for ${image}`, {
+    code: 'unsupported',
+    reason: 'loop-unavailable',
+    action:
+      'Load the driver (modprobe loop) and give Stowage /dev/loop-control and the loop devices; ask: stowage doctor',
+    cause,
+  });
+}
+
+export function occupied(place: string, by: string): StowageError {
+  return new StowageError(`something else is mounted at ${place}: ${by}`, {
+    code: 'conflict',
+    reason: 'mount-occupied',
+    action: `Unmount it: umount ${place}`,
+  });
+}
+
+export function stillMounted(image: string, places: readonly string[]): StowageError {
+  return new StowageError(`${image} cannot be let go: it is still mounted at ${places.slice(0, 4).join(', ')}`, {
+    code: 'in-use',
+    reason: 'mount-busy',
+    action: `Unmount it there first: umount ${places[0]}`,
+  });
+}
+
+export function stillOpen(image: string, by: string): StowageError {
+  return new StowageError(`${image} is in use by ${by}`, {
+    code: 'in-use',
+    reason: 'mount-busy',
+    action: 'End these processes, or make them close it, then repeat.',
+  });
+}
+
+export function growNeedsUnmount(image: string, cause: unknown): StowageError {
+  return new StowageError(`the ext4 file system in ${image} cannot grow here while it is mounted`, {
+    code: 'unsupported',
+    reason: 'grow-needs-unmount',
+    action: 'Unmount the volume everywhere, then mount it again: the file system grows then.',
+    cause,
+  });
+}
+
+export function growFailed(image: string, cause: unknown): StowageError {
+  const why = cause instanceof CommandFailed ? ` (${cause.message})` : '';
+  return new StowageError(`the file system in ${image} could not be made larger${why}`, {
+    code: 'internal',
+    reason: 'grow-failed',
+    action:
+      'Read what the kernel says (dmesg | tail). The volume works on with its old size; repeat when that is mended.',
+    cause,
+  });
+}

@@ -1,0 +1,97 @@
+import { lstat, statfs } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { findHolders } from '../mounter/holders.ts';
+import type { Loop } from '../mounter/loops.ts';
+import { CommandFailed, type Run } from '../mounter/run.ts';
+import { damaged, growFailed, growNeedsUnmount } from './loop-errors.ts';
+import { canGrow, type FileSystem, type Geometry, readGeometry } from './superblock.ts';
+
+export interface GrowthParts {
+  readonly run: Run;
+  readonly clock: Clock;
+}
+
+/** Large images take long, and a check cut short has to begin again. */
+const checkDeadline = 600_000;
+
+/**
+ * ext4 grows while nothing has it mounted. Neither program may be stopped half-way, so they outlive a cancelled call
+ * and a killed Stowage; the repeat waits until nobody has the image open.
+ */
+export async function growUnmountedExt4(
+  parts: GrowthParts,
+  image: string,
+  geometry: Geometry,
+  scope: Scope,
+): Promise<void> {
+  const { size } = await lstat(image);
+  if (geometry.clean && !canGrow(geometry, size)) return;
+  await untilNobodyHas(parts.clock, image, scope);
+  const unstoppable = { letFinish: true, deadline: checkDeadline };
+  try {
+    await parts.run('e2fsck', ['-f', '-p', image], scope, unstoppable);
+  } catch (cause) {
+    // Bit 0: errors were corrected. Anything else and it is not fit to be mounted.
+    if (!(cause instanceof CommandFailed)) throw cause;
+    if (cause.exit !== 1) throw damaged(image, 'ext4', cause);
+  }
+  const checked = await readGeometry(image, 'ext4');
+  if (checked === undefined || !canGrow(checked, size)) return;
+  try {
+    await parts.run('resize2fs', [image], scope, unstoppable);
+  } catch (cause) {
+    throw cause instanceof CommandFailed ? growFailed(image, cause) : cause;
+  }
+}
+
+async function untilNobodyHas(clock: Clock, image: string, scope: Scope): Promise<void> {
+  for (let attempt = 0; attempt < 50; attempt++) {
+    const [holder] = await findHolders(image, clock, scope, { exactly: true, most: 1 });
+    if (holder === undefined) return;
+    scope.log.debug('waiting for the image', { image, pid: holder.pid, command: holder.command });
+    await clock.sleep(200, scope.signal);
+  }
+  throw new StowageError(`${image} is being worked on by another program`, {
+    code: 'busy',
+    reason: 'image-busy',
+    action: `Wait until it is done, then repeat. Who has it open: fuser -v ${image}`,
+  });
+}
+
+/** While it is mounted at `place`. Does nothing when there is nothing to gain. */
+export async function growMounted(
+  { run }: GrowthParts,
+  mounted: { readonly image: string; readonly kind: FileSystem; readonly loop: Loop; readonly place: string },
+  scope: Scope,
+): Promise<void> {
+  const { image, kind, loop, place } = mounted;
+  const { size } = await lstat(image);
+  await enlargeLoop(run, loop, size, scope);
+  if (!(await worthwhile(image, kind, place, size))) return;
+  try {
+    if (kind === 'xfs') await run('xfs_growfs', ['-d', place], scope);
+    else await run('resize2fs', [loop.node], scope);
+  } catch (cause) {
+    if (!(cause instanceof CommandFailed)) throw cause;
+    if (kind === 'ext4' && /permission denied|not permitted|not supported/i.test(cause.stderr)) {
+      throw growNeedsUnmount(image, cause);
+    }
+    throw growFailed(image, cause);
+  }
+}
+
+/** The device keeps the size the file had when it was attached until it is told to look again. */
+export async function enlargeLoop(run: Run, loop: Loop, bytes: number, scope: Scope): Promise<void> {
+  if (bytes < loop.bytes + 512) return;
+  await run('losetup', ['--set-capacity', loop.node], scope);
+}
+
+/** The superblock in the image can lag behind a mounted xfs; statfs does not, and counts all blocks but the log's. */
+async function worthwhile(image: string, kind: FileSystem, place: string, bytes: number): Promise<boolean> {
+  const geometry = await readGeometry(image, kind);
+  if (geometry === undefined) return true;
+  if (kind === 'ext4') return canGrow(geometry, bytes);
+  return canGrow(geometry, bytes, (await statfs(place)).blocks + geometry.logBlocks);
+}

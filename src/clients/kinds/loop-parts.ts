@@ -1,0 +1,63 @@
+import { readFile } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { Mounter } from '#core/ports.ts';
+import { type attachedLoops, type Loop, mountsOf } from '../mounter/loops.ts';
+import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
+import { located } from '../mounter/paths.ts';
+import { detach } from '../mounter/reap.ts';
+import { CommandFailed, type Run } from '../mounter/run.ts';
+import { stillMounted } from './loop-errors.ts';
+
+export interface LoopParts {
+  readonly mounter: Mounter;
+  readonly run: Run;
+  readonly clock: Clock;
+  readonly readTable: () => Promise<MountTable>;
+  readonly loops: typeof attachedLoops;
+}
+
+/** The devices that have this very file behind them. */
+export async function loopsOn(parts: LoopParts, image: string): Promise<readonly Loop[]> {
+  return (await parts.loops()).filter((loop) => loop.file === image && !loop.deleted);
+}
+
+/**
+ * Without it the data are cached twice, and a loop device on a file of a user-space file system can deadlock when
+ * memory runs short. Where the file system below cannot do it, it stays as it is.
+ */
+export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
+  if ((await readFile(`/sys/block/${loop.name}/loop/dio`, 'utf8').catch(() => '')).trim() === '1') return;
+  try {
+    await parts.run('losetup', ['--direct-io=on', loop.node], scope);
+  } catch (cause) {
+    if (!(cause instanceof CommandFailed)) throw cause;
+    scope.log.debug('no direct I/O on this loop device', { loop: loop.node, file: loop.file, why: cause.message });
+  }
+}
+
+/** Taking the stage away under a mount made of it would leave the device attached, with its users unseen. */
+export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTable): void {
+  const stage = table.place(there);
+  const others = mountsOf(loop, table).filter((entry) => {
+    const on = table.place(entry);
+    // Where propagation has copied it to, it goes away together with this one.
+    return on === undefined || !same(on, stage);
+  });
+  if (others.length > 0)
+    throw stillMounted(
+      loop.file,
+      others.map((entry) => entry.at),
+    );
+}
+
+/** What is attached to the file, whatever the file's fate, and not mounted any more. Gives those it had to let go. */
+export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<readonly Loop[]> {
+  const image = (await located(path)) ?? path;
+  const loops = (await parts.loops()).filter((loop) => loop.file === image && !loop.stacked);
+  if (loops.length === 0) return [];
+  const table = await parts.readTable();
+  const idle = loops.filter((loop) => mountsOf(loop, table).length === 0);
+  for (const loop of idle) await detach(parts.run, loop, scope);
+  return idle;
+}

@@ -1,0 +1,335 @@
+import { execFileSync } from 'node:child_process';
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statfsSync,
+  statSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
+import { basename, join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName, Source } from '#core/model.ts';
+import type { Client } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createLinuxMounter } from '../mounter/linux.ts';
+import { createRun, type Run } from '../mounter/run.ts';
+import type { Tool } from '../mounter/tools.ts';
+import { createLoopClient } from './loop.ts';
+
+type LoopSource = Extract<Source, { kind: 'loop' }>;
+
+const clock = systemClock();
+const real = createRun(clock);
+const ran: Tool[] = [];
+const run: Run = (tool, ...rest) => {
+  ran.push(tool);
+  return real(tool, ...rest);
+};
+const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
+
+let ground: Ground;
+let client: Client<'loop'>;
+const at = (name: string): string => join(ground.folder, name);
+const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
+  kind: 'loop',
+  node: 'here' as NodeName,
+  path,
+  filesystem,
+});
+const mib = (path: string): number => {
+  const { blocks, bsize } = statfsSync(path);
+  return (blocks * bsize) / 2 ** 20;
+};
+const zero = (path: string, from: number, length: number): void => {
+  const file = openSync(path, 'r+');
+  writeSync(file, Buffer.alloc(length), 0, length, from);
+  closeSync(file);
+};
+/** A process that has it open, until it is disposed of. */
+const held = (path: string): Disposable => {
+  const file = openSync(path, 'r');
+  return { [Symbol.dispose]: () => closeSync(file) };
+};
+
+beforeEach(() => {
+  ground = createGround();
+  client = createLoopClient({ mounter, run, clock });
+  ran.length = 0;
+});
+afterEach(() => ground[Symbol.dispose]());
+
+describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client, file systems', () => {
+  test.each(['xfs', 'ext4'] as const)('%s: stages and unstages, each twice; the data stay', async (kind) => {
+    const volume = source(ground.image('v.img', 300, kind), kind);
+    for (let n = 0; n < 2; n++) await client.stage(volume, at('stage'), ground.scope);
+    writeFileSync(join(at('stage'), 'file'), 'kept');
+    expect(ground.mounts()).toEqual([at('stage')]);
+    expect(ground.loops()).toHaveLength(1);
+    const options = readFileSync('/proc/self/mountinfo', 'utf8')
+      .split('\n')
+      .find((line) => line.includes(` ${at('stage')} `));
+    expect(options).toMatch(/nosuid,nodev/);
+    for (let n = 0; n < 2; n++) await client.unstage(volume, at('stage'), ground.scope);
+    expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(readFileSync(join(at('stage'), 'file'), 'utf8')).toBe('kept');
+    expect(ran).not.toContain('xfs_growfs');
+    expect(ran).not.toContain('resize2fs');
+  });
+
+  test('data go past the page cache of the file below', async () => {
+    await client.stage(source(ground.image('v.img', 300, 'xfs'), 'xfs'), at('stage'), ground.scope);
+    const [loop = ''] = ground.loops();
+    expect(readFileSync(`/sys/block/${basename(loop)}/loop/dio`, 'utf8').trim()).toBe('1');
+  });
+
+  test('whoever unmounts it, no loop device is left', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.stage(volume, at('stage'), ground.scope);
+    execFileSync('umount', [at('stage')]);
+    expect(ground.loops()).toEqual([]);
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect(existsSync(at('stage'))).toBe(false);
+  });
+
+  test('ten volumes at once each get a device of their own', async () => {
+    const volumes = Array.from({ length: 10 }, (_, n) => source(ground.image(`v${n}.img`, 20, 'ext4'), 'ext4'));
+    await Promise.all(volumes.map((volume, n) => client.stage(volume, at(`stage${n}`), ground.scope)));
+    expect(ground.mounts()).toHaveLength(10);
+    expect(new Set(ground.loops()).size).toBe(10);
+    for (const [n] of volumes.entries()) writeFileSync(join(at(`stage${n}`), `mine-${n}`), '');
+    await Promise.all(volumes.map((volume, n) => client.unstage(volume, at(`stage${n}`), ground.scope)));
+    expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
+  });
+
+  test.each(['ext4', undefined] as const)('one volume (%s) staged ten times at once is staged once', async (kind) => {
+    const volume = source(ground.image('v.img', 20, kind), kind);
+    await Promise.all(Array.from({ length: 10 }, () => client.stage(volume, at('stage'), ground.scope)));
+    expect([ground.mounts().length, ground.loops().length]).toEqual([1, 1]);
+  });
+
+  test('xfs grows while it is mounted, and once is enough', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.stage(volume, at('stage'), ground.scope);
+    const before = mib(at('stage'));
+    truncateSync(volume.path, 600 * 2 ** 20);
+    await client.grow(volume, at('stage'), ground.scope);
+    expect(mib(at('stage')) - before).toBe(300);
+    await client.grow(volume, at('stage'), ground.scope);
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(ran.filter((tool) => tool === 'xfs_growfs')).toHaveLength(1);
+  });
+
+  test('xfs that grew while it was not mounted uses its room after the next stage', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.grow(volume, at('stage'), ground.scope);
+    truncateSync(volume.path, 600 * 2 ** 20);
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(mib(at('stage'))).toBeGreaterThan(500);
+  });
+
+  test('a growth that a crash cut off is completed by the repeated stage', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.stage(volume, at('stage'), ground.scope);
+    truncateSync(volume.path, 600 * 2 ** 20);
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(mib(at('stage'))).toBeGreaterThan(500);
+  });
+
+  test('ext4 grows at the latest with the next stage, and keeps its data', async () => {
+    const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
+    await client.stage(volume, at('stage'), ground.scope);
+    writeFileSync(join(at('stage'), 'file'), 'kept');
+    truncateSync(volume.path, 150 * 2 ** 20);
+    // Needs CAP_SYS_RESOURCE in the kernel: where that is missing the error says what to do.
+    const grown = await client.grow(volume, at('stage'), ground.scope).catch((cause: unknown) => cause);
+    if (grown !== undefined) {
+      expect(grown).toMatchObject({
+        code: 'unsupported',
+        reason: 'grow-needs-unmount',
+        action: 'Unmount the volume everywhere, then mount it again: the file system grows then.',
+      });
+      await client.stage(volume, at('stage'), ground.scope);
+      expect(mib(at('stage'))).toBeLessThan(60);
+    }
+    await client.unstage(volume, at('stage'), ground.scope);
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(mib(at('stage'))).toBeGreaterThan(120);
+    expect(readFileSync(join(at('stage'), 'file'), 'utf8')).toBe('kept');
+    await client.unstage(volume, at('stage'), ground.scope);
+    ran.length = 0;
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(ran.filter((tool) => tool === 'e2fsck' || tool === 'resize2fs')).toEqual([]);
+  });
+
+  test('an ext4 image that another program works on is waited for before it is changed', async () => {
+    const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
+    truncateSync(volume.path, 150 * 2 ** 20);
+    const worker = held(volume.path);
+    const said: string[] = [];
+    const log = { ...ground.scope.log, debug: (message: string) => void said.push(message) };
+    const staging = client.stage(volume, at('stage'), { ...ground.scope, log });
+    await expect.poll(() => said).toEqual(['waiting for the image', 'waiting for the image']);
+    expect(ran).toEqual([]);
+    worker[Symbol.dispose]();
+    await staging;
+    expect(mib(at('stage'))).toBeGreaterThan(120);
+  });
+
+  test.each([
+    ['xfs', 'xfs_repair', 0],
+    ['xfs', 'xfs_repair', 512],
+    ['ext4', 'e2fsck -f', 0],
+    ['ext4', 'e2fsck -f', 2048],
+  ] as const)('a damaged %s is told with its repair (%s, from byte %i)', async (kind, repair, from) => {
+    const image = ground.image('v.img', 300, kind);
+    zero(image, from, 128 * 1024);
+    await expect(client.stage(source(image, kind), at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'filesystem-damaged',
+      message: `the ${kind} file system in ${image} is damaged and cannot be mounted`,
+      action: `Copy the image, then repair it: ${repair} ${image}`,
+    });
+    expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
+    await client.unstage(source(image, kind), at('stage'), ground.scope);
+    expect(existsSync(at('stage'))).toBe(false);
+  });
+
+  test('in use it stays staged, and says by whom', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.stage(volume, at('stage'), ground.scope);
+    using _open = held(at('stage'));
+    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'in-use',
+      message: expect.stringContaining(`${process.pid} (`),
+    });
+    expect(ground.loops()).toHaveLength(1);
+  });
+
+  test('a mount made of it keeps it staged, and is named', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    mkdirSync(at('target'));
+    await client.stage(volume, at('stage'), ground.scope);
+    await mounter.bind(at('stage'), at('target'), { readOnly: true }, ground.scope);
+    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'in-use',
+      message: `${volume.path} cannot be let go: it is still mounted at ${at('target')}`,
+    });
+    await mounter.unmount(at('target'), ground.scope);
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect(ground.loops()).toEqual([]);
+  });
+
+  test('an image that was deleted underneath can still be unstaged', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.stage(volume, at('stage'), ground.scope);
+    rmSync(volume.path);
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
+  });
+
+  test('a new image under the name of a deleted one is not taken for it', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    await client.stage(volume, at('stage'), ground.scope);
+    rmSync(volume.path);
+    ground.image('v.img', 300, 'xfs');
+    await expect(client.stage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'mount-occupied',
+    });
+  });
+
+  test('a symbolic link in place of the image leads nowhere', async () => {
+    const image = ground.image('v.img', 300, 'xfs');
+    renameSync(image, at('elsewhere.img'));
+    symlinkSync('elsewhere.img', image);
+    await expect(client.stage(source(image, 'xfs'), at('stage'), ground.scope)).rejects.toMatchObject({
+      reason: 'data-wrong-kind',
+    });
+  });
+});
+
+describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices', () => {
+  test('stages and unstages, each twice; what is written is in the image', async () => {
+    const volume = source(ground.image('v.img', 4), undefined);
+    for (let n = 0; n < 2; n++) await client.stage(volume, at('stage'), ground.scope);
+    expect(statSync(at('stage')).isBlockDevice()).toBe(true);
+    expect(ground.loops()).toHaveLength(1);
+    execFileSync('dd', [`of=${at('stage')}`, 'bs=4096', 'count=1', 'conv=fsync'], {
+      input: 'word'.repeat(1024),
+      stdio: 'pipe',
+    });
+    for (let n = 0; n < 2; n++) await client.unstage(volume, at('stage'), ground.scope);
+    expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
+    expect(readFileSync(volume.path).toString('latin1', 0, 8)).toBe('wordword');
+  });
+
+  test('goes on where a crash left off', async () => {
+    const volume = source(ground.image('v.img', 4), undefined);
+    await real('losetup', ['--find', '--show', '--', volume.path], ground.scope);
+    await client.stage(volume, at('stage'), ground.scope);
+    expect(ground.loops()).toHaveLength(1);
+    execFileSync('umount', [at('stage')]);
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
+  });
+
+  test('a device that was detached and taken for another file is not shown', async () => {
+    const [mine, other] = [source(ground.image('v.img', 4), undefined), ground.image('other.img', 8)];
+    await client.stage(mine, at('stage'), ground.scope);
+    const [loop = ''] = ground.loops();
+    execFileSync('losetup', ['-d', loop]);
+    execFileSync('losetup', [loop, other]);
+    await client.stage(mine, at('stage'), ground.scope);
+    const [node] = execFileSync('losetup', ['-n', '-O', 'NAME', '-j', mine.path]).toString().trim().split('\n');
+    expect(node).not.toBe(loop);
+    expect(statSync(at('stage')).rdev).toBe(statSync(node ?? '').rdev);
+  });
+
+  test('grows while it is staged', async () => {
+    const volume = source(ground.image('v.img', 4), undefined);
+    await client.grow(volume, at('stage'), ground.scope);
+    await client.stage(volume, at('stage'), ground.scope);
+    truncateSync(volume.path, 8 * 2 ** 20);
+    for (let n = 0; n < 2; n++) await client.grow(volume, at('stage'), ground.scope);
+    const [loop = ''] = ground.loops();
+    expect(readFileSync(`/sys/block/${basename(loop)}/size`, 'utf8').trim()).toBe(String((8 * 2 ** 20) / 512));
+  });
+
+  test('an open device is in use, and the error names who has it open', async () => {
+    const volume = source(ground.image('v.img', 4), undefined);
+    await client.stage(volume, at('stage'), ground.scope);
+    const [loop = ''] = ground.loops();
+    const open = held(loop);
+    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'in-use',
+      message: expect.stringContaining(`${volume.path} is in use by process ${process.pid} (`),
+    });
+    await expect(client.stage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'busy',
+      reason: 'loop-detaching',
+    });
+    open[Symbol.dispose]();
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
+  });
+
+  test('ten at once each get a device of their own', async () => {
+    const volumes = Array.from({ length: 10 }, (_, n) => source(ground.image(`v${n}.img`, 4), undefined));
+    await Promise.all(volumes.map((volume, n) => client.stage(volume, at(`stage${n}`), ground.scope)));
+    expect(new Set(ground.loops()).size).toBe(10);
+    expect(new Set(volumes.map((_, n) => statSync(at(`stage${n}`)).rdev)).size).toBe(10);
+    await Promise.all(volumes.map((volume, n) => client.unstage(volume, at(`stage${n}`), ground.scope)));
+    expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
+  });
+});

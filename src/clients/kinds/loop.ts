@@ -1,0 +1,45 @@
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import type { Scope } from '#base/log.ts';
+import type { Source } from '#core/model.ts';
+import type { Client } from '#core/ports.ts';
+import { attachedLoops } from '../mounter/loops.ts';
+import { readMountTable } from '../mounter/mountinfo.ts';
+import { growBlock, stageBlock, unstageBlock } from './loop-block.ts';
+import { growFileSystem, stageFileSystem, unstageFileSystem } from './loop-filesystem.ts';
+import type { LoopParts } from './loop-parts.ts';
+import { requireMounting } from './staging.ts';
+
+type LoopSource = Extract<Source, { kind: 'loop' }>;
+
+export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'>;
+
+/** An image file of this node: a loop device, and the file system in it or the device itself. */
+export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
+  const parts: LoopParts = { ...options, readTable: readMountTable, loops: attachedLoops };
+  const images = createKeyedLock();
+
+  /** One call at a time for an image: two would attach it twice. */
+  const alone =
+    (work: (source: LoopSource, at: string, scope: Scope) => Promise<void>) =>
+    async (source: LoopSource, at: string, scope: Scope): Promise<void> => {
+      requireMounting(parts.mounter);
+      using _held = await images.hold([source.path], scope.signal);
+      await work(source, at, scope);
+    };
+
+  return {
+    kind: 'loop',
+    stage: alone(async ({ path, filesystem }, at, scope) => {
+      if (filesystem === undefined) await stageBlock(parts, path, at, scope);
+      else await stageFileSystem(parts, path, filesystem, at, scope);
+    }),
+    unstage: alone(async ({ path, filesystem }, at, scope) => {
+      if (filesystem === undefined) await unstageBlock(parts, path, at, scope);
+      else await unstageFileSystem(parts, path, at, scope);
+    }),
+    grow: alone(async ({ path, filesystem }, at, scope) => {
+      if (filesystem === undefined) await growBlock(parts, path, at, scope);
+      else await growFileSystem(parts, path, filesystem, at, scope);
+    }),
+  };
+}

@@ -1,0 +1,62 @@
+import { lstat, mkdir, open, rmdir, unlink } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Access } from '#core/model.ts';
+import type { Mounter } from '#core/ports.ts';
+import { isErrno, located, unlessMissing } from '../mounter/paths.ts';
+import { mountUnable } from '../mounter/unable.ts';
+
+export function requireMounting(mounter: Mounter): void {
+  if (mounter.unable !== undefined) throw mountUnable(mounter.unable);
+}
+
+/** Where a volume gets staged, made if it is missing; as the mount table calls it. */
+export async function makeStage(at: string, access: Access): Promise<string> {
+  const place = await located(at);
+  if (place === undefined) {
+    throw new StowageError(`${at} cannot be made: the folder for mounts is missing`, {
+      code: 'unavailable',
+      reason: 'mounts-folder-missing',
+      action: 'Start Stowage again: it makes the folder when it starts.',
+    });
+  }
+  try {
+    // What is mounted there brings its own permissions; until then nobody else has business there.
+    if (access === 'filesystem') await mkdir(place, { mode: 0o700 });
+    else await (await open(place, 'wx', 0o600)).close();
+  } catch (cause) {
+    if (!isErrno(cause, 'EEXIST')) throw cause;
+  }
+  return place;
+}
+
+/** Something in it was written there while nothing was mounted: it stays, and the log says so. */
+export async function removeStage(place: string, scope: Scope): Promise<void> {
+  const found = await unlessMissing(lstat(place));
+  if (found === undefined) return;
+  try {
+    if (found.isDirectory()) await rmdir(place);
+    else if (found.size === 0) await unlink(place);
+  } catch (cause) {
+    if (!isErrno(cause, 'ENOENT')) scope.log.warn('stage left in place', { at: place, why: String(cause) });
+  }
+}
+
+/** Where the volume's data are: never through a symbolic link, which could lead anywhere on this machine. */
+export async function sourceAt(path: string, kind: 'folder' | 'file'): Promise<{ path: string; bytes: number }> {
+  const place = await located(path);
+  const found = place === undefined ? undefined : await unlessMissing(lstat(place));
+  if (place === undefined || found === undefined) {
+    throw new StowageError(`the volume's data are missing: there is no ${path}`, {
+      code: 'not-found',
+      reason: 'data-missing',
+      action: 'Bring the data back, or delete the volume. The store says what else is missing: stowage store check',
+    });
+  }
+  if (kind === 'folder' ? found.isDirectory() : found.isFile()) return { path: place, bytes: found.size };
+  throw new StowageError(`the volume's data are not what they should be: ${path} is not a ${kind}`, {
+    code: 'conflict',
+    reason: 'data-wrong-kind',
+    action: `Somebody replaced it: look at ${path} and put the ${kind} back.`,
+  });
+}

@@ -1,0 +1,11 @@
+import { readFile } from 'node:fs/promises';
+
+/** Numbers from linux/capability.h. */
+const bits = { CAP_SYS_ADMIN: 21n } as const;
+
+/** What this process may do now; false where there is no such thing to ask. */
+export async function hasCapability(name: keyof typeof bits, file = '/proc/self/status'): Promise<boolean> {
+  const status = await readFile(file, 'utf8').catch(() => '');
+  const effective = /^CapEff:\s*([0-9a-f]+)$/m.exec(status)?.[1];
+  return effective !== undefined && ((BigInt(`0x${effective}`) >> bits[name]) & 1n) === 1n;
+}

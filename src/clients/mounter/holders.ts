@@ -1,0 +1,70 @@
+import { readdir, readFile, readlink } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { isAtOrBelow, readBounded } from './mountinfo.ts';
+
+export interface Holder {
+  readonly pid: number;
+  readonly command: string;
+}
+
+export interface HolderSearch {
+  /** Undefined: everything at or below the path. */
+  readonly exactly?: boolean;
+  readonly most?: number;
+  readonly ms?: number;
+  readonly proc?: string;
+}
+
+/**
+ * The processes that have the path, or something below it, open, as folder, program or mapped. Only as many as were
+ * asked for, and only those found in time: it serves a message. Processes of other pid namespaces are not seen.
+ */
+export async function findHolders(
+  path: string,
+  clock: Clock,
+  scope: Scope,
+  search: HolderSearch = {},
+): Promise<readonly Holder[]> {
+  const { proc = '/proc', most = 8, ms = 2_000 } = search;
+  using limit = clock.deadline(ms, scope.signal);
+  const holds = (target: string): boolean => (search.exactly === true ? target === path : isAtOrBelow(target, path));
+  const pids = (await readdir(proc)).filter((name) => /^\d+$/.test(name)).map(Number);
+  const found: Holder[] = [];
+  // Mappings are only read when nothing else explains it: they are long, and most files are open as well.
+  for (const look of [links, mappings]) {
+    for (const pid of pids) {
+      if (found.length >= most || limit.signal.aborted) return found;
+      if (await anyHeld(look(`${proc}/${pid}`), holds)) found.push({ pid, command: await commandOf(`${proc}/${pid}`) });
+    }
+    if (found.length > 0) return found;
+  }
+  return found;
+}
+
+async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) => boolean): Promise<boolean> {
+  for await (const target of targets) if (holds(target)) return true;
+  return false;
+}
+
+/** A process that ends while it is looked at, or that we may not look at, holds nothing. */
+async function* links(process: string): AsyncIterable<string> {
+  for (const name of ['cwd', 'root', 'exe']) yield await readlink(`${process}/${name}`).catch(() => '');
+  for (const fd of await readdir(`${process}/fd`).catch(() => [])) {
+    yield await readlink(`${process}/fd/${fd}`).catch(() => '');
+  }
+}
+
+async function* mappings(process: string): AsyncIterable<string> {
+  const maps = await readBounded(`${process}/maps`, 4 * 1024 * 1024).catch(() => '');
+  for (const line of maps.split('\n')) {
+    const slash = line.indexOf('/');
+    if (slash !== -1) yield line.slice(slash);
+  }
+}
+
+async function commandOf(process: string): Promise<string> {
+  const name = await readFile(`${process}/comm`, 'utf8').catch(() => '');
+  // A process chooses its own name: it must not be able to write to somebody's terminal.
+  return name.trim().replace(/[^\x20-\x7e]/g, '?') || 'unknown';
+}

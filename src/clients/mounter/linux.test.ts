@@ -1,0 +1,258 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Facts } from '#base/log.ts';
+import type { VolumeId } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
+import type { Mounter } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createLinuxMounter } from './linux.ts';
+import { readMountTable } from './mountinfo.ts';
+import { CommandFailed, createRun, type Run } from './run.ts';
+
+const clock = systemClock();
+const real = createRun(clock);
+const mounterWith = (run: Run, ground: Ground): Mounter =>
+  createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [join(ground.folder, 'store')] });
+
+describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
+  let ground: Ground;
+  let mounter: Mounter;
+  const children: ChildProcess[] = [];
+  const at = (name: string): string => join(ground.folder, name);
+  const writable = { readOnly: false };
+  const readOnly = { readOnly: true };
+
+  beforeEach(() => {
+    ground = createGround();
+    mounter = mounterWith(real, ground);
+    for (const name of ['from', 'other', 'to', 'store']) mkdirSync(at(name));
+    writeFileSync(join(at('from'), 'file'), 'from');
+  });
+  afterEach(async () => {
+    for (const child of children.splice(0)) {
+      child.kill('SIGKILL');
+      if (child.exitCode === null && child.signalCode === null) await new Promise((done) => child.once('exit', done));
+    }
+    ground[Symbol.dispose]();
+  });
+
+  async function start(program: string, args: readonly string[], cwd: string): Promise<ChildProcess> {
+    const child = spawn(program, args, { cwd, stdio: 'ignore' });
+    children.push(child);
+    await new Promise((done) => child.once('spawn', done));
+    return child;
+  }
+
+  test('binds a folder; a second time changes nothing', async () => {
+    await mounter.bind(at('from'), at('to'), writable, ground.scope);
+    await mounter.bind(at('from'), at('to'), writable, ground.scope);
+    expect(readFileSync(join(at('to'), 'file'), 'utf8')).toBe('from');
+    writeFileSync(join(at('to'), 'new'), '');
+    expect(existsSync(join(at('from'), 'new'))).toBe(true);
+    expect(ground.mounts()).toEqual([at('to')]);
+    const point = (await mounter.list(ground.scope)).find((one) => one.at === at('to'));
+    expect(point).toMatchObject({ readOnly: false, root: at('from') });
+  });
+
+  test('ten binds of one thing to one place at once are one mount', async () => {
+    await Promise.all(Array.from({ length: 10 }, () => mounter.bind(at('from'), at('to'), writable, ground.scope)));
+    expect(ground.mounts()).toEqual([at('to')]);
+  });
+
+  test('binds a file onto a file, and nothing onto something of another kind', async () => {
+    writeFileSync(at('a'), 'a');
+    writeFileSync(at('b'), '');
+    await mounter.bind(at('a'), at('b'), writable, ground.scope);
+    await mounter.bind(at('a'), at('b'), writable, ground.scope);
+    expect(readFileSync(at('b'), 'utf8')).toBe('a');
+    await expect(mounter.bind(at('a'), at('to'), writable, ground.scope)).rejects.toMatchObject({
+      reason: 'target-kind',
+    });
+    await expect(mounter.bind(at('from'), at('missing'), writable, ground.scope)).rejects.toMatchObject({
+      code: 'not-found',
+    });
+    await expect(mounter.bind(at('missing'), at('to'), writable, ground.scope)).rejects.toMatchObject({
+      code: 'not-found',
+    });
+  });
+
+  test('paths with spaces, newlines and dashes are only paths', async () => {
+    const odd = at('-o loop\n\\040é');
+    mkdirSync(odd);
+    await mounter.bind(at('from'), odd, readOnly, ground.scope);
+    await mounter.bind(at('from'), odd, readOnly, ground.scope);
+    expect(readFileSync(join(odd, 'file'), 'utf8')).toBe('from');
+    await mounter.unmount(odd, ground.scope);
+    expect(ground.mounts()).toEqual([]);
+    await expect(mounter.bind('-o', at('to'), writable, ground.scope)).rejects.toMatchObject({ code: 'invalid' });
+  });
+
+  test('read-only is read-only, and keeps what the source forbade', async () => {
+    await real(
+      'mount',
+      ['-t', 'tmpfs', '-o', 'nosuid,nodev,noexec,size=1m', '--', 'stowage-test', at('other')],
+      ground.scope,
+    );
+    await mounter.bind(at('other'), at('to'), readOnly, ground.scope);
+    await mounter.bind(at('other'), at('to'), readOnly, ground.scope);
+    expect(() => writeFileSync(join(at('to'), 'x'), '')).toThrow('EROFS');
+    writeFileSync(join(at('other'), 'x'), '');
+    const entry = (await readMountTable()).at(at('to'));
+    expect(entry?.options).toEqual(expect.arrayContaining(['ro', 'nosuid', 'nodev', 'noexec']));
+  });
+
+  test('a read-only bind that a crash left writable is tightened by the repeat; the other way round is a conflict', async () => {
+    await mounter.bind(at('from'), at('to'), writable, ground.scope);
+    await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
+    expect(() => writeFileSync(join(at('to'), 'x'), '')).toThrow('EROFS');
+    await expect(mounter.bind(at('from'), at('to'), writable, ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'mounted-read-only',
+    });
+  });
+
+  test('where mount ignores the word ro, a second step makes it read-only', async () => {
+    const ignorant: Run = (tool, args, ...rest) =>
+      real(tool, tool === 'mount' && args[1]?.startsWith('bind') ? args.with(1, 'bind') : args, ...rest);
+    await mounterWith(ignorant, ground).bind(at('from'), at('to'), readOnly, ground.scope);
+    expect(() => writeFileSync(join(at('to'), 'x'), '')).toThrow('EROFS');
+  });
+
+  test('when it cannot be made read-only it is not mounted at all, also after a cancelled call', async () => {
+    const cancel = new AbortController();
+    const stubborn: Run = async (tool, args, ...rest) => {
+      if (tool === 'mount' && args[1]?.startsWith('remount')) {
+        cancel.abort(new Error('enough'));
+        throw new CommandFailed('mount', 32, null, 'mount: no.');
+      }
+      return await real(tool, tool === 'mount' ? args.with(1, 'bind') : args, ...rest);
+    };
+    const scope = { ...ground.scope, signal: cancel.signal };
+    await expect(mounterWith(stubborn, ground).bind(at('from'), at('to'), readOnly, scope)).rejects.toMatchObject({
+      message: `${at('to')} could not be made read-only (mount: mount: no.)`,
+    });
+    expect(ground.mounts()).toEqual([]);
+  });
+
+  test('a read-only source cannot be bound for writing', async () => {
+    await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
+    await expect(mounter.bind(at('to'), at('other'), writable, ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'source-read-only',
+    });
+    await mounter.bind(at('to'), at('other'), readOnly, ground.scope);
+  });
+
+  test('something else at the place is a conflict that names it', async () => {
+    await real('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('to')], ground.scope);
+    await expect(mounter.bind(at('from'), at('to'), writable, ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      message: `something else is mounted at ${at('to')}: stowage-test (tmpfs)`,
+      action: `Unmount it (umount ${at('to')}), or give another path.`,
+    });
+    expect(await mounter.inspectTarget(at('to'), 'filesystem', ground.scope)).toEqual({
+      target: at('to'),
+      existed: true,
+    });
+  });
+
+  test('unmounting twice, or what was never mounted, is success', async () => {
+    await mounter.bind(at('from'), at('to'), writable, ground.scope);
+    await mounter.unmount(at('to'), ground.scope);
+    await mounter.unmount(at('to'), ground.scope);
+    await mounter.unmount(at('missing'), ground.scope);
+    await mounter.unmount(join(at('missing'), 'below'), ground.scope);
+    expect(ground.mounts()).toEqual([]);
+  });
+
+  test('a busy mount stays, and the error names who is in it', async () => {
+    await mounter.bind(at('from'), at('to'), writable, ground.scope);
+    const inside = await start('sleep', ['100'], at('to'));
+    const reader = await start('tail', ['-f', join(at('to'), 'file')], '/');
+    await expect.poll(() => existsSync(`/proc/${reader.pid}/fd/3`)).toBe(true);
+    const pids = [inside, reader].map((child) => child.pid ?? 0).sort((a, b) => a - b);
+    const names = pids.map((pid) => `${pid} (${pid === inside.pid ? 'sleep' : 'tail'})`);
+    await expect(mounter.unmount(at('to'), ground.scope)).rejects.toMatchObject({
+      code: 'in-use',
+      reason: 'mount-busy',
+      message: `${at('to')} cannot be unmounted: it is in use by processes ${names.join(', ')}`,
+      action: 'End these processes, or make them leave it, then repeat.',
+    });
+    expect(ground.mounts()).toEqual([at('to')]);
+  });
+
+  test('a mount inside it makes it busy too, and is named', async () => {
+    mkdirSync(join(at('from'), 'sub'));
+    await mounter.bind(at('from'), at('to'), writable, ground.scope);
+    await mounter.bind(at('other'), join(at('to'), 'sub'), writable, ground.scope);
+    await expect(mounter.unmount(at('to'), ground.scope)).rejects.toMatchObject({
+      message: `${at('to')} cannot be unmounted: it is in use by what is mounted at ${at('to')}/sub`,
+      action: 'Unmount or detach that first, then repeat.',
+    });
+  });
+
+  test('waits for what a killed Stowage left running, and not for what another one runs', async () => {
+    const orphan = spawn('sleep', ['100'], { stdio: 'ignore', env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: '1' } });
+    const another = spawn('sleep', ['100'], {
+      stdio: 'ignore',
+      env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: `${process.pid}` },
+    });
+    children.push(orphan, another);
+    await Promise.all([orphan, another].map((child) => new Promise((done) => child.once('spawn', done))));
+    const waits: string[] = [];
+    const log = {
+      ...ground.scope.log,
+      info: (_: string, facts?: Facts) => void waits.push(JSON.stringify(facts?.['pids'])),
+    };
+    const listing = mounter.list({ ...ground.scope, log });
+    await expect.poll(() => waits.length).toBeGreaterThan(1);
+    expect(waits[1]).toContain(`"${orphan.pid}"`);
+    expect(waits[1]).not.toContain(`"${another.pid}"`);
+    orphan.kill('SIGKILL');
+    expect((await listing).length).toBeGreaterThan(0);
+    expect(another.exitCode).toBeNull();
+  });
+
+  test('reaps staged mounts and folders of unknown volumes, and nothing else', async () => {
+    const [known, stale, busy, empty] = [newVolumeId(), newVolumeId(), newVolumeId(), newVolumeId()] as const;
+    const folder = at('mounts');
+    for (const name of [known, stale, busy, empty, 'foreign']) mkdirSync(join(folder, name), { recursive: true });
+    for (const name of [known, stale, busy, 'foreign']) {
+      await mounter.bind(at('from'), join(folder, name), writable, ground.scope);
+    }
+    await start('sleep', ['100'], join(folder, busy));
+    const freed = await mounter.reap(folder, new Set<VolumeId>([known]), ground.scope);
+    expect(freed.toSorted()).toEqual([join(folder, stale), join(folder, empty)].sort());
+    expect(ground.mounts().toSorted()).toEqual([known, busy, 'foreign'].map((name) => join(folder, name)).sort());
+    expect(existsSync(join(folder, stale))).toBe(false);
+    expect(existsSync(join(at('from'), 'file'))).toBe(true);
+    expect(await mounter.reap(folder, new Set([known]), ground.scope)).toEqual([]);
+    expect(await mounter.reap(at('missing'), new Set(), ground.scope)).toEqual([]);
+  });
+
+  test.skipIf(needs('loop'))('reaps idle loop devices on images of the stores, and no others', async () => {
+    const attach = async (file: string): Promise<string> =>
+      (await real('losetup', ['--find', '--show', '--', file], ground.scope)).trim();
+    for (const name of ['volume', '.stowage/deleting', '.stowage/other'])
+      mkdirSync(at(`store/${name}`), { recursive: true });
+    const idle = [
+      await attach(ground.image('store/idle.img', 1)),
+      await attach(ground.image('store/.stowage/deleting/x.img', 1)),
+    ];
+    const bound = await attach(ground.image('store/bound.img', 1));
+    // Inside a volume, no image of a volume, none of the store's own folders, no store: somebody else's.
+    const foreign: string[] = [];
+    for (const name of ['store/volume/disk.img', 'store/disk.raw', 'store/.stowage/other/x.img', 'foreign.img']) {
+      foreign.push(await attach(ground.image(name, 1)));
+    }
+    writeFileSync(at('node'), '');
+    await mounter.bind(bound, at('node'), writable, ground.scope);
+    expect((await mounter.reap(at('mounts'), new Set(), ground.scope)).toSorted()).toEqual(idle.toSorted());
+    expect(await mounter.reap(at('mounts'), new Set(), ground.scope)).toEqual([]);
+    expect(ground.loops().toSorted()).toEqual([bound, ...foreign].sort());
+  });
+});

@@ -1,0 +1,64 @@
+import { existsSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import type { Mounter } from '#core/ports.ts';
+import { createBind } from './bind.ts';
+import { createTableReader, type MountTable } from './mountinfo.ts';
+import type { Parts } from './parts.ts';
+import { reap } from './reap.ts';
+import type { Run } from './run.ts';
+import { createSettling } from './settle.ts';
+import { inspectTarget, makeTarget, removeTarget } from './targets.ts';
+import { createUnmount } from './unmount.ts';
+import { usersOf } from './users.ts';
+
+export interface LinuxMounterOptions {
+  readonly clock: Clock;
+  readonly run: Run;
+  /** Where loop devices of ours have their files. */
+  readonly storeRoots: () => readonly string[];
+  /** Where nobody may mount: the state folder and the store roots. */
+  readonly forbidden: () => readonly string[];
+  readonly readTable?: () => Promise<MountTable>;
+  readonly sys?: string;
+}
+
+export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
+  const { clock, run, readTable = createTableReader(), sys = '/sys/block' } = options;
+  const parts: Parts = { clock, run, readTable, sys, places: createKeyedLock() };
+  const settled = createSettling(clock);
+  const unmount = createUnmount(parts);
+  const bind = createBind(parts);
+  const list: Mounter['list'] = async (scope) => {
+    await settled(scope);
+    return (await readTable()).visible();
+  };
+  return {
+    unable: undefined,
+    bind: async (from, at, how, scope) => {
+      await settled(scope);
+      await bind(from, at, how, scope);
+    },
+    unmount: async (at, scope) => {
+      await settled(scope);
+      await unmount(at, scope);
+    },
+    list,
+    isMounted: async (at, scope) => {
+      await settled(scope);
+      // Most places asked about do not exist; reading the whole mount table for them would cost far more.
+      return existsSync(at) && (await list(scope)).some((point) => point.at === at);
+    },
+    usersOf: async (source, scope) => {
+      await settled(scope);
+      return await usersOf(source, await readTable(), sys);
+    },
+    inspectTarget: (target, access) => inspectTarget(target, access, options.forbidden(), readTable),
+    makeTarget,
+    removeTarget,
+    reap: async (mountsFolder, known, scope) => {
+      await settled(scope);
+      return await reap({ ...parts, unmount, storeRoots: options.storeRoots }, mountsFolder, known, scope);
+    },
+  };
+}

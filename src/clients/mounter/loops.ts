@@ -1,0 +1,61 @@
+import { readdir, readFile } from 'node:fs/promises';
+import type { MountEntry, MountTable } from './mountinfo.ts';
+
+/** A loop device with a file behind it. */
+export interface Loop {
+  /** `loop3`. */
+  readonly name: string;
+  /** `/dev/loop3`. */
+  readonly node: string;
+  /** `7:3`, as the mount table has it. */
+  readonly device: string;
+  readonly file: string;
+  /** The file was unlinked; another may bear its name by now. */
+  readonly deleted: boolean;
+  readonly bytes: number;
+  /** The kernel lets it go with its last user. */
+  readonly autoclear: boolean;
+  /** Something in the kernel is stacked on it. */
+  readonly stacked: boolean;
+}
+
+const gone = ' (deleted)';
+
+/** Read from sysfs, which opens no device: closing one that is set to autoclear would let it go. */
+export async function attachedLoops(sys = '/sys/block'): Promise<readonly Loop[]> {
+  const names = (await readdir(sys).catch(() => [])).filter((name) => /^loop\d+$/.test(name));
+  const loops = await Promise.all(names.map((name) => readLoop(sys, name)));
+  return loops.filter((loop) => loop !== undefined);
+}
+
+async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
+  const read = async (file: string): Promise<string> =>
+    (await readFile(`${sys}/${name}/${file}`, 'utf8')).replace(/\n$/, '');
+  try {
+    const backing = await read('loop/backing_file');
+    const deleted = backing.endsWith(gone);
+    return {
+      name,
+      node: `/dev/${name}`,
+      device: await read('dev'),
+      file: deleted ? backing.slice(0, -gone.length) : backing,
+      deleted,
+      bytes: Number(await read('size')) * 512,
+      autoclear: (await read('loop/autoclear')) === '1',
+      stacked: (await readdir(`${sys}/${name}/holders`)).length > 0,
+    };
+  } catch {
+    // Not attached, or let go while it was read.
+    return undefined;
+  }
+}
+
+/** Whether the mount is of the device's node. Its /dev is a devtmpfs, in a container a tmpfs. */
+export function isNodeOf(loop: Loop, entry: MountEntry): boolean {
+  return ['devtmpfs', 'tmpfs'].includes(entry.type) && entry.root === `/${loop.name}`;
+}
+
+/** Where its file system, or its node, is mounted. */
+export function mountsOf(loop: Loop, table: MountTable): readonly MountEntry[] {
+  return table.entries.filter((entry) => entry.device === loop.device || isNodeOf(loop, entry));
+}

@@ -1,0 +1,165 @@
+import { open } from 'node:fs/promises';
+import { StowageError } from '#core/errors.ts';
+import type { MountPoint } from '#core/ports.ts';
+
+/** One line of /proc/self/mountinfo (proc_pid_mountinfo(5)). */
+export interface MountEntry extends MountPoint {
+  readonly id: number;
+  readonly parent: number;
+  /** Of this mount; the file system's own are in `superOptions`. */
+  readonly options: readonly string[];
+  readonly superOptions: readonly string[];
+  /** `shared:N`, `master:N`, `propagate_from:N`, `unbindable`. */
+  readonly propagation: readonly string[];
+  /** This mount is read-only, whatever the file system is. `readOnly` is true when either is. */
+  readonly mountReadOnly: boolean;
+}
+
+/** What a path shows: equal for every bind of the same thing. */
+export type Shown = Pick<MountPoint, 'device' | 'root'>;
+
+export interface MountTable {
+  /** All of them, also those hidden below others. */
+  readonly entries: readonly MountEntry[];
+  /** Those that a path leads to. */
+  visible(): readonly MountEntry[];
+  /** The mount that is seen exactly at the path; not one hidden below another. */
+  at(path: string): MountEntry | undefined;
+  /** The mount through which the path is seen. */
+  holding(path: string): MountEntry | undefined;
+  below(path: string): readonly MountEntry[];
+  /** What the path shows, as a bind of it would say. */
+  shown(path: string): Shown | undefined;
+  /** The folder it is mounted on, itself seen as that: equal for the copies that propagation makes of one mount. */
+  place(entry: MountEntry): Shown | undefined;
+}
+
+const sizeLimit = 64 * 1024 * 1024;
+
+export async function readMountTable(file = '/proc/self/mountinfo'): Promise<MountTable> {
+  return mountTable(parseMountinfo(await readBounded(file, sizeLimit)));
+}
+
+/** The same, for whoever looks again and again: as long as the text is the same, so is the table. */
+export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
+  let last: { readonly text: string; readonly table: MountTable } | undefined;
+  return async () => {
+    const text = await readBounded(file, sizeLimit);
+    if (last?.text !== text) last = { text, table: mountTable(parseMountinfo(text)) };
+    return last.table;
+  };
+}
+
+/** For files of /proc, whose size is not known before they are read. */
+export async function readBounded(file: string, limit: number): Promise<string> {
+  await using handle = await open(file, 'r');
+  const chunks: Buffer[] = [];
+  for (let size = 0; ; ) {
+    const { bytesRead, buffer } = await handle.read(Buffer.allocUnsafe(65_536), 0, 65_536);
+    if (bytesRead === 0) return Buffer.concat(chunks).toString();
+    size += bytesRead;
+    if (size > limit) {
+      throw new StowageError(`${file} holds more than ${limit} bytes`, {
+        code: 'exhausted',
+        reason: 'system-table-too-large',
+        action:
+          'Something on this machine makes mounts without end: look at it with findmnt, and stop what makes them.',
+      });
+    }
+    chunks.push(buffer.subarray(0, bytesRead));
+  }
+}
+
+export function parseMountinfo(text: string): readonly MountEntry[] {
+  return text.split('\n').flatMap((line) => parseLine(line) ?? []);
+}
+
+function parseLine(line: string): MountEntry | undefined {
+  // Fields are split at single spaces: a source given as the empty string is an empty field.
+  const fields = line.split(' ');
+  const dash = fields.indexOf('-', 6);
+  const [id, parent, device, root, at, options] = fields;
+  const [type, source, superOptions] = dash === -1 ? [] : fields.slice(dash + 1);
+  if (id === undefined || parent === undefined || device === undefined || root === undefined || at === undefined)
+    return undefined;
+  if (options === undefined || type === undefined || source === undefined) return undefined;
+  const own = options.split(',');
+  const ofFileSystem = (superOptions ?? '').split(',');
+  return {
+    id: Number(id),
+    parent: Number(parent),
+    device,
+    root: unescaped(root),
+    at: unescaped(at),
+    type: unescaped(type),
+    source: unescaped(source),
+    options: own,
+    superOptions: ofFileSystem,
+    propagation: fields.slice(6, dash),
+    mountReadOnly: own.includes('ro'),
+    readOnly: own.includes('ro') || ofFileSystem.includes('ro'),
+  };
+}
+
+/** The kernel writes space, tab, newline, backslash (and # in sources) as three octal digits. */
+function unescaped(field: string): string {
+  return field.replace(/\\([0-7]{3})/g, (_, digits: string) => String.fromCharCode(Number.parseInt(digits, 8)));
+}
+
+export function mountTable(entries: readonly MountEntry[]): MountTable {
+  const byId = new Map(entries.map((entry) => [entry.id, entry]));
+  const over = new Map<number, Map<string, MountEntry>>();
+  for (const entry of entries) {
+    if (entry.parent === entry.id) continue;
+    const mounts = over.get(entry.parent) ?? new Map<string, MountEntry>();
+    over.set(entry.parent, mounts.set(entry.at, entry));
+  }
+  const start = entries.find((entry) => entry.at === '/' && (entry.parent === entry.id || !byId.has(entry.parent)));
+
+  // As the kernel walks a path: from the root mount into the first mount on the way, and again from there. A mount
+  // made before something was mounted over its parent is hidden, and is not met.
+  function holding(path: string): MountEntry | undefined {
+    const way = prefixes(path);
+    let here = start;
+    // The kernel's table is a tree; the bound keeps a table that is none from being walked for ever.
+    for (let step = 0; step < entries.length; step++) {
+      const mounts = here && over.get(here.id);
+      const next = mounts && way.find((prefix) => mounts.has(prefix));
+      if (mounts === undefined || next === undefined) return here;
+      here = mounts.get(next);
+    }
+    return here;
+  }
+
+  return {
+    entries,
+    visible: () => entries.filter((entry) => holding(entry.at) === entry),
+    holding,
+    at: (path) => {
+      const entry = holding(path);
+      return entry?.at === path ? entry : undefined;
+    },
+    below: (path) => entries.filter((entry) => entry.at !== path && isAtOrBelow(entry.at, path)),
+    shown: (path) => shownThrough(holding(path), path),
+    place: (entry) => shownThrough(byId.get(entry.parent), entry.at),
+  };
+}
+
+function shownThrough(entry: MountEntry | undefined, path: string): Shown | undefined {
+  if (entry === undefined) return undefined;
+  const rest = path === entry.at ? '' : path.slice(entry.at === '/' ? 0 : entry.at.length);
+  return { device: entry.device, root: `${entry.root === '/' ? '' : entry.root}${rest}` || '/' };
+}
+
+/** `/`, `/a`, `/a/b` for `/a/b`. */
+function prefixes(path: string): readonly string[] {
+  const names = path.split('/').filter((name) => name !== '');
+  return ['/', ...names.map((_, index) => `/${names.slice(0, index + 1).join('/')}`)];
+}
+
+export const same = (one: Shown, other: Shown | undefined): boolean =>
+  one.device === other?.device && one.root === other.root;
+
+export function isAtOrBelow(path: string, folder: string): boolean {
+  return path === folder || path.startsWith(folder === '/' ? '/' : `${folder}/`);
+}

@@ -1,0 +1,59 @@
+import { realpath } from 'node:fs/promises';
+import { basename, dirname, join, normalize } from 'node:path';
+import { StowageError } from '#core/errors.ts';
+import { quoted } from '#core/names.ts';
+
+/** Limits of the kernel, in bytes: PATH_MAX less its terminator, NAME_MAX. */
+const longestPath = 4095;
+const longestName = 255;
+
+/** Nothing else is ever handed to a program: an absolute path can be no option, and `.`, `..`, `//` hide nothing. */
+export function checkPath(path: string): void {
+  const wrong = wrongWith(path);
+  if (wrong === undefined) return;
+  throw new StowageError(`${quoted(path)} cannot be used as a path: ${wrong}`, {
+    code: 'invalid',
+    reason: 'path-invalid',
+    action: 'Give an absolute path without . or .. in it, for example /mnt/data.',
+  });
+}
+
+function wrongWith(path: string): string | undefined {
+  if (!path.startsWith('/')) return 'it does not begin with /';
+  if (path.includes('\0')) return 'it contains a NUL character';
+  if (Buffer.byteLength(path) > longestPath) return `it is longer than ${longestPath} bytes`;
+  if (path !== '/' && (path.endsWith('/') || normalize(path) !== path))
+    return 'it is not in its shortest form (., .., // or a / at its end)';
+  if (path.split('/').some((name) => Buffer.byteLength(name) > longestName))
+    return `a name in it is longer than ${longestName} bytes`;
+  return undefined;
+}
+
+/**
+ * The path as the mount table has it: symbolic links in its parents resolved. Its last component is not looked at,
+ * since looking at a mount whose server is gone can fail or hang. Undefined: a parent is missing.
+ */
+export async function located(path: string): Promise<string | undefined> {
+  checkPath(path);
+  if (path === '/') return path;
+  try {
+    return join(await realpath(dirname(path)), basename(path));
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT', 'ENOTDIR')) return undefined;
+    throw cause;
+  }
+}
+
+export function isErrno(thrown: unknown, ...codes: readonly string[]): boolean {
+  return thrown instanceof Error && 'code' in thrown && codes.includes(String(thrown.code));
+}
+
+/** Undefined instead of an error when it is not there. */
+export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
+  try {
+    return await work;
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT', 'ENOTDIR')) return undefined;
+    throw cause;
+  }
+}

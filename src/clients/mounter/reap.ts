@@ -1,0 +1,83 @@
+import { lstat, readdir, realpath } from 'node:fs/promises';
+import { join, parse } from 'node:path';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { VolumeId } from '#core/model.ts';
+import { isVolumeId, isVolumeName } from '#core/names.ts';
+import { attachedLoops, type Loop, mountsOf } from './loops.ts';
+import { isAtOrBelow, type MountTable } from './mountinfo.ts';
+import { unlessMissing } from './paths.ts';
+import { CommandFailed, type Run } from './run.ts';
+import { removeTarget } from './targets.ts';
+
+export interface ReapParts {
+  readonly run: Run;
+  readonly readTable: () => Promise<MountTable>;
+  readonly unmount: (at: string, scope: Scope) => Promise<void>;
+  readonly storeRoots: () => readonly string[];
+  readonly sys: string;
+}
+
+/** Only names that are volume ids, directly in the folder, are Stowage's; only loop devices on images of its stores are. */
+export async function reap(
+  parts: ReapParts,
+  mountsFolder: string,
+  known: ReadonlySet<VolumeId>,
+  scope: Scope,
+): Promise<readonly string[]> {
+  const freed: string[] = [];
+  const folder = await unlessMissing(realpath(mountsFolder));
+  const stale = folder === undefined ? [] : (await readdir(folder)).filter((id) => isVolumeId(id) && !known.has(id));
+  for (const id of stale) {
+    const at = join(folder ?? '', id);
+    if (await letGo(parts, at, scope)) freed.push(at);
+  }
+  for (const loop of await idleLoops(parts)) {
+    scope.signal.throwIfAborted();
+    if (await detach(parts.run, loop, scope)) freed.push(loop.node);
+  }
+  return freed;
+}
+
+async function letGo(parts: ReapParts, at: string, scope: Scope): Promise<boolean> {
+  try {
+    await parts.unmount(at, scope);
+  } catch (cause) {
+    if (!(cause instanceof StowageError) || cause.code !== 'in-use') throw cause;
+    scope.log.warn('a staged mount of no known volume is in use and stays', { at, why: cause.message });
+    return false;
+  }
+  await removeTarget(at, scope);
+  return (await unlessMissing(lstat(at))) === undefined;
+}
+
+async function idleLoops(parts: ReapParts): Promise<readonly Loop[]> {
+  const loops = await attachedLoops(parts.sys);
+  if (loops.length === 0) return [];
+  const roots = await Promise.all(
+    parts.storeRoots().map(async (root) => (await unlessMissing(realpath(root))) ?? root),
+  );
+  const table = await parts.readTable();
+  return loops.filter(
+    (loop) => !loop.stacked && roots.some((root) => isOurs(loop.file, root)) && mountsOf(loop, table).length === 0,
+  );
+}
+
+/** A volume's image, or one on its way. What lies inside a volume is its users' own, whatever it is called. */
+function isOurs(file: string, root: string): boolean {
+  const { dir, name, ext } = parse(file);
+  if (dir === root) return ext === '.img' && isVolumeName(name);
+  return ['trash', 'deleting', 'tmp'].some((own) => isAtOrBelow(file, join(root, '.stowage', own)));
+}
+
+/** On a device that somebody has open, the kernel does it with the last close. */
+export async function detach(run: Run, loop: Pick<Loop, 'node'>, scope: Scope): Promise<boolean> {
+  try {
+    await run('losetup', ['--detach', loop.node], scope);
+    return true;
+  } catch (cause) {
+    // Let go by itself in the meantime (ENXIO).
+    if (cause instanceof CommandFailed && /no such device/i.test(cause.stderr)) return false;
+    throw cause;
+  }
+}

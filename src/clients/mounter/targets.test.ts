@@ -1,0 +1,133 @@
+import { existsSync, lstatSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { readMountTable } from './mountinfo.ts';
+import { checkPath } from './paths.ts';
+import { inspectTarget, makeTarget, removeTarget } from './targets.ts';
+
+describe.skipIf(needs('linux'))('a target', () => {
+  let ground: Ground;
+  const at = (name: string): string => join(ground.folder, name);
+  const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
+    inspectTarget(target, access, [at('state')], readMountTable);
+
+  beforeEach(() => {
+    ground = createGround();
+    mkdirSync(at('state'));
+  });
+  afterEach(() => ground[Symbol.dispose]());
+
+  test('that is missing is made, and made again is success', async () => {
+    expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: false });
+    expect(existsSync(at('new'))).toBe(false);
+    await makeTarget(at('new'), 'filesystem');
+    await makeTarget(at('new'), 'filesystem');
+    expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: true });
+    await makeTarget(at('disk'), 'block');
+    await makeTarget(at('disk'), 'block');
+    expect(lstatSync(at('disk')).isFile()).toBe(true);
+    expect(await inspect(at('disk'), 'block')).toEqual({ target: at('disk'), existed: true });
+  });
+
+  test('is given with the symbolic links in it resolved', async () => {
+    mkdirSync(at('real'));
+    symlinkSync('real', at('link'));
+    expect(await inspect(join(at('link'), 'x'))).toEqual({ target: join(at('real'), 'x'), existed: false });
+    expect(await inspect(at('link'))).toEqual({ target: at('real'), existed: true });
+  });
+
+  test('that would hide data is refused', async () => {
+    mkdirSync(join(at('full'), 'x'), { recursive: true });
+    writeFileSync(at('written'), 'x');
+    await expect(inspect(at('full'))).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'target-not-empty',
+      message: `${at('full')} is not empty; a volume mounted there would hide what is in it`,
+      action: 'Give an empty folder, or a path that does not exist yet.',
+    });
+    await expect(inspect(at('written'), 'block')).rejects.toMatchObject({ reason: 'target-not-empty' });
+  });
+
+  test('of the wrong kind is refused', async () => {
+    writeFileSync(at('file'), '');
+    await expect(inspect(at('file'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-kind' });
+    await expect(inspect(at('state').replace('state', ''), 'block')).rejects.toMatchObject({ code: 'invalid' });
+    mkdirSync(at('folder'));
+    await expect(inspect(at('folder'), 'block')).rejects.toMatchObject({ code: 'conflict', reason: 'target-kind' });
+  });
+
+  test('whose folder is missing, or whose link leads nowhere, is refused with what to do', async () => {
+    await expect(inspect(join(at('no'), 'x'))).rejects.toMatchObject({
+      code: 'not-found',
+      action: `Make it first: mkdir -p ${at('no')}`,
+    });
+    symlinkSync('nowhere', at('dangling'));
+    await expect(inspect(at('dangling'))).rejects.toMatchObject({ code: 'conflict', reason: 'target-dangling' });
+  });
+
+  test.each([
+    '/',
+    '/proc',
+    '/proc/1',
+    '/sys/x',
+    '/dev/shm',
+    '/etc',
+    '/etc/x',
+    '/usr',
+    '/usr/local',
+    '/var',
+    '/tmp',
+    '/home',
+  ])('%s belongs to the system', async (target) => {
+    await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'target-forbidden' });
+  });
+
+  test("in Stowage's own folders is refused, also by way of a link", async () => {
+    symlinkSync('state', at('innocent'));
+    for (const target of [at('state'), join(at('state'), 'x'), at('innocent'), join(at('innocent'), 'x')]) {
+      await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'target-forbidden' });
+    }
+  });
+
+  test.each([
+    '',
+    'relative',
+    '-o',
+    '/a/../b',
+    '/a//b',
+    '/a/',
+    '/a/.',
+    '/a\0b',
+    `/${'x'.repeat(256)}`,
+    `/${'x/'.repeat(2500)}x`,
+  ])('%j is not a path', async (target) => {
+    await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'path-invalid' });
+  });
+
+  test('whatever passes the check can be no option and leads where it says', () => {
+    fc.assert(
+      fc.property(fc.string({ unit: fc.constantFrom('/', '.', '-', 'a', '\0', ' '), maxLength: 12 }), (path) => {
+        try {
+          checkPath(path);
+        } catch {
+          return;
+        }
+        expect(path).toMatch(/^\/(?!.*(?:\/\/|\/$|\/\.{1,2}(?:\/|$)|\0))|^\/$/);
+      }),
+    );
+  });
+
+  test('is removed when it is empty, and stays otherwise; absent is success', async () => {
+    mkdirSync(join(at('full'), 'x'), { recursive: true });
+    mkdirSync(at('empty'));
+    writeFileSync(at('file'), '');
+    writeFileSync(at('written'), 'x');
+    for (const name of ['full', 'empty', 'file', 'written', 'empty', 'absent', 'absent/below']) {
+      await removeTarget(at(name), ground.scope);
+    }
+    expect(['full', 'empty', 'file', 'written'].filter((name) => existsSync(at(name)))).toEqual(['full', 'written']);
+  });
+});

@@ -1,0 +1,132 @@
+import { lstat, mkdir, open, opendir, realpath, rmdir, stat, unlink } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Access } from '#core/model.ts';
+import { isAtOrBelow, type MountTable } from './mountinfo.ts';
+import { checkPath, isErrno, located, unlessMissing } from './paths.ts';
+
+/** Mounting there, or anywhere below, hides a part of the system. */
+const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64', '/proc', '/sbin', '/sys', '/usr'];
+/** Mounting there does, below is where people mount. */
+const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/var/lib', '/var/run', '/var/tmp'];
+
+export interface Inspected {
+  readonly target: string;
+  readonly existed: boolean;
+}
+
+export async function inspectTarget(
+  target: string,
+  access: Access,
+  forbidden: readonly string[],
+  readTable: () => Promise<MountTable>,
+): Promise<Inspected> {
+  checkPath(target);
+  const there = await resolved(target);
+  await refuseSystem(there, forbidden);
+  // Something is mounted exactly there: whether it is the right thing is for `bind` to say.
+  if ((await readTable()).at(there) !== undefined) return { target: there, existed: true };
+  const found = await unlessMissing(lstat(there));
+  if (found === undefined) return { target: there, existed: false };
+  if (access === 'filesystem' ? !found.isDirectory() : !found.isFile()) throw wrongKind(target, access);
+  if (access === 'filesystem' ? await holdsEntries(there) : found.size > 0) throw notEmpty(target, access);
+  return { target: there, existed: true };
+}
+
+/** With its symbolic links resolved, its own too; what is missing of it is at most the last name. */
+async function resolved(target: string): Promise<string> {
+  const there = await located(target);
+  if (there === undefined) {
+    throw new StowageError(`${target} cannot be made: the folder ${dirname(target)} does not exist`, {
+      code: 'not-found',
+      reason: 'target-parent-missing',
+      action: `Make it first: mkdir -p ${dirname(target)}`,
+    });
+  }
+  const found = await unlessMissing(lstat(there)).catch((cause: unknown) => {
+    // A mount whose server is gone: the mount table says what is there, and `bind` decides.
+    if (isErrno(cause, 'ENOTCONN', 'EIO', 'ESTALE')) return undefined;
+    throw cause;
+  });
+  if (found?.isSymbolicLink() !== true) return there;
+  const beyond = await unlessMissing(realpath(there));
+  if (beyond !== undefined) return beyond;
+  throw new StowageError(`${target} is a symbolic link to something that does not exist`, {
+    code: 'conflict',
+    reason: 'target-dangling',
+    action: 'Remove the link, or give another path.',
+  });
+}
+
+async function refuseSystem(there: string, forbidden: readonly string[]): Promise<void> {
+  if (systemFolders.includes(there) || systemTrees.some((tree) => isAtOrBelow(there, tree))) {
+    throw new StowageError(`${there} belongs to the system; a volume mounted there would hide it`, {
+      code: 'invalid',
+      reason: 'target-forbidden',
+      action: 'Give a path of your own, for example /mnt/data.',
+    });
+  }
+  for (const folder of forbidden) {
+    const real = (await unlessMissing(realpath(folder))) ?? folder;
+    if (!isAtOrBelow(there, real)) continue;
+    throw new StowageError(`${there} is inside ${folder}, which Stowage keeps for itself`, {
+      code: 'invalid',
+      reason: 'target-forbidden',
+      action: 'Give a path outside the state folder and outside every store.',
+    });
+  }
+}
+
+/** Only the last name: a parent that went away in the meantime is not made up. */
+export async function makeTarget(target: string, access: Access): Promise<void> {
+  checkPath(target);
+  try {
+    if (access === 'filesystem') await mkdir(target);
+    else await (await open(target, 'wx')).close();
+  } catch (cause) {
+    if (isErrno(cause, 'EEXIST')) return;
+    throw new StowageError(`${target} cannot be made`, {
+      code: isErrno(cause, 'ENOSPC', 'EDQUOT') ? 'exhausted' : 'denied',
+      reason: 'target-not-made',
+      action: `See whether the folder ${dirname(target)} is there, can be written and has room, or give another path.`,
+      cause,
+    });
+  }
+}
+
+async function holdsEntries(folder: string): Promise<boolean> {
+  await using entries = await opendir(folder);
+  return (await entries.read()) !== null;
+}
+
+function notEmpty(target: string, access: Access): StowageError {
+  return new StowageError(`${target} is not empty; a volume mounted there would hide what is in it`, {
+    code: 'conflict',
+    reason: 'target-not-empty',
+    action: `Give ${access === 'filesystem' ? 'an empty folder' : 'an empty file'}, or a path that does not exist yet.`,
+  });
+}
+
+function wrongKind(target: string, access: Access): StowageError {
+  const [kind, wanted] = access === 'filesystem' ? ['a file system', 'folder'] : ['a block device', 'file'];
+  return new StowageError(`${target} is not a ${wanted}, and ${kind} is mounted on a ${wanted}`, {
+    code: 'conflict',
+    reason: 'target-kind',
+    action: `Give an empty ${wanted}, or a path that does not exist yet.`,
+  });
+}
+
+/** What is not empty, or has something mounted on it, is somebody's: it stays. */
+export async function removeTarget(target: string, scope: Scope): Promise<void> {
+  const there = await located(target);
+  const found = there === undefined ? undefined : await unlessMissing(lstat(there));
+  if (there === undefined || found === undefined) return;
+  try {
+    if (found.isDirectory()) await rmdir(there);
+    else if (found.isFile() && (await stat(there)).size === 0) await unlink(there);
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT')) return;
+    scope.log.info('target left in place', { target: there, why: String(cause) });
+  }
+}

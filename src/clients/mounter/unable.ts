@@ -1,0 +1,29 @@
+import { StowageError } from '#core/errors.ts';
+import type { Mounter } from '#core/ports.ts';
+
+/** Where mounting is impossible everything else still works; whoever tries to mount is told what it takes. */
+export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list: Mounter['list']): Mounter {
+  const refuse = async (): Promise<never> => {
+    throw mountUnable(unable);
+  };
+  return {
+    unable,
+    list,
+    isMounted: async (at, scope) => (await list(scope)).some((point) => point.at === at),
+    usersOf: async () => [],
+    bind: refuse,
+    unmount: refuse,
+    inspectTarget: refuse,
+    makeTarget: refuse,
+    removeTarget: refuse,
+    reap: refuse,
+  };
+}
+
+export function mountUnable(unable: NonNullable<Mounter['unable']>): StowageError {
+  return new StowageError(`volumes cannot be mounted here: ${unable.why}`, {
+    code: 'unsupported',
+    reason: 'mount-unable',
+    action: unable.action,
+  });
+}

@@ -1,0 +1,59 @@
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Mounter } from '#core/ports.ts';
+import { mountFailure } from './errors.ts';
+import { findHolders } from './holders.ts';
+import { attachedLoops } from './loops.ts';
+import { isAtOrBelow } from './mountinfo.ts';
+import type { Parts } from './parts.ts';
+import { located } from './paths.ts';
+import { CommandFailed } from './run.ts';
+
+export function createUnmount(parts: Parts): Mounter['unmount'] {
+  const { run, readTable, clock, places } = parts;
+  return async (at, scope) => {
+    const place = await located(at);
+    if (place === undefined) return;
+    using _held = await places.hold([place], scope.signal);
+    for (let attempt = 1; ; attempt++) {
+      if ((await readTable()).at(place) === undefined) return;
+      try {
+        await run('umount', ['--', place], scope);
+        return;
+      } catch (cause) {
+        if (!(cause instanceof CommandFailed)) throw cause;
+        if ((await readTable()).at(place) === undefined) return;
+        if (!cause.stderr.includes('busy')) throw mountFailure(`${place} could not be unmounted`, cause);
+        if (attempt === 3) throw await busy(parts, place, cause, scope);
+        // A process that was just ended may still be letting go of its files.
+        await clock.sleep(100, scope.signal);
+      }
+    }
+  };
+}
+
+async function busy(
+  { readTable, clock, sys }: Parts,
+  place: string,
+  cause: unknown,
+  scope: Scope,
+): Promise<StowageError> {
+  const mounts = (await readTable()).below(place).map((entry) => entry.at);
+  const loops = (await attachedLoops(sys)).filter((loop) => isAtOrBelow(loop.file, place)).map((loop) => loop.node);
+  const holders = await findHolders(place, clock, scope);
+  const people = holders.map((holder) => `${holder.pid} (${holder.command})`);
+  const by = [
+    people.length > 0 ? `by ${people.length === 1 ? 'process' : 'processes'} ${people.join(', ')}` : [],
+    mounts.length > 0 ? `by what is mounted at ${mounts.slice(0, 4).join(', ')}` : [],
+    loops.length > 0 ? `by ${loops.slice(0, 4).join(', ')}` : [],
+  ].flat();
+  return new StowageError(
+    `${place} cannot be unmounted: it is in use ${by.join(' and ') || 'by something that could not be found'}`,
+    { code: 'in-use', reason: 'mount-busy', action: busyAction(place, people.length > 0, by.length > 0), cause },
+  );
+}
+
+function busyAction(place: string, processes: boolean, known: boolean): string {
+  if (processes) return 'End these processes, or make them leave it, then repeat.';
+  return known ? 'Unmount or detach that first, then repeat.' : `Look for it with: fuser -vm ${place}`;
+}

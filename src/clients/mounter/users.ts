@@ -1,0 +1,26 @@
+import type { Source } from '#core/model.ts';
+import { attachedLoops, mountsOf } from './loops.ts';
+import type { MountTable } from './mountinfo.ts';
+
+/** Where the source, or a part of it, is mounted, by whomever; also where another mount hides it. */
+export async function usersOf(source: Source, table: MountTable, sys: string): Promise<readonly string[]> {
+  switch (source.kind) {
+    case 'directory': {
+      const shown = table.shown(source.path);
+      if (shown === undefined) return [];
+      const below = shown.root === '/' ? '/' : `${shown.root}/`;
+      const same = table.entries.filter(({ device }) => device === shown.device);
+      return same.filter(({ root }) => root === shown.root || root.startsWith(below)).map(({ at }) => at);
+    }
+    case 'loop': {
+      const loops = (await attachedLoops(sys)).filter((loop) => loop.file === source.path && !loop.deleted);
+      return loops.flatMap((loop) => {
+        const places = mountsOf(loop, table).map(({ at }) => at);
+        // A device that somebody attached by hand and has not mounted is in use all the same.
+        return places.length === 0 ? [loop.node] : places;
+      });
+    }
+    default:
+      return source satisfies never;
+  }
+}
