@@ -1,0 +1,255 @@
+import { mkdir, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type Answer, type Api, firstToken, startServer, type TestServer } from '#testing/server.ts';
+
+type Role = 'viewer' | 'user' | 'admin';
+
+let server: TestServer;
+const clock = createFakeClock();
+const clients = new Map<string, Api>();
+
+beforeAll(async () => {
+  server = await startServer({ clock, kinds: [createLocalStoreKind(clock)] });
+  for (const name of ['one', 'two']) {
+    await mkdir(join(server.folder, name));
+    await server.admin.post('/v1/stores', { name, uri: `local://${join(server.folder, name)}?onDelete=archive` });
+    await server.admin.post('/v1/volumes', { name: 'a', store: name });
+    await server.admin.post('/v1/volumes', { name: `only-${name}`, store: name });
+    await server.admin.post('/v1/volumes', { name: 'thrown', store: name });
+    await server.admin.delete(`/v1/volumes/${name}..thrown`);
+  }
+  clients.set('none', server.remote());
+  clients.set('wrong', server.remote('stowage_no-such-token'));
+  for (const role of ['viewer', 'user', 'admin'] as const) clients.set(role, await server.as(role));
+});
+afterAll(() => server[Symbol.asyncDispose]());
+
+const client = (name: string): Api => {
+  const found = clients.get(name);
+  if (found === undefined) throw new Error(`no client ${name}`);
+  return found;
+};
+
+/** Every route, the least role it needs, and a request that harms nothing when it is let through. */
+const routes: readonly { method: string; path: string; role: Role; body?: unknown }[] = [
+  { method: 'GET', path: '/v1/volumes', role: 'viewer' },
+  { method: 'POST', path: '/v1/volumes', role: 'user', body: { name: 'x', store: 'nope' } },
+  { method: 'GET', path: '/v1/volumes/{volume}', role: 'viewer' },
+  { method: 'GET', path: '/v1/volumes/{volume}/usage', role: 'viewer' },
+  { method: 'POST', path: '/v1/volumes/{volume}/expand', role: 'user', body: { bytes: '1' } },
+  { method: 'POST', path: '/v1/volumes/{volume}/rename', role: 'user', body: { name: 'x' } },
+  { method: 'PATCH', path: '/v1/volumes/{volume}', role: 'user', body: { labels: {} } },
+  { method: 'DELETE', path: '/v1/volumes/{volume}', role: 'user' },
+  { method: 'POST', path: '/v1/volumes/{volume}/mount', role: 'admin', body: { target: '/nope' } },
+  { method: 'POST', path: '/v1/volumes/{volume}/unmount', role: 'admin', body: { target: '/nope' } },
+  { method: 'GET', path: '/v1/stores', role: 'viewer' },
+  { method: 'POST', path: '/v1/stores', role: 'admin', body: { name: 'x', uri: 'nope' } },
+  { method: 'GET', path: '/v1/stores/{store}', role: 'viewer' },
+  { method: 'DELETE', path: '/v1/stores/{store}', role: 'admin' },
+  { method: 'POST', path: '/v1/stores/{store}/default', role: 'admin' },
+  { method: 'POST', path: '/v1/stores/{store}/check', role: 'user' },
+  { method: 'POST', path: '/v1/stores/{store}/adopt', role: 'admin' },
+  { method: 'GET', path: '/v1/stores/{store}/orphans', role: 'viewer' },
+  { method: 'GET', path: '/v1/trash', role: 'viewer' },
+  { method: 'POST', path: '/v1/trash/{volume}/restore', role: 'user' },
+  { method: 'DELETE', path: '/v1/trash/{volume}', role: 'admin' },
+  { method: 'GET', path: '/v1/status', role: 'viewer' },
+  { method: 'GET', path: '/v1/doctor', role: 'admin' },
+  { method: 'GET', path: '/v1/mounts', role: 'viewer' },
+  { method: 'GET', path: '/v1/operations', role: 'viewer' },
+  { method: 'GET', path: '/v1/operations/{id}', role: 'viewer' },
+  { method: 'POST', path: '/v1/operations/{id}/cancel', role: 'user' },
+  { method: 'GET', path: '/v1/tokens', role: 'admin' },
+  { method: 'POST', path: '/v1/tokens', role: 'admin', body: { name: 'x', role: 'viewer', stores: ['nope'] } },
+  { method: 'DELETE', path: '/v1/tokens/{id}', role: 'admin' },
+  { method: 'GET', path: '/metrics', role: 'viewer' },
+];
+const ranks: readonly string[] = ['viewer', 'user', 'admin'];
+
+const send = (api: Api, { method, path, body }: (typeof routes)[number]): Promise<Answer> =>
+  api.call(method, path.replaceAll(/\{\w+\}/g, 'nope'), { body });
+
+test('the table below has every route of the document', async () => {
+  const { paths } = (await server.admin.get('/openapi.json')).body;
+  const documented = Object.entries<object>(paths).flatMap(([path, item]) =>
+    Object.keys(item).map((method) => `${method.toUpperCase()} ${path}`),
+  );
+  const open = ['GET /healthz', 'GET /readyz', 'GET /openapi.json', 'GET /v1/events'];
+  expect(documented.sort()).toEqual([...routes.map(({ method, path }) => `${method} ${path}`), ...open].sort());
+});
+
+describe.each(routes)('$method $path', (route) => {
+  const needed = route.role;
+
+  test.each(['none', 'wrong'])('with %s token is refused, and told how to send one', async (who) => {
+    const answer = await send(client(who), route);
+    expect(answer).toMatchObject({ status: 401, body: { code: 'unauthenticated' } });
+    expect(answer.headers['www-authenticate']).toBe('Bearer realm="stowage"');
+    expect(answer.headers['content-type']).toContain('application/problem+json');
+    expect(answer.body.action).toContain("Send 'Authorization: Bearer TOKEN'");
+  });
+
+  test.each(ranks)('as %s', async (role) => {
+    const { status, body } = await send(client(role), route);
+    if (ranks.indexOf(role) >= ranks.indexOf(needed)) {
+      expect([200, 400, 404]).toContain(status);
+    } else {
+      expect({ status, body }).toMatchObject({
+        status: 403,
+        body: {
+          code: 'denied',
+          detail: `this needs the role '${needed}'; the token has '${role}'`,
+          action: `Ask the administrator for a token with the role '${needed}': stowage token create NAME --role ${needed}`,
+        },
+      });
+    }
+  });
+});
+
+describe('tokens', () => {
+  test('the first one is in the state folder, for its owner only, and stays the same', async () => {
+    const token = await firstToken(server.folder);
+    expect((await server.remote(token).get('/v1/tokens')).status).toBe(200);
+    expect((await stat(join(server.folder, 'token'))).mode & 0o777).toBe(0o600);
+  });
+
+  test('an expired one is refused', async () => {
+    const { body } = await server.admin.post('/v1/tokens', { name: 't', role: 'viewer', expiresIn: '1h' });
+    const api = server.remote(body.secret);
+    clock.advance(3_599_999);
+    expect((await api.get('/v1/volumes')).status).toBe(200);
+    clock.advance(1);
+    expect(await api.get('/v1/volumes')).toMatchObject({
+      status: 401,
+      body: { reason: 'token-refused', detail: 'the token is unknown, revoked or expired' },
+    });
+  });
+
+  test('a revoked one is refused at once', async () => {
+    const { body } = await server.admin.post('/v1/tokens', { name: 't', role: 'viewer' });
+    const api = server.remote(body.secret);
+    expect((await api.get('/v1/volumes')).status).toBe(200);
+    expect((await server.admin.delete(`/v1/tokens/${body.id}`)).status).toBe(204);
+    expect((await api.get('/v1/volumes')).status).toBe(401);
+    expect(await server.admin.delete(`/v1/tokens/${body.id}`)).toMatchObject({
+      status: 404,
+      body: { reason: 'token-unknown' },
+    });
+  });
+
+  test('a list of them shows no secret', async () => {
+    const { body } = await server.admin.post('/v1/tokens', { name: 'hidden', role: 'viewer' });
+    const { text } = await server.admin.get('/v1/tokens');
+    expect(text).toContain('hidden');
+    expect(text).not.toContain(body.secret);
+    expect(text).not.toContain('hash');
+  });
+
+  test.each([['Basic abc'], ['Bearer'], ['Bearer  two-spaces'], [`Bearer ${'x'.repeat(300)}`], ['bearer a b']])(
+    'the header %j is refused',
+    async (authorization) => {
+      expect((await server.remote().get('/v1/volumes', { authorization })).status).toBe(401);
+    },
+  );
+});
+
+describe('a token for one store', () => {
+  let api: Api;
+  let user: Api;
+  beforeAll(async () => {
+    api = await server.as('admin', 'one');
+    user = await server.as('user', 'one');
+  });
+  const outOfScope = { status: 403, body: { code: 'denied', reason: 'store-out-of-scope' } };
+
+  test('lists only what is in it', async () => {
+    const names = async (path: string): Promise<string[]> =>
+      (await api.get(path)).body.items.map((item: { store?: string; name: string }) => item.store ?? item.name);
+    expect(await names('/v1/stores')).toEqual(['one']);
+    expect(new Set(await names('/v1/volumes'))).toEqual(new Set(['one']));
+    expect(new Set(await names('/v1/trash'))).toEqual(new Set(['one']));
+    expect(new Set(await names('/v1/operations'))).toEqual(new Set(['one']));
+  });
+
+  test('finds its own volume by a bare name that others have too', async () => {
+    expect((await user.get('/v1/volumes/a')).body).toMatchObject({ store: 'one', name: 'a' });
+    expect(await user.get('/v1/volumes/only-two')).toMatchObject({ status: 404 });
+  });
+
+  test.each([
+    ['GET', '/v1/volumes?store=two'],
+    ['GET', '/v1/volumes/two..a'],
+    ['GET', '/v1/volumes/two..a/usage'],
+    ['DELETE', '/v1/volumes/two..a'],
+    ['PATCH', '/v1/volumes/two..a', { labels: { x: '1' } }],
+    ['POST', '/v1/volumes/two..a/expand', { bytes: '10' }],
+    ['POST', '/v1/volumes/two..a/rename', { name: 'b' }],
+    ['POST', '/v1/volumes', { name: 'x', store: 'two' }],
+    // The default store is not in its scope either.
+    ['POST', '/v1/volumes', { name: 'x' }],
+    ['GET', '/v1/stores/two'],
+    ['GET', '/v1/stores/unknown'],
+    ['POST', '/v1/stores/two/check'],
+    ['GET', '/v1/stores/two/orphans'],
+    ['GET', '/v1/trash?store=two'],
+  ])('%s %s is out of its scope', async (method, path, body?: unknown) => {
+    expect(await user.call(method, path, { body })).toMatchObject(outOfScope);
+  });
+
+  test.each([
+    ['POST', '/v1/stores', { name: 'x', uri: 'local:///x' }],
+    ['DELETE', '/v1/stores/one'],
+    ['POST', '/v1/stores/one/default'],
+    ['POST', '/v1/stores/two/adopt'],
+    ['GET', '/v1/doctor'],
+    ['GET', '/v1/tokens'],
+    ['POST', '/v1/tokens', { name: 'x', role: 'admin' }],
+    ['DELETE', '/v1/tokens/tk1-0'],
+  ])('%s %s concerns all stores, so even an administrator of one is refused', async (method, path, body?: unknown) => {
+    expect(await api.call(method, path, { body })).toMatchObject(outOfScope);
+  });
+
+  test('sees no operation of another store, and cannot take from its trash', async () => {
+    const { items } = (await server.admin.get('/v1/operations')).body;
+    const other = items.find((one: { store: string }) => one.store === 'two');
+    expect((await api.get(`/v1/operations/${other.id}`)).status).toBe(404);
+    expect((await api.post(`/v1/operations/${other.id}/cancel`)).status).toBe(404);
+    const [thrown] = (await server.admin.get('/v1/trash?store=two')).body.items;
+    expect((await api.post(`/v1/trash/${thrown.id}/restore`)).status).toBe(404);
+    expect((await api.delete(`/v1/trash/${thrown.id}`)).status).toBe(404);
+    expect((await server.admin.get('/v1/trash?store=two')).body.items).toHaveLength(1);
+  });
+
+  test('works in its own store', async () => {
+    expect((await user.post('/v1/volumes', { name: 'mine', store: 'one' })).status).toBe(201);
+    expect((await user.delete('/v1/volumes/one..mine')).status).toBe(200);
+  });
+});
+
+describe('without a token', () => {
+  test.each(['/healthz', '/readyz', '/openapi.json'])('%s answers', async (path) => {
+    const { status } = await client('none').get(path);
+    expect(status).toBe(200);
+  });
+
+  test('metrics do not', async () => {
+    expect((await client('none').get('/metrics')).status).toBe(401);
+    const { status, text, headers } = await client('viewer').get('/metrics');
+    expect(status).toBe(200);
+    expect(headers['content-type']).toContain('text/plain');
+    expect(text).toMatch(/^stowage_volumes\{store="one"\} \d+$/m);
+    expect(text).toMatch(/^stowage_http_requests_total\{method="GET",route="\/v1\/volumes",status="200"\} \d+$/m);
+  });
+
+  test('the socket needs none, since only its owner can open it', async () => {
+    expect((await server.admin.get('/v1/tokens')).status).toBe(200);
+    expect((await stat(join(server.folder, 's'))).mode & 0o777).toBe(0o600);
+  });
+
+  test('a token on the socket changes nothing', async () => {
+    expect((await server.admin.get('/v1/tokens', { authorization: 'Bearer nonsense' })).status).toBe(200);
+  });
+});

@@ -1,0 +1,131 @@
+/** From core's words to the wire's, in one place. */
+import { formatDuration } from '#base/duration.ts';
+import type { Adoption } from '#core/adoption.ts';
+import type { Inspection, Orphan, StoreCheck, Token, Usage, Volume } from '#core/model.ts';
+import type { LiveMount } from '#core/mounts.ts';
+import type { OperationView } from '#core/operations.ts';
+import type { Records } from '#core/ports.ts';
+import type { StoreView } from '#core/stores.ts';
+import type { Trashed } from '#core/trash.ts';
+import type * as wire from './schemas.ts';
+
+/** What Date can hold. A record that somebody edited must not make a whole list fail. */
+const mostMs = 8_640_000_000_000_000;
+export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -mostMs), mostMs)).toISOString();
+const orNull = <T, R>(value: T | undefined, to: (value: T) => R): R | null => (value === undefined ? null : to(value));
+
+export function volumeJson(volume: Volume, enforced: boolean): wire.VolumeJson {
+  return {
+    id: volume.id,
+    store: volume.store,
+    name: volume.name,
+    bytes: orNull(volume.bytes, String),
+    enforced,
+    access: volume.access,
+    labels: { ...volume.labels },
+    createdAt: time(volume.createdAt),
+    revision: volume.revision,
+  };
+}
+
+export function mountJson(mount: LiveMount, volume: Volume | undefined): wire.MountJson {
+  return {
+    volume: mount.volumeId,
+    name: orNull(volume, (known) => `${known.store}/${known.name}`),
+    target: mount.target,
+    readOnly: mount.readOnly,
+    user: { ...mount.user },
+    since: time(mount.since),
+    mounted: mount.mounted,
+  };
+}
+
+export function volumeDetailJson(
+  found: Inspection,
+  enforced: boolean,
+  mounts: readonly LiveMount[],
+): wire.VolumeDetailJson {
+  return {
+    ...volumeJson(found.volume, enforced),
+    condition: found.condition,
+    detail: found.detail ?? null,
+    users: mounts.filter((mount) => mount.mounted).map((mount) => ({ ...mount.user })),
+    mounts: mounts.map((mount) => mountJson(mount, found.volume)),
+  };
+}
+
+export const usageJson = (usage: Usage): wire.UsageJson => ({
+  bytes: String(usage.bytes),
+  files: String(usage.files),
+  complete: usage.complete,
+  measuredAt: time(usage.measuredAt),
+});
+
+export function storeJson(view: StoreView, totals: ReturnType<Records['volumes']['totals']>): wire.StoreJson {
+  const { config, store, problem } = view;
+  return {
+    name: config.name,
+    kind: config.uri.slice(0, config.uri.indexOf(':')),
+    uri: config.uri,
+    default: view.default,
+    origin: config.origin,
+    state: store === undefined ? 'unavailable' : 'open',
+    problem: orNull(problem, ({ message, action }) => ({ message, action })),
+    readOnly: config.policy.readOnly,
+    enforcesCapacity: orNull(store, (open) => open.enforcesCapacity),
+    access: [...(store?.access ?? [])],
+    onDelete: config.policy.onDelete,
+    retention: formatDuration(config.policy.retention),
+    maxVolumes: config.policy.maxVolumes ?? null,
+    maxBytes: orNull(config.policy.maxBytes, String),
+    defaultSize: orNull(config.policy.defaultSize, String),
+    volumes: totals.volumes,
+    bytes: String(totals.bytes),
+  };
+}
+
+export const storeCheckJson = (name: string, check: StoreCheck): wire.StoreCheckJson => ({
+  store: name,
+  ok: check.ok,
+  steps: check.steps.map(({ step, ok, detail, action }) => ({ step, ok, detail, action: action ?? null })),
+  totalBytes: orNull(check.totalBytes, String),
+  freeBytes: orNull(check.freeBytes, String),
+});
+
+export const adoptionJson = (adoption: Adoption): wire.AdoptionJson => ({
+  adopted: adoption.adopted.map(({ name, id, how }) => ({ name, id: id ?? null, how })),
+  skipped: adoption.skipped.map(({ name, reason }) => ({ name, reason })),
+});
+
+export const orphanJson = (orphan: Orphan): wire.OrphanJson => ({ ...orphan });
+
+export const trashJson = (entry: Trashed, enforced: boolean): wire.TrashEntryJson => ({
+  ...volumeJson(entry.volume, enforced),
+  deletedAt: time(entry.deletedAt),
+  expiresAt: time(entry.expiresAt),
+});
+
+export function operationJson(view: OperationView, result: unknown): wire.OperationJson {
+  const { operation, progress } = view;
+  return {
+    id: operation.id,
+    kind: operation.kind,
+    store: operation.store ?? null,
+    subject: operation.subject,
+    state: operation.state,
+    progress: orNull(progress, ({ done, total, unit }) => ({ done, total: total ?? null, unit })),
+    startedAt: time(operation.startedAt),
+    endedAt: orNull(operation.endedAt, time),
+    error: orNull(operation.error, ({ code, reason, message, action }) => ({ code, reason, message, action })),
+    result: result ?? null,
+  };
+}
+
+export const tokenJson = (token: Token): wire.TokenJson => ({
+  id: token.id,
+  name: token.name,
+  role: token.role,
+  stores: [...token.stores],
+  createdAt: time(token.createdAt),
+  expiresAt: orNull(token.expiresAt, time),
+});

@@ -1,0 +1,104 @@
+import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import type { Engine } from '#core/engine.ts';
+import type { Operation } from '#core/model.ts';
+import type { StoreView } from '#core/stores.ts';
+
+export interface Metrics {
+  readonly contentType: string;
+  text(): Promise<string>;
+  request(method: string, route: string, status: number, seconds: number): void;
+}
+
+const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
+
+export function createMetrics(engine: Engine, version: string): Metrics {
+  const registry = new Registry();
+  const registers = [registry];
+  collectDefaultMetrics({ register: registry });
+  new Gauge({
+    name: 'stowage_info',
+    help: 'Always 1; the version as a label',
+    labelNames: ['version'],
+    registers,
+    collect() {
+      this.set({ version }, 1);
+    },
+  });
+  addGauges(engine, registry);
+  countOperations(engine, registry);
+  const requests = new Counter({
+    name: 'stowage_http_requests_total',
+    help: 'REST requests',
+    labelNames: ['method', 'route', 'status'],
+    registers,
+  });
+  const seconds = new Histogram({
+    name: 'stowage_http_request_seconds',
+    help: 'Time to answer a REST request',
+    labelNames: ['method', 'route'],
+    buckets,
+    registers,
+  });
+  return {
+    contentType: registry.contentType,
+    text: () => registry.metrics(),
+    request: (method, route, status, took) => {
+      requests.inc({ method, route, status });
+      seconds.observe({ method, route }, took);
+    },
+  };
+}
+
+/** What is asked of the engine at the moment somebody looks. */
+function addGauges(engine: Engine, registry: Registry): void {
+  const registers = [registry];
+  new Gauge({
+    name: 'stowage_operations_running',
+    help: 'Operations under way',
+    registers,
+    collect() {
+      this.set(engine.operations.running);
+    },
+  });
+  const totals = (view: StoreView) => engine.records.volumes.totals(view.config.name);
+  const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number])[] = [
+    ['stowage_volumes', 'Volumes in a store', (view) => totals(view).volumes],
+    ['stowage_volume_bytes', 'Sum of the sizes asked for in a store', (view) => Number(totals(view).bytes)],
+    ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (view.store === undefined ? 0 : 1)],
+  ];
+  for (const [name, help, value] of perStore) {
+    new Gauge({
+      name,
+      help,
+      labelNames: ['store'],
+      registers,
+      collect() {
+        this.reset();
+        for (const view of engine.stores.list()) this.set({ store: view.config.name }, value(view));
+      },
+    });
+  }
+}
+
+function countOperations(engine: Engine, registry: Registry): void {
+  const registers = [registry];
+  const operations = new Counter({
+    name: 'stowage_operations_total',
+    help: 'Operations that ended',
+    labelNames: ['kind', 'state'],
+    registers,
+  });
+  const lasting = new Histogram({
+    name: 'stowage_operation_seconds',
+    help: 'How long operations took',
+    labelNames: ['kind'],
+    buckets,
+    registers,
+  });
+  engine.events.subscribe((event) => {
+    if (event.type !== 'operation.ended') return;
+    const { kind, state, startedAt, endedAt } = (event.data as { operation: Operation }).operation;
+    operations.inc({ kind, state });
+    lasting.observe({ kind }, ((endedAt ?? startedAt) - startedAt) / 1000);
+  });
+}

@@ -1,0 +1,64 @@
+import type { Engine } from '#core/engine.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Role } from '#core/model.ts';
+
+/** Who is asking: the owner of the socket, or a token. */
+export interface Principal {
+  readonly id: string;
+  readonly role: Role;
+  /** Empty: every store. */
+  readonly stores: readonly string[];
+}
+
+/** Whoever can open the socket (mode 0600) is the administrator. */
+const socketOwner: Principal = { id: 'socket', role: 'admin', stores: [] };
+
+/** Who sends this: the owner of the socket it came through, or a valid token. */
+export function authenticate(engine: Engine, authorization: string | undefined, trusted: boolean): Principal {
+  if (trusted) return socketOwner;
+  const [, secret] = /^Bearer ([!-~]{1,256})$/i.exec(authorization ?? '') ?? [];
+  const token = secret === undefined ? undefined : engine.tokens.verify(secret);
+  if (token !== undefined) return token;
+  throw new StowageError(
+    secret === undefined ? 'a bearer token is required here' : 'the token is unknown, revoked or expired',
+    {
+      code: 'unauthenticated',
+      reason: secret === undefined ? 'token-missing' : 'token-refused',
+      action:
+        "Send 'Authorization: Bearer TOKEN'. The first one is in the file `token` in the state folder; more: stowage token create",
+    },
+  );
+}
+
+const rank: Readonly<Record<Role, number>> = { viewer: 0, user: 1, admin: 2 };
+
+export function requireRole(principal: Principal, role: Role): void {
+  if (rank[principal.role] >= rank[role]) return;
+  throw new StowageError(`this needs the role '${role}'; the token has '${principal.role}'`, {
+    code: 'denied',
+    reason: 'role-insufficient',
+    action: `Ask the administrator for a token with the role '${role}': stowage token create NAME --role ${role}`,
+  });
+}
+
+export const maySee = (principal: Principal, store: string): boolean =>
+  principal.stores.length === 0 || principal.stores.includes(store);
+
+export function requireStore(principal: Principal, store: string): void {
+  if (maySee(principal, store)) return;
+  throw new StowageError(`the token is not for store '${store}'`, {
+    code: 'denied',
+    reason: 'store-out-of-scope',
+    action: `It is for: ${principal.stores.join(', ')}. Ask the administrator for a wider one.`,
+  });
+}
+
+/** For what concerns the whole server. */
+export function requireEverywhere(principal: Principal): void {
+  if (principal.stores.length === 0) return;
+  throw new StowageError('the token is limited to some stores, and this concerns all', {
+    code: 'denied',
+    reason: 'store-out-of-scope',
+    action: 'Use a token without --store.',
+  });
+}

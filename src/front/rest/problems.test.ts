@@ -1,0 +1,198 @@
+import { connect } from 'node:net';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type Answer, type Api, startServer, type TestServer } from '#testing/server.ts';
+
+let server: TestServer;
+let api: Api;
+
+beforeAll(async () => {
+  server = await startServer();
+  api = await server.as('admin');
+});
+afterAll(() => server[Symbol.asyncDispose]());
+
+function expectProblem({ status, headers, body }: Answer, expected: number, reason: string): void {
+  expect(headers['content-type']).toMatch(/^application\/problem\+json/);
+  expect({ status, reason: body.reason }).toEqual({ status: expected, reason });
+  expect(body).toEqual({
+    type: `https://stowage.dev/errors/${reason}`,
+    title: expect.stringMatching(/./),
+    status: expected,
+    detail: expect.stringMatching(/./),
+    code: expect.stringMatching(/^[a-z-]+$/),
+    reason,
+    action: expect.stringMatching(/./),
+    requestId: expect.stringMatching(/./),
+  });
+}
+
+const json = { 'content-type': 'application/json' };
+
+describe('every error is a problem with a code and an action', () => {
+  test.each(['/', '/v1', '/v2/volumes', '/v1/nope', '/v1/volumes/a/b/c'])('404 %s', async (path) => {
+    expectProblem(await api.get(path), 404, 'path-unknown');
+  });
+
+  test.each([
+    ['PUT', '/v1/volumes', 'GET, HEAD, POST'],
+    ['DELETE', '/v1/volumes', 'GET, HEAD, POST'],
+    ['POST', '/v1/volumes/a', 'DELETE, GET, HEAD, PATCH'],
+    ['OPTIONS', '/v1/stores', 'GET, HEAD, POST'],
+    ['TRACE', '/v1/stores', 'GET, HEAD, POST'],
+    ['POST', '/healthz', 'GET, HEAD'],
+    ['POST', '/metrics', 'GET, HEAD'],
+    ['DELETE', '/openapi.json', 'GET, HEAD'],
+    ['GET', '/v1/volumes/a/rename', 'POST'],
+    ['POST', '/v1/events', 'GET'],
+  ])('405 %s %s, with what is allowed', async (method, path, allow) => {
+    const answer = await api.call(method, path);
+    expectProblem(answer, 405, 'method-not-allowed');
+    expect(answer.headers.allow).toBe(allow);
+    expect(answer.body.action).toBe(`Use ${allow}.`);
+  });
+
+  test('HEAD of the event stream is refused rather than left open', async () => {
+    expect(await api.call('HEAD', '/v1/events')).toMatchObject({ status: 405, headers: { allow: 'GET' } });
+  });
+
+  test.each(['{', '{"name":}', 'name', '[1,', '"', '{"name":"a"} x', '\ufeff{}'])('400 %j', async (raw) => {
+    expectProblem(await api.call('POST', '/v1/volumes', { raw, headers: json }), 400, 'request-malformed');
+  });
+
+  test.each(['null', '[]', '"a"', '1', 'true', '{}', '{"name":1}', '{"name":"a","extra":1}', '{"name":"a","bytes":1}'])(
+    '400 %s',
+    async (raw) => {
+      expectProblem(await api.call('POST', '/v1/volumes', { raw, headers: json }), 400, 'request-invalid');
+    },
+  );
+
+  test('the action says what is expected, in words', async () => {
+    const { body } = await api.post('/v1/volumes', { name: 'two words' });
+    expect(body).toMatchObject({
+      detail: expect.stringContaining("the body has a wrong 'name': must match pattern"),
+      action:
+        "Expected: 1 to 128 of A-Z a-z 0-9 _ . -, beginning with a letter or digit; no '..', not ending in '.meta'.",
+    });
+  });
+
+  test('413 for a body that is too large, said before it is read', async () => {
+    const raw = JSON.stringify({ name: 'x'.repeat(70_000) });
+    expectProblem(await api.call('POST', '/v1/volumes', { raw, headers: json }), 413, 'body-too-large');
+  });
+
+  test.each(['text/plain', 'application/xml', 'multipart/form-data; boundary=x', 'application/x-www-form-urlencoded'])(
+    '415 for %s',
+    async (type) => {
+      const answer = await api.call('POST', '/v1/volumes', { raw: 'name=a', headers: { 'content-type': type } });
+      expectProblem(answer, 415, 'content-type-unsupported');
+    },
+  );
+
+  test('a body without a content type', async () => {
+    const answer = await api.call('POST', '/v1/volumes', { raw: '{"name":"a"}' });
+    expect(answer.status).toBe(415);
+  });
+
+  test.each([
+    ['[', ']'],
+    ['{"name":', '}'],
+    ['{"labels":{"a":', '}}'],
+  ])('a JSON bomb of %s', async (open, close) => {
+    const depth = Math.floor(64_000 / (open.length + close.length));
+    const raw = `${open.repeat(depth)}1${close.repeat(depth)}`;
+    // Also where no body is expected, and with a key, for which the request is remembered.
+    for (const path of ['/v1/volumes', '/v1/stores/nope/adopt']) {
+      expectProblem(await api.call('POST', path, { raw, headers: json }), 400, 'request-invalid');
+    }
+    const headers = { ...json, 'idempotency-key': `bomb ${open}`.replace(' ', '') };
+    expectProblem(await api.call('POST', '/v1/stores/nope/default', { raw, headers }), 404, 'store-unknown');
+  });
+
+  test.each(['/v1/volumes/%', '/v1/volumes/%zz', '/v1/volumes/%ff%fe', '/%'])('a broken escape in %s', async (path) => {
+    expectProblem(await api.get(path), 400, 'request-malformed');
+  });
+
+  test('a path that is too long', async () => {
+    const answer = await api.get(`/v1/volumes/${'x'.repeat(400)}`);
+    expect([400, 404, 414]).toContain(answer.status);
+    expectProblem(answer, answer.status, answer.body.reason);
+  });
+
+  test.each([
+    ['/v1/volumes?nope=1', "the query has a wrong 'nope': there is no such key"],
+    ['/v1/volumes?__proto__=1', "the query has a wrong '__proto__': there is no such key"],
+    ['/v1/stores?x=1', 'this takes no query parameters'],
+    ['/v1/volumes?limit=1&limit=2', "the query has a wrong 'limit': must be integer"],
+    ['/v1/volumes?label=novalue', 'the query has a wrong \'label.0\': must match pattern "^[^=]+="'],
+    ['/v1/volumes?after=x', 'the query has a wrong \'after\': must match pattern "^[^/]{1,128}/[^/]{1,128}$"'],
+  ])('%s: %s', async (path, detail) => {
+    const answer = await api.get(path);
+    expect({ status: answer.status, detail: answer.body.detail }).toEqual({ status: 400, detail });
+  });
+
+  test.each(['', 'with space', 'ümlaut', 'x'.repeat(256)])('the Idempotency-Key %j', async (key) => {
+    const sent = Buffer.from(key).toString('latin1');
+    const answer = await api.post('/v1/volumes', { name: 'keyed' }, { 'idempotency-key': sent });
+    expectProblem(answer, 400, 'request-invalid');
+  });
+
+  test('an expectation that is unknown', async () => {
+    expectProblem(await api.get('/v1/volumes', { expect: '200-maybe' }), 417, 'expectation-unsupported');
+  });
+});
+
+/** What no HTTP library sends. */
+async function bare(text: string): Promise<{ status: number; head: string; body: { reason: string; action: string } }> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  let received = '';
+  const socket = connect(server.port, '127.0.0.1', () => socket.write(text));
+  socket.on('data', (chunk) => {
+    received += String(chunk);
+  });
+  socket.on('error', reject);
+  socket.on('close', () => resolve(received));
+  const answer = await promise;
+  const [head = '', body = '{}'] = answer.split('\r\n\r\n');
+  return { status: Number(/^HTTP\/1\.1 (\d+)/.exec(head)?.[1]), head, body: JSON.parse(body) };
+}
+
+describe('what is not even HTTP is answered with a problem too', () => {
+  test.each([
+    ['nonsense', 'HELLO\r\n\r\n', 400, 'request-malformed'],
+    ['a bad header', 'GET /v1/volumes HTTP/1.1\r\nbad header\r\n\r\n', 400, 'request-malformed'],
+    [
+      'two lengths',
+      'POST /v1/volumes HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab',
+      400,
+      'request-malformed',
+    ],
+    ['headers that are too large', `GET / HTTP/1.1\r\nx: ${'y'.repeat(20_000)}\r\n\r\n`, 431, 'headers-too-large'],
+    ['a path that is far too long', `GET /${'y'.repeat(20_000)} HTTP/1.1\r\n\r\n`, 431, 'headers-too-large'],
+  ])('%s', async (_what, text, status, reason) => {
+    const answer = await bare(text);
+    expect(answer).toMatchObject({ status, body: { reason, action: expect.stringMatching(/./) } });
+    expect(answer.head.toLowerCase()).toContain('content-type: application/problem+json');
+    expect(answer.head.toLowerCase()).toContain('connection: close');
+  });
+
+  test('no Host header is fine', async () => {
+    const { status } = await bare('GET /healthz HTTP/1.1\r\nconnection: close\r\n\r\n').catch(() => ({ status: 200 }));
+    expect(status).toBe(200);
+  });
+});
+
+test('the request id of the client is used when it is harmless, and replaced when not', async () => {
+  expect((await api.get('/v1/nope', { 'x-request-id': 'mine-1' })).body.requestId).toBe('mine-1');
+  const { body, headers } = await api.get('/v1/nope', { 'x-request-id': 'x"; drop' });
+  expect(body.requestId).toMatch(/^[0-9a-f-]{36}$/);
+  expect(headers['x-request-id']).toBe(body.requestId);
+});
+
+test('answers are not to be cached or guessed at', async () => {
+  for (const path of ['/v1/volumes', '/v1/nope', '/healthz', '/openapi.json']) {
+    expect((await api.get(path)).headers).toMatchObject({
+      'cache-control': 'no-store',
+      'x-content-type-options': 'nosniff',
+    });
+  }
+});

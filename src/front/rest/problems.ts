@@ -1,0 +1,98 @@
+import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import type { ProblemJson } from './schemas.ts';
+
+export const problemType = 'application/problem+json';
+
+/** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
+export function problemFrom(thrown: unknown, requestId: string): ProblemJson {
+  const error = httpProblem(thrown) ?? { failure: stowageError(thrown), status: undefined };
+  const { code, reason, action, message } = error.failure;
+  const row = errorCodes[code];
+  return {
+    type: `https://stowage.dev/errors/${reason}`,
+    title: row.title,
+    status: error.status ?? row.http,
+    // What went wrong inside is for the log, not for the wire.
+    detail: code === 'internal' ? 'Stowage failed to do this' : harmless(message),
+    code,
+    reason,
+    action:
+      code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : harmless(action),
+    requestId,
+  };
+}
+
+/** Paths and names in it can hold what rearranges a terminal: control characters, and those that change the direction. */
+function harmless(text: string): string {
+  return text.replaceAll(
+    /[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+    (c) => `\\u{${c.charCodeAt(0).toString(16)}}`,
+  );
+}
+
+/** What the HTTP layer refuses before any handler runs. */
+function httpProblem(thrown: unknown): { failure: StowageError; status: number } | undefined {
+  if (!(thrown instanceof Error) || !('statusCode' in thrown)) return undefined;
+  const status = Number(thrown.statusCode);
+  const known = httpProblems[status];
+  if (known === undefined) return undefined;
+  const { code, reason, action, message } = known;
+  return { failure: new StowageError(message, { code, reason, action, cause: thrown }), status };
+}
+
+/** As if the HTTP layer had thrown it. */
+export function httpFailure(statusCode: number): Error {
+  return Object.assign(new Error(`HTTP ${statusCode}`), { statusCode });
+}
+
+interface HttpProblem {
+  readonly code: ErrorCode;
+  readonly reason: string;
+  readonly message: string;
+  readonly action: string;
+}
+
+const httpProblems: Readonly<Record<number, HttpProblem>> = {
+  400: {
+    code: 'invalid',
+    reason: 'request-malformed',
+    message: 'the request is malformed: its address, its headers or its JSON',
+    action: 'Send a well-formed address, and a body that is valid JSON, as /openapi.json describes it.',
+  },
+  408: {
+    code: 'deadline',
+    reason: 'request-slow',
+    message: 'the request did not arrive in time',
+    action: 'Send the whole request without pausing.',
+  },
+  413: {
+    code: 'invalid',
+    reason: 'body-too-large',
+    message: 'the body is too large',
+    action: 'Send at most 64 KiB.',
+  },
+  414: {
+    code: 'invalid',
+    reason: 'path-too-long',
+    message: 'the path is too long',
+    action: 'Shorten it; names have at most 128 characters.',
+  },
+  415: {
+    code: 'invalid',
+    reason: 'content-type-unsupported',
+    message: 'the body is of a type that is not understood here',
+    action: 'Send the body as application/json.',
+  },
+  417: {
+    code: 'invalid',
+    reason: 'expectation-unsupported',
+    message: 'the Expect header asks for something unknown',
+    action: 'Leave it out.',
+  },
+  431: {
+    code: 'invalid',
+    reason: 'headers-too-large',
+    message: 'the headers are too large',
+    action: 'Send fewer or shorter headers, 16 KiB in all.',
+  },
+};

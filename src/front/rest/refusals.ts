@@ -1,0 +1,92 @@
+import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
+import type { Duplex } from 'node:stream';
+import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import type { Log } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { httpFailure, problemFrom, problemType } from './problems.ts';
+import type { ProblemJson } from './schemas.ts';
+
+function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {
+  if (problem.status === 401) reply.header('www-authenticate', 'Bearer realm="stowage"');
+  return reply.code(problem.status).type(problemType).send(JSON.stringify(problem));
+}
+
+/** Every error leaves as a problem: thrown by a handler, found by Fastify, or a path that is not there. */
+export function answerErrors(app: FastifyInstance, log: Log): void {
+  app.setErrorHandler((thrown, request, reply) => {
+    const problem = problemFrom(thrown, request.id);
+    if (problem.code === 'internal')
+      log.error('request failed', { request: request.id, url: request.url, error: thrown });
+    return send(reply, problem);
+  });
+  app.setNotFoundHandler((request, reply) =>
+    send(
+      reply,
+      problemFrom(
+        new StowageError('there is nothing at this path', {
+          code: 'not-found',
+          reason: 'path-unknown',
+          action: 'See /openapi.json for what there is.',
+        }),
+        request.id,
+      ),
+    ),
+  );
+}
+
+/** Addresses that Fastify's router cannot read: hooks and error handlers do not run for them. */
+export function refuseAddress(error: Error, request: FastifyRequest, reply: FastifyReply): void {
+  send(reply.header('x-request-id', request.id), problemFrom(error, request.id));
+}
+
+/** 405 with what is allowed, rather than a misleading 404; said before the body is looked at. */
+export function refuseOtherMethods(app: FastifyInstance, allowedAt: ReadonlyMap<string, ReadonlySet<string>>): void {
+  const known = [...allowedAt].map(([path, allowed]) => ({
+    pattern: new RegExp(`^${path.replaceAll('.', '\\.').replaceAll(/:\w+/g, '[^/]+')}$`),
+    allow: [...allowed].sort().join(', '),
+  }));
+  app.addHook('onRequest', async (request, reply) => {
+    if (!request.is404) return;
+    const path = request.url.replace(/[?#;].*$/s, '');
+    const found = known.find(({ pattern }) => pattern.test(path));
+    if (found !== undefined) await refuseMethod(request, reply, found.allow);
+  });
+}
+
+function refuseMethod(request: FastifyRequest, reply: FastifyReply, allow: string): FastifyReply {
+  const failure = new StowageError(`${request.method} is not possible here`, {
+    code: 'invalid',
+    reason: 'method-not-allowed',
+    action: `Use ${allow}.`,
+  });
+  return send(reply.header('allow', allow), { ...problemFrom(failure, request.id), status: 405 });
+}
+
+const parserStatus: Readonly<Record<string, number>> = {
+  HPE_HEADER_OVERFLOW: 431,
+  HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
+  ERR_HTTP_REQUEST_TIMEOUT: 408,
+};
+
+/** What Node's parser refuses never becomes a request: it is answered here, on the bare connection. */
+export function refuseUnparsable(error: Error & { readonly code?: string }, socket: Duplex): void {
+  if (error.code === 'ECONNRESET' || !socket.writable) {
+    socket.destroy();
+    return;
+  }
+  const problem = problemFrom(httpFailure(parserStatus[error.code ?? ''] ?? 400), 'none');
+  const body = JSON.stringify(problem);
+  const head = [
+    `HTTP/1.1 ${problem.status} ${STATUS_CODES[problem.status]}`,
+    `content-type: ${problemType}`,
+    `content-length: ${Buffer.byteLength(body)}`,
+    'connection: close',
+  ];
+  socket.end(`${head.join('\r\n')}\r\n\r\n${body}`);
+}
+
+/** `Expect:` with anything but 100-continue. */
+export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
+  const problem = problemFrom(httpFailure(417), 'none');
+  response.writeHead(problem.status, { 'content-type': problemType }).end(JSON.stringify(problem));
+}

@@ -1,0 +1,107 @@
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Call } from '#core/operations.ts';
+import type { Mutations } from './mutations.ts';
+import { type Principal, requireRole } from './principal.ts';
+import type { Answer, Request, Route } from './route.ts';
+import { bodyCheck, type Check, textCheck } from './validation.ts';
+
+export interface RequestParts {
+  readonly engine: Engine;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly mutations: Mutations;
+  readonly principalOf: (request: FastifyRequest) => Principal;
+  /** Ends what only reads: the server stops. */
+  readonly stopping: AbortSignal;
+  /** Ends what changes something. Later than `stopping`: work that has begun gets its time to end. */
+  readonly signal: AbortSignal;
+}
+
+const readDeadlineMs = 60_000;
+const keyPattern = /^[!-~]{1,255}$/;
+
+/** From an HTTP request to a handler's and back: who asks, may they, is it well-formed, was it asked before. */
+export function createHandler(
+  parts: RequestParts,
+  route: Route,
+): (request: FastifyRequest, reply: FastifyReply) => Promise<FastifyReply> {
+  const { engine, clock, mutations } = parts;
+  const checkParams = route.params && textCheck(route.params, 'path');
+  const checkQuery = route.query === undefined ? noQuery : textCheck(route.query, 'query');
+  const checkBody = route.body && bodyCheck(route.body, route.bodyOptional ?? false);
+
+  return async (request, reply) => {
+    const principal = parts.principalOf(request);
+    requireRole(principal, route.role);
+    const input = {
+      engine,
+      principal,
+      params: checkParams?.(request.params),
+      query: checkQuery(request.query),
+      body: checkBody?.(request.body),
+      expected: route.conditional ? expectedRevision(request) : undefined,
+    };
+    const log = parts.log.with({ request: request.id });
+    const handle = (call: Call) => route.handle({ ...input, call } as unknown as Request<never, never, never>);
+    if (route.method === 'GET') {
+      using limit = clock.deadline(readDeadlineMs, parts.stopping);
+      return send(reply, await handle({ signal: limit.signal, log, requestId: request.id }));
+    }
+    const mutation = {
+      principal: principal.id,
+      key: idempotencyKey(request),
+      // What was checked, not what was sent: that can be nested deeper than JSON.stringify can go.
+      content: () => JSON.stringify([request.method, request.url, input.body]),
+      detached: prefersAsync(request),
+      keepAnswer: route.secret !== true,
+    };
+    return send(reply, await mutations.run(mutation, { signal: parts.signal, log }, handle));
+  };
+}
+
+function send(reply: FastifyReply, answer: Answer): FastifyReply {
+  for (const [name, value] of Object.entries(answer.headers ?? {})) reply.header(name, value);
+  return reply.code(answer.status).send(answer.body);
+}
+
+const noQuery: Check = (value) => {
+  const [first] = Object.keys(value as object);
+  if (first === undefined) return undefined;
+  throw new StowageError(`this takes no query parameters`, {
+    code: 'invalid',
+    reason: 'request-invalid',
+    action: 'Leave out the part after the question mark.',
+  });
+};
+
+function expectedRevision(request: FastifyRequest): number | undefined {
+  const given = request.headers['if-match'];
+  if (given === undefined || given === '*') return undefined;
+  const [, revision] = /^"([0-9]{1,15})"$/.exec(given) ?? [];
+  if (revision !== undefined) return Number(revision);
+  throw new StowageError('If-Match is not an entity tag of Stowage', {
+    code: 'invalid',
+    reason: 'request-invalid',
+    action: 'Send the ETag of the volume as you read it, for example "3".',
+  });
+}
+
+function idempotencyKey(request: FastifyRequest): string | undefined {
+  const key = request.headers['idempotency-key'];
+  if (key === undefined || (typeof key === 'string' && keyPattern.test(key))) return key;
+  throw new StowageError('the Idempotency-Key is not usable', {
+    code: 'invalid',
+    reason: 'request-invalid',
+    action: 'Use 1 to 255 visible ASCII characters, for example a UUID.',
+  });
+}
+
+/** RFC 7240: a list, of which we know one. */
+function prefersAsync(request: FastifyRequest): boolean {
+  const preferences = String(request.headers['prefer'] ?? '').split(',');
+  return preferences.some((preference) => preference.trim().toLowerCase() === 'respond-async');
+}

@@ -1,0 +1,75 @@
+import type { Static, TObject, TSchema } from 'typebox';
+import type { Engine } from '#core/engine.ts';
+import type { Role } from '#core/model.ts';
+import type { Call } from '#core/operations.ts';
+import type { Principal } from './principal.ts';
+
+/** What a handler gets: everything validated, nothing of HTTP. */
+export interface Request<P, Q, B> {
+  readonly engine: Engine;
+  readonly call: Call;
+  readonly principal: Principal;
+  readonly params: P;
+  readonly query: Q;
+  readonly body: B;
+  /** From If-Match. */
+  readonly expected: number | undefined;
+}
+
+export interface Answer {
+  readonly status: number;
+  readonly body?: unknown;
+  readonly headers?: Readonly<Record<string, string>>;
+}
+
+export interface Route {
+  readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
+  readonly path: string;
+  readonly id: string;
+  readonly tag: string;
+  readonly summary: string;
+  readonly role: Role;
+  readonly params?: TObject;
+  readonly query?: TObject;
+  readonly body?: TObject;
+  /** The body may be left out. */
+  readonly bodyOptional?: boolean;
+  /** The answer holds a secret: it is not kept for a repeated Idempotency-Key. */
+  readonly secret?: boolean;
+  /** Runs as an operation: `Prefer: respond-async` is answered with 202. */
+  readonly operation?: boolean;
+  /** Takes If-Match. */
+  readonly conditional?: boolean;
+  readonly success: { readonly status: number; readonly description: string; readonly schema?: TSchema };
+  handle(request: Request<never, never, never>): Promise<Answer> | Answer;
+}
+
+type StaticOf<T> = T extends TObject ? Static<T> : undefined;
+
+/** Ties a handler's types to its schemas. */
+export function route<
+  P extends TObject | undefined = undefined,
+  Q extends TObject | undefined = undefined,
+  B extends TObject | undefined = undefined,
+>(
+  definition: Omit<Route, 'handle' | 'params' | 'query' | 'body'> & {
+    readonly params?: P;
+    readonly query?: Q;
+    readonly body?: B;
+    handle(request: Request<StaticOf<P>, StaticOf<Q>, StaticOf<B>>): Promise<Answer> | Answer;
+  },
+): Route {
+  return definition as unknown as Route;
+}
+
+export const ok = (body: unknown, headers?: Answer['headers']): Answer => ({
+  status: 200,
+  body,
+  ...(headers && { headers }),
+});
+export const created = (body: unknown, headers?: Answer['headers']): Answer => ({
+  status: 201,
+  body,
+  ...(headers && { headers }),
+});
+export const nothing: Answer = { status: 204 };

@@ -1,0 +1,195 @@
+import { Type } from 'typebox';
+import type { Engine } from '#core/engine.ts';
+import type { StoreView } from '#core/stores.ts';
+import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
+import { maySee, requireEverywhere, requireStore } from '../principal.ts';
+import { created, nothing, ok, type Route, route } from '../route.ts';
+import * as schemas from '../schemas.ts';
+
+const tag = 'stores';
+const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
+const trashParams = Type.Object(
+  { volume: Type.String({ minLength: 1, maxLength: 64, description: 'Volume id' }) },
+  { additionalProperties: false },
+);
+const trashQuery = Type.Object(
+  { store: Type.Optional(Type.String({ minLength: 1, maxLength: 128 })) },
+  { additionalProperties: false },
+);
+
+const json = (engine: Engine, view: StoreView) => storeJson(view, engine.records.volumes.totals(view.config.name));
+
+export const storeRoutes: readonly Route[] = [
+  route({
+    method: 'GET',
+    path: '/v1/stores',
+    id: 'listStores',
+    tag,
+    summary: 'List stores',
+    role: 'viewer',
+    success: { status: 200, description: 'All stores', schema: schemas.listOf(schemas.store) },
+    handle: ({ engine, principal }) => {
+      const visible = engine.stores.list().filter((view) => maySee(principal, view.config.name));
+      return ok({ items: visible.map((view) => json(engine, view)), next: null });
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/stores',
+    id: 'addStore',
+    tag,
+    summary: 'Add a store',
+    role: 'admin',
+    body: schemas.newStore,
+    success: { status: 201, description: 'The store', schema: schemas.store },
+    handle: async ({ engine, principal, body, call }) => {
+      requireEverywhere(principal);
+      await engine.stores.add(body.name, body.uri, call);
+      if (body.default === true) engine.stores.setDefault(body.name);
+      return created(json(engine, engine.stores.view(body.name)), { location: `/v1/stores/${body.name}` });
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/stores/{store}',
+    id: 'getStore',
+    tag,
+    summary: 'Show a store',
+    role: 'viewer',
+    params,
+    success: { status: 200, description: 'The store', schema: schemas.store },
+    handle: ({ engine, principal, params: p }) => {
+      requireStore(principal, p.store);
+      return ok(json(engine, engine.stores.view(p.store)));
+    },
+  }),
+  route({
+    method: 'DELETE',
+    path: '/v1/stores/{store}',
+    id: 'removeStore',
+    tag,
+    summary: 'Forget a store that was added here; its volumes stay on it',
+    role: 'admin',
+    params,
+    success: { status: 204, description: 'It is forgotten' },
+    handle: async ({ engine, principal, params: p, call }) => {
+      requireEverywhere(principal);
+      await engine.stores.remove(p.store, call);
+      return nothing;
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/stores/{store}/default',
+    id: 'setDefaultStore',
+    tag,
+    summary: 'Make it the store for volumes that name none',
+    role: 'admin',
+    params,
+    success: { status: 200, description: 'The store', schema: schemas.store },
+    handle: ({ engine, principal, params: p }) => {
+      requireEverywhere(principal);
+      return ok(json(engine, engine.stores.setDefault(p.store)));
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/stores/{store}/check',
+    id: 'checkStore',
+    tag,
+    summary: 'Is it reachable and writable, and how much room is there?',
+    role: 'user',
+    params,
+    success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
+    handle: async ({ engine, principal, params: p, call }) => {
+      requireStore(principal, p.store);
+      return ok(storeCheckJson(p.store, await engine.stores.check(p.store, call)));
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/stores/{store}/adopt',
+    id: 'adoptStore',
+    operation: true,
+    tag,
+    summary: 'Rebuild the catalogue from the store, and take in existing directories as volumes',
+    role: 'admin',
+    params,
+    body: schemas.adopting,
+    bodyOptional: true,
+    success: { status: 200, description: 'What was taken in, and what was not', schema: schemas.adoption },
+    handle: async ({ engine, principal, params: p, body, call }) => {
+      requireStore(principal, p.store);
+      const how = { dryRun: body?.dryRun ?? false, data: body?.directories ?? true, names: body?.names };
+      return ok(adoptionJson(await engine.adoptions.adopt(p.store, how, call)));
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/stores/{store}/orphans',
+    id: 'listOrphans',
+    tag,
+    summary: 'What lies on the store and belongs to no volume, or lacks a part',
+    role: 'viewer',
+    params,
+    success: { status: 200, description: 'The orphans', schema: schemas.listOf(schemas.orphan) },
+    handle: async ({ engine, principal, params: p, call }) => {
+      requireStore(principal, p.store);
+      return ok({ items: (await engine.adoptions.orphans(p.store, call)).map(orphanJson), next: null });
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/trash',
+    id: 'listTrash',
+    tag: 'trash',
+    summary: 'List deleted volumes that can be restored',
+    role: 'viewer',
+    query: trashQuery,
+    success: { status: 200, description: 'The trash, newest first', schema: schemas.listOf(schemas.trashEntry) },
+    handle: async ({ engine, principal, query, call }) => {
+      if (query.store !== undefined) requireStore(principal, query.store);
+      const open = engine.stores
+        .list()
+        .filter((view) => view.store !== undefined && maySee(principal, view.config.name));
+      const names = query.store === undefined ? open.map((view) => view.config.name) : [query.store];
+      const entries = await engine.deletions.trash(names, call);
+      const items = entries.map((entry) =>
+        trashJson(entry, engine.stores.view(entry.volume.store).store?.enforcesCapacity ?? false),
+      );
+      return ok({ items, next: null });
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/trash/{volume}/restore',
+    id: 'restoreVolume',
+    operation: true,
+    tag: 'trash',
+    summary: 'Bring a deleted volume back',
+    role: 'user',
+    params: trashParams,
+    body: schemas.restoring,
+    bodyOptional: true,
+    success: { status: 200, description: 'The volume', schema: schemas.volume },
+    handle: async ({ engine, principal, params: p, body, call }) => {
+      const volume = await engine.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
+      return ok(volumeJson(volume, engine.stores.view(volume.store).store?.enforcesCapacity ?? false));
+    },
+  }),
+  route({
+    method: 'DELETE',
+    path: '/v1/trash/{volume}',
+    id: 'purgeVolume',
+    operation: true,
+    tag: 'trash',
+    summary: 'Destroy a deleted volume for good',
+    role: 'admin',
+    params: trashParams,
+    success: { status: 204, description: 'It is gone' },
+    handle: async ({ engine, principal, params: p, call }) => {
+      await engine.deletions.purge(p.volume, (store) => maySee(principal, store), call);
+      return nothing;
+    },
+  }),
+];

@@ -1,0 +1,253 @@
+import { Type } from 'typebox';
+import type { Engine } from '#core/engine.ts';
+import type { Labels, Volume } from '#core/model.ts';
+import { mountJson, time, usageJson, volumeDetailJson, volumeJson } from '../json.ts';
+import { maySee, type Principal, requireStore } from '../principal.ts';
+import { created, nothing, ok, type Route, route } from '../route.ts';
+import * as schemas from '../schemas.ts';
+
+const tag = 'volumes';
+const params = Type.Object(
+  { volume: Type.String({ minLength: 1, maxLength: 300, description: 'A volume id, store..name, or a name' }) },
+  { additionalProperties: false },
+);
+const query = Type.Object(
+  {
+    store: Type.Optional(Type.String({ minLength: 1, maxLength: 128 })),
+    label: Type.Optional(
+      Type.Array(Type.String({ maxLength: 400, pattern: '^[^=]+=' }), { maxItems: 16, description: 'key=value' }),
+    ),
+    contains: Type.Optional(Type.String({ minLength: 1, maxLength: 128, description: 'Part of the name' })),
+    after: Type.Optional(
+      Type.String({ pattern: '^[^/]{1,128}/[^/]{1,128}$', description: 'The `next` of the page before' }),
+    ),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })),
+  },
+  { additionalProperties: false },
+);
+
+const enforced = (engine: Engine, store: string): boolean => engine.stores.view(store).store?.enforcesCapacity ?? false;
+const json = (engine: Engine, volume: Volume) => volumeJson(volume, enforced(engine, volume.store));
+const tagged = (volume: Volume): Record<string, string> => ({ etag: `"${volume.revision}"` });
+
+/** A volume the principal may work on. */
+async function allowed(
+  engine: Engine,
+  principal: Principal,
+  ref: string,
+  call: Parameters<Engine['catalogue']['resolve']>[1],
+): Promise<Volume> {
+  const volume = await engine.catalogue.resolve(ref, call, (store) => maySee(principal, store));
+  requireStore(principal, volume.store);
+  return volume;
+}
+
+function labelsFrom(pairs: readonly string[]): Labels {
+  return Object.fromEntries(pairs.map((pair) => [pair.slice(0, pair.indexOf('=')), pair.slice(pair.indexOf('=') + 1)]));
+}
+
+function afterFrom(text: string | undefined): { store: string; name: string } | undefined {
+  const [store, name] = text?.split('/') ?? [];
+  return store === undefined || name === undefined ? undefined : { store, name };
+}
+
+export const volumeRoutes: readonly Route[] = [
+  route({
+    method: 'GET',
+    path: '/v1/volumes',
+    id: 'listVolumes',
+    tag,
+    summary: 'List volumes, by store and name',
+    role: 'viewer',
+    query,
+    success: { status: 200, description: 'A page of volumes', schema: schemas.listOf(schemas.volume) },
+    handle: async ({ engine, principal, query: q, call }) => {
+      const limit = q.limit ?? 100;
+      if (q.store !== undefined) requireStore(principal, q.store);
+      const visible = engine.stores
+        .list()
+        .map((view) => view.config.name)
+        .filter((name) => maySee(principal, name));
+      const found = await engine.catalogue.page(
+        {
+          stores: q.store === undefined ? visible : [q.store],
+          labels: labelsFrom(q.label ?? []),
+          contains: q.contains,
+          after: afterFrom(q.after),
+          limit: limit + 1,
+        },
+        call,
+      );
+      const items = found.slice(0, limit);
+      const last = items.at(-1);
+      return ok({
+        items: items.map((volume) => json(engine, volume)),
+        next: found.length > limit && last ? `${last.store}/${last.name}` : null,
+      });
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/volumes',
+    id: 'createVolume',
+    operation: true,
+    tag,
+    summary: 'Create a volume',
+    role: 'user',
+    body: schemas.newVolume,
+    success: { status: 201, description: 'The volume', schema: schemas.volume },
+    handle: async ({ engine, principal, body, call }) => {
+      const store = body.store ?? engine.stores.defaultName;
+      if (store !== undefined) requireStore(principal, store);
+      const want = {
+        store,
+        name: body.name,
+        bytes: body.bytes === undefined ? undefined : BigInt(body.bytes),
+        access: body.access,
+        labels: body.labels ?? {},
+      };
+      const volume = await engine.volumes.create(want, call);
+      return created(json(engine, volume), { ...tagged(volume), location: `/v1/volumes/${volume.id}` });
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/volumes/{volume}',
+    id: 'getVolume',
+    tag,
+    summary: 'Show a volume, its condition and its users',
+    role: 'viewer',
+    params,
+    success: { status: 200, description: 'The volume', schema: schemas.volumeDetail },
+    handle: async ({ engine, principal, params: p, call }) => {
+      const { id, store } = await allowed(engine, principal, p.volume, call);
+      const found = await engine.volumes.inspect(id, call);
+      const mounts = await engine.mounts.of(id, call);
+      return ok(volumeDetailJson(found, enforced(engine, store), mounts), tagged(found.volume));
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/volumes/{volume}/usage',
+    id: 'getVolumeUsage',
+    tag,
+    summary: "Measure the volume's own usage",
+    role: 'viewer',
+    params,
+    success: { status: 200, description: 'Its usage', schema: schemas.usage },
+    handle: async ({ engine, principal, params: p, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      return ok(usageJson(await engine.volumes.usage(id, call)));
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/volumes/{volume}/expand',
+    id: 'expandVolume',
+    operation: true,
+    tag,
+    summary: 'Enlarge a volume, mounted or not',
+    role: 'user',
+    params,
+    body: schemas.expansion,
+    conditional: true,
+    success: { status: 200, description: 'The volume', schema: schemas.volume },
+    handle: async ({ engine, principal, params: p, body, expected, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      const volume = await engine.volumes.expand(id, BigInt(body.bytes), expected, call);
+      return ok(json(engine, volume), tagged(volume));
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/volumes/{volume}/rename',
+    id: 'renameVolume',
+    operation: true,
+    tag,
+    summary: 'Rename a volume that is not in use',
+    role: 'user',
+    params,
+    body: schemas.renaming,
+    conditional: true,
+    success: { status: 200, description: 'The volume', schema: schemas.volume },
+    handle: async ({ engine, principal, params: p, body, expected, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      const volume = await engine.volumes.rename(id, body.name, expected, call);
+      return ok(json(engine, volume), tagged(volume));
+    },
+  }),
+  route({
+    method: 'PATCH',
+    path: '/v1/volumes/{volume}',
+    id: 'labelVolume',
+    operation: true,
+    tag,
+    summary: 'Change labels',
+    role: 'user',
+    params,
+    body: schemas.labelChange,
+    conditional: true,
+    success: { status: 200, description: 'The volume', schema: schemas.volume },
+    handle: async ({ engine, principal, params: p, body, expected, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      const volume = await engine.volumes.label(id, body.labels, expected, call);
+      return ok(json(engine, volume), tagged(volume));
+    },
+  }),
+  route({
+    method: 'DELETE',
+    path: '/v1/volumes/{volume}',
+    id: 'deleteVolume',
+    operation: true,
+    tag,
+    summary: "Delete a volume; its data are destroyed, kept in the trash or left, as the store's onDelete says",
+    role: 'user',
+    params,
+    conditional: true,
+    success: { status: 200, description: 'What became of it', schema: schemas.deletion },
+    handle: async ({ engine, principal, params: p, expected, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      const { outcome, expiresAt } = await engine.deletions.delete(id, expected, call);
+      return ok({ outcome, expiresAt: expiresAt === undefined ? null : time(expiresAt) });
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/volumes/{volume}/mount',
+    id: 'mountVolume',
+    operation: true,
+    tag: 'mounts',
+    summary: "Mount a volume at a path of the server's machine",
+    role: 'admin',
+    params,
+    body: schemas.mounting,
+    success: { status: 200, description: 'The mount', schema: schemas.mount },
+    handle: async ({ engine, principal, params: p, body, call }) => {
+      const volume = await allowed(engine, principal, p.volume, call);
+      const mount = await engine.mounts.publish(
+        volume.id,
+        body.target,
+        { readOnly: body.readOnly ?? false, user: undefined },
+        call,
+      );
+      return ok(mountJson(mount, volume));
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/volumes/{volume}/unmount',
+    id: 'unmountVolume',
+    operation: true,
+    tag: 'mounts',
+    summary: 'Unmount a volume from a path',
+    role: 'admin',
+    params,
+    body: schemas.unmounting,
+    success: { status: 204, description: 'It is unmounted' },
+    handle: async ({ engine, principal, params: p, body, call }) => {
+      const volume = await allowed(engine, principal, p.volume, call);
+      await engine.mounts.unpublish(body.target, volume.id, call);
+      return nothing;
+    },
+  }),
+];

@@ -1,0 +1,260 @@
+/**
+ * What goes over the wire, written once: Fastify validates with these, TypeScript derives its types from them, and
+ * /openapi.json is made of them. Sizes are decimal strings (a volume can be larger than a JSON number is exact).
+ */
+import { type Static, type TObject, type TProperties, type TSchema, Type } from 'typebox';
+
+const object = <P extends TProperties>(properties: P, description?: string): TObject<P> =>
+  Type.Object(properties, { additionalProperties: false, ...(description === undefined ? {} : { description }) });
+const nullable = <T extends TSchema>(schema: T) => Type.Union([schema, Type.Null()]);
+const oneOf = <T extends string>(...values: T[]) => Type.Unsafe<T>(Type.Enum(values));
+
+const time = Type.String({ format: 'date-time', description: 'RFC 3339, UTC' });
+const bytes = Type.String({ pattern: '^[0-9]{1,19}$', description: 'Bytes, as a decimal string' });
+const name = Type.String({
+  pattern: '^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$',
+  description: "1 to 128 of A-Z a-z 0-9 _ . -, beginning with a letter or digit; no '..', not ending in '.meta'",
+});
+const labelPattern = '^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$';
+const labelKey = Type.String({ pattern: labelPattern });
+const labelValue = Type.String({ maxLength: 256, pattern: '^[^\\u0000-\\u001f\\u007f]*$' });
+const labels = Type.Record(labelKey, labelValue, { maxProperties: 64, additionalProperties: false });
+
+export const access = oneOf('filesystem', 'block');
+export const role = oneOf('viewer', 'user', 'admin');
+
+export const user = object({ kind: oneOf('path', 'container', 'pod'), name: Type.String(), node: Type.String() });
+
+export const mount = object({
+  volume: Type.String({ description: 'Volume id' }),
+  name: nullable(Type.String({ description: 'store/name' })),
+  target: Type.String(),
+  readOnly: Type.Boolean(),
+  user,
+  since: time,
+  mounted: Type.Boolean({ description: "What the kernel's mount table says" }),
+});
+
+export const volume = object({
+  id: Type.String({ description: 'sv1-<uuid>; never used again' }),
+  store: Type.String(),
+  name: Type.String(),
+  bytes: nullable(bytes),
+  enforced: Type.Boolean({ description: 'Whether the store holds the volume to its size' }),
+  access,
+  labels,
+  createdAt: time,
+  revision: Type.Integer(),
+});
+
+export const volumeDetail = object({
+  ...volume.properties,
+  condition: oneOf('ok', 'missing', 'unknown'),
+  detail: nullable(Type.String()),
+  users: Type.Array(user),
+  mounts: Type.Array(mount),
+});
+
+export const usage = object({
+  bytes,
+  files: Type.String({ pattern: '^[0-9]+$' }),
+  complete: Type.Boolean({ description: 'False: the scan ran out of time, the figures are a lower bound' }),
+  measuredAt: time,
+});
+
+export const newVolume = object({
+  name,
+  store: Type.Optional(name),
+  bytes: Type.Optional(bytes),
+  access: Type.Optional(access),
+  labels: Type.Optional(labels),
+});
+
+export const expansion = object({ bytes });
+export const renaming = object({ name });
+export const labelChange = object({
+  labels: Type.Record(labelKey, nullable(labelValue), {
+    maxProperties: 64,
+    additionalProperties: false,
+    description: 'Merged into the labels; null removes one',
+  }),
+});
+
+export const deletion = object({
+  outcome: oneOf('deleted', 'archived', 'retained'),
+  expiresAt: nullable(time),
+});
+
+export const trashEntry = object({
+  ...volume.properties,
+  deletedAt: time,
+  expiresAt: time,
+});
+export const restoring = object({ name: Type.Optional(name) });
+
+export const mounting = object({
+  target: Type.String({ minLength: 1, maxLength: 4096, description: "Absolute path on the server's machine" }),
+  readOnly: Type.Optional(Type.Boolean()),
+});
+export const unmounting = object({ target: Type.String({ minLength: 1, maxLength: 4096 }) });
+
+export const store = object({
+  name: Type.String(),
+  kind: Type.String(),
+  uri: Type.String(),
+  default: Type.Boolean(),
+  origin: oneOf('file', 'api', 'builtin'),
+  state: oneOf('open', 'unavailable'),
+  problem: nullable(object({ message: Type.String(), action: Type.String() })),
+  readOnly: Type.Boolean(),
+  enforcesCapacity: nullable(Type.Boolean()),
+  access: Type.Array(access),
+  onDelete: oneOf('delete', 'retain', 'archive'),
+  retention: Type.String({ description: 'How long the trash keeps a volume, e.g. 7d' }),
+  maxVolumes: nullable(Type.Integer()),
+  maxBytes: nullable(bytes),
+  defaultSize: nullable(bytes),
+  volumes: Type.Integer(),
+  bytes: Type.String({ description: 'The sum of the sizes asked for' }),
+});
+
+export const newStore = object({
+  name,
+  uri: Type.String({
+    minLength: 1,
+    maxLength: 4096,
+    description: 'e.g. local:///srv/data?layout=image&onDelete=archive',
+  }),
+  default: Type.Optional(Type.Boolean()),
+});
+
+export const storeCheck = object({
+  store: Type.String(),
+  ok: Type.Boolean(),
+  steps: Type.Array(
+    object({ step: Type.String(), ok: Type.Boolean(), detail: Type.String(), action: nullable(Type.String()) }),
+  ),
+  totalBytes: nullable(bytes),
+  freeBytes: nullable(bytes),
+});
+
+export const adopting = object({
+  dryRun: Type.Optional(Type.Boolean()),
+  directories: Type.Optional(Type.Boolean({ description: 'Also take in data that have no record (default true)' })),
+  names: Type.Optional(Type.Array(name, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' })),
+});
+export const adoption = object({
+  adopted: Type.Array(object({ name: Type.String(), id: nullable(Type.String()), how: oneOf('record', 'data') })),
+  skipped: Type.Array(object({ name: Type.String(), reason: Type.String() })),
+});
+
+export const orphan = object({
+  store: Type.String(),
+  kind: oneOf('unrecorded-directory', 'unknown-volume', 'missing-data', 'unreadable-record', 'leftover'),
+  name: Type.String(),
+  detail: Type.String(),
+  action: Type.String(),
+});
+
+export const operation = object({
+  id: Type.String(),
+  kind: Type.String(),
+  store: nullable(Type.String()),
+  subject: Type.String(),
+  state: oneOf('running', 'done', 'failed', 'canceled'),
+  progress: nullable(object({ done: Type.Number(), total: nullable(Type.Number()), unit: Type.String() })),
+  startedAt: time,
+  endedAt: nullable(time),
+  error: nullable(
+    object({ code: Type.String(), reason: Type.String(), message: Type.String(), action: Type.String() }),
+  ),
+  result: nullable(Type.Unknown({ description: 'What the request would have answered, once done' })),
+});
+
+export const token = object({
+  id: Type.String(),
+  name: Type.String(),
+  role,
+  stores: Type.Array(Type.String(), { description: 'Empty: every store' }),
+  createdAt: time,
+  expiresAt: nullable(time),
+});
+export const newToken = object({
+  name: Type.String({ minLength: 1, maxLength: 128, pattern: '^[^\\u0000-\\u001f\\u007f]*$' }),
+  role,
+  stores: Type.Optional(Type.Array(name, { maxItems: 64 })),
+  expiresIn: Type.Optional(Type.String({ pattern: '^[1-9][0-9]{0,4}(s|m|h|d|w)$', description: 'e.g. 30d' })),
+});
+export const createdToken = object({
+  ...token.properties,
+  secret: Type.String({ description: 'Shown once, kept only as a hash' }),
+});
+
+export const status = object({
+  version: Type.String(),
+  instance: Type.String(),
+  node: Type.String(),
+  pid: Type.Integer(),
+  startedAt: time,
+  ready: Type.Boolean(),
+  defaultStore: nullable(Type.String()),
+  listen: Type.Array(Type.String()),
+  state: Type.String(),
+  config: nullable(Type.String()),
+  mounting: object({ able: Type.Boolean(), why: nullable(Type.String()), action: nullable(Type.String()) }),
+  stores: Type.Integer(),
+  volumes: Type.Integer(),
+  mounts: Type.Integer(),
+  operations: Type.Integer({ description: 'Running now' }),
+  rssBytes: Type.Integer(),
+});
+
+export const finding = object({
+  check: Type.String(),
+  ok: oneOf('yes', 'no', 'warn'),
+  detail: Type.String(),
+  fix: nullable(Type.String()),
+});
+
+/** RFC 9457, with a stable code and what to do. */
+export const problem = object({
+  type: Type.String(),
+  title: Type.String(),
+  status: Type.Integer(),
+  detail: Type.String(),
+  code: Type.String(),
+  reason: Type.String(),
+  action: Type.String(),
+  requestId: Type.String(),
+});
+
+export const event = object({
+  type: Type.String({ description: 'volume.created, volume.changed, volume.deleted, store.*, mount.*, operation.*' }),
+  at: time,
+  subject: Type.String(),
+  data: Type.Unknown(),
+});
+
+export const listOf = <T extends TSchema>(item: T) =>
+  object({
+    items: Type.Array(item),
+    next: nullable(Type.String({ description: 'Pass as `after` for the next page' })),
+  });
+
+export type VolumeJson = Static<typeof volume>;
+export type VolumeDetailJson = Static<typeof volumeDetail>;
+export type UsageJson = Static<typeof usage>;
+export type MountJson = Static<typeof mount>;
+export type StoreJson = Static<typeof store>;
+export type StoreCheckJson = Static<typeof storeCheck>;
+export type AdoptionJson = Static<typeof adoption>;
+export type OrphanJson = Static<typeof orphan>;
+export type OperationJson = Static<typeof operation>;
+export type DeletionJson = Static<typeof deletion>;
+export type TrashEntryJson = Static<typeof trashEntry>;
+export type TokenJson = Static<typeof token>;
+export type CreatedTokenJson = Static<typeof createdToken>;
+export type StatusJson = Static<typeof status>;
+export type FindingJson = Static<typeof finding>;
+export type ProblemJson = Static<typeof problem>;
+export type EventJson = Static<typeof event>;

@@ -1,0 +1,215 @@
+import { randomUUID } from 'node:crypto';
+import { createServer, type IncomingMessage, type Server } from 'node:http';
+import fastify, { type FastifyInstance, type FastifyRequest } from 'fastify';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError } from '#core/errors.ts';
+import { streamEvents } from './event-stream.ts';
+import { createMetrics, type Metrics } from './metrics.ts';
+import { createMutations } from './mutations.ts';
+import { openApi } from './openapi.ts';
+import { authenticate, type Principal, requireRole } from './principal.ts';
+import { httpFailure } from './problems.ts';
+import { answerErrors, refuseAddress, refuseExpectation, refuseOtherMethods, refuseUnparsable } from './refusals.ts';
+import { createHandler } from './requests.ts';
+import type { Route } from './route.ts';
+import { type Surroundings, serverRoutes } from './routes/server.ts';
+import { storeRoutes } from './routes/stores.ts';
+import { volumeRoutes } from './routes/volumes.ts';
+
+export interface RestServer {
+  /** A Unix socket, whose owner is the administrator. */
+  readonly local: Server;
+  /** For TCP: a bearer token is required. */
+  readonly remote: Server;
+  ready(): Promise<void>;
+  /**
+   * Takes no new requests, ends reads and event streams, and waits for the answers to what is being changed. Connections
+   * that are still open after `graceMs` are cut.
+   */
+  close(graceMs: number): Promise<void>;
+}
+
+export interface RestOptions {
+  readonly engine: Engine;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly version: string;
+  /** Ends requests that change something, should they still run when everything is over. */
+  readonly signal: AbortSignal;
+  readonly isReady: () => boolean;
+  readonly status: Surroundings['status'];
+  readonly doctor: Surroundings['doctor'];
+}
+
+/** What every part of the server shares. */
+interface Shared extends RestOptions {
+  readonly app: FastifyInstance;
+  readonly stopping: AbortController;
+  readonly principalOf: (request: FastifyRequest) => Principal;
+}
+
+const bodyLimit = 64 * 1024;
+const maxHeaderSize = 16 * 1024;
+const timeouts = { requestTimeout: 30_000, headersTimeout: 10_000, keepAliveTimeout: 65_000 };
+
+export function createRestServer(options: RestOptions): RestServer {
+  const trusted = new WeakSet<IncomingMessage>();
+  const app = createApp();
+  const principalOf = (request: FastifyRequest): Principal =>
+    authenticate(options.engine, request.headers.authorization, trusted.has(request.raw));
+  const shared: Shared = { ...options, app, stopping: new AbortController(), principalOf };
+  const metrics = createMetrics(options.engine, options.version);
+  addHooks(shared, metrics);
+  answerErrors(app, options.log);
+  const allowedAt = addApi(shared);
+  for (const path of addPlain(shared, metrics)) allowedAt.set(path, new Set(['GET', 'HEAD']));
+  addEvents(shared);
+  allowedAt.set('/v1/events', new Set(['GET']));
+  refuseOtherMethods(app, allowedAt);
+
+  const serve = (isLocal: boolean): Server => {
+    // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
+    const server = createServer({ ...timeouts, maxHeaderSize, requireHostHeader: false });
+    server.on('request', (request, response) => {
+      if (isLocal) trusted.add(request);
+      app.routing(request, response);
+    });
+    return server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
+  };
+  const [local, remote] = [serve(true), serve(false)];
+  return {
+    local,
+    remote,
+    ready: async () => {
+      await app.ready();
+    },
+    close: async (graceMs) => {
+      shared.stopping.abort(stopped());
+      await Promise.all([local, remote].map((server) => closeServer(server, graceMs)));
+      await app.close();
+    },
+  };
+}
+
+function createApp(): FastifyInstance {
+  const app = fastify({
+    bodyLimit,
+    logger: false,
+    // Longer than any header can be: what is too long is said by the schema, as for everything else.
+    routerOptions: { maxParamLength: maxHeaderSize },
+    frameworkErrors: refuseAddress,
+    genReqId: (request) => {
+      const given = request.headers['x-request-id'];
+      return typeof given === 'string' && /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : randomUUID();
+    },
+  });
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('application/json', { parseAs: 'string' }, (_request, body, done) => {
+    // An empty body with a JSON content type is what many clients send with DELETE.
+    if (body === '') return done(null, undefined);
+    try {
+      done(null, JSON.parse(String(body)));
+    } catch {
+      done(httpFailure(400));
+    }
+  });
+  return app;
+}
+
+function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
+  // On a connection that was kept alive, a request can arrive after the stop began.
+  app.addHook('onRequest', async (_request, reply) => {
+    if (!stopping.signal.aborted) return;
+    reply.header('connection', 'close');
+    throw stopped();
+  });
+  app.addHook('onSend', async (request, reply) => {
+    reply.header('x-request-id', request.id);
+    reply.header('cache-control', 'no-store');
+    reply.header('x-content-type-options', 'nosniff');
+    if (stopping.signal.aborted) reply.header('connection', 'close');
+  });
+  app.addHook('onResponse', async (request, reply) => {
+    metrics.request(request.method, request.routeOptions.url ?? 'none', reply.statusCode, reply.elapsedTime / 1000);
+  });
+}
+
+/** Gives the methods at each path. */
+function addApi(shared: Shared): Map<string, Set<string>> {
+  const { app, engine, clock, version } = shared;
+  const mutations = createMutations(engine.records, clock);
+  const routes: readonly Route[] = [
+    ...volumeRoutes,
+    ...storeRoutes,
+    ...serverRoutes({ status: shared.status, doctor: shared.doctor, resultOf: mutations.resultOf }),
+  ];
+  const allowedAt = new Map<string, Set<string>>();
+  for (const route of routes) {
+    const url = route.path.replaceAll(/\{(\w+)\}/g, ':$1');
+    const handler = createHandler({ ...shared, mutations, stopping: shared.stopping.signal }, route);
+    app.route({ method: route.method, url, handler });
+    const allowed = allowedAt.get(url) ?? new Set();
+    allowedAt.set(url, allowed.add(route.method));
+    if (route.method === 'GET') allowed.add('HEAD');
+  }
+  const document = openApi(routes, version);
+  app.get('/openapi.json', () => document);
+  allowedAt.set('/openapi.json', new Set(['GET', 'HEAD']));
+  return allowedAt;
+}
+
+function addPlain({ app, isReady, principalOf }: Shared, metrics: Metrics): readonly string[] {
+  app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));
+  app.get('/readyz', (_request, reply) => {
+    if (isReady()) return reply.type('text/plain').send('ready\n');
+    throw new StowageError('Stowage is still starting', {
+      code: 'unavailable',
+      reason: 'starting',
+      action: 'Try again in a moment.',
+    });
+  });
+  app.get('/metrics', async (request, reply) => {
+    requireRole(principalOf(request), 'viewer');
+    return reply.type(metrics.contentType).send(await metrics.text());
+  });
+  return ['/healthz', '/readyz', '/metrics'];
+}
+
+function addEvents({ app, engine, stopping, principalOf }: Shared): void {
+  // No HEAD: it would be a stream without an end.
+  app.get('/v1/events', { exposeHeadRoute: false }, (request, reply) => {
+    const principal = principalOf(request);
+    requireRole(principal, 'viewer');
+    const stillAllowed = (): boolean => {
+      try {
+        return principalOf(request).id === principal.id;
+      } catch {
+        return false;
+      }
+    };
+    reply.hijack();
+    streamEvents(engine, request.raw, reply.raw, { principal, signal: stopping.signal, stillAllowed });
+  });
+}
+
+function stopped(): StowageError {
+  return new StowageError('Stowage is stopping', {
+    code: 'unavailable',
+    reason: 'stopping',
+    action: 'Try again when it runs.',
+  });
+}
+
+async function closeServer(server: Server, graceMs: number): Promise<void> {
+  if (!server.listening) return;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  server.close(() => resolve());
+  const timer = setTimeout(() => server.closeAllConnections(), graceMs);
+  // A connection that was busy and goes idle without being told to close would wait for its keep-alive time-out.
+  const idle = setInterval(() => server.closeIdleConnections(), 100);
+  await promise;
+  clearTimeout(timer);
+  clearInterval(idle);
+}
