@@ -1,0 +1,109 @@
+import type { CommandNode, Kind } from './tree.ts';
+
+/** `a|b|c`, as patterns of a case. */
+const either = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
+
+/** Shared by bash and zsh: what may follow, as `words …`, `ask …`, `files` or nothing. */
+export function answer(kind: Kind): string {
+  switch (kind.kind) {
+    case 'words':
+      return `'words ${kind.words.join(' ')}'`;
+    case 'ask':
+      return `'ask ${kind.what}'`;
+    case 'files':
+      return `'files'`;
+    case 'anything':
+      return `''`;
+    default:
+      return kind satisfies never;
+  }
+}
+
+/** Every option that takes a value, with what it takes; an option means the same in every command. */
+export function valued(nodes: readonly CommandNode[]): Map<string, Kind> {
+  const options = new Map<string, Kind>();
+  for (const { long, short, takes } of nodes.flatMap((node) => node.options)) {
+    if (takes === undefined) continue;
+    options.set(long, takes);
+    if (short !== undefined) options.set(short, takes);
+  }
+  return options;
+}
+
+/** One pattern for each place an argument can stand: `volume/show:0`, `volume/delete:*`. */
+export function places(node: CommandNode): { readonly at: string; readonly kind: Kind }[] {
+  if (node.children.length > 0) {
+    return [{ at: `'${node.path}:0'`, kind: { kind: 'words', words: node.children.map((child) => child.name) } }];
+  }
+  return node.arguments.map((kind, i) => ({
+    at: node.repeats && i === node.arguments.length - 1 ? `'${node.path}:'*` : `'${node.path}:${i}'`,
+    kind,
+  }));
+}
+
+/** Alias → path, so that `volume ls` completes as `volume list` does. */
+export function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
+  return nodes.flatMap((node) => node.aliases.map((alias) => `${indent}'${alias}') at='${node.path}' ;;`));
+}
+
+const longs = (nodes: readonly CommandNode[]): string =>
+  nodes.flatMap((node) => node.options.map((one) => one.long)).join(' ');
+
+export function bashScript(nodes: readonly CommandNode[]): string {
+  const options = valued(nodes);
+  return `# bash completion for stowage; load it with: source <(stowage completion bash)
+_stowage() {
+  local cur=\${COMP_WORDS[COMP_CWORD]} at='' position=0 option='' kind='' word next i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    word=\${COMP_WORDS[i]}
+    if [[ -n $option ]]; then option=''; continue; fi
+    case $word in
+      ${either([...options.keys()])}) option=$word ;;
+      -*) ;;
+      *)
+        next=$at\${at:+/}$word
+        case $next in
+          ${either(nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== ''))}) at=$next ;;
+          *) position=$((position + 1)) ;;
+        esac
+        case $at in
+${aliasLines(nodes, '          ').join('\n')}
+        esac ;;
+    esac
+  done
+  if [[ -n $option ]]; then
+    case $option in
+${[...options].map(([name, kind]) => `      '${name}') kind=${answer(kind)} ;;`).join('\n')}
+    esac
+  elif [[ $cur == -* ]]; then
+    kind='words ${longs(nodes.filter((node) => node.path === ''))}'
+    case $at in
+${nodes
+  .filter((node) => node.path !== '' && node.options.length > 0)
+  .map((node) => `      '${node.path}') kind+=' ${longs([node])}' ;;`)
+  .join('\n')}
+    esac
+  else
+    case $at:$position in
+${nodes
+  .flatMap(places)
+  .map(({ at, kind }) => `      ${at}) kind=${answer(kind)} ;;`)
+  .join('\n')}
+    esac
+  fi
+  COMPREPLY=()
+  case $kind in
+    'words '*) for word in \${kind#words }; do [[ $word == "$cur"* ]] && COMPREPLY+=("$word"); done ;;
+    'ask '*)
+      while IFS= read -r word; do
+        [[ $word == "$cur"* ]] && COMPREPLY+=("$word")
+      done < <(stowage --timeout 2s __complete "\${kind#ask }" 2>/dev/null)
+      ;;
+    files)
+      compopt -o filenames 2>/dev/null
+      while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "$cur")
+      ;;
+  esac
+}
+complete -F _stowage stowage`;
+}

@@ -1,0 +1,79 @@
+import { valued } from './completion-bash.ts';
+import type { CommandNode, Kind } from './tree.ts';
+
+const quote = (text: string): string => `'${text.replaceAll('\\', '\\\\').replaceAll("'", "\\'")}'`;
+
+/** fish: -f no files, -F files, -x an argument and no files, -r an argument. */
+function takes(kind: Kind): string {
+  switch (kind.kind) {
+    case 'words':
+      return ` -x -a ${quote(kind.words.join(' '))}`;
+    case 'ask':
+      return ` -x -a ${quote(`(stowage --timeout 2s __complete ${kind.what} 2>/dev/null)`)}`;
+    case 'files':
+      return ' -r -F';
+    case 'anything':
+      return ' -x';
+    default:
+      return kind satisfies never;
+  }
+}
+
+function lines(node: CommandNode): string[] {
+  const at = `__stowage_at ${quote(node.path)}`;
+  const children = node.children.map(
+    (child) => `complete -c stowage -n ${quote(`${at} 0`)} -a ${quote(child.name)} -d ${quote(child.about)}`,
+  );
+  const last = node.arguments.length - 1;
+  const places = node.arguments.flatMap((kind, i) => {
+    const place = node.repeats && i === last ? '' : ` ${i}`;
+    if (kind.kind === 'anything') return [];
+    const what = kind.kind === 'files' ? ' -F' : takes(kind).replace(' -x', ' -f');
+    return [`complete -c stowage -n ${quote(`${at}${place}`)}${what}`];
+  });
+  const options = node.options.map(({ long, short, about, takes: kind }) => {
+    const name = `${short === undefined ? '' : ` -s ${short.slice(1)}`} -l ${long.slice(2)}`;
+    const where = node.path === '' ? '' : ` -n ${quote(at)}`;
+    return `complete -c stowage${where}${name} -d ${quote(about)}${kind === undefined ? '' : takes(kind)}`;
+  });
+  return [...children, ...places, ...options];
+}
+
+export function fishScript(nodes: readonly CommandNode[]): string {
+  const paths = nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== '');
+  const aliases = nodes.flatMap((node) =>
+    node.aliases.map((alias) => `        case ${quote(alias)}; set at ${quote(node.path)}`),
+  );
+  return `# fish completion for stowage; save it as ~/.config/fish/completions/stowage.fish
+function __stowage_at --argument-names want place
+  set -l at ''
+  set -l position 0
+  set -l option ''
+  for word in (commandline -opc)[2..-1]
+    if test -n "$option"
+      set option ''
+      continue
+    end
+    switch $word
+      case ${[...valued(nodes).keys()].map(quote).join(' ')}
+        set option $word
+      case '-*'
+      case '*'
+        set -l next $word
+        test -n "$at"; and set next "$at/$word"
+        if contains -- $next ${paths.map(quote).join(' ')}
+          set at $next
+        else
+          set position (math $position + 1)
+        end
+        switch $at
+${aliases.join('\n')}
+        end
+    end
+  end
+  test "$at" = "$want"; or return 1
+  test -z "$place"; or test "$place" = "$position"
+end
+complete -c stowage -f
+${nodes.flatMap(lines).join('\n')}`;
+}

@@ -1,0 +1,86 @@
+import { open } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { defaultFolders } from '#base/folders.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Io } from './io.ts';
+import { invalid } from './problem.ts';
+
+export interface ConnectionOptions {
+  readonly socket?: string;
+  readonly url?: string;
+  readonly tokenFile?: string;
+}
+
+/** Where the server is, and with what to show that we may ask. */
+export type Where =
+  | { readonly kind: 'socket'; readonly path: string }
+  | { readonly kind: 'url'; readonly url: URL; readonly token: string | undefined };
+
+export const placeOf = (where: Where): string => (where.kind === 'socket' ? where.path : where.url.origin);
+
+/** An option beats the environment, and there an address beats a socket. */
+export async function findServer(options: ConnectionOptions, io: Io, warn: (text: string) => void): Promise<Where> {
+  if (options.url !== undefined && options.socket !== undefined) {
+    throw invalid('both --url and --socket were given', 'connection-ambiguous', 'Give one of them.');
+  }
+  const url = options.url ?? (options.socket === undefined ? io.env['STOWAGE_URL'] || undefined : undefined);
+  if (url === undefined)
+    return { kind: 'socket', path: options.socket ?? (io.env['STOWAGE_SOCKET'] || defaultSocket(io)) };
+  const address = parseUrl(url);
+  const token = options.tokenFile === undefined ? io.env['STOWAGE_TOKEN'] : await readToken(options.tokenFile, warn);
+  if (token !== undefined && token !== '' && !/^[\x21-\x7e]+$/.test(token)) {
+    throw invalid(
+      'the token contains characters that no token has',
+      'token-malformed',
+      'Copy it again, without spaces or line breaks.',
+    );
+  }
+  if (token && address.protocol === 'http:' && !isLoopback(address.hostname)) {
+    warn(`the token travels to ${address.host} unencrypted; use https or the Unix socket`);
+  }
+  return { kind: 'url', url: address, token: token || undefined };
+}
+
+function defaultSocket(io: Io): string {
+  return defaultFolders({ root: process.getuid?.() === 0, home: io.env['HOME'] || homedir(), env: io.env }).socket;
+}
+
+const isLoopback = (host: string): boolean => host === 'localhost' || host === '[::1]' || /^127\./.test(host);
+
+function parseUrl(text: string): URL {
+  const url = URL.parse(text);
+  if (url === null || !['http:', 'https:'].includes(url.protocol)) {
+    throw invalid(
+      'the address of the server is not an http or https URL',
+      'url-invalid',
+      'Write it as: --url http://127.0.0.1:7878',
+    );
+  }
+  if (url.username !== '' || url.password !== '') {
+    throw invalid(
+      'the address of the server contains a user name or password',
+      'url-credentials',
+      'Take it out; the token comes from STOWAGE_TOKEN or --token-file.',
+    );
+  }
+  return url;
+}
+
+/** Never from the command line itself: every user of the machine can read those. */
+async function readToken(file: string, warn: (text: string) => void): Promise<string> {
+  try {
+    await using handle = await open(file, 'r');
+    const { mode } = await handle.stat();
+    if ((mode & 0o004) !== 0) warn(`everyone on this machine can read ${file}; run: chmod 600 ${file}`);
+    const { bytesRead, buffer } = await handle.read(Buffer.alloc(4096), 0, 4096, null);
+    return buffer.toString('utf8', 0, bytesRead).trim();
+  } catch (cause) {
+    const why = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    throw new StowageError(`the token file ${file} cannot be read (${why})`, {
+      code: why === 'EACCES' ? 'denied' : 'invalid',
+      reason: 'token-file',
+      action: 'Name a file that holds one token; make a token with: stowage token create',
+      cause,
+    });
+  }
+}

@@ -1,0 +1,172 @@
+import { canceled, StowageError } from '#core/errors.ts';
+import type { DeletionJson, TrashEntryJson, VolumeJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import { called, type Guard, isVolumeId, refPath, revisionIn, splitRef } from './names.ts';
+import { exitOf, invalid, Refused } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import { age, date, shown, size } from './text.ts';
+import { longWork } from './work.ts';
+
+export function addDeletionCommands(volume: Verb, act: Act): void {
+  volume
+    .command('delete')
+    .alias('rm')
+    .description(
+      'Delete volumes, and say what became of each: deleted, in the trash until a date, or retained.\nIt does not ask.',
+    )
+    .argument('<volumes...>', 'store/name, name or id')
+    .option('--if-revision <n>', 'only if the volume is still at this revision (one volume only)')
+    .example('stowage volume delete demo', 'what happens to the data is the store’s policy')
+    .example('stowage volume delete local/a local/b', 'several; the others are deleted even if one cannot be')
+    .action(act(remove));
+  volume
+    .command('restore')
+    .description('Take a deleted volume out of the trash.')
+    .argument('<trashed>', 'store/name, name or id it had')
+    .option('--name <new-name>', 'give it another name')
+    .example('stowage volume restore demo', 'it is back, with the same id')
+    .example('stowage volume restore local/demo --name demo-old', 'the old name is taken by another one')
+    .action(act(restore));
+  const trash = volume
+    .command('trash')
+    .description('Deleted volumes that can still be restored.')
+    .example('stowage volume trash list', 'what is in there?');
+  trash
+    .command('list')
+    .alias('ls')
+    .description('List deleted volumes that can still be restored.')
+    .option('--store <store>', 'only those of this store')
+    .example('stowage volume trash list', 'and until when?')
+    .action(act(listTrash));
+  trash
+    .command('purge')
+    .description('Delete for good what is in the trash. It does not ask.')
+    .argument('<trashed...>', 'store/name, name or id')
+    .example('stowage volume trash purge local/demo', 'free its room now')
+    .action(act(purge));
+}
+
+/** Our own side failed, not the request: the next one would fail the same way. */
+const isGone = (thrown: unknown): boolean =>
+  !(thrown instanceof StowageError) ? !(thrown instanceof Refused) : !['not-found', 'conflict'].includes(thrown.code);
+
+/** One after the other; a refusal for one does not keep the others, a server that is gone does. */
+async function each<T>(session: Session, refs: readonly string[], work: (ref: string) => Promise<T>): Promise<number> {
+  const { out, io } = session;
+  const results: T[] = [];
+  let status = 0;
+  for (const ref of refs) {
+    try {
+      if (io.signal.aborted) throw canceled(io.signal.reason);
+      results.push(await work(ref));
+    } catch (thrown) {
+      out.error(thrown);
+      status ||= exitOf(thrown);
+      if (io.signal.aborted || isGone(thrown)) break;
+    }
+  }
+  if (out.json) out.value(results);
+  return status;
+}
+
+async function remove(session: Session, refs: readonly string[], options: Guard): Promise<number> {
+  const { client, out } = session;
+  const ifRevision = revisionIn(options);
+  if (ifRevision !== undefined && refs.length > 1) {
+    throw invalid(
+      'a revision was given for several volumes',
+      'revision-ambiguous',
+      'Delete them one by one with --if-revision.',
+    );
+  }
+  const paths = new Map(refs.map((ref) => [ref, `/v1/volumes/${refPath(ref)}`]));
+  return await each(session, refs, async (ref) => {
+    const volume = await client.get<VolumeJson>(paths.get(ref) ?? '');
+    // By its id: in the meantime another volume may have got the name.
+    const path = `/v1/volumes/${encodeURIComponent(volume.id)}`;
+    const result = await longWork<DeletionJson>(session, { method: 'DELETE', path, ifRevision });
+    out.said(sentence(volume, result));
+    return { id: volume.id, store: volume.store, name: volume.name, ...result };
+  });
+}
+
+function sentence(volume: VolumeJson, deletion: DeletionJson | undefined): string {
+  // Undefined: its result is no longer kept; it is gone in any case.
+  const { outcome, expiresAt } = deletion ?? { outcome: 'deleted', expiresAt: null };
+  switch (outcome) {
+    case 'retained':
+      return `forgot ${called(volume)}; its data are retained on the store`;
+    case 'archived':
+      return `moved ${called(volume)} to the trash${expiresAt === null ? '' : ` until ${date(expiresAt)}`}`;
+    case 'deleted':
+      return `deleted ${called(volume)}`;
+    default:
+      return outcome satisfies never;
+  }
+}
+
+/** The entry a person means: by id, by store/name, or by a name that occurs once. */
+async function findTrashed({ client }: Session, ref: string): Promise<TrashEntryJson> {
+  const { store, name } = splitRef(ref);
+  const entries = await client.all<TrashEntryJson>('/v1/trash', { store });
+  const found = entries.filter((entry) => (isVolumeId(name) ? entry.id === name : entry.name === name));
+  const [only, ...more] = found;
+  if (only !== undefined && more.length === 0) return only;
+  if (only === undefined) {
+    throw new StowageError(`no volume ${shown(ref)} is in the trash`, {
+      code: 'not-found',
+      reason: 'trash-not-found',
+      action: 'See what is there with: stowage volume trash list',
+    });
+  }
+  const which = found
+    .map((entry) => `${entry.id} (${entry.store}/${entry.name}, deleted ${date(entry.deletedAt)})`)
+    .join(', ');
+  throw new StowageError(`${found.length} volumes called ${shown(ref)} are in the trash`, {
+    code: 'conflict',
+    reason: 'trash-ambiguous',
+    action: `Name one by its id: ${which}`,
+  });
+}
+
+async function restore(session: Session, ref: string, options: { readonly name?: string }): Promise<void> {
+  const { client, out } = session;
+  const entry = await findTrashed(session, ref);
+  const body = options.name === undefined ? {} : { name: options.name };
+  const restored = await longWork<VolumeJson>(session, {
+    method: 'POST',
+    path: `/v1/trash/${encodeURIComponent(entry.id)}/restore`,
+    body,
+  });
+  const volume = restored ?? (await client.get<VolumeJson>(`/v1/volumes/${encodeURIComponent(entry.id)}`));
+  if (out.json) return out.value(volume);
+  out.line(out.quiet ? shown(volume.id) : `restored ${called(volume)}`);
+}
+
+async function listTrash({ client, out, clock }: Session, options: { readonly store?: string }): Promise<void> {
+  const entries = await client.all<TrashEntryJson>('/v1/trash', { ...options });
+  if (out.json) return out.value(entries);
+  if (out.quiet) return entries.forEach((entry) => void out.line(shown(entry.id)));
+  if (entries.length === 0) return out.note('the trash is empty');
+  out.table(
+    ['VOLUME', 'SIZE', 'DELETED', 'KEPT UNTIL', 'ID'],
+    entries.map((entry) => [
+      `${entry.store}/${entry.name}`,
+      size(entry.bytes),
+      `${age(entry.deletedAt, clock.now())} ago`,
+      date(entry.expiresAt),
+      entry.id,
+    ]),
+  );
+}
+
+async function purge(session: Session, refs: readonly string[]): Promise<number> {
+  const { out } = session;
+  refs.forEach(splitRef);
+  return await each(session, refs, async (ref) => {
+    const entry = await findTrashed(session, ref);
+    await longWork(session, { method: 'DELETE', path: `/v1/trash/${encodeURIComponent(entry.id)}` });
+    out.said(`deleted ${called(entry)} for good`);
+    return { id: entry.id, store: entry.store, name: entry.name };
+  });
+}

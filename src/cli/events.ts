@@ -1,0 +1,98 @@
+import { StowageError } from '#core/errors.ts';
+import type { EventJson, OperationJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import type { Act, Session } from './session.ts';
+import type { ServerEvent } from './sse.ts';
+import { shown } from './text.ts';
+
+/** As long as a restart takes; after that, somebody should know that nothing is followed any more. */
+const restartMs = 10_000;
+
+export function addEventCommands(program: Verb, act: Act): void {
+  program
+    .command('events')
+    .description('Follow what changes: volumes, stores, mounts, operations. Until Ctrl-C.')
+    .example('stowage events', 'one line for each change')
+    .example('stowage events --json | jq -c "select(.type == \\"volume.created\\")"', 'one JSON object per line')
+    .action(
+      act((session) =>
+        followEvents(session, (event) => {
+          const { out } = session;
+          if (out.json) return out.event(event);
+          out.line(`${shown(event.at)}  ${shown(event.type.padEnd(20))}  ${shown(about(event))}`);
+        }),
+      ),
+    );
+}
+
+/** Subjects are ids; people know names. */
+function about(event: EventJson): string {
+  const operation = operationOf(event);
+  if (operation !== undefined) return `${operation.kind} ${operation.subject}: ${operation.state}`;
+  const { store, name } = (event.data ?? {}) as { readonly store?: unknown; readonly name?: unknown };
+  return typeof store === 'string' && typeof name === 'string' ? `${store}/${name}` : event.subject;
+}
+
+/** Calls back for each event until Ctrl-C, or until nobody reads what we write. Goes on after a restart of the server. */
+export async function followEvents(session: Session, tell: (event: EventJson) => void): Promise<void> {
+  const { client, clock, io, out } = session;
+  const until = AbortSignal.any([io.signal, session.unread]);
+  let last: string | undefined;
+  let lostAt: number | undefined;
+  let known = false;
+  while (!until.aborted) {
+    try {
+      for await (const event of client.events(last, until)) {
+        lostAt = undefined;
+        known = true;
+        last = event.id ?? last;
+        if (event.type === 'reset') out.warn('some events were missed');
+        else if (event.type !== 'hello') tell(eventOf(event, clock.now()));
+        if (until.aborted) break;
+      }
+      known = true;
+    } catch (thrown) {
+      if (until.aborted) break;
+      const restarting = thrown instanceof StowageError && thrown.code === 'unavailable' && (known || isBroken(thrown));
+      if (!restarting || clock.now() - (lostAt ?? clock.now()) > restartMs) throw thrown;
+      known = true;
+    }
+    lostAt ??= clock.now();
+    await clock.sleep(250, until).catch(() => undefined);
+  }
+  // A reader that left is content; a person who pressed Ctrl-C gets the status of an interrupted program, and no words.
+  if (session.unread.aborted) return;
+  throw new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: until.reason });
+}
+
+const isBroken = (thrown: StowageError): boolean => thrown.reason === 'connection-broken';
+
+function eventOf(event: ServerEvent, now: number): EventJson {
+  const data = parse(event.data);
+  const {
+    type,
+    at,
+    subject,
+    data: inner,
+  } = typeof data === 'object' && data !== null ? (data as Partial<EventJson>) : {};
+  if (typeof type === 'string' && typeof at === 'string') return { type, at, subject: subject ?? '', data: inner };
+  return {
+    type: event.type,
+    at: new Date(now).toISOString(),
+    subject: typeof subject === 'string' ? subject : '',
+    data,
+  };
+}
+
+export function operationOf(event: EventJson): OperationJson | undefined {
+  if (!event.type.startsWith('operation.')) return undefined;
+  return typeof event.data === 'object' && event.data !== null ? (event.data as OperationJson) : undefined;
+}
+
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}

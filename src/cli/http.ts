@@ -1,0 +1,231 @@
+import { randomUUID } from 'node:crypto';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import { placeOf, type Where } from './connection.ts';
+import { Broken, type Outgoing, readBody, send, TooLarge } from './exchange.ts';
+import { Refused, refusal } from './problem.ts';
+import { readEvents, type ServerEvent } from './sse.ts';
+
+export type Query = Readonly<Record<string, string | readonly string[] | undefined>>;
+
+export interface Ask {
+  /** In place of the session's own signal: for what must still be said after Ctrl-C. */
+  readonly signal?: AbortSignal;
+  /** The server was there a moment ago: when it is not now, it is restarting. */
+  readonly patient?: boolean;
+}
+
+export interface Change extends Ask {
+  readonly method: 'POST' | 'PATCH' | 'DELETE';
+  readonly path: string;
+  readonly body?: unknown;
+  readonly ifRevision?: number | undefined;
+  /** Ask for an operation to follow in place of the result. */
+  readonly background?: boolean;
+  /** Work without a known end: the default deadline does not hold, one that was asked for does. */
+  readonly long?: boolean;
+}
+
+export interface Answer {
+  readonly status: number;
+  /** Undefined: the answer has none. */
+  readonly body: unknown;
+}
+
+export interface Client {
+  get<T>(path: string, query?: Query, how?: Ask): Promise<T>;
+  /** Every page of a list. */
+  all<T>(path: string, query?: Query): Promise<T[]>;
+  change(change: Change): Promise<Answer>;
+  /** Changes as they happen, from after `last` on; ends when the connection does. */
+  events(last: string | undefined, signal: AbortSignal): AsyncGenerator<ServerEvent>;
+}
+
+export interface Deadline {
+  readonly ms: number;
+  /** Somebody asked for it, so it holds for long work too. */
+  readonly explicit: boolean;
+}
+
+/** How long a server that went away in the middle of a request is waited for: the time of a restart. */
+const restartMs = 10_000;
+
+export function createClient(
+  find: () => Promise<Where>,
+  clock: Clock,
+  signal: AbortSignal,
+  deadline: Deadline,
+): Client {
+  async function ask(out: Outgoing, how: Ask & { readonly long?: boolean }): Promise<Answer> {
+    const where = await find();
+    const ms = how.long === true && !deadline.explicit ? 2 ** 31 - 1 : deadline.ms;
+    using limit = clock.deadline(ms, how.signal ?? signal);
+    let giveUpAt = how.patient === true ? clock.now() + restartMs : undefined;
+    for (let pause = 50; ; pause = Math.min(pause * 2, 500)) {
+      let answer: Answer | undefined;
+      try {
+        answer = await exchange(where, out, limit.signal);
+      } catch (thrown) {
+        if (limit.signal.aborted) throw stopped(limit.signal.reason, where, out.method);
+        if (!(thrown instanceof Broken)) throw unreadable(thrown, where);
+        if (giveUpAt === undefined && !thrown.connected) throw unreachable(where, thrown);
+        giveUpAt ??= clock.now() + restartMs;
+        if (clock.now() >= giveUpAt) throw thrown.connected ? brokenOff(where, thrown) : unreachable(where, thrown);
+      }
+      if (restarting(answer)) giveUpAt ??= clock.now() + restartMs;
+      const wait =
+        giveUpAt !== undefined && clock.now() < giveUpAt && (restarting(answer) || isBusy(answer, out.method));
+      if (answer !== undefined && !wait) return checked(answer, where);
+      await clock.sleep(pause, limit.signal).catch(() => {
+        throw stopped(limit.signal.reason, where, out.method);
+      });
+    }
+  }
+
+  async function all<T>(path: string, query: Query = {}): Promise<T[]> {
+    const items: T[] = [];
+    const seen = new Set<string>();
+    for (let after: string | undefined; ; ) {
+      const page = await get<{ readonly items?: readonly T[]; readonly next?: string | null }>(path, {
+        ...query,
+        after,
+      });
+      if (!Array.isArray(page?.items)) throw unreadable('a list without items', await find());
+      items.push(...page.items);
+      after = page.next ?? undefined;
+      if (after === undefined) return items;
+      // A server at fault must not keep us here for ever.
+      if (seen.has(after)) throw unreadable('the same page twice', await find());
+      seen.add(after);
+    }
+  }
+
+  async function get<T>(path: string, query?: Query, how: Ask = {}): Promise<T> {
+    return (await ask({ method: 'GET', path: path + queryString(query) }, how)).body as T;
+  }
+
+  return {
+    get,
+    all,
+    change: (change) => {
+      const headers: Record<string, string> = { 'idempotency-key': randomUUID() };
+      if (change.ifRevision !== undefined) headers['if-match'] = `"${change.ifRevision}"`;
+      if (change.background === true) headers['prefer'] = 'respond-async';
+      const body = change.body === undefined ? {} : { body: JSON.stringify(change.body) };
+      return ask({ method: change.method, path: change.path, headers, ...body }, change);
+    },
+    events: async function* (last, until) {
+      const where = await find();
+      try {
+        yield* follow(where, last, until);
+      } catch (cause) {
+        if (until.aborted) throw stopped(until.reason, where, 'GET');
+        if (cause instanceof RangeError) throw unreadable(cause.message, where);
+        if (cause instanceof StowageError || cause instanceof Refused) throw cause;
+        const broken = cause instanceof Broken ? cause : new Broken('the connection failed', { cause });
+        throw broken.connected ? brokenOff(where, broken) : unreachable(where, broken);
+      }
+    },
+  };
+}
+
+async function* follow(where: Where, last: string | undefined, until: AbortSignal): AsyncGenerator<ServerEvent> {
+  const headers: Record<string, string> = { accept: 'text/event-stream' };
+  if (last !== undefined) headers['last-event-id'] = last;
+  const answer = await send(where, { method: 'GET', path: '/v1/events', headers }, until);
+  const status = answer.statusCode ?? 0;
+  if (status !== 200) throw refusal(parse(await readBody(answer, until))) ?? unreadable(`status ${status}`, where);
+  yield* readEvents(answer);
+}
+
+function queryString(query: Query = {}): string {
+  const pairs = Object.entries(query).flatMap(([key, value]) =>
+    (value === undefined ? [] : typeof value === 'string' ? [value] : value).map((one): [string, string] => [key, one]),
+  );
+  return pairs.length === 0 ? '' : `?${new URLSearchParams(pairs)}`;
+}
+
+async function exchange(where: Where, out: Outgoing, signal: AbortSignal): Promise<Answer> {
+  const answer = await send(where, out, signal);
+  const text = await readBody(answer, signal);
+  return { status: answer.statusCode ?? 0, body: text === '' ? undefined : parse(text) };
+}
+
+/** It said so itself, on its way down or up. */
+const restarting = (answer: Answer | undefined): boolean =>
+  ['stopping', 'starting'].includes(refusal(answer?.body)?.problem.reason ?? '');
+
+/** After a break our own first request may still be at work there, under the same key. */
+const isBusy = (answer: Answer | undefined, method: string): boolean =>
+  method !== 'GET' && refusal(answer?.body)?.problem.code === 'busy';
+
+const unparsed = Symbol('not JSON');
+function parse(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return unparsed;
+  }
+}
+
+function checked(answer: Answer, where: Where): Answer {
+  const ok = answer.status >= 200 && answer.status < 300;
+  if (ok && answer.body !== unparsed) return answer;
+  const refused = ok ? undefined : refusal(answer.body);
+  throw refused ?? unreadable(`status ${answer.status}`, where);
+}
+
+function unreadable(cause: unknown, where: Where): StowageError {
+  if (cause instanceof StowageError) return cause;
+  const why = cause instanceof TooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
+  return new StowageError(`the answer from ${placeOf(where)} is not one of a Stowage server (${why})`, {
+    code: 'internal',
+    reason: 'answer-unreadable',
+    action: 'Check that the address is that of Stowage, and that server and command line have the same version.',
+    cause,
+  });
+}
+
+function stopped(reason: unknown, where: Where, method: string): StowageError {
+  if (reason instanceof DeadlineExceeded) {
+    return new StowageError(`${placeOf(where)} gave no answer within ${reason.ms / 1000} s`, {
+      code: 'deadline',
+      reason: 'server-no-answer',
+      action: 'See what it is doing with: stowage operations; or give it longer with --timeout 5m',
+      cause: reason,
+    });
+  }
+  return new StowageError('interrupted', {
+    code: 'canceled',
+    reason: 'interrupted',
+    action: method === 'GET' ? '' : 'The server may have done the work all the same; see: stowage operations',
+    cause: reason,
+  });
+}
+
+function brokenOff(where: Where, cause: Broken): StowageError {
+  return new StowageError(`the connection to ${placeOf(where)} broke before the answer came`, {
+    code: 'unavailable',
+    reason: 'connection-broken',
+    action: 'Look at the log of the server, then repeat the command; see what was done with: stowage operations',
+    cause,
+  });
+}
+
+function unreachable(where: Where, cause: Broken): StowageError {
+  if (cause.code === 'EACCES' || cause.code === 'EPERM') {
+    return new StowageError(`you are not permitted to use ${placeOf(where)}`, {
+      code: 'denied',
+      reason: 'socket-denied',
+      action: 'Run the command as the user who started the server, or use --url with a token.',
+      cause,
+    });
+  }
+  const other = where.kind === 'socket' ? '--socket or STOWAGE_SOCKET' : '--url or STOWAGE_URL';
+  return new StowageError(`no Stowage server answers at ${placeOf(where)} (${cause.code})`, {
+    code: 'unavailable',
+    reason: 'server-not-running',
+    action: `Start one with: stowage up. If it runs elsewhere, say where with ${other}.`,
+    cause,
+  });
+}

@@ -1,0 +1,108 @@
+import { realpath } from 'node:fs/promises';
+import { isAbsolute, resolve } from 'node:path';
+import { StowageError } from '#core/errors.ts';
+import type { MountJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import { refPath } from './names.ts';
+import { invalid } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import { age, shown } from './text.ts';
+
+export function addMountCommands(program: Verb, act: Act): void {
+  program
+    .command('mount')
+    .description('Mount a volume at a path of the server’s machine. The folder is made if it is missing.')
+    .argument('<volume>', 'store/name, name or id')
+    .argument('<path>', 'where its files shall be seen')
+    .option('--read-only', 'nothing can be written through this mount')
+    .example('stowage mount demo /mnt/demo', 'the files of demo, under /mnt/demo')
+    .example('stowage mount local/demo ./demo --read-only', 'to look, not to touch')
+    .action(act(mount));
+  program
+    .command('unmount')
+    .alias('umount')
+    .description('Unmount a volume from a path.')
+    .argument('<path-or-volume>', 'the path, or the volume when the path follows')
+    .argument('[path]', 'the path')
+    .example('stowage unmount /mnt/demo', 'whatever volume is mounted there')
+    .example('stowage unmount local/demo /mnt/demo', 'only if it is this one')
+    .action(act(unmount));
+  program
+    .command('mounts')
+    .description('List what is mounted where, and for whom.')
+    .example('stowage mounts', 'all mounts that Stowage made here')
+    .example('stowage mounts --quiet', 'only the paths')
+    .action(act(list));
+}
+
+/** Relative paths mean our own folder, so they mean nothing to a server elsewhere. */
+function target(session: Session, path: string): string {
+  if (session.local || isAbsolute(path)) return resolve(path);
+  throw invalid(
+    `the path ${shown(path)} is relative, and the server has another working folder`,
+    'path-relative',
+    "Write the whole path on the server's machine, beginning with /.",
+  );
+}
+
+async function mount(
+  session: Session,
+  ref: string,
+  path: string,
+  options: { readonly readOnly?: boolean },
+): Promise<void> {
+  const { client, out } = session;
+  const body = { target: target(session, path), readOnly: options.readOnly ?? false };
+  const answer = await client.change({ method: 'POST', path: `/v1/volumes/${refPath(ref)}/mount`, body });
+  const mounted = answer.body as MountJson;
+  if (out.json) return out.value(mounted);
+  out.said(`mounted ${mounted.name ?? ref} at ${mounted.target}${mounted.readOnly ? ', read-only' : ''}`);
+}
+
+async function unmount(session: Session, first: string, second?: string): Promise<void> {
+  const { client, out } = session;
+  const at = target(session, second ?? first);
+  const found = second === undefined ? await mountAt(session, at) : { ref: refPath(first), target: at };
+  await client.change({ method: 'POST', path: `/v1/volumes/${found.ref}/unmount`, body: { target: found.target } });
+  out.said(`unmounted ${found.target}`);
+}
+
+async function mountAt(session: Session, at: string): Promise<{ readonly ref: string; readonly target: string }> {
+  const mounts = await session.client.all<MountJson>('/v1/mounts');
+  const isAt = (path: string): MountJson | undefined => mounts.find((one) => one.target === path);
+  const found = isAt(at) ?? (session.local ? isAt(await resolved(session, at)) : undefined);
+  if (found !== undefined) return { ref: encodeURIComponent(found.volume), target: found.target };
+  throw new StowageError(`no volume is mounted at ${shown(at)}`, {
+    code: 'not-found',
+    reason: 'mount-not-found',
+    action: 'See what is mounted with: stowage mounts',
+  });
+}
+
+/** The server knows paths without symbolic links. Behind one there may be a dead server: it is not waited for. */
+async function resolved({ clock, io }: Session, path: string): Promise<string> {
+  using limit = clock.deadline(2000, io.signal);
+  const late = clock.sleep(2000, limit.signal).then(
+    () => path,
+    () => path,
+  );
+  return await Promise.race([realpath(path).catch(() => path), late]);
+}
+
+async function list({ client, out, clock }: Session): Promise<void> {
+  const mounts = await client.all<MountJson>('/v1/mounts');
+  if (out.json) return out.value(mounts);
+  if (out.quiet) return mounts.forEach((one) => void out.line(shown(one.target)));
+  if (mounts.length === 0) return out.note('nothing is mounted; mount a volume with: stowage mount VOLUME PATH');
+  out.table(
+    ['VOLUME', 'PATH', 'MODE', 'STATE', 'USER', 'SINCE'],
+    mounts.map((one) => [
+      one.name ?? one.volume,
+      one.target,
+      one.readOnly ? 'ro' : 'rw',
+      one.mounted ? { text: 'mounted', tone: 'good' } : { text: 'not mounted', tone: 'bad' },
+      one.user.kind === 'path' ? one.user.node : `${one.user.kind} ${one.user.name} on ${one.user.node}`,
+      age(one.since, clock.now()),
+    ]),
+  );
+}

@@ -1,0 +1,98 @@
+import { parseDuration } from '#base/duration.ts';
+import { parseSize } from '#base/size.ts';
+import { invalid } from './problem.ts';
+import { shown } from './text.ts';
+
+const idGrammar = /^sv1-[0-9a-f-]{36}$/;
+export const isVolumeId = (text: string): boolean => idGrammar.test(text);
+
+/** `store/name` in its two parts, or a name alone. Whether the parts are good names is for the server to say. */
+export function splitRef(ref: string): { readonly store: string | undefined; readonly name: string } {
+  const parts = ref.split('/');
+  const [first = '', second] = parts;
+  // '.' and '..' would be taken out of the address on the way.
+  if (parts.length > 2 || parts.some((part) => part === '' || part === '.' || part === '..')) {
+    throw invalid(
+      `'${shown(ref)}' names no volume`,
+      'volume-reference',
+      'Write store/name, the name alone, or the id (sv1-…).',
+    );
+  }
+  return second === undefined ? { store: undefined, name: first } : { store: first, name: second };
+}
+
+/** What stands in a path of the API for what a person wrote. */
+export function refPath(ref: string): string {
+  const { store, name } = splitRef(ref);
+  return encodeURIComponent(store === undefined ? name : `${store}..${name}`);
+}
+
+/** The name of anything but a volume, as a step of a path. */
+export function step(what: string, name: string): string {
+  if (name !== '' && name !== '.' && name !== '..') return encodeURIComponent(name);
+  throw invalid(`'${shown(name)}' names no ${what}`, `${what}-reference`, 'Write it as the list shows it.');
+}
+
+export const called = (volume: { readonly store: string; readonly name: string }): string =>
+  shown(`${volume.store}/${volume.name}`);
+
+export function sizeIn(text: string): string {
+  const bytes = parseSize(text);
+  if (bytes !== undefined) return String(bytes);
+  throw invalid(
+    `'${shown(text)}' is not a size`,
+    'size-invalid',
+    'Write a size such as 500M, 1G or 1.5T (powers of 1024); 1GB means 10^9 bytes.',
+  );
+}
+
+export function durationIn(text: string): number {
+  const ms = /^[0-9]{1,6}$/.test(text) ? Number(text) * 1000 : parseDuration(text);
+  if (ms !== undefined && ms > 0) return ms;
+  throw invalid(
+    `'${shown(text)}' is not a duration`,
+    'duration-invalid',
+    'Write a duration such as 30s, 15m, 12h or 7d.',
+  );
+}
+
+export function numberIn(option: string, text: string): number {
+  if (/^[0-9]{1,9}$/.test(text)) return Number(text);
+  throw invalid(
+    `'${shown(text)}' is not a number for ${option}`,
+    'number-invalid',
+    `Write a whole number: ${option} 20`,
+  );
+}
+
+export interface Guard {
+  readonly ifRevision?: string;
+}
+
+export const revisionIn = ({ ifRevision }: Guard): number | undefined =>
+  ifRevision === undefined ? undefined : numberIn('--if-revision', ifRevision);
+
+/** `k=v` pairs. */
+export function labelsIn(pairs: readonly string[]): Record<string, string> {
+  const labels: Record<string, string> = Object.create(null);
+  for (const pair of pairs) {
+    const at = pair.indexOf('=');
+    if (at < 1) throw wrongLabel(pair, 'Write a label as key=value, for example team=blue.');
+    labels[pair.slice(0, at)] = pair.slice(at + 1);
+  }
+  return labels;
+}
+
+/** `k=v` sets a label, `k-` takes it away. */
+export function labelChangesIn(words: readonly string[]): Record<string, string | null> {
+  const changes: Record<string, string | null> = Object.create(null);
+  for (const word of words) {
+    if (word.includes('=')) Object.assign(changes, labelsIn([word]));
+    else if (word.endsWith('-') && word.length > 1) changes[word.slice(0, -1)] = null;
+    else throw wrongLabel(word, 'Write key=value to set a label, key- to take it away.');
+  }
+  return changes;
+}
+
+const wrongLabel = (text: string, action: string): Error =>
+  invalid(`'${shown(text)}' is not a label`, 'label-invalid', action);

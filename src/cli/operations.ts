@@ -1,0 +1,103 @@
+import type { OperationJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import { followEvents, operationOf } from './events.ts';
+import { numberIn, step } from './names.ts';
+import type { Act, Session } from './session.ts';
+import type { Cell, Tone } from './table.ts';
+import { age, date, shown } from './text.ts';
+
+const pathOf = (id: string): string => `/v1/operations/${step('operation', id)}`;
+
+export function addOperationCommands(program: Verb, act: Act): void {
+  const operations = program
+    .command('operations')
+    .alias('ops')
+    .description('What the server is doing, and what it did lately.')
+    .example('stowage operations', 'the last twenty')
+    .example('stowage operations --watch', 'and those to come, as they begin and end');
+  operations
+    .command('list', { isDefault: true })
+    .alias('ls')
+    .description('List running and recent operations, the newest first.')
+    .option('--limit <n>', 'how many at most', '20')
+    .option('--watch', 'go on with those that begin and end from now on')
+    .example('stowage operations list --limit 100', 'further back')
+    .example('stowage operations --watch', 'until Ctrl-C')
+    .action(act(list));
+  operations
+    .command('show')
+    .description('Show one operation: how far it is, how it ended, and why.')
+    .argument('<operation>', 'its id')
+    .example('stowage operations show op1-…', 'why did it fail?')
+    .action(act(show));
+  operations
+    .command('cancel')
+    .description('Cancel a running operation. What it had begun is undone or can be repeated.')
+    .argument('<operation>', 'its id')
+    .example('stowage operations cancel op1-…', 'stop it')
+    .action(
+      act(async ({ client, out }, id: string) => {
+        const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });
+        if (out.json && body !== undefined) return out.value(body);
+        out.said(`${id} was told to stop`);
+      }),
+    );
+}
+
+const tones: Readonly<Record<string, Tone>> = { running: 'warn', done: 'good', failed: 'bad', canceled: 'faint' };
+const state = (operation: OperationJson): Cell => ({ text: operation.state, tone: tones[operation.state] ?? 'plain' });
+
+function far({ progress, error }: OperationJson): string {
+  if (error !== null) return error.message;
+  if (progress === null) return '';
+  return `${progress.done}${progress.total === null ? '' : `/${progress.total}`} ${progress.unit}`;
+}
+
+async function list(session: Session, options: { readonly limit: string; readonly watch?: boolean }): Promise<void> {
+  const { client, out, clock } = session;
+  const limit = numberIn('--limit', options.limit);
+  // Not every page: the limit is how many are wanted in all.
+  const { items } = await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: String(limit) });
+  if (options.watch === true) return await watch(session, items);
+  if (out.json) return out.value(items);
+  if (out.quiet) return items.forEach((operation) => void out.line(shown(operation.id)));
+  if (items.length === 0) return out.note('no operations yet');
+  out.table(
+    ['ID', 'KIND', 'SUBJECT', 'STATE', 'STARTED', 'DETAIL'],
+    items.map((one) => [one.id, one.kind, one.subject, state(one), `${age(one.startedAt, clock.now())} ago`, far(one)]),
+  );
+}
+
+async function show({ client, out }: Session, id: string): Promise<void> {
+  const operation = await client.get<OperationJson>(pathOf(id));
+  if (out.json) return out.value(operation);
+  const { error } = operation;
+  out.fields([
+    ['id', operation.id],
+    ['kind', operation.kind],
+    ['subject', operation.subject],
+    ['store', operation.store ?? '-'],
+    ['state', state(operation)],
+    ['started', date(operation.startedAt)],
+    ['ended', operation.endedAt === null ? '-' : date(operation.endedAt)],
+    ...(operation.progress === null ? [] : [['progress', far({ ...operation, error: null })] as const]),
+    ...(error === null ? [] : [['error', error.message] as const, ['action', error.action] as const]),
+  ]);
+}
+
+async function watch(session: Session, before: readonly OperationJson[]): Promise<void> {
+  const { out } = session;
+  const told = (operation: OperationJson): string => {
+    if (out.quiet) return shown(operation.id);
+    const at = date(operation.endedAt ?? operation.startedAt).slice(11, 16);
+    const word = out.paint(tones[operation.state] ?? 'plain', operation.state.padEnd(8));
+    const why = operation.error === null ? '' : `: ${operation.error.message}`;
+    return `${at}  ${word}  ${shown(`${operation.kind} ${operation.subject}${why}`)}  ${shown(operation.id)}`;
+  };
+  const tell = (operation: OperationJson): void => (out.json ? out.event(operation) : out.line(told(operation)));
+  [...before].reverse().forEach(tell);
+  await followEvents(session, (event) => {
+    const operation = operationOf(event);
+    if (operation !== undefined && event.type !== 'operation.progress') tell(operation);
+  });
+}

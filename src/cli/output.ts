@@ -1,0 +1,61 @@
+import type { Io } from './io.ts';
+import { problemOf } from './problem.ts';
+import { type Cell, fields, type Paint, painter, table } from './table.ts';
+import { shown, shownJson } from './text.ts';
+
+export interface OutputOptions {
+  readonly json: boolean;
+  readonly quiet: boolean;
+  readonly color: boolean;
+}
+
+/** Results go to standard output, everything said about them to standard error. */
+export interface Output extends OutputOptions {
+  readonly paint: Paint;
+  /** One line of the result; what stands in it has been made safe by whoever wrote it. */
+  line(text: string): void;
+  table(headers: readonly string[], rows: readonly (readonly Cell[])[]): void;
+  fields(pairs: readonly (readonly [string, Cell | readonly Cell[]])[]): void;
+  value(value: unknown): void;
+  /** One object per line, for what has no end. */
+  event(value: unknown): void;
+  /** What was done, for people: nothing with --quiet and --json. */
+  said(text: string): void;
+  /** Something beside the result, for people: nothing with --quiet and --json. */
+  note(text: string): void;
+  warn(text: string): void;
+  error(thrown: unknown): void;
+}
+
+/** https://no-color.org: any value but the empty one. */
+export function wantsColor(io: Io, flag: boolean): boolean {
+  return flag && io.isTTY && !io.env['NO_COLOR'] && io.env['TERM'] !== 'dumb';
+}
+
+export function createOutput(io: Io, options: OutputOptions): Output {
+  const paint = painter(options.color);
+  const line = (text: string): void => void io.stdout.write(`${text}\n`);
+  const aside = (text: string): void => void io.stderr.write(`${text}\n`);
+  return {
+    ...options,
+    paint,
+    line,
+    table: (headers, rows) => table(headers, rows, paint).forEach(line),
+    fields: (pairs) => fields(pairs, paint).forEach(line),
+    value: (value) => line(shownJson(value, 2)),
+    event: (value) => line(shownJson(value)),
+    said: (text) => {
+      if (!options.quiet && !options.json) line(shown(text));
+    },
+    note: (text) => {
+      if (!options.quiet && !options.json) aside(shown(text));
+    },
+    warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(text)}`),
+    error: (thrown) => {
+      const problem = problemOf(thrown);
+      if (options.json) return aside(shownJson(problem));
+      aside(`${paint('bad', 'error:')} ${shown(problem.detail)}`);
+      if (problem.action !== '') aside(`${paint('strong', 'action:')} ${shown(problem.action)}`);
+    },
+  };
+}

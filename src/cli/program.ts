@@ -1,0 +1,104 @@
+import { Option } from 'commander';
+import { Verb } from './command.ts';
+import { addCompletionCommands } from './completion.ts';
+import { addEventCommands } from './events.ts';
+import { exitCodeLines, exitCodeTopic } from './exit-codes.ts';
+import type { Injected, UpOptions } from './io.ts';
+import { addMountCommands } from './mount.ts';
+import { addOperationCommands } from './operations.ts';
+import { invalid } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import { addStatusCommands } from './status.ts';
+import { addStoreCommands } from './store.ts';
+import { shown } from './text.ts';
+import { addTokenCommands } from './token.ts';
+import { firstSentence } from './tree.ts';
+import { addVolumeCommands } from './volume.ts';
+
+/** What can be said before or after any command. */
+export interface GlobalOptions {
+  readonly json?: boolean;
+  readonly quiet?: boolean;
+  readonly color: boolean;
+  readonly socket?: string;
+  readonly url?: string;
+  readonly tokenFile?: string;
+  readonly timeout?: string;
+}
+
+/** The whole tree of commands. `act` decides what running one means; reading the tree needs none of it. */
+export function createProgram(injected: Pick<Injected, 'version' | 'program'>, act: Act): Verb {
+  const program = new Verb(injected.program)
+    .description('Storage for containers with nothing installed on the host.')
+    .version(injected.version, '-V, --version', 'print the version')
+    .option('--json', 'print whole objects as JSON; errors too, on standard error')
+    .option('-q, --quiet', 'print only ids or names, or nothing')
+    .option('--no-color', 'no colours (as NO_COLOR does)')
+    .option('--socket <path>', 'the Unix socket of the server (or STOWAGE_SOCKET)')
+    .option('--url <url>', 'the address of the server in place of the socket (or STOWAGE_URL)')
+    .option('--token-file <file>', 'file with the token for --url (or the token itself in STOWAGE_TOKEN)')
+    .option('--timeout <duration>', 'how long to wait for an answer (default: 60s; long work: as long as it takes)')
+    .helpOption('-h, --help', 'show help')
+    .configureHelp({
+      showGlobalOptions: true,
+      subcommandDescription: (command) => firstSentence(command.description()),
+    })
+    .helpCommand(false)
+    .exitOverride()
+    .example('stowage up', 'run the server')
+    .example('stowage volume create demo --size 1G', 'a volume on the default store')
+    .example('stowage mount demo /mnt/demo', 'its files, under a path');
+  addUp(program, act);
+  addStatusCommands(program, act);
+  addStoreCommands(program, act);
+  addVolumeCommands(program, act);
+  addMountCommands(program, act);
+  addOperationCommands(program, act);
+  addEventCommands(program, act);
+  addTokenCommands(program, act);
+  addCompletionCommands(program, act);
+  addHelp(program, act);
+  program.addHelpText('after', `\n${exitCodeLines().join('\n')}`);
+  return program;
+}
+
+function addUp(program: Verb, act: Act): void {
+  program
+    .command('up')
+    .description('Run the server, until Ctrl-C. Needs no configuration: without any there is one local store.')
+    .option('--state <dir>', 'where it keeps its state')
+    .option('--listen <address>', 'host:port for the API, or none (default: 127.0.0.1:7878)')
+    .option('--config <file>', 'configuration file, or none (default: stowage.yaml in the configuration folder)')
+    .addOption(
+      new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
+    )
+    .example('stowage up', 'with everything where such programs keep it')
+    .example('stowage up --state ./state --socket ./stowage.sock --listen none', 'all in one folder, no network')
+    .action(
+      act((session: Session, options: UpOptions) => {
+        const socket = (program.opts() as GlobalOptions).socket ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
+        return session.injected.up({ ...options, ...(socket === undefined ? {} : { socket }) });
+      }),
+    );
+}
+
+function addHelp(program: Verb, act: Act): void {
+  program
+    .command('help')
+    .description('Show help for a command, or: stowage help exit-codes')
+    .argument('[topic...]', 'a command, or exit-codes')
+    .example('stowage help volume create', 'the same as stowage volume create --help')
+    .example('stowage help exit-codes', 'what each exit status means')
+    .action(
+      act(async ({ out }, topic: readonly string[]) => {
+        if (topic.length === 1 && topic[0] === 'exit-codes')
+          return exitCodeTopic().forEach((line) => void out.line(line));
+        const command = topic.reduce<Verb | undefined>((at, word) => at && find(at, word), program);
+        if (command !== undefined) return command.outputHelp();
+        throw invalid(`there is no command '${shown(topic.join(' '))}'`, 'usage', 'See: stowage --help');
+      }),
+    );
+}
+
+const find = (command: Verb, word: string): Verb | undefined =>
+  (command.commands as Verb[]).find((child) => child.name() === word || child.aliases().includes(word));

@@ -1,0 +1,67 @@
+import type { Writable } from 'node:stream';
+import type { Clock } from '#base/clock.ts';
+import { formatSize } from '#base/size.ts';
+import type { OperationJson } from '#front/rest/schemas.ts';
+import { shown } from './text.ts';
+
+export interface Bar extends Disposable {
+  show(operation: OperationJson): void;
+  /** Takes the bar away, so that something else can be said. */
+  clear(): void;
+}
+
+/** Work that ends sooner needs no bar; a flash would only disturb. */
+const appearsAfterMs = 300;
+const wide = 24;
+
+export const silentBar = (): Bar => ({
+  show: () => undefined,
+  clear: () => undefined,
+  [Symbol.dispose]: () => undefined,
+});
+
+export function createBar(to: Writable, clock: Clock): Bar {
+  const begun = clock.now();
+  let drawn = false;
+  const clear = (): void => {
+    if (drawn) to.write('\r\x1b[2K');
+    drawn = false;
+  };
+  return {
+    show: (operation) => {
+      const ms = clock.now() - begun;
+      if (ms < appearsAfterMs) return;
+      const columns = 'columns' in to && typeof to.columns === 'number' ? to.columns : 80;
+      // A line that wraps could not be taken back.
+      to.write(`\r\x1b[2K${barLine(operation, ms).slice(0, columns - 1)}`);
+      drawn = true;
+    },
+    clear,
+    [Symbol.dispose]: clear,
+  };
+}
+
+/** `delete local/x  [######------------------]  25%  250/1000 files  3s` */
+export function barLine(operation: OperationJson, ms: number): string {
+  const title = shown(`${operation.kind} ${operation.subject}`);
+  return [title, ...measure(operation.progress, ms), `${Math.floor(ms / 1000)}s`].join('  ');
+}
+
+function measure(progress: OperationJson['progress'], ms: number): string[] {
+  const amount = (n: number): string =>
+    progress?.unit === 'bytes' ? formatSize(BigInt(Math.max(0, Math.round(n)))) : String(Math.round(n));
+  const unit = progress === null || progress.unit === 'bytes' ? '' : ` ${shown(progress.unit)}`;
+  if (progress === null || progress.total === null || progress.total <= 0) {
+    const at = Math.floor(ms / 200) % (2 * wide - 2);
+    const spot = at < wide ? at : 2 * wide - 2 - at;
+    const moving = `[${'-'.repeat(spot)}#${'-'.repeat(wide - 1 - spot)}]`;
+    return progress === null ? [moving] : [moving, `${amount(progress.done)}${unit}`];
+  }
+  const part = Math.min(1, Math.max(0, progress.done / progress.total));
+  const full = Math.floor(part * wide);
+  return [
+    `[${'#'.repeat(full)}${'-'.repeat(wide - full)}]`,
+    `${String(Math.floor(part * 100)).padStart(3)}%`,
+    `${amount(progress.done)}/${amount(progress.total)}${unit}`,
+  ];
+}

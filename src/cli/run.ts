@@ -1,0 +1,155 @@
+import type { Writable } from 'node:stream';
+import { CommanderError } from 'commander';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Verb } from './command.ts';
+import { findServer, type Where } from './connection.ts';
+import { createClient, type Deadline } from './http.ts';
+import type { Injected, Io } from './io.ts';
+import { durationIn } from './names.ts';
+import { createOutput, type Output, wantsColor } from './output.ts';
+import { exitOf, invalid } from './problem.ts';
+import { createProgram, type GlobalOptions } from './program.ts';
+import type { Act, Session } from './session.ts';
+import { childrenOf } from './tree.ts';
+
+/** Runs one command line (without the program's own name) and gives its exit status. Never ends the process. */
+export async function runCli(argv: readonly string[], io: Io, injected: Injected): Promise<number> {
+  let status = 0;
+  const pipes = watchPipes(io);
+  const act: Act =
+    (work) =>
+    async (...args) => {
+      status = (await work(createSession(program, io, injected, pipes.unread), ...args)) ?? 0;
+    };
+  const program = createProgram(injected, act);
+  dress(program, io, { writeErr: (text) => void io.stderr.write(text) });
+  try {
+    await program.parseAsync([...argv], { from: 'user' });
+  } catch (thrown) {
+    status = report(thrown, output(program, io, argv.includes('--json')), meant(program, argv));
+  }
+  await Promise.all([flushed(io.stdout), flushed(io.stderr)]);
+  pipes[Symbol.dispose]();
+  return status === 0 && pipes.lost() !== undefined ? 1 : status;
+}
+
+/** Where the parser writes: help on standard output, its errors nowhere, for they are ours to report. */
+function dress(command: Verb, io: Io, to: { writeErr(text: string): void }): void {
+  const width = 'columns' in io.stdout && typeof io.stdout.columns === 'number' ? io.stdout.columns : 100;
+  command.configureOutput({
+    writeOut: (text) => void io.stdout.write(text),
+    writeErr: to.writeErr,
+    outputError: () => undefined,
+    getOutHelpWidth: () => width,
+    getErrHelpWidth: () => width,
+    getOutHasColors: () => false,
+    getErrHasColors: () => false,
+  });
+  for (const child of command.commands as Verb[]) dress(child, io, to);
+}
+
+function output(program: Verb, io: Io, json: boolean): Output {
+  const options = program.opts() as GlobalOptions;
+  return createOutput(io, {
+    json: json || options.json === true,
+    quiet: options.quiet === true,
+    color: wantsColor(io, options.color),
+  });
+}
+
+function createSession(program: Verb, io: Io, injected: Injected, unread: AbortSignal): Session {
+  const options = program.opts() as GlobalOptions;
+  const out = output(program, io, false);
+  const clock = systemClock();
+  const deadline: Deadline =
+    options.timeout === undefined
+      ? { ms: 60_000, explicit: false }
+      : { ms: durationIn(options.timeout), explicit: true };
+  // Only when something is asked: completion and help need no server, and no valid address of one.
+  let found: Promise<Where> | undefined;
+  const find = (): Promise<Where> => (found ??= findServer(options, io, out.warn));
+  return {
+    io,
+    out,
+    clock,
+    injected,
+    unread,
+    client: createClient(find, clock, io.signal, deadline),
+    watched: io.isTTY && !out.json && !out.quiet && io.env['TERM'] !== 'dumb',
+    local: options.url === undefined && (options.socket !== undefined || !io.env['STOWAGE_URL']),
+  };
+}
+
+function report(thrown: unknown, out: Output, command: string): number {
+  if (thrown instanceof CommanderError) {
+    // --help and --version end this way too; help in place of a missing command has said enough already.
+    if (thrown.exitCode === 0) return 0;
+    if (thrown.code === 'commander.help') return 2;
+    return report(misunderstood(thrown, command), out, command);
+  }
+  const silent = thrown instanceof StowageError && thrown.reason === 'interrupted' && thrown.action === '';
+  if (!silent) out.error(thrown);
+  return exitOf(thrown);
+}
+
+/** The command that was meant, as far as it can be told, for whoever needs its help. */
+function meant(program: Verb, argv: readonly string[]): string {
+  const path = [program.name()];
+  let at = program;
+  for (const word of argv) {
+    const next = childrenOf(at).find((child) => child.name() === word || child.aliases().includes(word));
+    if (next === undefined) continue;
+    path.push(next.name());
+    at = next;
+  }
+  return path.join(' ');
+}
+
+/** commander: `error: unknown command 'vol'\n(Did you mean volume?)` */
+function misunderstood(thrown: CommanderError, command: string): StowageError {
+  const [first = '', second = ''] = thrown.message.split('\n');
+  const suggestion = /^\((Did you mean .*)\)$/.exec(second)?.[1];
+  const help = `See: ${command} --help`;
+  return invalid(
+    first.replace(/^error: /, ''),
+    'usage',
+    suggestion === undefined ? help : `${suggestion} ${help}`,
+    thrown,
+  );
+}
+
+/**
+ * `stowage volume list | head`: a reader that leaves is not an error, and no reason to stop work that was asked for.
+ * Anything else that keeps output from being written is one.
+ */
+function watchPipes(io: Io): Disposable & { readonly unread: AbortSignal; lost(): Error | undefined } {
+  const unread = new AbortController();
+  let lost: Error | undefined;
+  const failed = (error: NodeJS.ErrnoException): void => {
+    if (error.code !== 'EPIPE' && error.code !== 'ERR_STREAM_DESTROYED' && lost === undefined) {
+      lost = error;
+      io.stderr.write(`error: the output could not be written (${error.code ?? error.message})\n`);
+    }
+    unread.abort(error);
+  };
+  const ignore = (): void => undefined;
+  io.stdout.on('error', failed);
+  io.stderr.on('error', ignore);
+  return {
+    unread: unread.signal,
+    lost: () => lost,
+    [Symbol.dispose]: () => {
+      // Late errors of a pipe must still find somebody who ignores them.
+      io.stdout.off('error', failed).on('error', ignore);
+    },
+  };
+}
+
+/** What is written to a pipe may still be on its way when the process ends. */
+async function flushed(stream: Writable): Promise<void> {
+  if (stream.destroyed || !stream.writable) return;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  stream.write('', () => resolve());
+  await promise;
+}

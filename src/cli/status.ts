@@ -1,0 +1,83 @@
+import { StowageError } from '#core/errors.ts';
+import type { FindingJson, StatusJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import type { Act, Session } from './session.ts';
+import type { Tone } from './table.ts';
+import { age, plural, shown, size } from './text.ts';
+
+export function addStatusCommands(program: Verb, act: Act): void {
+  program
+    .command('status')
+    .description('Show the server: where it listens, its default store, what it holds.')
+    .example('stowage status', 'is it running, and where does it listen?')
+    .example('stowage status --json | jq -r .defaultStore', 'one value, for a script')
+    .action(act((session) => showStatus(session)));
+  program
+    .command('doctor')
+    .description(
+      'Check this machine: kernel features, mount propagation, FUSE, container engines, tools, AppArmor and SELinux.\n' +
+        'Asks the server; without one it looks for itself. Ends with 1 when something is missing.',
+    )
+    .example('stowage doctor', 'what works here, what does not, and how to fix it')
+    .example(`stowage doctor --json | jq '.[] | select(.ok == "no")'`, 'only what is missing')
+    .action(act((session) => diagnose(session)));
+}
+
+async function showStatus({ client, out, clock }: Session): Promise<void> {
+  const status = await client.get<StatusJson>('/v1/status');
+  if (out.json) return out.value(status);
+  const { mounting } = status;
+  out.fields([
+    ['server', `stowage ${status.version}, pid ${status.pid}, up ${age(status.startedAt, clock.now())}`],
+    ['state', status.ready ? { text: 'ready', tone: 'good' } : { text: 'starting', tone: 'warn' }],
+    ['node', status.node],
+    ['instance', status.instance],
+    ['listens on', status.listen],
+    ['state folder', status.state],
+    ['configuration', status.config ?? 'none (defaults)'],
+    ['default store', status.defaultStore ?? 'none'],
+    [
+      'mounting',
+      mounting.able
+        ? { text: 'possible', tone: 'good' }
+        : [{ text: `not possible: ${mounting.why ?? 'unknown'}`, tone: 'warn' }, mounting.action ?? ''],
+    ],
+    [
+      'holds',
+      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}, ${plural(status.mounts, 'mount')}`,
+    ],
+    ['running now', plural(status.operations, 'operation')],
+    ['memory', size(String(status.rssBytes))],
+  ]);
+}
+
+async function diagnose(session: Session): Promise<number> {
+  const { out } = session;
+  const findings = await find(session);
+  if (out.json) out.value(findings);
+  else for (const finding of findings) for (const line of findingLines(finding, session)) out.line(line);
+  return findings.some((finding) => finding.ok === 'no') ? 1 : 0;
+}
+
+async function find({ client, out, injected }: Session): Promise<readonly FindingJson[]> {
+  try {
+    return (await client.get<{ readonly items: readonly FindingJson[] }>('/v1/doctor')).items;
+  } catch (thrown) {
+    if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
+    out.note(`${thrown.message}; looking at this machine without it`);
+    return await injected.doctor();
+  }
+}
+
+const marks: Readonly<Record<string, readonly [string, Tone]>> = {
+  yes: ['ok', 'good'],
+  warn: ['warn', 'warn'],
+  no: ['missing', 'bad'],
+};
+
+function* findingLines(finding: FindingJson, { out }: Session): Generator<string> {
+  const [word, tone] = marks[finding.ok] ?? [finding.ok, 'plain'];
+  if (out.quiet && finding.ok === 'yes') return;
+  yield `${out.paint(tone, shown(word).padEnd(8))} ${shown(finding.check)}: ${shown(finding.detail)}`;
+  if (finding.fix !== null && finding.ok !== 'yes') yield `         fix: ${shown(finding.fix)}`;
+}

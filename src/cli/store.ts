@@ -1,0 +1,211 @@
+import type { AdoptionJson, OrphanJson, StoreCheckJson, StoreJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import { step } from './names.ts';
+import type { Act, Session } from './session.ts';
+import { plural, shown, size } from './text.ts';
+import { longWork } from './work.ts';
+
+const pathOf = (name: string): string => `/v1/stores/${step('store', name)}`;
+
+export function addStoreCommands(program: Verb, act: Act): void {
+  const store = program
+    .command('store')
+    .description('Stores: the named places where volumes live.')
+    .example('stowage store list', 'which stores are there?');
+  addReading(store, act);
+  addChanging(store, act);
+}
+
+function addReading(store: Verb, act: Act): void {
+  store
+    .command('list')
+    .alias('ls')
+    .description('List the stores.')
+    .example('stowage store list', 'all stores, the default one marked')
+    .example('stowage store list --quiet', 'only their names')
+    .action(act(list));
+  store
+    .command('show')
+    .description('Show one store with its policy and limits.')
+    .argument('<store>', 'name of the store')
+    .example('stowage store show local', 'everything about the store local')
+    .action(act(show));
+  store
+    .command('check')
+    .description('Check a store: reachable, writable, how much room. Ends with 1 when a step fails.')
+    .argument('<store>', 'name of the store')
+    .example('stowage store check local', 'does it work, and what to do if not?')
+    .action(act(check));
+  store
+    .command('orphans')
+    .description('List what lies on a store and belongs to no volume, or lacks a part.')
+    .argument('<store>', 'name of the store')
+    .example('stowage store orphans local', 'what is left over, and what to do with it?')
+    .action(act(orphans));
+}
+
+function addChanging(store: Verb, act: Act): void {
+  store
+    .command('add')
+    .description('Add a store. Options of the store are query parameters of its URI.')
+    .argument('<name>', 'what to call it')
+    .argument('<uri>', 'where it is, e.g. local:///srv/data?layout=image')
+    .option('--default', 'make it the default store')
+    .example('stowage store add data local:///srv/data', 'directories under /srv/data')
+    .example(
+      "stowage store add images 'local:///srv/images?layout=image&onDelete=archive'",
+      'enforced sizes, and a trash',
+    )
+    .action(act(add));
+  store
+    .command('adopt')
+    .description(
+      'Rebuild the list of volumes from what the store records, and take in existing directories without copying.',
+    )
+    .argument('<store>', 'name of the store')
+    .argument('[names...]', 'only these; all of them unless given')
+    .option('--dry-run', 'only say what would be adopted')
+    .option('--records-only', 'only what has a record; leave other directories alone')
+    .example('stowage store adopt data --dry-run', 'what would become a volume?')
+    .example('stowage store adopt data photos', 'take in one directory')
+    .example('stowage store adopt data', 'take it all in')
+    .action(act(adopt));
+  store
+    .command('default')
+    .description('Make a store the default for volumes created without one.')
+    .argument('<store>', 'name of the store')
+    .example('stowage store default data', 'from now on, new volumes go to data')
+    .action(
+      act(async ({ client, out }, name: string) => {
+        const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/default` });
+        if (out.json) return out.value(body);
+        out.said(`${name} is now the default store`);
+      }),
+    );
+  store
+    .command('remove')
+    .alias('rm')
+    .description('Forget a store that was added here. Its volumes stay where they are, and can be adopted again.')
+    .argument('<store>', 'name of the store')
+    .example('stowage store remove data', 'Stowage no longer serves data; nothing on it is deleted')
+    .action(
+      act(async ({ client, out }, name: string) => {
+        await client.change({ method: 'DELETE', path: pathOf(name) });
+        out.said(`store ${name} removed; its volumes stay where they are`);
+      }),
+    );
+}
+
+async function list({ client, out }: Session): Promise<void> {
+  const stores = await client.all<StoreJson>('/v1/stores');
+  if (out.json) return out.value(stores);
+  if (out.quiet) return stores.forEach((store) => void out.line(shown(store.name)));
+  if (stores.length === 0) return out.note('no stores; add one with: stowage store add NAME URI');
+  out.table(
+    ['NAME', 'DEFAULT', 'KIND', 'STATE', 'VOLUMES', 'SIZE', 'ON DELETE', 'URI'],
+    stores.map((store) => [
+      store.name,
+      store.default ? 'yes' : '',
+      store.kind,
+      store.state === 'open' ? { text: 'open', tone: 'good' } : { text: store.state, tone: 'bad' },
+      String(store.volumes),
+      size(store.bytes),
+      store.readOnly ? 'read-only' : store.onDelete,
+      store.uri,
+    ]),
+  );
+}
+
+const origins: Readonly<Record<string, string>> = {
+  file: 'the configuration file',
+  api: 'stowage store add',
+  builtin: 'the defaults',
+};
+
+async function show({ client, out }: Session, name: string): Promise<void> {
+  const store = await client.get<StoreJson>(pathOf(name));
+  if (out.json) return out.value(store);
+  const enforced = store.enforcesCapacity === null ? 'unknown' : store.enforcesCapacity ? 'yes' : 'no';
+  out.fields([
+    ['name', store.name + (store.default ? ' (default)' : '')],
+    ['uri', store.uri],
+    ['kind', store.kind],
+    ['comes from', origins[store.origin] ?? store.origin],
+    [
+      'state',
+      store.problem === null
+        ? { text: store.state, tone: 'good' }
+        : [{ text: `${store.state}: ${store.problem.message}`, tone: 'bad' }, `action: ${store.problem.action}`],
+    ],
+    ['read-only', store.readOnly ? 'yes' : 'no'],
+    ['enforces sizes', enforced],
+    ['access', store.access.join(', ')],
+    ['on delete', store.onDelete === 'archive' ? `archive, kept for ${store.retention}` : store.onDelete],
+    ['volumes', `${store.volumes}${store.maxVolumes === null ? '' : ` of at most ${store.maxVolumes}`}`],
+    ['size in all', `${size(store.bytes)}${store.maxBytes === null ? '' : ` of at most ${size(store.maxBytes)}`}`],
+    ['default size', size(store.defaultSize)],
+  ]);
+}
+
+async function check({ client, out }: Session, name: string): Promise<number> {
+  const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/check` });
+  const result = body as StoreCheckJson;
+  if (out.json) {
+    out.value(result);
+    return result.ok ? 0 : 1;
+  }
+  for (const { step: what, ok, detail, action } of result.steps) {
+    if (ok && out.quiet) continue;
+    out.line(`${out.paint(ok ? 'good' : 'bad', (ok ? 'ok' : 'failed').padEnd(8))} ${shown(what)}: ${shown(detail)}`);
+    if (action !== null && !ok) out.line(`         action: ${shown(action)}`);
+  }
+  if (result.freeBytes !== null && !out.quiet)
+    out.line(`room     ${size(result.freeBytes)} free of ${size(result.totalBytes)}`);
+  return result.ok ? 0 : 1;
+}
+
+async function orphans({ client, out }: Session, name: string): Promise<void> {
+  const found = await client.all<OrphanJson>(`${pathOf(name)}/orphans`);
+  if (out.json) return out.value(found);
+  if (found.length === 0) return out.note(`nothing is left over on ${name}`);
+  out.table(
+    ['NAME', 'KIND', 'DETAIL', 'ACTION'],
+    found.map((orphan) => [orphan.name, orphan.kind, orphan.detail, orphan.action]),
+  );
+}
+
+async function add({ client, out }: Session, name: string, uri: string, options: { default?: boolean }): Promise<void> {
+  const { body } = await client.change({
+    method: 'POST',
+    path: '/v1/stores',
+    body: { name, uri, ...(options.default === undefined ? {} : { default: options.default }) },
+  });
+  const store = body as StoreJson;
+  if (out.json) return out.value(store);
+  out.line(shown(store.name));
+  if (store.problem !== null) out.warn(`${store.problem.message}. ${store.problem.action}`);
+}
+
+async function adopt(
+  session: Session,
+  name: string,
+  names: readonly string[],
+  options: { dryRun?: boolean; recordsOnly?: boolean },
+): Promise<void> {
+  const { out } = session;
+  const body = {
+    dryRun: options.dryRun ?? false,
+    directories: !(options.recordsOnly ?? false),
+    ...(names.length > 0 && { names }),
+  };
+  const result = await longWork<AdoptionJson>(session, { method: 'POST', path: `${pathOf(name)}/adopt`, body });
+  if (result === undefined) return out.note(`adopted; see: stowage volume list --store ${name}`);
+  if (out.json) return out.value(result);
+  if (out.quiet) return result.adopted.forEach((volume) => void out.line(shown(volume.name)));
+  const verb = body.dryRun ? 'would adopt' : 'adopted';
+  for (const volume of result.adopted) {
+    out.line(`${verb} ${shown(volume.name)} (${volume.how === 'record' ? 'has a record' : 'data without a record'})`);
+  }
+  for (const { name: what, reason } of result.skipped) out.line(`skipped ${shown(what)}: ${shown(reason)}`);
+  out.note(`${verb} ${plural(result.adopted.length, 'volume')}, skipped ${result.skipped.length}`);
+}

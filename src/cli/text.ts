@@ -1,0 +1,45 @@
+import { formatSize } from '#base/size.ts';
+
+const escaped = (c: string): string => {
+  const code = c.codePointAt(0)?.toString(16) ?? '';
+  return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, '0')}`;
+};
+
+/** Names can come from a disk that others write: nothing in them may move the cursor, hide text or turn it around. */
+export function shown(text: string): string {
+  return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, escaped);
+}
+
+/** JSON for a terminal: JSON.stringify leaves DEL, C1 and direction marks as they are; escaped they mean the same. */
+export function shownJson(value: unknown, indent?: number): string {
+  return JSON.stringify(value, undefined, indent).replace(
+    /[\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
+    escaped,
+  );
+}
+
+/** `3d`: one unit is enough to know whether something is new. */
+export function age(since: string, now: number): string {
+  const seconds = Math.max(0, Math.floor((now - Date.parse(since)) / 1000));
+  if (Number.isNaN(seconds)) return '?';
+  if (seconds < 120) return `${seconds}s`;
+  if (seconds < 2 * 3600) return `${Math.floor(seconds / 60)}m`;
+  if (seconds < 2 * 86_400) return `${Math.floor(seconds / 3600)}h`;
+  if (seconds < 2 * 365 * 86_400) return `${Math.floor(seconds / 86_400)}d`;
+  return `${Math.floor(seconds / (365 * 86_400))}y`;
+}
+
+/** `2026-11-15 08:30 UTC` */
+export const date = (time: string): string => `${time.slice(0, 10)} ${time.slice(11, 16)} UTC`;
+
+export function size(bytes: string | null): string {
+  if (bytes === null) return '-';
+  return /^[0-9]+$/.test(bytes) ? formatSize(BigInt(bytes)) : shown(bytes);
+}
+
+export const labelList = (labels: Readonly<Record<string, string>>): string =>
+  Object.entries(labels)
+    .map(([key, value]) => `${key}=${value}`)
+    .join(',');
+
+export const plural = (count: number, one: string, many = `${one}s`): string => `${count} ${count === 1 ? one : many}`;

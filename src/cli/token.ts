@@ -1,0 +1,85 @@
+import { Option } from 'commander';
+import type { CreatedTokenJson, TokenJson } from '#front/rest/schemas.ts';
+import { collect, type Verb } from './command.ts';
+import { durationIn, step } from './names.ts';
+import type { Act, Session } from './session.ts';
+import { age, date, shown } from './text.ts';
+
+export function addTokenCommands(program: Verb, act: Act): void {
+  const token = program
+    .command('token')
+    .description('Tokens: who may use the API over the network, and for what.')
+    .example('stowage token create ci --role user --expires 30d', 'a token for a program');
+  token
+    .command('create')
+    .description('Make a token and print its secret. It is shown once; the server keeps only a hash.')
+    .argument('<name>', 'what it is for')
+    .addOption(
+      new Option('--role <role>', 'what it permits').choices(['viewer', 'user', 'admin']).makeOptionMandatory(),
+    )
+    .option('--store <store>', 'only for this store (may be repeated; default: all)', collect)
+    .option('--expires <duration>', 'how long it is valid, e.g. 30d (default: until revoked)')
+    .example('stowage token create ci --role user --store data --expires 30d', 'one store, one month')
+    .example('(umask 077; stowage token create laptop --role admin > token)', 'straight into a file, for --token-file')
+    .action(act(create));
+  token
+    .command('list')
+    .alias('ls')
+    .description('List the tokens, without their secrets.')
+    .example('stowage token list', 'who may do what, and until when?')
+    .action(act(list));
+  token
+    .command('revoke')
+    .description('Take a token back; it is refused from now on.')
+    .argument('<token>', 'its id')
+    .example('stowage token revoke 5d0c…', 'the id is in: stowage token list')
+    .action(
+      act(async ({ client, out }, id: string) => {
+        await client.change({ method: 'DELETE', path: `/v1/tokens/${step('token', id)}` });
+        out.said(`token ${id} revoked`);
+      }),
+    );
+}
+
+interface CreateOptions {
+  readonly role: string;
+  readonly store?: readonly string[];
+  readonly expires?: string;
+}
+
+async function create({ client, out }: Session, name: string, options: CreateOptions): Promise<void> {
+  if (options.expires !== undefined) durationIn(options.expires);
+  const body = {
+    name,
+    role: options.role,
+    ...(options.store === undefined ? {} : { stores: options.store }),
+    ...(options.expires === undefined
+      ? {}
+      : { expiresIn: /^[0-9]+$/.test(options.expires) ? `${options.expires}s` : options.expires }),
+  };
+  const made = (await client.change({ method: 'POST', path: '/v1/tokens', body })).body as CreatedTokenJson;
+  if (out.json) return out.value(made);
+  out.line(shown(made.secret));
+  out.note(`token ${made.id} (${made.name}, ${made.role}); the secret above is shown only this once`);
+}
+
+async function list({ client, out, clock }: Session): Promise<void> {
+  const tokens = await client.all<TokenJson>('/v1/tokens');
+  if (out.json) return out.value(tokens);
+  if (out.quiet) return tokens.forEach((token) => void out.line(shown(token.id)));
+  if (tokens.length === 0) return out.note('no tokens; make one with: stowage token create NAME --role user');
+  out.table(
+    ['ID', 'NAME', 'ROLE', 'STORES', 'AGE', 'EXPIRES'],
+    tokens.map((token) => [
+      token.id,
+      token.name,
+      token.role,
+      token.stores.length === 0 ? 'all' : token.stores.join(','),
+      age(token.createdAt, clock.now()),
+      token.expiresAt === null ? 'never' : expiry(token.expiresAt, clock.now()),
+    ]),
+  );
+}
+
+const expiry = (at: string, now: number): { text: string; tone: 'plain' | 'bad' } =>
+  Date.parse(at) <= now ? { text: 'expired', tone: 'bad' } : { text: date(at), tone: 'plain' };

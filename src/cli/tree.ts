@@ -1,0 +1,98 @@
+import type { Argument, Option } from 'commander';
+import type { Verb } from './command.ts';
+
+/** What can stand at a place: one of these words, something the server knows, a file, or anything. */
+export type Kind =
+  | { readonly kind: 'words'; readonly words: readonly string[] }
+  | { readonly kind: 'ask'; readonly what: string }
+  | { readonly kind: 'files' }
+  | { readonly kind: 'anything' };
+
+export interface OptionNode {
+  readonly long: string;
+  readonly short: string | undefined;
+  readonly about: string;
+  /** Undefined: a switch. */
+  readonly takes: Kind | undefined;
+}
+
+export interface CommandNode {
+  /** `volume/create`; empty for the program itself. */
+  readonly path: string;
+  readonly aliases: readonly string[];
+  readonly about: string;
+  readonly children: readonly { readonly name: string; readonly about: string }[];
+  /** Its own; those of the program itself may stand everywhere. */
+  readonly options: readonly OptionNode[];
+  readonly arguments: readonly Kind[];
+  /** The last argument can be repeated. */
+  readonly repeats: boolean;
+}
+
+/** Names of arguments and options say what the server must be asked for. */
+const asked: Readonly<Record<string, string>> = {
+  store: 'stores',
+  volume: 'volumes',
+  volumes: 'volumes',
+  trashed: 'trash',
+  operation: 'operations',
+  token: 'tokens',
+  'path-or-volume': 'mounts',
+};
+const files = new Set(['path', 'file', 'dir']);
+
+function kindOf(name: string, choices: readonly string[] | undefined): Kind {
+  if (choices !== undefined) return { kind: 'words', words: choices };
+  const what = asked[name];
+  if (what !== undefined) return { kind: 'ask', what };
+  return files.has(name) ? { kind: 'files' } : { kind: 'anything' };
+}
+
+/** `--store <store>` → `store` */
+const valueName = (option: Option): string | undefined => /[<[]([^\]>.]+)/.exec(option.flags)?.[1];
+
+function optionNode(option: Option): OptionNode {
+  const name = valueName(option);
+  return {
+    long: option.long ?? option.flags,
+    short: option.short,
+    about: option.description,
+    takes: name === undefined ? undefined : kindOf(name, option.argChoices),
+  };
+}
+
+/** Enough for a list of commands. */
+export const firstSentence = (text: string): string => /^.*?(?=\.(?:\s|$))/s.exec(text)?.[0] ?? text;
+
+const hidden = (command: Verb): boolean => command.name().startsWith('__');
+export const childrenOf = (command: Verb): Verb[] => (command.commands as Verb[]).filter((child) => !hidden(child));
+
+/** The program and every command below it, parents first. */
+export function walk(
+  command: Verb,
+  path: readonly string[] = [],
+): { readonly path: readonly string[]; readonly command: Verb }[] {
+  return [{ path, command }, ...childrenOf(command).flatMap((child) => walk(child, [...path, child.name()]))];
+}
+
+export function commandNodes(program: Verb): CommandNode[] {
+  return walk(program).map(({ path, command }) => {
+    const args = command.registeredArguments as readonly Argument[];
+    const own = [...command.options, ...(defaultChild(command)?.options ?? [])].map(optionNode);
+    return {
+      path: path.join('/'),
+      aliases: command.aliases().map((alias) => [...path.slice(0, -1), alias].join('/')),
+      about: firstSentence(command.description()),
+      children: childrenOf(command).map((child) => ({ name: child.name(), about: firstSentence(child.description()) })),
+      options: path.length > 0 ? own : [...own, { long: '--help', short: '-h', about: 'show help', takes: undefined }],
+      arguments: args.map((argument) => kindOf(argument.name(), argument.argChoices)),
+      repeats: args.at(-1)?.variadic ?? false,
+    };
+  });
+}
+
+/** `stowage operations --watch`: the options of the command that is meant when none is named. */
+function defaultChild(command: Verb): Verb | undefined {
+  const { _defaultCommandName: name } = command as unknown as { readonly _defaultCommandName?: string | null };
+  return childrenOf(command).find((child) => child.name() === name);
+}

@@ -1,0 +1,213 @@
+import type { UsageJson, VolumeDetailJson, VolumeJson } from '#front/rest/schemas.ts';
+import { collect, type Verb } from './command.ts';
+import { addDeletionCommands } from './deletion.ts';
+import {
+  called,
+  type Guard,
+  isVolumeId,
+  labelChangesIn,
+  labelsIn,
+  refPath,
+  revisionIn,
+  sizeIn,
+  splitRef,
+} from './names.ts';
+import { invalid } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import { age, date, labelList, shown, size } from './text.ts';
+import { longWork } from './work.ts';
+
+const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
+const whichVolume = 'store/name, name or id';
+
+export function addVolumeCommands(program: Verb, act: Act): void {
+  const volume = program
+    .command('volume')
+    .description('Volumes: create, look at, change, delete and restore them.')
+    .example('stowage volume create demo', 'a volume on the default store');
+  addReading(volume, act);
+  addChanging(volume, act);
+  addDeletionCommands(volume, act);
+}
+
+function addReading(volume: Verb, act: Act): void {
+  volume
+    .command('list')
+    .alias('ls')
+    .description('List volumes.')
+    .option('--store <store>', 'only those of this store')
+    .option('--label <key=value>', 'only those with this label (may be repeated)', collect)
+    .option('--contains <text>', 'only those with this in their name')
+    .example('stowage volume list --store local --label team=blue', 'the blue team’s volumes on local')
+    .example('stowage volume delete $(stowage volume list --quiet --label temporary=yes)', 'delete all with a label')
+    .action(act(list));
+  volume
+    .command('show')
+    .description('Show one volume: size, condition, labels, where it is mounted and who uses it.')
+    .argument('<volume>', whichVolume)
+    .example('stowage volume show local/demo', 'everything about a volume')
+    .example('stowage volume show demo --json | jq -r .id', 'its id, for a script')
+    .action(act(show));
+  volume
+    .command('usage')
+    .description('Measure how much a volume holds.')
+    .argument('<volume>', whichVolume)
+    .example('stowage volume usage demo', 'bytes and files of the volume itself')
+    .action(act(usage));
+}
+
+function addChanging(volume: Verb, act: Act): void {
+  volume
+    .command('create')
+    .description('Create a volume and print its name (with --quiet: its id).')
+    .argument('<name>', 'name, or store/name')
+    .option('--store <store>', 'where to create it (default: the default store)')
+    .option('--size <size>', 'capacity, e.g. 500M, 1G, 1.5T')
+    .option('--block', 'a raw block device in place of a file system')
+    .option('--label <key=value>', 'a label (may be repeated)', collect)
+    .example('stowage volume create demo', 'on the default store')
+    .example('stowage volume create db --store images --size 10G --label team=blue', 'with a size and a label')
+    .example('id=$(stowage volume create scratch --quiet)', 'keep the id in a variable')
+    .action(act(create));
+  volume
+    .command('expand')
+    .description('Make a volume larger, also while it is mounted. It is never made smaller.')
+    .argument('<volume>', whichVolume)
+    .argument('<size>', 'the new size, e.g. 2G')
+    .option('--if-revision <n>', 'only if the volume is still at this revision')
+    .example('stowage volume expand demo 2G', 'it has 2 GiB from now on')
+    .action(
+      act((session, ref: string, to: string, options: Guard) =>
+        changeVolume(
+          session,
+          ref,
+          options,
+          { method: 'POST', step: '/expand', body: { bytes: sizeIn(to) } },
+          'expanded',
+        ),
+      ),
+    );
+  volume
+    .command('rename')
+    .description('Give a volume another name; its id stays. Not while it is in use.')
+    .argument('<volume>', whichVolume)
+    .argument('<new-name>', 'the new name, without a store')
+    .option('--if-revision <n>', 'only if the volume is still at this revision')
+    .example('stowage volume rename local/demo production', 'local/demo becomes local/production')
+    .action(
+      act((session, ref: string, name: string, options: Guard) =>
+        changeVolume(session, ref, options, { method: 'POST', step: '/rename', body: { name } }, 'renamed'),
+      ),
+    );
+  volume
+    .command('label')
+    .description('Set labels (key=value) or take them away (key-).')
+    .argument('<volume>', whichVolume)
+    .argument('<labels...>', 'key=value or key-')
+    .option('--if-revision <n>', 'only if the volume is still at this revision')
+    .example('stowage volume label demo team=blue stage-', 'set team, remove stage')
+    .action(
+      act((session, ref: string, words: string[], options: Guard) =>
+        changeVolume(
+          session,
+          ref,
+          options,
+          { method: 'PATCH', step: '', body: { labels: labelChangesIn(words) } },
+          'labelled',
+        ),
+      ),
+    );
+}
+
+async function list(
+  { client, out, clock }: Session,
+  options: { readonly store?: string; readonly label?: readonly string[]; readonly contains?: string },
+): Promise<void> {
+  labelsIn(options.label ?? []);
+  const volumes = await client.all<VolumeJson>('/v1/volumes', { ...options });
+  if (out.json) return out.value(volumes);
+  if (out.quiet) return volumes.forEach((volume) => void out.line(shown(volume.id)));
+  if (volumes.length === 0) return out.note('no volumes; create one with: stowage volume create NAME');
+  out.table(
+    ['VOLUME', 'SIZE', 'ACCESS', 'LABELS', 'AGE'],
+    volumes.map((volume) => [
+      `${volume.store}/${volume.name}`,
+      size(volume.bytes),
+      volume.access,
+      labelList(volume.labels),
+      age(volume.createdAt, clock.now()),
+    ]),
+  );
+}
+
+async function show({ client, out, clock }: Session, ref: string): Promise<void> {
+  const volume = await client.get<VolumeDetailJson>(volumePath(ref));
+  if (out.json) return out.value(volume);
+  const enforced = volume.bytes === null ? '' : volume.enforced ? ' (enforced)' : ' (not enforced by the store)';
+  const condition = volume.detail === null ? volume.condition : `${volume.condition}: ${volume.detail}`;
+  out.fields([
+    ['volume', `${volume.store}/${volume.name}`],
+    ['id', volume.id],
+    ['size', size(volume.bytes) + enforced],
+    ['access', volume.access],
+    ['condition', { text: condition, tone: volume.condition === 'ok' ? 'good' : 'bad' }],
+    ['labels', Object.entries(volume.labels).map(([key, value]) => `${key}=${value}`)],
+    ['created', `${date(volume.createdAt)} (${age(volume.createdAt, clock.now())} ago)`],
+    ['revision', String(volume.revision)],
+    ['mounts', volume.mounts.map(({ target, readOnly }) => target + (readOnly ? ' (read-only)' : ''))],
+    ['users', volume.users.map((user) => `${user.kind} ${user.name} on ${user.node}`)],
+  ]);
+}
+
+async function usage({ client, out }: Session, ref: string): Promise<void> {
+  const measured = await client.get<UsageJson>(`${volumePath(ref)}/usage`);
+  if (out.json) return out.value(measured);
+  const least = measured.complete ? '' : 'at least ';
+  out.line(`${least}${size(measured.bytes)} in ${least}${shown(measured.files)} files`);
+}
+
+interface CreateOptions {
+  readonly store?: string;
+  readonly size?: string;
+  readonly block?: boolean;
+  readonly label?: readonly string[];
+}
+
+async function create(session: Session, what: string, options: CreateOptions): Promise<void> {
+  const { client, out } = session;
+  const given = splitRef(what);
+  if (given.store !== undefined && options.store !== undefined && given.store !== options.store) {
+    throw invalid(
+      `two stores were given: ${shown(given.store)} and ${shown(options.store)}`,
+      'store-ambiguous',
+      'Give one of them.',
+    );
+  }
+  const store = given.store ?? options.store;
+  const body = {
+    name: given.name,
+    ...(store === undefined ? {} : { store }),
+    ...(options.size === undefined ? {} : { bytes: sizeIn(options.size) }),
+    ...(options.block === true ? { access: 'block' } : {}),
+    ...(options.label === undefined ? {} : { labels: labelsIn(options.label) }),
+  };
+  const made = await longWork<VolumeJson>(session, { method: 'POST', path: '/v1/volumes', body });
+  const volume = made ?? (await client.get<VolumeJson>(volumePath(what)));
+  if (out.json) return out.value(volume);
+  out.line(out.quiet ? shown(volume.id) : called(volume));
+}
+
+async function changeVolume(
+  { client, out }: Session,
+  ref: string,
+  guard: Guard,
+  change: { readonly method: 'POST' | 'PATCH'; readonly step: string; readonly body: unknown },
+  done: string,
+): Promise<void> {
+  const { method, step, body } = change;
+  const answer = await client.change({ method, path: volumePath(ref) + step, body, ifRevision: revisionIn(guard) });
+  const volume = answer.body as VolumeJson;
+  if (out.json) return out.value(volume);
+  const was = isVolumeId(ref) || ref === volume.name || ref === `${volume.store}/${volume.name}` ? '' : ` (was ${ref})`;
+  out.said(`${done} ${volume.store}/${volume.name}${done === 'expanded' ? ` to ${size(volume.bytes)}` : was}`);
+}
