@@ -1,0 +1,145 @@
+import { mkdtempDisposable, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { type FileConfig, parseConfig, readConfig } from './config.ts';
+
+const kinds = new Map([['local', createLocalStoreKind()]]);
+const parse = (text: string): FileConfig => parseConfig('stowage.yaml', text, kinds);
+
+function complaint(text: string): { message: string; action: string } {
+  try {
+    parse(text);
+  } catch (thrown) {
+    if (thrown instanceof StowageError) return { message: thrown.message, action: thrown.action };
+    throw thrown;
+  }
+  throw new Error('it was accepted');
+}
+
+describe('what is right', () => {
+  test('a URI alone, or a map whose keys are its query', () => {
+    const { stores, defaultStore, listen } = parse(`
+version: 1
+default: fast
+listen: 127.0.0.1:9000
+stores:
+  plain: local:///srv/data
+  fast:
+    uri: local:///srv/fast?layout=image
+    onDelete: archive
+    retention: 3d
+    maxBytes: 10G
+    maxVolumes: 5
+    readOnly: false
+    mode: 0750
+clients:
+  loop: builtin
+`);
+    expect(stores.map((store) => store.uri)).toEqual([
+      'local:///srv/data',
+      'local:///srv/fast?layout=image&onDelete=archive&retention=3d&maxBytes=10G&maxVolumes=5&readOnly=false&mode=0750',
+    ]);
+    expect(stores[1]).toMatchObject({
+      name: 'fast',
+      origin: 'file',
+      policy: { onDelete: 'archive', retention: 3 * 86_400_000, maxBytes: 10n << 30n, maxVolumes: 5, readOnly: false },
+      options: { layout: 'image', mode: '0750' },
+    });
+    expect({ defaultStore, listen }).toEqual({ defaultStore: 'fast', listen: '127.0.0.1:9000' });
+  });
+
+  test.each(['', '\n', '# nothing but a comment\n', '---\n', 'version: 1\n', 'stores:\n', 'stores: {}\n'])(
+    '%j means no stores of its own',
+    (text) => {
+      expect(parse(text)).toEqual({ stores: [], defaultStore: undefined, listen: undefined });
+    },
+  );
+
+  test('a port alone, and none', () => {
+    expect(parse('listen: 7000').listen).toBe('7000');
+    expect(parse('listen: none').listen).toBe('none');
+  });
+});
+
+describe('what is wrong is named with its line and column', () => {
+  test.each([
+    ['stores:\n  a: [', '2:7: Flow sequence in block collection must be sufficiently indented and end with a ]'],
+    ['a: 1\nb: "x', '2:6: Missing closing "quote'],
+    ['stores:\n\ta: x', '2:1: Tabs are not allowed as indentation'],
+    ['stores:\n  a: local:///x\n  a: local:///y', '3:3: Map keys must be unique'],
+    ['- a\n- b', '1:1: a map is expected here'],
+    ['just text', '1:1: a map is expected here'],
+    ['version: 1\nstorez: {}', "2:1: unknown key 'storez'"],
+    ['version: 2', '1:10: version 2 is not known'],
+    ['version: "1"', '1:10: version 1 is not known'],
+    ['stores: text', "1:9: 'stores' is not a map"],
+    ['stores:\n  - a', "2:3: 'stores' is not a map"],
+    ['stores:\n  a:', "2:3: store 'a' has no URI"],
+    ['stores:\n  a: 5', "2:3: store 'a' has no URI"],
+    ['stores:\n  a:\n    layout: image', "2:3: store 'a' has no uri"],
+    ['stores:\n  a:\n    uri: nonsense', "3:10: 'nonsense' is not a URI"],
+    ['stores:\n  a:\n    uri: [1]', "3:10: 'uri' is not text"],
+    ['stores:\n  ok: local:///x\n  a: nonsense', "3:3: 'nonsense' is not a store URI"],
+    ['stores:\n  a: ftp://x/y', '2:3: no store is known for ftp://'],
+    [
+      'stores:\n  a b: local:///x',
+      "2:3: 'a b' cannot be a store name: only the letters A-Z a-z, digits, and _ . - may be used",
+    ],
+    [
+      'stores:\n  x.meta: local:///x',
+      "2:3: 'x.meta' cannot be a store name: names that end in '.meta' are reserved for Stowage's own records",
+    ],
+    ['stores:\n  a:\n    uri: local:///x\n    colour: red', "4:5: store 'a' has the unknown option 'colour'"],
+    [
+      'stores:\n  a:\n    uri: local:///x\n    maxVolumes: many',
+      "4:5: store 'a': 'many' is not a value for maxVolumes",
+    ],
+    [
+      'stores:\n  a:\n    uri: local:///x\n    onDelete: perhaps',
+      "4:5: store 'a': 'perhaps' is not a value for onDelete",
+    ],
+    ['stores:\n  a:\n    uri: local:///x\n    layout: {}', "4:5: 'layout' is not a plain value"],
+    ['stores:\n  a:\n    uri: local:///x?layout=image\n    layout: image', "4:5: 'layout' is in the URI already"],
+    ['stores:\n  a: local://me:secret@host/x', '2:3: a store URI must not carry a user or password'],
+    ['default: b\nstores:\n  a: local:///x', "1:10: the default store 'b' is not among the stores"],
+    ['default: [a]', "1:10: 'default' is not text"],
+    ['listen: somewhere:else', "1:9: 'somewhere:else' is not an address to listen on"],
+    ['listen: 99999', "1:9: '99999' is not an address to listen on"],
+    ['listen: [1]', "1:9: 'listen' is not text"],
+    ['clients:\n  nfs: builtin', "2:3: no client is known for 'nfs'"],
+    ['clients:\n  loop: mine', "2:3: 'loop' has only the built-in client"],
+  ])('%j', (text, expected) => {
+    const { message, action } = complaint(text);
+    expect(message).toContain(`stowage.yaml:${expected}`);
+    expect(action).not.toBe('');
+    expect(message).not.toContain('secret');
+  });
+
+  test('an alias bomb is refused', () => {
+    const bomb = [
+      'a: &a [x,x,x,x,x,x,x,x,x]',
+      ...'bcdefghi'.split('').map((c, i) => `${c}: &${c} [${`*${'abcdefghi'[i]},`.repeat(9)}]`),
+    ];
+    expect(complaint(bomb.join('\n')).message).toContain("unknown key 'a'");
+  });
+
+  test('a file that is too large', () => {
+    expect(complaint(`# ${'x'.repeat(1 << 20)}`).message).toBe('stowage.yaml:1:1: the file is too large');
+  });
+});
+
+test('a file that is not there is none, and one that cannot be read is an error', async () => {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-config-'));
+  const path = join(folder.path, 'stowage.yaml');
+  expect(await readConfig(path, kinds)).toBeUndefined();
+  await writeFile(path, 'version: 1');
+  expect(await readConfig(path, kinds)).toMatchObject({ stores: [] });
+  await expect(readConfig(folder.path, kinds)).rejects.toMatchObject({
+    code: 'invalid',
+    reason: 'config-unreadable',
+    message: `${folder.path} cannot be read`,
+  });
+});

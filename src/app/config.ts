@@ -1,0 +1,177 @@
+import { readFile } from 'node:fs/promises';
+import { isMap, isScalar, LineCounter, type Node, type Pair, parseDocument, type YAMLMap } from 'yaml';
+import { StowageError } from '#core/errors.ts';
+import type { StoreConfig } from '#core/model.ts';
+import type { StoreKind } from '#core/ports.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import { parseListen } from './listen.ts';
+
+/** What stowage.yaml says. */
+export interface FileConfig {
+  readonly stores: readonly StoreConfig[];
+  readonly defaultStore: string | undefined;
+  readonly listen: string | undefined;
+}
+
+/** A file larger than this is not a configuration. */
+const mostBytes = 1 << 20;
+const topKeys = ['version', 'default', 'listen', 'stores', 'clients'];
+
+type Complain = (node: unknown, message: string, action: string) => StowageError;
+
+/** Undefined: there is no file there. */
+export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreKind>): Promise<FileConfig | undefined> {
+  let text: string;
+  try {
+    text = await readFile(path, 'utf8');
+  } catch (cause) {
+    if (cause instanceof Error && 'code' in cause && cause.code === 'ENOENT') return undefined;
+    throw new StowageError(`${path} cannot be read`, {
+      code: 'invalid',
+      reason: 'config-unreadable',
+      action: 'Check its owner and mode: whoever runs Stowage must be able to read it.',
+      cause,
+    });
+  }
+  return parseConfig(path, text, kinds);
+}
+
+/** Errors name the file, the line and the column, as editors and people expect. */
+export function parseConfig(path: string, text: string, kinds: ReadonlyMap<string, StoreKind>): FileConfig {
+  const lines = new LineCounter();
+  const complain: Complain = (node, message, action) => {
+    const offset = isNode(node) ? (node.range?.[0] ?? 0) : 0;
+    // Nothing is counted yet when the file is refused as a whole.
+    const { line, col } = lines.lineStarts.length === 0 ? { line: 1, col: 1 } : lines.linePos(offset);
+    return new StowageError(`${path}:${line}:${col}: ${message}`, {
+      code: 'invalid',
+      reason: 'config-invalid',
+      action,
+    });
+  };
+  if (text.length > mostBytes) throw complain(undefined, 'the file is too large', 'Keep it under 1 MiB.');
+  const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
+  const [error] = document.errors;
+  if (error !== undefined) {
+    const { line, col } = lines.linePos(error.pos[0]);
+    throw new StowageError(`${path}:${line}:${col}: ${error.message}`, {
+      code: 'invalid',
+      reason: 'config-invalid',
+      action: 'Mend the YAML there; indent with spaces, and quote values that contain a colon or a hash.',
+    });
+  }
+  const top = document.contents;
+  if (top === null || (isScalar(top) && top.value === null))
+    return { stores: [], defaultStore: undefined, listen: undefined };
+  if (!isMap(top)) throw complain(top, 'a map is expected here', `Begin with: version: 1`);
+  for (const pair of top.items) {
+    const key = keyOf(pair);
+    if (!topKeys.includes(key)) throw complain(pair.key, `unknown key '${key}'`, `Allowed are: ${topKeys.join(', ')}`);
+  }
+  const version: unknown = top.get('version');
+  if (version !== undefined && version !== 1) {
+    throw complain(
+      top.get('version', true),
+      `version ${String(version)} is not known`,
+      'Write version: 1, or upgrade Stowage.',
+    );
+  }
+  checkClients(top, complain);
+  const stores = storesIn(top, complain, kinds);
+  return { stores, defaultStore: defaultIn(top, stores, complain), listen: listenIn(top, complain) };
+}
+
+const isNode = (value: unknown): value is Node => typeof value === 'object' && value !== null && 'range' in value;
+const keyOf = (pair: Pair): string => (isScalar(pair.key) ? String(pair.key.value) : '');
+
+function textAt(map: YAMLMap, key: string, complain: Complain): string | undefined {
+  const node = map.get(key, true);
+  if (node === undefined) return undefined;
+  if (isScalar(node) && typeof node.value === 'string') return node.value;
+  throw complain(node, `'${key}' is not text`, `Write it as ${key}: value`);
+}
+
+function mapAt(map: YAMLMap, key: string, complain: Complain): YAMLMap | undefined {
+  const node: unknown = map.get(key, true);
+  if (node === undefined || (isScalar(node) && node.value === null)) return undefined;
+  if (isMap(node)) return node;
+  throw complain(node, `'${key}' is not a map`, `Put names under ${key}:, indented.`);
+}
+
+function storesIn(top: YAMLMap, complain: Complain, kinds: ReadonlyMap<string, StoreKind>): StoreConfig[] {
+  return (mapAt(top, 'stores', complain)?.items ?? []).map((pair) => {
+    const name = keyOf(pair);
+    try {
+      return parseStoreConfig(name, uriFrom(name, pair, complain), 'file', kinds);
+    } catch (thrown) {
+      if (!(thrown instanceof StowageError) || thrown.reason === 'config-invalid') throw thrown;
+      throw complain(blamed(pair, thrown.message), thrown.message, thrown.action);
+    }
+  });
+}
+
+/** The line of the option that the message names, else that of the store. */
+function blamed(pair: Pair, message: string): unknown {
+  const value = pair.value;
+  const guilty = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
+  return guilty?.key ?? pair.key;
+}
+
+/** `name: URI`, or a map with `uri` and options: the query of a URI and YAML keys are the same thing. */
+function uriFrom(name: string, pair: Pair, complain: Complain): string {
+  const { value } = pair;
+  if (isScalar(value) && typeof value.value === 'string') return value.value;
+  if (!isMap(value)) throw complain(pair.key, `store '${name}' has no URI`, `Write it as ${name}: local:///srv/data`);
+  const uri = textAt(value, 'uri', complain);
+  if (uri === undefined) throw complain(pair.key, `store '${name}' has no uri`, 'Add: uri: local:///srv/data');
+  if (!URL.canParse(uri))
+    throw complain(value.get('uri', true), `'${uri}' is not a URI`, 'Write it as in local:///srv/data');
+  const url = new URL(uri);
+  for (const item of value.items) {
+    const key = keyOf(item);
+    if (key === 'uri') continue;
+    if (!isScalar(item.value) || item.value.value === null)
+      throw complain(item.key, `'${key}' is not a plain value`, `Write it as ${key}: value`);
+    if (url.searchParams.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Say it once.');
+    // As it was written: YAML would read mode: 0750 as a number.
+    url.searchParams.set(key, item.value.source ?? String(item.value.value));
+  }
+  return url.href;
+}
+
+function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Complain): string | undefined {
+  const name = textAt(top, 'default', complain);
+  if (name === undefined || stores.some((store) => store.name === name)) return name;
+  throw complain(
+    top.get('default', true),
+    `the default store '${name}' is not among the stores`,
+    'Name one of those under stores:',
+  );
+}
+
+function listenIn(top: YAMLMap, complain: Complain): string | undefined {
+  const node = top.get('listen', true);
+  // A port alone is a number to YAML.
+  const given = isScalar(node) && typeof node.value === 'number' ? String(node.value) : textAt(top, 'listen', complain);
+  try {
+    if (given !== undefined) parseListen(given);
+    return given;
+  } catch (thrown) {
+    if (!(thrown instanceof StowageError)) throw thrown;
+    throw complain(node, thrown.message, thrown.action);
+  }
+}
+
+function checkClients(top: YAMLMap, complain: Complain): void {
+  for (const pair of mapAt(top, 'clients', complain)?.items ?? []) {
+    const kind = keyOf(pair);
+    if (!['directory', 'loop'].includes(kind))
+      throw complain(pair.key, `no client is known for '${kind}'`, 'Known are: directory, loop');
+    if (isScalar(pair.value) && pair.value.value === 'builtin') continue;
+    throw complain(
+      pair.key,
+      `'${kind}' has only the built-in client`,
+      `Write it as ${kind}: builtin, or leave it out.`,
+    );
+  }
+}

@@ -1,0 +1,116 @@
+import { chmod, lstat, rm } from 'node:fs/promises';
+import type { Server } from 'node:http';
+import { connect } from 'node:net';
+import { StowageError } from '#core/errors.ts';
+
+/** `host:port`, `:port`, `[v6]:port` or a port. Undefined: none wanted. */
+export function parseListen(text: string): { readonly host: string; readonly port: number } | undefined {
+  if (text === 'none') return undefined;
+  const match = /^(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})$/.exec(
+    /^[0-9]{1,5}$/.test(text) ? `:${text}` : text,
+  );
+  const port = Number(match?.[3]);
+  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || '127.0.0.1'), port };
+  throw new StowageError(`'${text}' is not an address to listen on`, {
+    code: 'invalid',
+    reason: 'listen-invalid',
+    action: 'Write it as 127.0.0.1:7878, [::1]:7878, or none.',
+  });
+}
+
+async function listening(server: Server, start: () => void): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  server.once('error', reject);
+  server.once('listening', resolve);
+  try {
+    start();
+    await promise;
+  } finally {
+    server.off('error', reject);
+    server.off('listening', resolve);
+  }
+}
+
+const codeOf = (thrown: unknown): string => (thrown instanceof Error && 'code' in thrown ? String(thrown.code) : '');
+
+/** Where it listens in the end: port 0 becomes a real one. */
+export async function listenTcp(server: Server, at: { readonly host: string; readonly port: number }): Promise<string> {
+  try {
+    await listening(server, () => server.listen(at.port, at.host));
+  } catch (cause) {
+    const taken = codeOf(cause) === 'EADDRINUSE';
+    throw new StowageError(`cannot listen on ${at.host}:${at.port}: ${taken ? 'the port is in use' : codeOf(cause)}`, {
+      code: taken ? 'conflict' : 'unavailable',
+      reason: taken ? 'port-in-use' : 'listen-failed',
+      action: taken
+        ? 'Another program, perhaps another Stowage, has it. Choose another: stowage up --listen 127.0.0.1:7879, or none.'
+        : 'Choose an address of this machine: stowage up --listen 127.0.0.1:7878',
+      cause,
+    });
+  }
+  const address = server.address();
+  const port = typeof address === 'object' && address !== null ? address.port : at.port;
+  return `http://${at.host.includes(':') ? `[${at.host}]` : at.host}:${port}`;
+}
+
+export async function listenSocket(server: Server, path: string): Promise<void> {
+  if (Buffer.byteLength(path) > 107) {
+    throw new StowageError(`the socket path is too long for the system: ${path}`, {
+      code: 'invalid',
+      reason: 'socket-path-long',
+      action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
+    });
+  }
+  if (await answers(path)) {
+    throw new StowageError(`another program listens on ${path}`, {
+      code: 'conflict',
+      reason: 'socket-in-use',
+      action:
+        'It is probably another Stowage: stop it, or give this one its own: stowage up --state DIR --socket PATH --listen none',
+    });
+  }
+  await removeLeftover(path);
+  try {
+    await listening(server, () => {
+      // The mode must be right from the first moment on: bind() makes the file with what the umask leaves. It binds
+      // before listen() returns, so nothing else of this process ever sees the umask.
+      const before = process.umask(0o177);
+      try {
+        server.listen(path);
+      } finally {
+        process.umask(before);
+      }
+    });
+  } catch (cause) {
+    throw new StowageError(`cannot listen on ${path}: ${codeOf(cause)}`, {
+      code: 'denied',
+      reason: 'listen-failed',
+      action: 'Check that its folder exists and can be written, or give another: stowage up --socket PATH',
+      cause,
+    });
+  }
+  await chmod(path, 0o600);
+}
+
+/** By a process that was killed. */
+async function removeLeftover(path: string): Promise<void> {
+  const there = await lstat(path).catch(() => undefined);
+  if (there === undefined) return;
+  if (there.isSocket()) return await rm(path, { force: true });
+  throw new StowageError(`${path} is in the way: it is not a socket`, {
+    code: 'conflict',
+    reason: 'socket-path-taken',
+    action: 'Move it away, or choose another path: stowage up --socket PATH',
+  });
+}
+
+async function answers(path: string): Promise<boolean> {
+  const { promise, resolve } = Promise.withResolvers<boolean>();
+  const socket = connect(path);
+  socket.setTimeout(2_000, () => resolve(true));
+  socket.once('connect', () => resolve(true));
+  socket.once('error', () => resolve(false));
+  const result = await promise;
+  socket.destroy();
+  return result;
+}

@@ -1,0 +1,41 @@
+import { pino } from 'pino';
+import type { Facts, Log } from '#base/log.ts';
+
+export const logLevels = ['debug', 'info', 'warn', 'error', 'silent'] as const;
+export type LogLevel = (typeof logLevels)[number];
+
+/** JSON lines on standard error, or plain lines for a person at a terminal. */
+export function createLog(level: LogLevel, stream: NodeJS.WriteStream): Log {
+  const person = stream.isTTY === true;
+  const logger = pino(
+    {
+      level,
+      base: null,
+      timestamp: pino.stdTimeFunctions.isoTime,
+      formatters: { level: (label) => ({ level: label }) },
+      serializers: { error: pino.stdSerializers.errWithCause },
+    },
+    { write: (line: string) => void stream.write(person ? readable(line) : line) },
+  );
+  return wrap(logger);
+}
+
+type Logger = Pick<pino.Logger<never>, 'debug' | 'info' | 'warn' | 'error'> & { child(facts: Facts): Logger };
+
+function wrap(logger: Logger): Log {
+  return {
+    debug: (message, facts = {}) => logger.debug(facts, message),
+    info: (message, facts = {}) => logger.info(facts, message),
+    warn: (message, facts = {}) => logger.warn(facts, message),
+    error: (message, facts = {}) => logger.error(facts, message),
+    with: (facts: Facts) => wrap(logger.child(facts)),
+  };
+}
+
+function readable(line: string): string {
+  const { level, time, msg, ...facts } = JSON.parse(line) as Record<string, unknown>;
+  const beside = Object.entries(facts).map(
+    ([key, value]) => `${key}=${typeof value === 'string' ? value : JSON.stringify(value)}`,
+  );
+  return `${String(time).slice(11, 19)} ${String(level).padEnd(5)} ${[String(msg), ...beside].join('  ')}\n`;
+}

@@ -1,0 +1,67 @@
+import { accessSync, constants, realpathSync } from 'node:fs';
+import { homedir } from 'node:os';
+import { delimiter, join, resolve } from 'node:path';
+import process from 'node:process';
+import { defaultFolders, type Folders } from '#base/folders.ts';
+import { silentLog } from '#base/log.ts';
+import type { UpOptions } from '#cli/io.ts';
+import { runCli } from '#cli/run.ts';
+import { examineMachine } from './doctor.ts';
+import { runServer } from './serve.ts';
+import { version } from './version.ts';
+
+const isRoot = process.getuid?.() === 0;
+
+function foldersFor(options: UpOptions): Folders {
+  const usual = defaultFolders({ root: isRoot, home: homedir(), env: process.env });
+  const state = options.state === undefined ? usual.state : resolve(options.state);
+  // A server with a state folder of its own is a second one: its socket must not be the first one's.
+  const socket =
+    options.socket ??
+    process.env['STOWAGE_SOCKET'] ??
+    (options.state === undefined ? usual.socket : join(state, 'stowage.sock'));
+  return { ...usual, state, socket: resolve(socket) };
+}
+
+/** How the reader of our messages can call us: by name if that finds us on PATH, else as it was typed. */
+function programName(): string {
+  const typed = process.env['STOWAGE_PROGRAM'];
+  if (typed === undefined) return 'stowage';
+  const found = (process.env['PATH'] ?? '')
+    .split(delimiter)
+    .map((folder) => join(folder, 'stowage'))
+    .find(canRun);
+  return found !== undefined && realpathSync(found) === realpathSync(typed) ? 'stowage' : typed;
+}
+
+function canRun(path: string): boolean {
+  try {
+    accessSync(path, constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+const interrupt = new AbortController();
+// A second Ctrl-C ends the process at once, as people expect.
+process.once('SIGINT', () => interrupt.abort());
+
+const status = await runCli(
+  process.argv.slice(2),
+  {
+    stdout: process.stdout,
+    stderr: process.stderr,
+    isTTY: process.stderr.isTTY === true && process.stdout.isTTY === true,
+    env: process.env,
+    signal: interrupt.signal,
+  },
+  {
+    version,
+    program: programName(),
+    up: (options) => runServer(options, foldersFor(options), programName(), interrupt.signal),
+    doctor: () => examineMachine(foldersFor({}).state, { signal: interrupt.signal, log: silentLog() }),
+  },
+);
+// Everything is written and closed; a thread that waits for a dead disk must not keep the process.
+process.exit(status);

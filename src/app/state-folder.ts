@@ -1,0 +1,63 @@
+import { randomUUID } from 'node:crypto';
+import { mkdir, readFile, realpath, rename, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { StowageError } from '#core/errors.ts';
+import type { Records } from '#core/ports.ts';
+import type { Tokens } from '#core/tokens.ts';
+
+export interface StateFolder {
+  readonly path: string;
+  readonly database: string;
+  readonly mounts: string;
+  readonly tokenFile: string;
+  readonly defaultStore: string;
+}
+
+/** Makes what is missing. Symbolic links are resolved once, since the mount table shows real paths. */
+export async function prepareState(wanted: string, socket: string): Promise<StateFolder> {
+  try {
+    await mkdir(wanted, { recursive: true, mode: 0o700 });
+    await mkdir(dirname(socket), { recursive: true, mode: 0o700 });
+    const path = await realpath(wanted);
+    await mkdir(join(path, 'mounts'), { recursive: true, mode: 0o755 });
+    return {
+      path,
+      database: join(path, 'state.db'),
+      mounts: join(path, 'mounts'),
+      tokenFile: join(path, 'token'),
+      defaultStore: join(path, 'stores', 'local'),
+    };
+  } catch (cause) {
+    throw new StowageError(`the state folder ${wanted} cannot be made or written`, {
+      code: 'denied',
+      reason: 'state-folder-unusable',
+      action: 'Give another: stowage up --state DIR, or correct its owner.',
+      cause,
+    });
+  }
+}
+
+/** Changes when the machine starts anew. Undefined: this system does not say. */
+export async function bootId(): Promise<string | undefined> {
+  return (await readFile('/proc/sys/kernel/random/boot_id', 'utf8').catch(() => undefined))?.trim();
+}
+
+/** Who we are, for as long as this state folder lives. */
+export function instanceOf(records: Records): string {
+  const known = records.settings.get('instance');
+  if (known !== undefined) return known;
+  const fresh = randomUUID();
+  records.settings.set('instance', fresh);
+  return fresh;
+}
+
+/** The token for the TCP port, made at the first start; made anew when the file was removed or the token revoked. */
+export async function ensureToken(folder: StateFolder, tokens: Tokens): Promise<void> {
+  const present = await readFile(folder.tokenFile, 'utf8').catch(() => '');
+  if (present.trim() !== '' && tokens.verify(present.trim()) !== undefined) return;
+  for (const old of tokens.list()) if (old.name === 'first-start') tokens.revoke(old.id);
+  const { secret } = tokens.create({ name: 'first-start', role: 'admin', stores: [], expiresIn: undefined });
+  const draft = `${folder.tokenFile}.new`;
+  await writeFile(draft, `${secret}\n`, { mode: 0o600 });
+  await rename(draft, folder.tokenFile);
+}

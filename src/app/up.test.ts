@@ -1,0 +1,213 @@
+import { spawnSync } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { createServer, type Server } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { aCall, collectingLog, firstToken, startServer } from '#testing/server.ts';
+import { parseListen } from './listen.ts';
+import { type Running, startUp } from './up.ts';
+
+let folder: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'stowage-up-'));
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+});
+
+const up = (more: { socket?: string; listen?: string; config?: string } = {}): Promise<Running> =>
+  startUp({
+    folders: { state: folder, run: folder, config: folder, socket: more.socket ?? join(folder, 's') },
+    config: more.config,
+    listen: more.listen ?? 'none',
+    log: silentLog(),
+    signal: new AbortController().signal,
+  });
+
+async function listening(at: string | number): Promise<Server> {
+  const server = createServer((socket) => socket.end());
+  await new Promise<void>((resolve) =>
+    typeof at === 'string' ? server.listen(at, resolve) : server.listen(at, '127.0.0.1', resolve),
+  );
+  onTestFinished(() => void server.close());
+  return server;
+}
+
+describe('what is in the way is said, and nothing is left behind', () => {
+  test('a port', async () => {
+    const { port } = (await listening(0)).address() as { port: number };
+    await expect(up({ listen: `127.0.0.1:${port}` })).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'port-in-use',
+      message: `cannot listen on 127.0.0.1:${port}: the port is in use`,
+      action: expect.stringContaining('stowage up --listen 127.0.0.1:7879, or none'),
+    });
+    expect(existsSync(join(folder, 's'))).toBe(false);
+    // Everything was let go of: it can be started again.
+    await (await up()).stop();
+  });
+
+  test('an address that is not of this machine', async () => {
+    await expect(up({ listen: '192.0.2.1:7878' })).rejects.toMatchObject({
+      code: 'unavailable',
+      reason: 'listen-failed',
+      message: 'cannot listen on 192.0.2.1:7878: EADDRNOTAVAIL',
+    });
+  });
+
+  test('a socket that somebody answers on', async () => {
+    await listening(join(folder, 's'));
+    await expect(up()).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'socket-in-use',
+      message: `another program listens on ${join(folder, 's')}`,
+    });
+  });
+
+  test('a socket path that is too long', async () => {
+    const socket = join(folder, 'x'.repeat(100));
+    await expect(up({ socket })).rejects.toMatchObject({
+      code: 'invalid',
+      reason: 'socket-path-long',
+      action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
+    });
+  });
+
+  test('a file at the path of the socket, which is left alone', async () => {
+    await writeFile(join(folder, 's'), 'precious');
+    await expect(up()).rejects.toMatchObject({ code: 'conflict', reason: 'socket-path-taken' });
+    expect(await readFile(join(folder, 's'), 'utf8')).toBe('precious');
+  });
+
+  test('another server on the same state folder', async () => {
+    const first = await up();
+    await expect(up({ socket: join(folder, 't') })).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'state-locked',
+      message: expect.stringContaining(
+        `the state folder ${folder} is in use by another Stowage (process ${process.pid})`,
+      ),
+    });
+    await first.stop();
+  });
+
+  test('a configuration that is wrong, or was asked for and is not there', async () => {
+    await writeFile(join(folder, 'stowage.yaml'), 'stores: 5');
+    await expect(up()).rejects.toMatchObject({
+      message: `${join(folder, 'stowage.yaml')}:1:9: 'stores' is not a map`,
+    });
+    await expect(up({ config: join(folder, 'other.yaml') })).rejects.toMatchObject({
+      reason: 'config-missing',
+      message: `there is no configuration file ${join(folder, 'other.yaml')}`,
+    });
+  });
+});
+
+test('a socket left behind by a process that was killed is replaced', async () => {
+  const path = JSON.stringify(join(folder, 's'));
+  const script = `require('net').createServer().listen(${path}, () => process.kill(process.pid, 'SIGKILL'))`;
+  expect(spawnSync(process.execPath, ['-e', script], { timeout: 10_000 }).signal).toBe('SIGKILL');
+  expect(existsSync(join(folder, 's'))).toBe(true);
+  await (await up()).stop();
+  expect(existsSync(join(folder, 's'))).toBe(false);
+});
+
+test('without a file there is one local store that just works', async () => {
+  await using server = await startServer({ listen: 'none' });
+  expect(server.running.addresses).toEqual([`unix:${join(server.folder, 's')}`]);
+  expect(server.engine.stores.list()).toMatchObject([{ config: { name: 'local', origin: 'builtin' }, default: true }]);
+  // Nobody asked for a port, so nobody needs a token.
+  expect(existsSync(join(server.folder, 'token'))).toBe(false);
+});
+
+test('the state folder is for its owner only', async () => {
+  const state = join(folder, 'fresh');
+  await using server = await startServer({ folder: state });
+  for (const [name, mode] of [
+    ['', 0o700],
+    ['token', 0o600],
+    ['state.db', 0o600],
+    ['s', 0o600],
+  ] as const) {
+    expect((await stat(join(state, name))).mode & 0o777).toBe(mode);
+  }
+  expect(server.port).toBeGreaterThan(0);
+});
+
+test('the token stays, unless it was revoked or its file removed', async () => {
+  const tokenAfter = async (between: () => Promise<unknown>): Promise<string> => {
+    await between();
+    await using _ = await startServer({ folder });
+    return await firstToken(folder);
+  };
+  const first = await tokenAfter(async () => undefined);
+  expect(await tokenAfter(async () => undefined)).toBe(first);
+  const second = await tokenAfter(() => rm(join(folder, 'token')));
+  expect(second).not.toBe(first);
+  await using server = await startServer({ folder });
+  expect((await server.remote(first).get('/v1/volumes')).status).toBe(401);
+  expect((await server.remote(second).get('/v1/volumes')).status).toBe(200);
+});
+
+describe('reload', () => {
+  test('brings in what the file says now; a broken file changes nothing', async () => {
+    for (const name of ['a', 'b']) await mkdir(join(folder, name));
+    const config = join(folder, 'conf.yaml');
+    await writeFile(config, `stores:\n  a: local://${folder}/a\n`);
+    await using server = await startServer({ folder, config, listen: 'none' });
+    const names = (): string[] => server.engine.stores.list().map((view) => view.config.name);
+    expect(names()).toEqual(['a']);
+    await server.engine.volumes.create(
+      { store: 'a', name: 'v', bytes: undefined, access: undefined, labels: {} },
+      aCall(),
+    );
+    await writeFile(config, `default: b\nstores:\n  a: local://${folder}/a\n  b: local://${folder}/b\n`);
+    await server.running.reload();
+    expect(names()).toEqual(['a', 'b']);
+    expect(server.engine.stores.defaultName).toBe('b');
+    await writeFile(config, 'stores: [');
+    await expect(server.running.reload()).rejects.toMatchObject({ reason: 'config-invalid' });
+    expect(names()).toEqual(['a', 'b']);
+    await writeFile(config, `stores:\n  b: local://${folder}/b\n`);
+    await server.running.reload();
+    expect(names()).toEqual(['b']);
+  });
+
+  test('a store of the file hides one of the same name that was added by hand, and gives it back', async () => {
+    for (const name of ['hand', 'file']) await mkdir(join(folder, name));
+    const config = join(folder, 'conf.yaml');
+    await writeFile(config, '');
+    const log = collectingLog();
+    await using server = await startServer({ folder, config, listen: 'none', log });
+    await server.engine.stores.add('x', `local://${folder}/hand`, aCall());
+    await writeFile(config, `stores:\n  x: local://${folder}/file\n`);
+    await server.running.reload();
+    expect(server.engine.stores.view('x').config).toMatchObject({ origin: 'file', uri: `local://${folder}/file` });
+    expect(log.lines.join('\n')).toContain('a store of the file hides one that was added by hand');
+    await writeFile(config, '');
+    await server.running.reload();
+    expect(server.engine.stores.view('x').config).toMatchObject({ origin: 'api', uri: `local://${folder}/hand` });
+  });
+});
+
+describe('addresses to listen on', () => {
+  test.each([
+    ['127.0.0.1:80', { host: '127.0.0.1', port: 80 }],
+    [':80', { host: '127.0.0.1', port: 80 }],
+    ['80', { host: '127.0.0.1', port: 80 }],
+    ['localhost:0', { host: 'localhost', port: 0 }],
+    ['[::1]:80', { host: '::1', port: 80 }],
+    ['none', undefined],
+  ])('%s', (text, expected) => {
+    expect(parseListen(text)).toEqual(expected);
+  });
+
+  test.each(['', 'x', '1.2.3.4', ':', ':99999', '::1:80', 'a b:80', '80:80:80', '-1', 'http://x:80'])(
+    'not %j',
+    (text) => {
+      expect(() => parseListen(text)).toThrow('is not an address to listen on');
+    },
+  );
+});

@@ -1,0 +1,227 @@
+import { randomUUID } from 'node:crypto';
+import { mkdir } from 'node:fs/promises';
+import { hostname } from 'node:os';
+import { join } from 'node:path';
+import { type Clock, systemClock } from '#base/clock.ts';
+import type { Folders } from '#base/folders.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { createDirectoryClient } from '#clients/kinds/directory.ts';
+import { createLoopClient } from '#clients/kinds/loop.ts';
+import { createMounter } from '#clients/mounter/create.ts';
+import { createRun } from '#clients/mounter/run.ts';
+import { createEngine, type Engine } from '#core/engine.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import type { NodeName, StoreConfig } from '#core/model.ts';
+import type { Records, StoreKind } from '#core/ports.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import { createRestServer, type RestServer } from '#front/rest/server.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { type FileConfig, readConfig } from './config.ts';
+import { examineMachine } from './doctor.ts';
+import { listenSocket, listenTcp, parseListen } from './listen.ts';
+import { bootId, ensureToken, instanceOf, prepareState, type StateFolder } from './state-folder.ts';
+import { statusOf } from './status.ts';
+import { keepApart, localPath } from './store-places.ts';
+import { version } from './version.ts';
+
+export interface UpSettings {
+  readonly folders: Folders;
+  /** Undefined: the file in the configuration folder, if there is one. `none`: no file at all. */
+  readonly config: string | undefined;
+  readonly listen: string | undefined;
+  readonly log: Log;
+  readonly signal: AbortSignal;
+  /** Time, where it is not the system's. */
+  readonly clock?: Clock;
+  /** The kinds of stores there are, where they are not the usual ones. */
+  readonly kinds?: readonly StoreKind[];
+}
+
+export interface Running {
+  readonly engine: Engine;
+  readonly addresses: readonly string[];
+  readonly state: StateFolder;
+  /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
+  reload(): Promise<void>;
+  /** What was left mounted because somebody uses it. */
+  stop(): Promise<readonly string[]>;
+}
+
+const tendEveryMs = 30_000;
+/** For operations that run when Stowage is told to stop; the rest goes on at the next start. */
+const drainMs = 10_000;
+
+/** Everything in one process: what `stowage up` runs. */
+export async function startUp(settings: UpSettings): Promise<Running> {
+  const { folders, log } = settings;
+  const clock = settings.clock ?? systemClock();
+  const startedAt = clock.now();
+  await using undo = new AsyncDisposableStack();
+  const state = await prepareState(folders.state, folders.socket);
+  const records = openRecords(state.database);
+  const closing = { close: async (): Promise<void> => records.close() };
+  undo.defer(() => closing.close());
+  const kinds = new Map(
+    (settings.kinds ?? [keepApart(createLocalStoreKind(), state)]).map((kind) => [kind.scheme, kind]),
+  );
+  const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
+  const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
+  const file = await readFile();
+  const engine = await assemble(records, kinds, state, clock, log);
+  closing.close = engine.close;
+  const scope: Scope = { signal: settings.signal, log };
+  const configure = async (from: FileConfig | undefined): Promise<void> =>
+    await engine.stores.configure(await storeConfigs(from, records, state, kinds, log), from?.defaultStore, scope);
+  await engine.mounts.replay(scope);
+  await configure(file);
+  await engine.mounts.reconcile(scope);
+
+  let ready = false;
+  const addresses: string[] = [];
+  const rest = createRestServer({
+    engine,
+    clock,
+    log,
+    version,
+    signal: settings.signal,
+    isReady: () => ready,
+    status: () => statusOf({ engine, startedAt, ready, addresses, state: state.path, config: file && configFile }),
+    doctor: (signal) => examineMachine(state.path, { signal, log }),
+  });
+  undo.defer(() => rest.close(0));
+  await rest.ready();
+  await listenSocket(rest.local, folders.socket);
+  addresses.push(`unix:${folders.socket}`);
+  const tcp = parseListen(settings.listen ?? file?.listen ?? '127.0.0.1:7878');
+  if (tcp !== undefined) {
+    await ensureToken(state, engine.tokens);
+    addresses.push(await listenTcp(rest.remote, tcp));
+  }
+  ready = true;
+  const tending = tend(engine, log, settings.signal);
+  undo.move();
+  return {
+    engine,
+    addresses,
+    state,
+    reload: async () => configure(await readFile()),
+    stop: () => stop(engine, rest, tending, log),
+  };
+}
+
+async function readGiven(
+  path: string | undefined,
+  asked: boolean,
+  kinds: ReadonlyMap<string, StoreKind>,
+): Promise<FileConfig | undefined> {
+  if (path === undefined) return undefined;
+  const found = await readConfig(path, kinds);
+  if (found !== undefined || !asked) return found;
+  throw new StowageError(`there is no configuration file ${path}`, {
+    code: 'invalid',
+    reason: 'config-missing',
+    action: 'Correct --config, or leave it out to run without a file.',
+  });
+}
+
+async function assemble(
+  records: Records,
+  kinds: ReadonlyMap<string, StoreKind>,
+  state: StateFolder,
+  clock: Clock,
+  log: Log,
+): Promise<Engine> {
+  const run = createRun(clock);
+  const roots = (only: (config: StoreConfig) => boolean): string[] =>
+    engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
+  const mounter = await createMounter({
+    clock,
+    run,
+    // Loop devices on files of other stores are their users' own.
+    storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
+    forbidden: () => [state.path, ...roots(() => true)],
+  });
+  const engine = createEngine({
+    records,
+    kinds,
+    mounter,
+    clients: { directory: createDirectoryClient({ mounter }), loop: createLoopClient({ mounter, run, clock }) },
+    mountsFolder: state.mounts,
+    instance: instanceOf(records),
+    epoch: randomUUID().slice(0, 8),
+    boot: await bootId(),
+    node: hostname() as NodeName,
+    clock,
+    log,
+  });
+  return engine;
+}
+
+/** The file's stores and those added by hand; with neither file nor names in it, one local store that just works. */
+async function storeConfigs(
+  file: FileConfig | undefined,
+  records: Records,
+  state: StateFolder,
+  kinds: ReadonlyMap<string, StoreKind>,
+  log: Log,
+): Promise<readonly StoreConfig[]> {
+  const configs = new Map<string, StoreConfig>();
+  if (file === undefined || file.stores.length === 0) {
+    await mkdir(state.defaultStore, { recursive: true, mode: 0o755 });
+    const path = state.defaultStore.split('/').map(encodeURIComponent).join('/');
+    configs.set('local', parseStoreConfig('local', `local://${path}`, 'builtin', kinds));
+  }
+  for (const { name, uri } of records.stores.list()) {
+    try {
+      configs.set(name, parseStoreConfig(name, uri, 'api', kinds));
+    } catch (thrown) {
+      log.warn('a store added by hand is no longer valid', { store: name, why: stowageError(thrown).message });
+    }
+  }
+  for (const config of file?.stores ?? []) {
+    if (configs.has(config.name))
+      log.warn('a store of the file hides one that was added by hand', { store: config.name });
+    configs.set(config.name, config);
+  }
+  return [...configs.values()];
+}
+
+/** What is done now and then. */
+function tend(engine: Engine, log: Log, signal: AbortSignal): AsyncDisposable {
+  const stopping = new AbortController();
+  const scope: Scope = { signal: AbortSignal.any([signal, stopping.signal]), log };
+  let round: Promise<void> | undefined;
+  const tendOnce = async (): Promise<void> => {
+    try {
+      await engine.tend(scope);
+    } catch (thrown) {
+      if (!scope.signal.aborted) log.warn('upkeep failed', { why: stowageError(thrown).message });
+    } finally {
+      round = undefined;
+    }
+  };
+  const timer = setInterval(() => {
+    round ??= tendOnce();
+  }, tendEveryMs);
+  timer.unref();
+  return {
+    [Symbol.asyncDispose]: async () => {
+      clearInterval(timer);
+      stopping.abort();
+      await round;
+    },
+  };
+}
+
+async function stop(engine: Engine, rest: RestServer, tending: AsyncDisposable, log: Log): Promise<readonly string[]> {
+  await tending[Symbol.asyncDispose]();
+  // Longer than the drain, so that whoever waits for an operation is told what became of it.
+  const closed = rest.close(drainMs + 2_000);
+  await engine.operations.drain(drainMs);
+  await closed;
+  const limit = AbortSignal.timeout(60_000);
+  const { inUse } = await engine.mounts.unmountIdle({ signal: limit, log });
+  await engine.close();
+  return inUse.map(({ mount, why }) => `${mount.target} (${why})`);
+}
