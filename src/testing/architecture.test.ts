@@ -1,0 +1,76 @@
+import { dirname } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { importsOf, programFiles, trespasses } from './imports.ts';
+
+const root = dirname(dirname(import.meta.dirname));
+
+test('the walk sees files and imports (else the next test proves nothing)', async () => {
+  const files = await programFiles(root);
+  expect(files.map((file) => file.path)).toContain('src/core/names.ts');
+  expect(importsOf(files).filter((i) => i.to.startsWith('#')).length).toBeGreaterThan(10);
+});
+
+test('every import goes down', async () => {
+  expect(trespasses(await programFiles(root))).toEqual([]);
+});
+
+describe('a planted mistake is found', () => {
+  test.each([
+    ['src/core/a.ts', `import { b } from '#stores/b.ts';`, 'src/core/a.ts may not import #stores/b.ts'],
+    ['src/core/a.ts', `import type {\n  B,\n} from '#stores/b.ts';`, 'src/core/a.ts may not import #stores/b.ts'],
+    ['src/base/a.ts', `export { b } from '#core/b.ts';`, 'src/base/a.ts may not import #core/b.ts'],
+    ['src/front/a.ts', `const b = await import('#stores/b.ts');`, 'src/front/a.ts may not import #stores/b.ts'],
+    ['src/records/a.ts', `import '#front/b.ts';`, 'src/records/a.ts may not import #front/b.ts'],
+    ['src/app/a.ts', `import { b } from '#testing/b.ts';`, 'src/app/a.ts may not import #testing/b.ts'],
+    ['src/app/a.ts', `import { b } from '#testbed/b.ts';`, 'src/app/a.ts may not import #testbed/b.ts'],
+    [
+      'src/cli/a.ts',
+      `import { b } from '#front/rest/schemas.ts';`,
+      'src/cli/a.ts may not import #front/rest/schemas.ts',
+    ],
+    [
+      'src/cli/a.ts',
+      `import type { B } from '#front/rest/server.ts';`,
+      'src/cli/a.ts may not import #front/rest/server.ts',
+    ],
+    ['src/cli/a.ts', `import { b } from '#core/names.ts';`, 'src/cli/a.ts may not import #core/names.ts'],
+    [
+      'src/stores/nfs/a.ts',
+      `import { b } from '../local/b.ts';`,
+      'src/stores/nfs/a.ts may not import its neighbour ../local/b.ts',
+    ],
+    ['src/core/a.ts', `import { b } from 'fastify';`, 'src/core/a.ts may not import the npm package fastify'],
+    ['src/misc/a.ts', '', 'src/misc is not in the table of who may import whom'],
+  ])('%s: %s', (path, text, found) => {
+    expect(trespasses([{ path, text }])).toContain(found);
+  });
+
+  test('a crossing that is not marked', () => {
+    expect(trespasses([{ path: 'src/core/a.ts', text: `import { b } from '../base/b.ts';` }])).toEqual([
+      'src/core/a.ts crosses a top folder with ../base/b.ts: write it with #',
+    ]);
+  });
+
+  test('a folder outside of src', () => {
+    expect(trespasses([{ path: 'src/app/a.ts', text: `import { b } from '../../bench/b.ts';` }])).toEqual([
+      'src/app/a.ts may not import ../../bench/b.ts',
+    ]);
+  });
+});
+
+test('only app reads the manifest', () => {
+  const text = `import manifest from '../../package.json' with { type: 'json' };`;
+  expect(trespasses([{ path: 'src/app/a.ts', text }])).toEqual([]);
+  expect(trespasses([{ path: 'src/core/a.ts', text }])).toEqual(['src/core/a.ts may not import ../../package.json']);
+});
+
+test('what is allowed is not found', () => {
+  const text = [
+    `import { readFile } from 'node:fs/promises';`,
+    `import { StowageError } from '#core/errors.ts';`,
+    `import type { VolumeJson } from '#front/rest/schemas.ts';`,
+    `import { parseSize } from '#base/size.ts';`,
+    `import { table } from './output.ts';`,
+  ].join('\n');
+  expect(trespasses([{ path: 'src/cli/a.ts', text }])).toEqual([]);
+});

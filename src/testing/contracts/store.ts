@@ -1,0 +1,476 @@
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { type Scope, silentLog } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeName, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+
+/** One store, empty at first, that a test may do anything to. */
+export interface StoreUnderTest extends AsyncDisposable {
+  readonly store: Store;
+  /** The instance the store was opened for. */
+  readonly instance: string;
+  /** Closes it and opens it again, as a restart does. */
+  reopen(): Promise<Store>;
+  /** The same place, opened read-only; the writable one is closed. */
+  reopenReadOnly(): Promise<Store>;
+  /** Puts data there that no record knows. */
+  plant(name: string): Promise<void>;
+  /** Removes a volume's data behind the store's back. */
+  lose(volume: Volume): Promise<void>;
+  /** Marks a volume's data, so that they can be told from any others. */
+  mark(volume: Volume, text: string): Promise<void>;
+  readMark(volume: Volume): Promise<string | undefined>;
+  /** How many things lie in the place, seen and unseen: to prove that nothing is left behind. */
+  count(): Promise<number>;
+}
+
+export const scope: Scope = { signal: new AbortController().signal, log: silentLog() };
+
+/** Every call is made twice: the second must answer as the first did. */
+async function twice<T>(call: () => Promise<T>): Promise<T> {
+  const first = await call();
+  expect(await call()).toEqual(first);
+  return first;
+}
+
+/** Refused the same way both times. */
+async function refused(call: () => Promise<unknown>): Promise<StowageError> {
+  const errors = [];
+  for (let i = 0; i < 2; i++) {
+    try {
+      await call();
+    } catch (thrown) {
+      errors.push(thrown);
+    }
+  }
+  const [first, second] = errors;
+  if (!(first instanceof StowageError) || !(second instanceof StowageError)) throw new Error(`not refused: ${errors}`);
+  expect([second.code, second.reason, second.message]).toEqual([first.code, first.reason, first.message]);
+  expect(first.action).not.toBe('');
+  return first;
+}
+
+const size = 32n * 1024n * 1024n;
+const name = (text: string): VolumeName => volumeName(text);
+
+/** The promises of the port `Store`, for every store there is. */
+export function storeContract(title: string, make: () => Promise<StoreUnderTest>): void {
+  describe(`${title}: the contract of a store`, () => {
+    let under: StoreUnderTest;
+    let store: Store;
+
+    beforeEach(async () => {
+      under = await make();
+      ({ store } = under);
+    });
+    afterEach(async () => {
+      await under[Symbol.asyncDispose]();
+    });
+
+    const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
+      id: newVolumeId(),
+      name: name(called),
+      bytes: size,
+      access: 'filesystem',
+      labels: { team: 'a' },
+      requestId: `request ${called}`,
+      createdAt: 1_700_000_000_000,
+      instance: under.instance,
+      ...more,
+    });
+    const create = (called: string): Promise<Volume> => store.create(spec(called), scope);
+    const list = async (): Promise<Volume[]> =>
+      (await Array.fromAsync(store.list(scope))).sort((a, b) => (a.name < b.name ? -1 : 1));
+    const trashed = async (): Promise<string[]> => (await store.trash.list(scope)).map((entry) => entry.volume.id);
+
+    describe('create', () => {
+      test('makes the volume that was asked for', async () => {
+        const want = spec('a');
+        const made = await twice(() => store.create(want, scope));
+        expect(made).toEqual({ ...want, store: store.name, revision: 1 });
+        expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
+        expect(await list()).toEqual([made]);
+        expect(await store.names(scope)).toEqual([made.name]);
+      });
+
+      test('gives the first volume to the same request, also under a fresh id', async () => {
+        const made = await create('a');
+        expect(await twice(() => store.create(spec('a', { id: newVolumeId() }), scope))).toEqual(made);
+      });
+
+      test('refuses a name that another request took', async () => {
+        const made = await create('a');
+        const error = await refused(() => store.create(spec('a', { requestId: 'another' }), scope));
+        expect([error.code, error.reason]).toEqual(['exists', 'volume-exists']);
+        expect(await list()).toEqual([made]);
+      });
+
+      test.each([
+        ['size', { bytes: size * 2n }],
+        ['labels', { labels: { team: 'b' } }],
+      ])('refuses the same request with another %s', async (_what, other) => {
+        await create('a');
+        const error = await refused(() => store.create(spec('a', other), scope));
+        expect([error.code, error.reason]).toEqual(['exists', 'request-differs']);
+      });
+
+      test('refuses a name whose data are there without a record, and leaves them', async () => {
+        await under.plant('a');
+        const error = await refused(() => create('a'));
+        expect([error.code, error.reason]).toEqual(['exists', 'directory-unrecorded']);
+        expect(await list()).toEqual([]);
+        expect((await store.adoptable(scope)).filter((one) => one.reason === undefined)).toEqual([{ name: 'a' }]);
+      });
+
+      test('makes one volume of many calls at once', async () => {
+        const made = await Promise.all(
+          Array.from({ length: 8 }, () => store.create(spec('a', { id: newVolumeId() }), scope)),
+        );
+        expect(new Set(made.map((volume) => volume.id)).size).toBe(1);
+        expect((await list()).length).toBe(1);
+      });
+
+      test('gives one of many different requests the name', async () => {
+        const results = await Promise.allSettled(
+          Array.from({ length: 8 }, (_, i) => store.create(spec('a', { requestId: `${i}`, id: newVolumeId() }), scope)),
+        );
+        expect(results.filter(({ status }) => status === 'fulfilled').length).toBe(1);
+        expect((await list()).length).toBe(1);
+      });
+
+      test('keeps every label, whatever its name', async () => {
+        const labels = JSON.parse('{"__proto__": "x", "constructor": "y", "": "z", "ü": "\\u0000"}');
+        const made = await twice(() => store.create(spec('a', { labels }), scope));
+        expect(Object.entries((await store.get(made.name, scope))?.volume.labels ?? {})).toEqual(
+          Object.entries(labels),
+        );
+      });
+
+      test('answers a call that was cancelled before it began with canceled, and makes nothing', async () => {
+        const error = await refused(() => store.create(spec('a'), { ...scope, signal: AbortSignal.abort() }));
+        expect(error.code).toBe('canceled');
+        expect(await list()).toEqual([]);
+      });
+    });
+
+    describe('get and list', () => {
+      test('say nothing of a volume that is not there', async () => {
+        expect(await twice(() => store.get(name('a'), scope))).toBeUndefined();
+        expect(await twice(list)).toEqual([]);
+      });
+
+      test('show a volume without its data as missing', async () => {
+        const made = await create('a');
+        await under.lose(made);
+        const seen = await twice(() => store.get(made.name, scope));
+        expect(seen).toMatchObject({ volume: made, condition: 'missing' });
+        expect(seen?.detail).toBeTruthy();
+        expect(await list()).toEqual([made]);
+        expect(await store.orphans(scope)).toMatchObject([{ kind: 'missing-data', name: 'a' }]);
+      });
+
+      test('survive a restart', async () => {
+        const made = [await create('a'), await create('b'), await create('c')];
+        store = await under.reopen();
+        expect(await list()).toEqual(made);
+      });
+    });
+
+    describe('delete', () => {
+      test('leaves nothing of the volume', async () => {
+        const before = await under.count();
+        const made = await create('a');
+        await under.mark(made, 'data');
+        await twice(() => store.delete(made, scope));
+        expect(await store.get(made.name, scope)).toBeUndefined();
+        await twice(() => store.reclaim(scope));
+        expect(await under.count()).toBe(before);
+        expect(await store.orphans(scope)).toEqual([]);
+      });
+
+      test('leaves another volume of that name alone', async () => {
+        const made = await create('a');
+        await twice(() => store.delete({ id: newVolumeId(), name: made.name }, scope));
+        expect(await list()).toEqual([made]);
+      });
+
+      test('succeeds for a volume whose data are gone', async () => {
+        const made = await create('a');
+        await under.lose(made);
+        await twice(() => store.delete(made, scope));
+        expect(await list()).toEqual([]);
+      });
+
+      test('frees the name', async () => {
+        const first = await create('a');
+        await under.mark(first, 'first');
+        await store.delete(first, scope);
+        const second = await store.create(spec('a', { requestId: 'another' }), scope);
+        expect(second.id).not.toBe(first.id);
+        expect(await under.readMark(second)).toBeUndefined();
+      });
+    });
+
+    describe('rename', () => {
+      test('moves record and data, and keeps the id', async () => {
+        const made = await create('a');
+        await under.mark(made, 'mine');
+        const moved = await twice(() => store.rename(made, name('b'), scope));
+        expect(moved).toEqual({ ...made, name: 'b', revision: moved.revision });
+        expect(moved.revision).toBeGreaterThan(made.revision);
+        expect(await list()).toEqual([moved]);
+        expect(await store.get(made.name, scope)).toBeUndefined();
+        expect(await store.get(moved.name, scope)).toEqual({ volume: moved, condition: 'ok' });
+        expect(await under.readMark(moved)).toBe('mine');
+        expect(await store.orphans(scope)).toEqual([]);
+      });
+
+      test('to its own name changes nothing', async () => {
+        const made = await create('a');
+        expect(await twice(() => store.rename(made, made.name, scope))).toEqual(made);
+      });
+
+      test('goes there and back again', async () => {
+        const made = await create('a');
+        const there = await store.rename(made, name('b'), scope);
+        const back = await twice(() => store.rename(there, name('a'), scope));
+        expect(back.name).toBe('a');
+        expect(await list()).toEqual([back]);
+      });
+
+      test('refuses a name that is taken, by a volume or by unrecorded data', async () => {
+        const [a, b] = [await create('a'), await create('b')];
+        await under.plant('c');
+        expect((await refused(() => store.rename(a, b.name, scope))).reason).toBe('volume-exists');
+        expect((await refused(() => store.rename(a, name('c'), scope))).reason).toBe('directory-unrecorded');
+        expect(await list()).toEqual([a, b]);
+      });
+
+      test('says not-found when neither name holds the volume', async () => {
+        const error = await refused(() => store.rename({ id: newVolumeId(), name: name('a') }, name('b'), scope));
+        expect(error.code).toBe('not-found');
+      });
+    });
+
+    describe('label, claim and expand', () => {
+      test('change what they should, and the revision with it', async () => {
+        const made = await create('a');
+        const labelled = await twice(() => store.label(made, { tier: 'gold' }, scope));
+        expect(labelled).toEqual({ ...made, labels: { tier: 'gold' }, revision: 2 });
+        const claimed = await twice(() => store.claim(made, 'another', scope));
+        expect(claimed).toEqual({ ...labelled, instance: 'another', revision: 3 });
+        const grown = await twice(() => store.expand(made, size * 2n, scope));
+        expect(grown).toEqual({ ...claimed, bytes: size * 2n, revision: 4 });
+        expect((await store.get(made.name, scope))?.volume).toEqual(grown);
+      });
+
+      test('expanding to the present size changes nothing, and nothing ever shrinks', async () => {
+        const made = await create('a');
+        expect(await twice(() => store.expand(made, size, scope))).toEqual(made);
+        const error = await refused(() => store.expand(made, size - 1n, scope));
+        expect([error.code, error.reason]).toEqual(['out-of-range', 'volume-would-shrink']);
+        expect(await list()).toEqual([made]);
+      });
+
+      test('say not-found for a volume that is not there, or another of that name', async () => {
+        await create('b');
+        for (const ref of [
+          { id: newVolumeId(), name: name('a') },
+          { id: newVolumeId(), name: name('b') },
+        ]) {
+          expect((await refused(() => store.label(ref, {}, scope))).code).toBe('not-found');
+          expect((await refused(() => store.claim(ref, 'x', scope))).code).toBe('not-found');
+          expect((await refused(() => store.expand(ref, size, scope))).code).toBe('not-found');
+          expect((await refused(() => store.source(ref, scope))).code).toBe('not-found');
+          expect((await refused(() => store.usage(ref, scope))).code).toBe('not-found');
+        }
+      });
+    });
+
+    describe('source and usage', () => {
+      test('tell where the data are and what they occupy', async () => {
+        const made = await create('a');
+        await under.mark(made, 'x'.repeat(100_000));
+        expect((await twice(() => store.source(made, scope))).kind).toBeTruthy();
+        const usage = await store.usage(made, scope);
+        expect(usage.complete).toBe(true);
+        expect(usage.bytes).toBeGreaterThanOrEqual(100_000n);
+        expect(usage.bytes).toBeLessThan(2n * size);
+      });
+
+      test('refuse a volume without its data', async () => {
+        const made = await create('a');
+        await under.lose(made);
+        expect((await refused(() => store.source(made, scope))).reason).toBe('volume-data-unusable');
+        expect((await refused(() => store.usage(made, scope))).reason).toBe('volume-data-unusable');
+      });
+    });
+
+    describe('the trash', () => {
+      test('keeps a volume out of sight and gives it back as it was', async () => {
+        const made = await create('a');
+        await under.mark(made, 'mine');
+        await twice(() => store.trash.put(made, 1234, scope));
+        expect(await list()).toEqual([]);
+        expect(await store.get(made.name, scope)).toBeUndefined();
+        expect(await twice(() => store.trash.list(scope))).toEqual([{ volume: made, deletedAt: 1234 }]);
+        store = await under.reopen();
+        await store.sweep(scope);
+        await store.reclaim(scope);
+        const back = await twice(() => store.trash.restore(made.id, made.name, scope));
+        expect(back).toEqual({ ...made, revision: back.revision });
+        expect(await under.readMark(back)).toBe('mine');
+        expect(await list()).toEqual([back]);
+        expect(await trashed()).toEqual([]);
+      });
+
+      test('gives it back under another name, while the old one is taken', async () => {
+        const first = await create('a');
+        await store.trash.put(first, 1, scope);
+        const second = await store.create(spec('a', { requestId: 'another' }), scope);
+        expect((await refused(() => store.trash.restore(first.id, first.name, scope))).code).toBe('exists');
+        const back = await twice(() => store.trash.restore(first.id, name('b'), scope));
+        expect(back).toMatchObject({ id: first.id, name: 'b' });
+        expect(await list()).toEqual([second, back]);
+      });
+
+      test('keeps two volumes of one name apart', async () => {
+        const first = await create('a');
+        await store.trash.put(first, 1, scope);
+        const second = await store.create(spec('a', { requestId: 'another' }), scope);
+        await store.trash.put(second, 2, scope);
+        expect((await trashed()).sort()).toEqual([first.id, second.id].sort());
+      });
+
+      test('forgets what is purged, for good', async () => {
+        const before = await under.count();
+        const made = await create('a');
+        await under.mark(made, 'mine');
+        await store.trash.put(made, 1, scope);
+        await twice(() => store.trash.purge(made.id, scope));
+        await store.reclaim(scope);
+        expect(await trashed()).toEqual([]);
+        expect(await under.count()).toBe(before);
+        expect((await refused(() => store.trash.restore(made.id, made.name, scope))).code).toBe('not-found');
+      });
+
+      test('does not mind what is not there', async () => {
+        const nobody = { id: newVolumeId(), name: name('a') };
+        await twice(() => store.trash.put(nobody, 1, scope));
+        await twice(() => store.trash.purge(nobody.id, scope));
+        expect(await trashed()).toEqual([]);
+      });
+    });
+
+    describe('release and adopt', () => {
+      test('a released volume comes back under its old id, with its data', async () => {
+        const made = await create('a');
+        await under.mark(made, 'mine');
+        await twice(() => store.release(made, scope));
+        expect(await list()).toEqual([]);
+        expect(await store.adoptable(scope)).toEqual([{ name: 'a' }]);
+        store = await under.reopen();
+        await store.sweep(scope);
+        const back = await twice(() => store.adopt(made.name, spec('a', { requestId: 'adopt' }), scope));
+        expect(back).toEqual({ ...made, requestId: 'adopt', revision: back.revision });
+        expect(await under.readMark(back)).toBe('mine');
+        expect(await store.adoptable(scope)).toEqual([]);
+      });
+
+      test('planted data become a volume', async () => {
+        await under.plant('a');
+        const want = spec('a', { bytes: undefined });
+        const made = await twice(() => store.adopt(name('a'), want, scope));
+        expect(made).toMatchObject({ id: want.id, name: 'a', labels: want.labels, revision: 1 });
+        expect(await store.get(name('a'), scope)).toEqual({ volume: made, condition: 'ok' });
+        expect(await store.orphans(scope)).toEqual([]);
+      });
+
+      test('data that are not there cannot be adopted, nor can a volume twice', async () => {
+        expect((await refused(() => store.adopt(name('a'), spec('a'), scope))).code).toBe('not-found');
+        await create('b');
+        expect((await refused(() => store.adopt(name('b'), spec('b', { requestId: 'x' }), scope))).code).toBe('exists');
+      });
+    });
+
+    describe('orphans, sweep and check', () => {
+      test('unrecorded data and volumes of other instances are reported and left alone', async () => {
+        const made = await create('a');
+        await store.claim(made, 'another', scope);
+        await under.plant('b');
+        store = await under.reopen();
+        await twice(() => store.sweep(scope));
+        const found = await twice(() => store.orphans(scope));
+        expect(found.map(({ kind, name }) => [kind, name])).toEqual([
+          ['unknown-volume', 'a'],
+          ['unrecorded-directory', 'b'],
+        ]);
+        for (const orphan of found) expect(orphan.action).not.toBe('');
+      });
+
+      test('a sweep leaves whole volumes as they are', async () => {
+        const made = await create('a');
+        await under.mark(made, 'mine');
+        await twice(() => store.sweep(scope));
+        await twice(() => store.reclaim(scope));
+        expect(await list()).toEqual([made]);
+        expect(await under.readMark(made)).toBe('mine');
+      });
+
+      test('a healthy store passes its check and says how much room there is', async () => {
+        const check = await store.check(scope);
+        expect(check.steps.filter(({ ok }) => !ok)).toEqual([]);
+        expect(check.ok).toBe(true);
+        expect(check.totalBytes).toBeGreaterThan(0n);
+      });
+    });
+
+    describe('a read-only store', () => {
+      test('shows recorded volumes under their ids, and other data under ids that stay', async () => {
+        const made = await create('a');
+        await under.mark(made, 'mine');
+        await under.plant('b');
+        const before = await under.count();
+        store = await under.reopenReadOnly();
+        const seen = await twice(list);
+        expect(seen.map((volume) => volume.name)).toEqual(['a', 'b']);
+        expect(seen[0]).toEqual(made);
+        for (const volume of seen) {
+          expect(await twice(() => store.get(volume.name, scope))).toEqual({ volume, condition: 'ok' });
+          expect((await store.source(volume, scope)).kind).toBeTruthy();
+          expect((await store.usage(volume, scope)).complete).toBe(true);
+        }
+        expect((await store.check(scope)).ok).toBe(true);
+        store = await under.reopenReadOnly();
+        expect(await list()).toEqual(seen);
+        expect(await under.count()).toBe(before);
+      });
+
+      test('refuses every change', async () => {
+        const made = await create('a');
+        store = await under.reopenReadOnly();
+        const changes: (() => Promise<unknown>)[] = [
+          () => store.create(spec('b'), scope),
+          () => store.delete(made, scope),
+          () => store.release(made, scope),
+          () => store.rename(made, name('b'), scope),
+          () => store.label(made, {}, scope),
+          () => store.expand(made, size * 2n, scope),
+          () => store.claim(made, 'x', scope),
+          () => store.adopt(name('b'), spec('b'), scope),
+          () => store.trash.put(made, 1, scope),
+          () => store.trash.restore(made.id, made.name, scope),
+          () => store.trash.purge(made.id, scope),
+        ];
+        for (const change of changes) {
+          const error = await refused(change);
+          expect([error.code, error.reason]).toEqual(['denied', 'store-read-only']);
+        }
+        await store.sweep(scope);
+        await store.reclaim(scope);
+        expect(await list()).toEqual([made]);
+      });
+    });
+  });
+}

@@ -1,0 +1,69 @@
+import { execFileSync } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type Scope, silentLog } from '#base/log.ts';
+
+/** A folder of this machine to mount in, from which everything is cleared away at the end. */
+export interface Ground extends Disposable {
+  readonly folder: string;
+  readonly scope: Scope;
+  /** A sparse file with a file system in it, or with nothing. */
+  image(name: string, mib: number, kind?: 'xfs' | 'ext4'): string;
+  /** What is mounted in the folder, as `findmnt` would say: the mount points. */
+  mounts(): readonly string[];
+  /** Loop devices on files of the folder. */
+  loops(): readonly string[];
+}
+
+export function createGround(): Ground {
+  const folder = realpathSync(mkdtempSync(join(tmpdir(), 'stowage-ground-')));
+  const mounts = (): readonly string[] =>
+    readFileSync('/proc/self/mountinfo', 'utf8')
+      .split('\n')
+      .map((line) => line.split(' ')[4] ?? '')
+      .filter((at) => at === folder || at.startsWith(`${folder}/`));
+  const loops = (): readonly string[] =>
+    readdirSync('/sys/block')
+      .filter((name) => name.startsWith('loop') && backingFile(name).startsWith(`${folder}/`))
+      .map((name) => `/dev/${name}`);
+  return {
+    folder,
+    scope: { signal: new AbortController().signal, log: silentLog() },
+    mounts,
+    loops,
+    image: (name, mib, kind) => {
+      const path = join(folder, name);
+      writeFileSync(path, '');
+      truncateSync(path, mib * 2 ** 20);
+      if (kind !== undefined) execFileSync(`mkfs.${kind}`, ['-q', path], { stdio: 'pipe', env: { PATH: searchPath } });
+      return path;
+    },
+    [Symbol.dispose]: () => {
+      for (const at of mounts().toReversed()) quietly('umount', '--lazy', '--', at);
+      for (const loop of loops()) quietly('losetup', '--detach', loop);
+      // Never through a mount: what is behind it would be deleted.
+      const left = mounts();
+      if (left.length > 0) throw new Error(`still mounted: ${left.join(', ')}`);
+      rmSync(folder, { recursive: true, force: true });
+    },
+  };
+}
+
+const searchPath = `${process.env['PATH'] ?? ''}:/usr/sbin:/sbin`;
+
+function backingFile(name: string): string {
+  try {
+    return readFileSync(`/sys/block/${name}/loop/backing_file`, 'utf8');
+  } catch {
+    return '';
+  }
+}
+
+function quietly(program: string, ...args: readonly string[]): void {
+  try {
+    execFileSync(program, args, { stdio: 'ignore', timeout: 10_000, env: { PATH: searchPath } });
+  } catch {
+    // Gone already; what remains is found by looking again.
+  }
+}

@@ -1,0 +1,115 @@
+import { readFileSync } from 'node:fs';
+import { glob } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+
+export interface SourceFile {
+  /** From the repository's root, such as `src/core/names.ts`. */
+  readonly path: string;
+  readonly text: string;
+}
+
+interface Import {
+  readonly from: string;
+  /** As written. */
+  readonly to: string;
+  /** Where it points, from the repository's root; empty for an npm package or a part of Node. */
+  readonly target: string;
+  readonly typeOnly: boolean;
+}
+
+/** Who may import whom, by top folder of src/. A folder may always import itself. */
+const may: Readonly<Record<string, readonly string[]>> = {
+  base: [],
+  wire: ['base'],
+  core: ['base'],
+  records: ['core', 'base'],
+  stores: ['core', 'wire', 'base'],
+  clients: ['core', 'wire', 'base'],
+  datapath: ['wire', 'base'],
+  controllers: ['core', 'wire', 'base'],
+  front: ['core', 'wire', 'base'],
+  cli: ['base'],
+  app: ['core', 'wire', 'base', 'records', 'stores', 'clients', 'datapath', 'controllers', 'front', 'cli'],
+};
+
+/** Single files that a folder may import beyond its table entry. */
+const besides: Readonly<Record<string, readonly { readonly path: string; readonly typeOnly: boolean }[]>> = {
+  cli: [
+    { path: 'src/front/rest/schemas.ts', typeOnly: true },
+    { path: 'src/core/errors.ts', typeOnly: false },
+  ],
+  // The version stands in one place.
+  app: [{ path: 'package.json', typeOnly: false }],
+};
+
+/** Folders whose children may not know each other, and the exceptions. */
+const strangers = ['stores', 'front', 'wire'];
+const acquainted: readonly string[] = [];
+
+/** Folders that use no npm package: what they need of one is a port. */
+const selfReliant = ['core', 'wire'];
+
+const importPattern =
+  /(?:^|\n)\s*(?:import|export)\s+(type\s+)?(?:[^'";]*?\sfrom\s+)?'([^']+)'|\bimport\(\s*'([^']+)'/g;
+
+/** The program's own files. Tests, and what only they import, may know everything. */
+export async function programFiles(root: string): Promise<readonly SourceFile[]> {
+  const files: SourceFile[] = [];
+  for await (const path of glob('src/*/**/*.ts', { cwd: root, exclude: ['src/**/*.test.ts', 'src/testing/**'] })) {
+    files.push({ path, text: readFileSync(join(root, path), 'utf8') });
+  }
+  return files;
+}
+
+export function importsOf(files: readonly SourceFile[]): readonly Import[] {
+  return files.flatMap(({ path, text }) =>
+    [...text.matchAll(importPattern)].map(([, type, plain, dynamic]) => {
+      const to = plain ?? dynamic ?? '';
+      return { from: path, to, target: targetOf(path, to), typeOnly: type !== undefined };
+    }),
+  );
+}
+
+function targetOf(from: string, to: string): string {
+  if (to.startsWith('#testbed/')) return `e2e/testbed/${to.slice('#testbed/'.length)}`;
+  if (to.startsWith('#')) return `src/${to.slice(1)}`;
+  return to.startsWith('.') ? join(dirname(from), to) : '';
+}
+
+/** `src/core/names.ts` → `core`; outside of src/ the top folder itself. */
+const top = (path: string): string => (path.startsWith('src/') ? path.split('/')[1] : path.split('/')[0]) ?? '';
+const child = (path: string): string => path.split('/').slice(1, 3).join('/');
+const crossing = (i: Import): boolean => i.target !== '' && top(i.from) !== top(i.target);
+/** `#` stands for a folder of src/ only. */
+const markable = (i: Import): boolean => i.target.startsWith('src/') || i.target.startsWith('e2e/testbed/');
+
+function allowed(i: Import): boolean {
+  if (may[top(i.from)]?.includes(top(i.target)) === true) return true;
+  return besides[top(i.from)]?.some((file) => file.path === i.target && (i.typeOnly || !file.typeOnly)) === true;
+}
+
+/** Every import that breaks a rule, as a sentence. */
+export function trespasses(files: readonly SourceFile[]): readonly string[] {
+  const all = importsOf(files);
+  const unknown = new Set(files.map((file) => top(file.path)).filter((folder) => may[folder] === undefined));
+  const up = all.filter((i) => crossing(i) && !allowed(i));
+  const silent = all.filter((i) => crossing(i) && markable(i) && !i.to.startsWith('#'));
+  const near = all.filter(
+    (i) =>
+      i.target !== '' &&
+      !crossing(i) &&
+      strangers.includes(top(i.from)) &&
+      child(i.from) !== child(i.target) &&
+      // A file right in the folder is common ground, not a neighbour.
+      !child(i.target).endsWith('.ts') &&
+      !acquainted.includes(`${child(i.from)} > ${child(i.target)}`),
+  );
+  const needy = all.filter((i) => i.target === '' && !i.to.startsWith('node:') && selfReliant.includes(top(i.from)));
+  return [
+    ...[...unknown].map((folder) => `src/${folder} is not in the table of who may import whom`),
+    ...up.map((i) => `${i.from} may not import ${i.to}`),
+    ...silent.map((i) => `${i.from} crosses a top folder with ${i.to}: write it with #`),
+    ...near.map((i) => `${i.from} may not import its neighbour ${i.to}`),
+    ...needy.map((i) => `${i.from} may not import the npm package ${i.to}`),
+  ];
+}
