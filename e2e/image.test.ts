@@ -1,0 +1,114 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+import { type Engine, startDockerd } from '#testbed/dockerd.ts';
+import { buildImage, imageName } from '#testbed/image.ts';
+import { needs } from '#testbed/needs.ts';
+
+const { version } = JSON.parse(readFileSync(join(repository, 'package.json'), 'utf8')) as { version: string };
+
+describe.skipIf(needs('root', 'docker'))('the container image', () => {
+  const end = new AbortController();
+  let engine: Engine;
+
+  beforeAll(async () => {
+    const tar = await buildImage(end.signal);
+    engine = await startDockerd(end.signal);
+    await engine.docker('load', '--input', tar);
+  }, 300_000);
+
+  afterAll(async () => {
+    await engine?.[Symbol.asyncDispose]();
+    end.abort();
+  });
+
+  const inspect = (name: string, field: string): Promise<string> =>
+    engine.docker('inspect', '--format', `{{${field}}}`, name);
+
+  /** Until the health check says so; fails as soon as the container ends, with what it printed. */
+  async function healthy(name: string): Promise<void> {
+    const signal = AbortSignal.timeout(45_000);
+    while ((await inspect(name, '.State.Health.Status')) !== 'healthy') {
+      if ((await inspect(name, '.State.Running')) !== 'true') throw new Error(await engine.docker('logs', name));
+      await delay(200, undefined, { signal });
+    }
+  }
+
+  async function start(name: string, ...flags: readonly string[]): Promise<void> {
+    const volume = ['-v', `${name}:/var/lib/stowage`];
+    await engine.docker(
+      'run',
+      '-d',
+      '--name',
+      name,
+      '--network',
+      'none',
+      '--health-interval',
+      '1s',
+      ...volume,
+      ...flags,
+      imageName,
+    );
+  }
+
+  test('says its version', async () => {
+    const said = await engine.docker('run', '--rm', '--network', 'none', imageName, '--version');
+    expect(said).toContain(version);
+  });
+
+  test('becomes healthy as a user who is not root', async () => {
+    await start('plain');
+    await healthy('plain');
+    expect(await engine.docker('exec', 'plain', 'id', '-u')).toBe('7878');
+    expect(await engine.docker('logs', 'plain')).toMatch(/^stowage ready/m);
+  });
+
+  test('ends at once when it is stopped, and keeps its volumes', async () => {
+    await start('kept');
+    await healthy('kept');
+    await engine.docker('exec', 'kept', 'stowage', 'volume', 'create', 'survivor', '--json');
+    const since = performance.now();
+    await engine.docker('stop', '--time', '30', 'kept');
+    expect(performance.now() - since).toBeLessThan(10_000);
+    expect(await inspect('kept', '.State.ExitCode')).toBe('0');
+    await engine.docker('start', 'kept');
+    await healthy('kept');
+    const listed = await engine.docker('exec', 'kept', 'stowage', 'volume', 'list', '--json');
+    expect(listed).toContain('survivor');
+  });
+
+  // The flags that the head of deploy/Dockerfile gives, less the host folder: the engine's mounts are its own.
+  const mounting = [
+    '--user',
+    '0',
+    '--cap-add',
+    'SYS_ADMIN',
+    '--security-opt',
+    'apparmor=unconfined',
+    '-v',
+    '/dev:/dev',
+  ];
+  const loops = ['--device-cgroup-rule', 'b 7:* rmw', '--device', '/dev/loop-control'];
+
+  test.skipIf(needs('loop', 'ext4'))('mounts as root with one capability', async () => {
+    await start('mounter', ...mounting, ...loops);
+    await healthy('mounter');
+    const stowage = (...args: readonly string[]): Promise<string> =>
+      engine.docker('exec', 'mounter', 'stowage', ...args);
+    await engine.docker('exec', 'mounter', 'mkdir', '/var/lib/stowage/images');
+    await stowage('store', 'add', 'images', 'local:///var/lib/stowage/images?layout=image');
+    await stowage('volume', 'create', 'images/x', '--size', '64M');
+    await stowage('mount', 'images/x', '/data');
+    try {
+      expect(await engine.docker('exec', 'mounter', 'stat', '-f', '-c', '%T', '/data')).toBe('ext2/ext3');
+    } finally {
+      await stowage('unmount', '/data');
+    }
+    await stowage('volume', 'delete', 'images/x');
+    expect(await engine.docker('exec', 'mounter', 'losetup', '--list', '--noheadings')).not.toContain(
+      '/var/lib/stowage',
+    );
+  });
+});

@@ -1,0 +1,76 @@
+import { execFile } from 'node:child_process';
+import { mkdir, mkdtemp, realpath, rm, truncate, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
+import { promisify } from 'node:util';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type Stowage, startStowage } from './stowage.ts';
+
+const exec = promisify(execFile);
+
+/** State and store on one file system in an image; `cut` goes on with what that image holds at this moment, and no more. */
+async function machine(filesystem: string): Promise<{ readonly disk: string; cut(server: Stowage): Promise<void> }> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-cut-')));
+  const [image, after, disk] = [join(top, 'image'), join(top, 'after'), join(top, 'disk')];
+  await writeFile(image, '');
+  await truncate(image, 500 * 1024 * 1024);
+  await exec(`mkfs.${filesystem}`, ['-q', image]);
+  await mkdir(disk);
+  await exec('mount', ['-o', 'loop', image, disk]);
+  onTestFinished(async () => {
+    await exec('umount', [disk]);
+    await rm(top, { recursive: true });
+  });
+  return {
+    disk,
+    cut: async (server) => {
+      server.signal('SIGSTOP');
+      // What the kernel has not written to the device is not in the copy: that is what a power cut takes.
+      await exec('cp', ['--sparse=always', image, after]);
+      server.signal('SIGKILL');
+      await server.ended();
+      await exec('umount', [disk]);
+      await exec('mount', ['-o', 'loop', after, disk]);
+      // The machine did not really start anew, so that it did has to be said.
+      const db = new DatabaseSync(join(disk, 'state', 'state.db'));
+      db.exec("DELETE FROM settings WHERE key LIKE 'compared %'");
+      db.close();
+    },
+  };
+}
+
+const names = async (server: Stowage, path: string): Promise<string[]> =>
+  ((await server.api('GET', path)).body['items'] as { name: string }[]).map(({ name }) => name);
+
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
+  test.each(['xfs', 'ext4'])('takes back nothing that was answered (%s)', async (filesystem) => {
+    const { disk, cut } = await machine(filesystem);
+    const before = await startStowage({ state: join(disk, 'state') });
+    await mkdir(join(disk, 'data'));
+    await before.api('POST', '/v1/stores', { name: 'data', uri: `local://${disk}/data?onDelete=archive` });
+    const { body: token } = await before.api('POST', '/v1/tokens', { name: 'revoked', role: 'admin' });
+    for (const name of ['a', 'b', 'c', 'd', 'e']) await before.api('POST', '/v1/volumes', { store: 'data', name });
+    expect((await before.api('POST', '/v1/volumes/data..a/rename', { name: 'renamed' })).status).toBe(200);
+    expect((await before.api('POST', '/v1/volumes/data..b/expand', { bytes: '1048576' })).status).toBe(200);
+    expect((await before.api('PATCH', '/v1/volumes/data..c', { labels: { kept: 'yes' } })).status).toBe(200);
+    expect((await before.api('DELETE', '/v1/volumes/data..d')).status).toBe(200);
+    expect((await before.api('DELETE', `/v1/tokens/${token['id']}`)).status).toBe(204);
+    const { body: status } = await before.api('GET', '/v1/status');
+    await cut(before);
+
+    const server = await startStowage({ state: join(disk, 'state') });
+    onTestFinished(() => server.stop());
+    expect((await server.api('GET', '/v1/status')).body['instance']).toBe(status['instance']);
+    expect(await names(server, '/v1/stores')).toEqual(['local', 'data']);
+    expect(await names(server, '/v1/tokens')).not.toContain('revoked');
+    expect(await names(server, '/v1/volumes?store=data')).toEqual(['b', 'c', 'e', 'renamed']);
+    expect(await names(server, '/v1/trash')).toEqual(['d']);
+    expect((await server.api('GET', '/v1/volumes/data..b')).body).toMatchObject({ bytes: '1048576', condition: 'ok' });
+    expect((await server.api('GET', '/v1/volumes?store=data&contains=c')).body['items']).toMatchObject([
+      { labels: { kept: 'yes' } },
+    ]);
+    expect(await names(server, '/v1/stores/data/orphans')).toEqual([]);
+  });
+});

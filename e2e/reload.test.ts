@@ -1,0 +1,114 @@
+import { mkdir, mkdtemp, readFile, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { run, type Stowage, startStowage } from './stowage.ts';
+
+let top: string;
+let config: string;
+
+beforeEach(async () => {
+  top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-reload-')));
+  config = join(top, 'stowage.yaml');
+  for (const name of ['a', 'b', 'c']) await mkdir(join(top, name));
+  onTestFinished(() => rm(top, { recursive: true, force: true }));
+});
+
+async function start(): Promise<Stowage> {
+  const server = await startStowage({ state: join(top, 'state'), config });
+  onTestFinished(() => server.stop());
+  return server;
+}
+
+interface Listed {
+  readonly name: string;
+  readonly uri: string;
+  readonly onDelete: string;
+}
+
+async function stores(server: Stowage): Promise<readonly Listed[]> {
+  return (await server.api('GET', '/v1/stores')).body['items'] as readonly Listed[];
+}
+const names = async (server: Stowage): Promise<string[]> => (await stores(server)).map((store) => store.name);
+
+describe.skipIf(needs('linux'))('SIGHUP', () => {
+  test('brings in what the file says now, without a restart', async () => {
+    await writeFile(config, `stores:\n  a: local://${top}/a\n  b: local://${top}/b\n`);
+    const server = await start();
+    expect(await names(server)).toEqual(['a', 'b']);
+    const { id } = (await server.api('POST', '/v1/volumes', { name: 'kept', store: 'a' })).body;
+    await writeFile(config, `stores:\n  a:\n    uri: local://${top}/a\n    onDelete: archive\n  c: local://${top}/c\n`);
+    server.signal('SIGHUP');
+    await vi.waitFor(async () => expect(await names(server)).toEqual(['a', 'c']));
+    expect((await stores(server))[0]?.onDelete).toBe('archive');
+    expect((await server.api('GET', `/v1/volumes/${id}`)).status).toBe(200);
+  });
+
+  test('with a broken file leaves everything as it was, and says where it is broken', async () => {
+    await writeFile(config, `stores:\n  a: local://${top}/a\n`);
+    const server = await start();
+    await writeFile(config, `stores:\n  a: local://${top}/a\n  b:\n    uri: local://${top}/b\n    colour: red\n`);
+    server.signal('SIGHUP');
+    await vi.waitFor(() => expect(server.output()).toContain('the configuration stays as it was'));
+    expect(server.output()).toContain(`${config}:5:5: store 'b' has the unknown option 'colour'`);
+    expect(await names(server)).toEqual(['a']);
+    expect((await server.api('POST', '/v1/volumes', { name: 'x' })).status).toBe(201);
+    await rm(config);
+    server.signal('SIGHUP');
+    await vi.waitFor(() => expect(server.output()).toContain(`there is no configuration file ${config}`));
+    expect(await names(server)).toEqual(['a']);
+  });
+
+  test('requests that run meanwhile are all answered', async () => {
+    await writeFile(config, `stores:\n  a: local://${top}/a\n`);
+    const server = await start();
+    const results: number[] = [];
+    const creating = Array.from({ length: 8 }, async (_, worker) => {
+      for (let i = 0; i < 25; i++) {
+        const body = { name: `v${worker}-${i}`, store: 'a' };
+        results.push((await server.api('POST', '/v1/volumes', body)).status);
+      }
+    });
+    for (const onDelete of ['archive', 'retain', 'delete', 'archive']) {
+      await writeFile(config, `stores:\n  a: local://${top}/a?onDelete=${onDelete}\n`);
+      server.signal('SIGHUP');
+      await vi.waitFor(async () => expect((await stores(server))[0]?.onDelete).toBe(onDelete), { timeout: 10_000 });
+    }
+    await Promise.all(creating);
+    // A store is closed for a moment when its options change: that is said, and can be repeated.
+    expect(results.filter((status) => status !== 201 && status !== 503)).toEqual([]);
+    const made = results.filter((status) => status === 201).length;
+    expect((await server.api('GET', '/v1/volumes?limit=1000')).body['items']).toHaveLength(made);
+  });
+});
+
+describe.skipIf(needs('mount'))('SIGHUP while volumes are mounted', () => {
+  test('a store that is taken out of the file, or changed, stays until they are unmounted', async () => {
+    await writeFile(config, `stores:\n  a: local://${top}/a\n  b: local://${top}/b\n`);
+    const server = await start();
+    await server.api('POST', '/v1/volumes', { name: 'v', store: 'a' });
+    const target = join(top, 'mounted');
+    expect((await server.api('POST', '/v1/volumes/v/mount', { target })).status).toBe(200);
+    await writeFile(join(target, 'file'), 'text');
+    await writeFile(config, `stores:\n  b: local://${top}/b\n`);
+    server.signal('SIGHUP');
+    await vi.waitFor(() => expect(server.output()).toContain("store 'a' has mounted volumes: a/v"));
+    expect(await names(server)).toEqual(['a', 'b']);
+    expect(await readFile(join(target, 'file'), 'utf8')).toBe('text');
+    expect((await server.api('POST', '/v1/volumes/v/unmount', { target })).status).toBe(204);
+    server.signal('SIGHUP');
+    await vi.waitFor(async () => expect(await names(server)).toEqual(['b']));
+  });
+});
+
+describe.skipIf(needs('linux'))('a configuration that is wrong', () => {
+  test('keeps the server from starting, with file, line, column and what to do', async () => {
+    await writeFile(config, 'version: 1\nstores:\n  a: local:///x\n  a: local:///y\n');
+    const args = ['up', '--state', join(top, 'state'), '--listen', 'none', '--config', config];
+    const { status, stderr } = await run('bin/stowage', args);
+    expect(status).toBe(2);
+    expect(stderr).toContain(`${config}:4:3: Map keys must be unique`);
+    expect(stderr).toMatch(/^action: Mend the YAML there/m);
+  });
+});

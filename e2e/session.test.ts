@@ -1,0 +1,151 @@
+import { mkdir, mkdtemp, readFile, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs, toolPath } from '#testbed/needs.ts';
+import { program, run, type Stowage, startStowage } from './stowage.ts';
+
+async function started(command?: readonly string[]): Promise<{ readonly server: Stowage; readonly top: string }> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-session-')));
+  const server = await startStowage({ state: join(top, 'state'), ...(command && { command }) });
+  onTestFinished(async () => {
+    await server.stop();
+    await rm(top, { recursive: true });
+  });
+  return { server, top };
+}
+
+async function good(result: ReturnType<Stowage['cli']>): Promise<string> {
+  const { status, stdout, stderr } = await result;
+  expect(status, stderr).toBe(0);
+  return stdout;
+}
+
+/** The size that `df -h` shows for a path. */
+async function df(path: string): Promise<string> {
+  const { stdout } = await run('df', ['-h', '--output=size', path]);
+  return stdout.split('\n')[1]?.trim() ?? '';
+}
+
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the session in the README', () => {
+  test('an image volume has its size, holds data, and grows while it is mounted', async () => {
+    const { server, top } = await started();
+    const images = join(top, 'images');
+    const at = join(top, 'x');
+    await mkdir(images);
+    await good(server.cli('store', 'add', 'images', `local://${images}?layout=image&onDelete=archive`));
+    const json = await good(server.cli('volume', 'create', 'images/x', '--size', '1G', '--json'));
+    await writeFile(join(top, 'x.json'), json);
+    expect((await run('jq', ['-r', '.bytes, .enforced', join(top, 'x.json')])).stdout).toBe('1073741824\ntrue\n');
+    await good(server.cli('mount', 'x', at));
+    await writeFile(join(at, 'file'), 'kept');
+    expect(await df(at)).toBe('1.0G');
+    await good(server.cli('volume', 'expand', 'x', '2G'));
+    expect(await df(at)).toBe('2.0G');
+    expect(await readFile(join(at, 'file'), 'utf8')).toBe('kept');
+    await good(server.cli('unmount', at));
+    expect(await good(server.cli('volume', 'delete', 'x'))).toContain('trash');
+    await good(server.cli('volume', 'restore', 'images/x'));
+    await good(server.cli('mount', 'x', at, '--read-only'));
+    expect(await readFile(join(at, 'file'), 'utf8')).toBe('kept');
+    await expect(writeFile(join(at, 'other'), '')).rejects.toMatchObject({ code: 'EROFS' });
+    await good(server.cli('unmount', at));
+  });
+
+  test('capacity is enforced: a volume of 300 MiB does not take 400', async () => {
+    const { server, top } = await started();
+    const at = join(top, 'small');
+    await mkdir(join(top, 'images'));
+    await good(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
+    await good(server.cli('volume', 'create', 'small', '--store', 'images', '--size', '300M'));
+    await good(server.cli('mount', 'small', at));
+    await expect(writeFile(join(at, 'big'), Buffer.alloc(400 * 1024 * 1024))).rejects.toMatchObject({ code: 'ENOSPC' });
+    await good(server.cli('unmount', at));
+  });
+
+  test('a block volume is a device of exactly its size', async () => {
+    const { server, top } = await started();
+    const at = join(top, 'disk');
+    await mkdir(join(top, 'images'));
+    await good(server.cli('store', 'add', 'images', `local://${join(top, 'images')}?layout=image`));
+    await good(server.cli('volume', 'create', 'raw', '--store', 'images', '--size', '32M', '--block'));
+    await good(server.cli('mount', 'raw', at));
+    expect((await run('blockdev', ['--getsize64', at])).stdout.trim()).toBe(String(32 * 1024 * 1024));
+    await good(server.cli('volume', 'expand', 'raw', '64M'));
+    expect((await run('blockdev', ['--getsize64', at])).stdout.trim()).toBe(String(64 * 1024 * 1024));
+    await good(server.cli('unmount', at));
+  });
+});
+
+describe.skipIf(needs('linux'))('a first start', () => {
+  test('says where it listens, which store is the default and what to try next', async () => {
+    const { server, top } = await started();
+    const lines = server.output().split('\n');
+    expect(lines[0]).toMatch(/^stowage ready in \d+\.\d s$/);
+    expect(server.output()).toContain(`  socket   ${join(top, 'state', 'stowage.sock')}`);
+    expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
+    const next = lines.slice(lines.indexOf('Try next:') + 1).filter((line) => line.startsWith('  '));
+    expect(next).toHaveLength(3);
+    // Each of them works as it is printed.
+    for (const line of next) {
+      const [, ...args] = line.trim().split(' ');
+      expect((await server.cli(...args)).status, line).toBeLessThanOrEqual(args[0] === 'doctor' ? 1 : 0);
+    }
+  });
+});
+
+describe.skipIf(needs('linux'))('existing directories', () => {
+  test('become volumes one by one or all at once, where they are', async () => {
+    const { server, top } = await started();
+    for (const name of ['one', 'two', 'three']) await mkdir(join(top, 'data', name), { recursive: true });
+    await writeFile(join(top, 'data', 'two', 'file'), 'kept');
+    await good(server.cli('store', 'add', 'data', `local://${join(top, 'data')}`));
+    const orphans = JSON.parse(await good(server.cli('store', 'orphans', 'data', '--json'))) as { action: string }[];
+    expect(orphans).toHaveLength(3);
+    // What the report tells to do works as it is printed.
+    const [, advised = ''] = /with: stowage ([^;]*)/.exec(orphans[0]?.action ?? '') ?? [];
+    expect(await good(server.cli(...advised.split(' ')))).toBe('adopted one (data without a record)\n');
+    await good(server.cli('store', 'adopt', 'data'));
+    const volumes = JSON.parse(await good(server.cli('volume', 'list', '--store', 'data', '--json'))) as {
+      name: string;
+    }[];
+    expect(volumes.map(({ name }) => name)).toEqual(['one', 'three', 'two']);
+    expect(await readFile(join(top, 'data', 'two', 'file'), 'utf8')).toBe('kept');
+    expect(JSON.parse(await good(server.cli('store', 'orphans', 'data', '--json')))).toEqual([]);
+  });
+});
+
+describe.skipIf(needs('linux'))('a system that is not Linux', () => {
+  test('runs everything but mounting, and says what it cannot do', async () => {
+    // Only what Node says of the system is another; the kernel underneath is what it is.
+    const pretend = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
+    const main = join(program, '../../src/app/main.ts');
+    const { server, top } = await started([
+      process.execPath,
+      '--import',
+      pretend,
+      '--disable-warning=ExperimentalWarning',
+      main,
+    ]);
+    expect(server.output()).toContain('volumes cannot be mounted: this is darwin, and mounting needs Linux');
+    await good(server.cli('volume', 'create', 'photos'));
+    await good(server.cli('volume', 'rename', 'photos', 'pictures'));
+    const refused = await server.cli('mount', 'pictures', join(top, 'target'));
+    expect(refused.status).toBe(7);
+    expect(refused.stderr).toContain('error: volumes cannot be mounted here: this is darwin, and mounting needs Linux');
+    expect((await server.cli('doctor')).stdout).toContain('volumes cannot be mounted');
+    await good(server.cli('volume', 'delete', 'pictures'));
+  });
+});
+
+describe.skipIf(needs('linux', 'node26'))('Node 26', () => {
+  test('runs the server and the command line from the sources', async () => {
+    const main = join(program, '../../src/app/main.ts');
+    const { server } = await started([toolPath('node26'), '--disable-warning=ExperimentalWarning', main]);
+    await good(server.cli('volume', 'create', 'photos', '--label', 'made=by-26'));
+    expect(JSON.parse(await good(server.cli('volume', 'list', '--json')))).toMatchObject([
+      { name: 'photos', labels: { made: 'by-26' } },
+    ]);
+    await good(server.cli('volume', 'delete', 'photos'));
+  });
+});

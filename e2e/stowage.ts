@@ -1,0 +1,126 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { request } from 'node:http';
+import { fileURLToPath } from 'node:url';
+
+export const program = fileURLToPath(new URL('../bin/stowage', import.meta.url));
+
+export interface Answer {
+  readonly status: number;
+  // Tests look at whatever was answered.
+  readonly body: { readonly [key: string]: unknown };
+}
+
+export interface Finished {
+  readonly status: number;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+/** The real program in a process of its own, on a state folder of its own. */
+export interface Stowage {
+  readonly pid: number;
+  /** What it printed so far. */
+  readonly output: () => string;
+  /** Over its socket. Rejects when the server dies before it answers. */
+  api(method: string, path: string, body?: unknown, headers?: Readonly<Record<string, string>>): Promise<Answer>;
+  cli(...args: string[]): Promise<Finished>;
+  signal(signal: NodeJS.Signals): void;
+  /** Resolves when the process is gone. */
+  ended(): Promise<number | NodeJS.Signals | null>;
+  /** SIGTERM, then waits. */
+  stop(): Promise<void>;
+}
+
+export interface StowageOptions {
+  readonly state: string;
+  readonly config?: string;
+  readonly listen?: string;
+  /** The command and its first arguments; `bin/stowage` unless told. */
+  readonly command?: readonly string[];
+  /** Called with the process before it is ready. */
+  readonly onSpawn?: (child: ChildProcess) => void;
+}
+
+/** Resolves at `stowage ready`; rejects with what was printed when the process ends before that. */
+export async function startStowage(options: StowageOptions): Promise<Stowage> {
+  const [command = program, ...first] = options.command ?? [program];
+  const socket = `${options.state}/stowage.sock`;
+  const args = [
+    ...first,
+    'up',
+    '--state',
+    options.state,
+    '--config',
+    options.config ?? 'none',
+    '--listen',
+    options.listen ?? 'none',
+  ];
+  const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
+  options.onSpawn?.(child);
+  const gone = exitOf(child);
+  let output = '';
+  const { promise: ready, resolve, reject } = Promise.withResolvers<void>();
+  const read = (chunk: Buffer): void => {
+    output += String(chunk);
+    if (/^stowage ready/m.test(output)) resolve();
+  };
+  child.stdout.on('data', read);
+  child.stderr.on('data', read);
+  void gone.then((how) => reject(new Error(`stowage up ended with ${how}:\n${output}`)));
+  await ready;
+  return {
+    pid: child.pid ?? 0,
+    output: () => output,
+    api: (method, path, body, headers = {}) => call(socket, method, path, body, headers),
+    cli: (...rest) => run(command, [...first, '--socket', socket, ...rest]),
+    signal: (signal) => void child.kill(signal),
+    ended: () => gone,
+    stop: async () => {
+      child.kill('SIGTERM');
+      await gone;
+    },
+  };
+}
+
+function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
+  const { promise, resolve } = Promise.withResolvers<number | NodeJS.Signals | null>();
+  child.once('error', () => resolve(null));
+  child.once('close', (code, signal) => resolve(code ?? signal));
+  return promise;
+}
+
+/** Never rejects for what the program says: that is what tests look at. */
+export function run(command: string, args: readonly string[]): Promise<Finished> {
+  const { promise, resolve } = Promise.withResolvers<Finished>();
+  execFile(command, args, { timeout: 60_000 }, (error, stdout, stderr) => {
+    resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr });
+  });
+  return promise;
+}
+
+function call(
+  socket: string,
+  method: string,
+  path: string,
+  body: unknown,
+  headers: Readonly<Record<string, string>>,
+): Promise<Answer> {
+  const { promise, resolve, reject } = Promise.withResolvers<Answer>();
+  const text = body === undefined ? undefined : JSON.stringify(body);
+  const typed = text === undefined ? headers : { 'content-type': 'application/json', ...headers };
+  const sent = request({ socketPath: socket, method, path, headers: typed, agent: false }, (response) => {
+    const chunks: Buffer[] = [];
+    response.on('data', (chunk: Buffer) => chunks.push(chunk));
+    response.on('error', reject);
+    response.on('end', () => {
+      const answer = Buffer.concat(chunks).toString();
+      resolve({
+        status: response.statusCode ?? 0,
+        body: answer.startsWith('{') ? JSON.parse(answer) : { text: answer },
+      });
+    });
+  });
+  sent.on('error', reject);
+  sent.end(text);
+  return promise;
+}

@@ -1,0 +1,59 @@
+import { readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { onPath, type Run } from './component.ts';
+
+const policyFile = '/usr/sbin/policy-rc.d';
+// 101: "action forbidden by policy". Packages must not start their daemons: tests start their own.
+const policy = '#!/bin/sh\n# Put here by the Stowage test bed while it installs packages; safe to remove.\nexit 101\n';
+
+export function cannotInstall(): string | undefined {
+  if (onPath('apt-get') === undefined) return 'this machine has no apt-get';
+  return process.getuid?.() === 0 ? undefined : 'installing Debian packages needs root';
+}
+
+/** One call for all packages, and an update of the lists only when they do not know enough. */
+export async function install(wanted: readonly string[], run: Run): Promise<readonly string[]> {
+  const apt = (...args: readonly string[]): Promise<string> =>
+    run('apt-get', ['-o', 'DPkg::Lock::Timeout=300', ...args]);
+  const knows = (name: string): Promise<boolean> =>
+    run('apt-cache', ['show', '--no-all-versions', name]).then(
+      () => true,
+      () => false,
+    );
+  const certain = wanted.filter((name) => !name.endsWith('?'));
+  let fresh = false;
+  const update = async (): Promise<void> => {
+    await apt('update');
+    fresh = true;
+  };
+  if (!(await Promise.all(certain.map(knows))).every(Boolean)) await update();
+  const maybe = wanted.filter((name) => name.endsWith('?')).map((name) => name.slice(0, -1));
+  const known = await Promise.all(maybe.map(async (name) => ((await knows(name)) ? [name] : [])));
+  const packages = [...new Set([...certain, ...known.flat()])].sort();
+  const attempt = (): Promise<string> => apt('install', '-y', '--no-install-recommends', ...packages);
+  using _quiet = daemonsStayDown();
+  try {
+    await attempt();
+  } catch (cause) {
+    // Lists that are too old name versions that the mirror no longer has.
+    if (fresh) throw cause;
+    await update();
+    await attempt();
+  }
+  return packages;
+}
+
+function daemonsStayDown(): Disposable {
+  const before = textOf(policyFile);
+  // An administrator's own policy stays; one that a killed run left behind is taken over.
+  if (before !== undefined && before !== policy) return { [Symbol.dispose]: () => undefined };
+  writeFileSync(policyFile, policy, { mode: 0o755 });
+  return { [Symbol.dispose]: () => rmSync(policyFile, { force: true }) };
+}
+
+function textOf(file: string): string | undefined {
+  try {
+    return readFileSync(file, 'utf8');
+  } catch {
+    return undefined;
+  }
+}

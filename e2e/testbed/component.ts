@@ -1,0 +1,89 @@
+import { execFileSync } from 'node:child_process';
+import { accessSync, constants, existsSync } from 'node:fs';
+import { homedir } from 'node:os';
+import { delimiter, dirname, join } from 'node:path';
+
+/** Something real that a test needs and a machine may lack. */
+export interface Component {
+  /** One line for people. */
+  readonly what: string;
+  /** Undefined: it is here. Otherwise why not. Quick: every test file that needs it asks once. */
+  readonly probe: () => string | undefined;
+  /** What a person types to get it. */
+  readonly command: string;
+  /** Debian packages that bring it, asked when it is missing. With '?' at its end: only where Debian has such a package. */
+  readonly packages?: () => readonly string[];
+  /** Puts it into the cache folder. Called after the packages are installed. */
+  readonly make?: (run: Run) => Promise<void>;
+  /** The program in the cache folder that tests start. */
+  readonly tool?: () => string;
+}
+
+/** Runs a program with its output kept for the error message; rejects unless it exits with 0. */
+export type Run = (file: string, args: readonly string[], options?: { readonly cwd?: string }) => Promise<string>;
+
+export const byTestbed = 'npm run testbed';
+export const repository = dirname(dirname(import.meta.dirname));
+
+/** Where `npm run testbed` keeps what it downloads and builds. */
+export function cacheFolder(): string {
+  const own = process.env['STOWAGE_TESTBED_CACHE'];
+  if (own !== undefined && own !== '') return own;
+  const xdg = process.env['XDG_CACHE_HOME'];
+  return join(xdg !== undefined && xdg !== '' ? xdg : join(homedir(), '.cache'), 'stowage-testbed');
+}
+
+/** The program's path. An ordinary user's PATH often lacks the sbin folders, where mkfs and losetup are. */
+export function onPath(program: string): string | undefined {
+  const folders = [...(process.env['PATH'] ?? '').split(delimiter), '/usr/local/sbin', '/usr/sbin', '/sbin'];
+  return folders
+    .filter((folder) => folder !== '')
+    .map((folder) => join(folder, program))
+    .find(executable);
+}
+
+function executable(path: string): boolean {
+  try {
+    accessSync(path, constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export function missingPrograms(...programs: readonly string[]): string | undefined {
+  const missing = programs.filter((program) => onPath(program) === undefined);
+  return missing.length === 0 ? undefined : `not found: ${missing.join(', ')}`;
+}
+
+/** Undefined when the program ran and exited with 0 within the deadline, else the first line of what it said. */
+export function fails(
+  file: string,
+  args: readonly string[],
+  options: { readonly cwd?: string } = {},
+): string | undefined {
+  try {
+    execFileSync(file, args, { ...options, stdio: ['ignore', 'ignore', 'pipe'], timeout: 10_000 });
+    return undefined;
+  } catch (error) {
+    const said = error instanceof Error && 'stderr' in error ? String(error.stderr).trim() : '';
+    return said.split('\n')[0] || (error instanceof Error ? error.message : String(error));
+  }
+}
+
+/** Something of a fixed version in the cache folder. The marker is written last: a half-made one is made again. */
+export interface Kept {
+  readonly folder: () => string;
+  readonly marker: () => string;
+  readonly tool: () => string;
+  readonly probe: () => string | undefined;
+}
+
+export function kept(name: string, version: string, program: string): Kept {
+  const folder = (): string => join(cacheFolder(), `${name}-${version}`);
+  const marker = (): string => join(folder(), '.complete');
+  const tool = (): string => join(folder(), program);
+  const probe = (): string | undefined =>
+    existsSync(marker()) && existsSync(tool()) ? undefined : `${name} ${version} is not in the cache folder`;
+  return { folder, marker, tool, probe };
+}

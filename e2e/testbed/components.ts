@@ -1,0 +1,132 @@
+import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:fs';
+import { release, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { byTestbed, type Component, fails, missingPrograms, repository } from './component.ts';
+import { node26 } from './node26.ts';
+import { asOrdinaryUser } from './ordinary-user.ts';
+import { schemathesis } from './schemathesis.ts';
+
+const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'ip'];
+
+/** Everything a test can ask for. One more is one more entry; a long one is a file of its own beside this one. */
+export const components = {
+  linux: {
+    what: 'a Linux kernel',
+    probe: () => (process.platform === 'linux' ? undefined : `this is ${process.platform}`),
+    command: 'run the tests on Linux',
+  },
+  root: {
+    what: 'the root user',
+    probe: () => (process.getuid?.() === 0 ? undefined : 'not running as root'),
+    command: 'sudo npm test',
+  },
+  mount: {
+    what: 'permission to mount (CAP_SYS_ADMIN)',
+    probe: cannotMount,
+    command: 'sudo npm test (in a container: --cap-add SYS_ADMIN --security-opt apparmor=unconfined)',
+    packages: () => unlessOnPath(['mount', 'umount', 'unshare'], ['util-linux', 'mount']),
+  },
+  loop: {
+    what: 'loop devices',
+    probe: () => cannotOpen('/dev/loop-control') ?? missingPrograms('losetup'),
+    command: 'sudo modprobe loop && sudo npm test (in a container: -v /dev:/dev and permission for the devices)',
+  },
+  xfs: {
+    what: 'the XFS file system and its tools',
+    probe: () => missingPrograms('mkfs.xfs', 'xfs_growfs') ?? notInKernel('xfs'),
+    command: byTestbed,
+    packages: () => ['xfsprogs'],
+  },
+  ext4: {
+    what: 'the ext4 file system and its tools',
+    probe: () => missingPrograms('mkfs.ext4', 'resize2fs', 'e2fsck') ?? notInKernel('ext4'),
+    command: byTestbed,
+    packages: () => ['e2fsprogs'],
+  },
+  'ordinary-user': {
+    what: 'a way to run a program as a user who is not root',
+    probe: () => {
+      if (process.platform === 'win32') return 'this is win32';
+      const [file, args] = asOrdinaryUser([process.execPath, '--version']);
+      return fails(file, args, { cwd: repository });
+    },
+    command: 'npm test as an ordinary user, or with a checkout that every user can read',
+    packages: () => unlessOnPath(['setpriv'], ['util-linux']),
+  },
+  docker: {
+    what: 'a Docker engine that tests start for themselves (dockerd, containerd, runc, docker)',
+    probe: () => missingPrograms(...engine) ?? cannotMount(),
+    command: 'npm run testbed, as root',
+    // Debian 13 moved the client into a package of its own.
+    packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2']),
+  },
+  jq: {
+    what: 'jq, as people use it on --json output',
+    probe: () => missingPrograms('jq'),
+    command: byTestbed,
+    packages: () => ['jq'],
+  },
+  zsh: {
+    what: 'zsh, to try its completion script',
+    probe: () => missingPrograms('zsh'),
+    command: byTestbed,
+    packages: () => ['zsh'],
+  },
+  fish: {
+    what: 'fish, to try its completion script',
+    probe: () => missingPrograms('fish'),
+    command: byTestbed,
+    packages: () => ['fish'],
+  },
+  schemathesis,
+  node26,
+} satisfies Readonly<Record<string, Component>>;
+
+export type ComponentName = keyof typeof components;
+export const component = (name: ComponentName): Component => components[name];
+export const componentNames = Object.keys(components) as readonly ComponentName[];
+
+/** Nothing to install when only the permission is missing. */
+function unlessOnPath(programs: readonly string[], packages: readonly string[]): readonly string[] {
+  return missingPrograms(...programs) === undefined ? [] : packages;
+}
+
+/** Tries it: the capability bits alone do not tell what a container's profile forbids. */
+function cannotMount(): string | undefined {
+  if (process.platform !== 'linux') return `this is ${process.platform}`;
+  const lacking = missingPrograms('mount', 'umount', 'unshare');
+  if (lacking !== undefined) return lacking;
+  const status = readFileSync('/proc/self/status', 'utf8');
+  const capabilities = BigInt(`0x${/^CapEff:\s*([0-9a-f]+)/m.exec(status)?.[1] ?? '0'}`);
+  const sysAdmin = 1n << 21n;
+  if ((capabilities & sysAdmin) === 0n) return 'this process lacks CAP_SYS_ADMIN';
+  const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
+  try {
+    // In a mount namespace of its own: it ends with the process, whatever happens.
+    return fails('unshare', ['--mount', '--propagation', 'private', 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
+  } finally {
+    rmdirSync(at);
+  }
+}
+
+function cannotOpen(device: string): string | undefined {
+  try {
+    closeSync(openSync(device, 'r+'));
+    return undefined;
+  } catch (error) {
+    return error instanceof Error ? error.message : String(error);
+  }
+}
+
+/** Built in or loaded, or a module that the first mount loads. */
+function notInKernel(filesystem: string): string | undefined {
+  if (process.platform !== 'linux') return `this is ${process.platform}`;
+  if (new RegExp(`\\t${filesystem}$`, 'm').test(readFileSync('/proc/filesystems', 'utf8'))) return undefined;
+  try {
+    const modules = readFileSync(`/lib/modules/${release()}/modules.dep`, 'utf8');
+    if (modules.includes(`/${filesystem}.ko`)) return undefined;
+  } catch {
+    // No modules at all: only what is built in counts.
+  }
+  return `this kernel has no ${filesystem}`;
+}

@@ -1,0 +1,109 @@
+/** What the last stage of a Dockerfile says, as far as the test bed can do it without a registry. */
+export interface Stage {
+  /** Debian packages of its `apt-get install`. */
+  readonly packages: readonly string[];
+  /** In order. */
+  readonly steps: readonly Step[];
+  /** The `config` of the image, as the OCI image specification has it. */
+  readonly config: ImageConfig;
+}
+
+export type Step =
+  | { readonly kind: 'run'; readonly command: string }
+  | { readonly kind: 'copy'; readonly from: string; readonly to: string };
+
+export interface ImageConfig {
+  readonly Env: readonly string[];
+  readonly User: string;
+  readonly Entrypoint: readonly string[];
+  readonly Cmd: readonly string[];
+  readonly Volumes: Readonly<Record<string, object>>;
+  readonly ExposedPorts: Readonly<Record<string, object>>;
+  readonly StopSignal: string;
+  readonly Healthcheck?: {
+    readonly Test: readonly string[];
+    readonly Interval: number;
+    readonly Timeout: number;
+    readonly StartPeriod: number;
+  };
+}
+
+const path = 'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+const nanoseconds = (text: string | undefined): number => Number.parseInt(text ?? '0', 10) * 1e9;
+
+/** Refuses what it does not know: the image of the test bed must not silently differ from the one users build. */
+export function lastStage(text: string): Stage {
+  const instructions = text
+    .replaceAll(/^\s*#.*\n/gm, '')
+    .replaceAll(/\\\n/g, ' ')
+    .split('\n')
+    .map((line) => line.trim())
+    .filter((line) => line !== '');
+  const stage = instructions.slice(instructions.findLastIndex((line) => line.startsWith('FROM ')) + 1);
+  const said = stage.map((line) => {
+    const [, word = '', rest = ''] = /^([A-Z]+)\s+(.*)$/.exec(line) ?? [];
+    return { word, rest };
+  });
+  const unknown = said.find(({ word }) => !known.has(word));
+  if (unknown !== undefined)
+    throw new Error(`the test bed does not know the Dockerfile instruction ${unknown.word || '?'}`);
+  const all = (word: string): readonly string[] => said.filter((each) => each.word === word).map((each) => each.rest);
+  const last = (word: string): string => all(word).at(-1) ?? '';
+  const set = (word: string, suffix = ''): Record<string, object> =>
+    Object.fromEntries(all(word).flatMap((rest) => rest.split(/\s+/).map((name) => [`${name}${suffix}`, {}])));
+  return {
+    packages: all('RUN').flatMap(aptPackages),
+    steps: said.flatMap(({ word, rest }) => step(word, rest)),
+    config: {
+      Env: [path, ...all('ENV').flatMap((rest) => rest.split(/\s+/))],
+      User: last('USER'),
+      Entrypoint: JSON.parse(last('ENTRYPOINT')),
+      Cmd: JSON.parse(last('CMD')),
+      Volumes: set('VOLUME'),
+      ExposedPorts: set('EXPOSE', '/tcp'),
+      StopSignal: last('STOPSIGNAL'),
+      ...health(last('HEALTHCHECK')),
+    },
+  };
+}
+
+const known = new Set([
+  'RUN',
+  'COPY',
+  'ENV',
+  'USER',
+  'VOLUME',
+  'EXPOSE',
+  'HEALTHCHECK',
+  'STOPSIGNAL',
+  'ENTRYPOINT',
+  'CMD',
+]);
+
+function aptPackages(command: string): readonly string[] {
+  const words = /\bapt-get install ([^&]*)/.exec(command)?.[1] ?? '';
+  return words.split(/\s+/).filter((word) => word !== '' && !word.startsWith('-'));
+}
+
+function step(word: string, rest: string): readonly Step[] {
+  if (word === 'RUN') return rest.startsWith('apt-get ') ? [] : [{ kind: 'run', command: rest }];
+  if (word !== 'COPY') return [];
+  const [, from, to] = /^--from=build \/build\/(\S+) (\S+)$/.exec(rest) ?? [];
+  if (from === undefined || to === undefined) throw new Error(`the test bed does not know how to COPY ${rest}`);
+  return [{ kind: 'copy', from, to }];
+}
+
+function health(rest: string): Pick<ImageConfig, 'Healthcheck'> {
+  const test = /CMD (\[.*\])$/.exec(rest)?.[1];
+  if (test === undefined) return {};
+  const option = (name: string): number => nanoseconds(new RegExp(`--${name}=(\\d+)s`).exec(rest)?.[1]);
+  const Test = ['CMD', ...(JSON.parse(test) as readonly string[])];
+  return {
+    Healthcheck: {
+      Test,
+      Interval: option('interval'),
+      Timeout: option('timeout'),
+      StartPeriod: option('start-period'),
+    },
+  };
+}

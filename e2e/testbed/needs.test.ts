@@ -1,0 +1,55 @@
+import { mkdtempDisposable, readFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { component, componentNames } from './components.ts';
+import { needs, toolPath } from './needs.ts';
+
+const why = 'node26 26.10.0 is not in the cache folder';
+
+beforeEach(() => {
+  // Nothing is in an empty cache folder, on any machine.
+  vi.stubEnv('STOWAGE_TESTBED_CACHE', join(tmpdir(), 'stowage-no-such-folder'));
+  vi.stubEnv('STOWAGE_REQUIRE', undefined);
+  vi.stubEnv('STOWAGE_SKIPS', undefined);
+});
+afterEach(() => {
+  vi.unstubAllEnvs();
+});
+
+test('a missing component is recorded with the reason, the command and the test file', async () => {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-needs-'));
+  const file = join(folder.path, 'skips');
+  vi.stubEnv('STOWAGE_SKIPS', file);
+  expect(needs('node26')).toBe(true);
+  expect(JSON.parse(await readFile(file, 'utf8'))).toEqual({
+    component: 'node26',
+    why,
+    command: 'npm run testbed',
+    file: 'e2e/testbed/needs.test.ts',
+  });
+});
+
+test.each(['all', 'node26', 'jq, node26'])('STOWAGE_REQUIRE=%s makes it an error', (required) => {
+  vi.stubEnv('STOWAGE_REQUIRE', required);
+  expect(() => needs('node26')).toThrow(`node26 is required: ${why}. Get it: npm run testbed`);
+});
+
+test('STOWAGE_REQUIRE with other names leaves it a skip', () => {
+  vi.stubEnv('STOWAGE_REQUIRE', 'jq,docker');
+  expect(needs('node26')).toBe(true);
+});
+
+test('a tool is in the cache folder, whoever asks', () => {
+  vi.stubEnv('STOWAGE_TESTBED_CACHE', '/elsewhere');
+  expect(toolPath('schemathesis')).toMatch(/^\/elsewhere\/schemathesis-[0-9.]+\/bin\/schemathesis$/);
+  expect(() => toolPath('jq')).toThrow('jq is not a tool of the cache folder');
+});
+
+test.each(componentNames)('%s can be explained and provided', (name) => {
+  const { what, command, packages, make } = component(name);
+  expect(what).not.toBe('');
+  expect(command).not.toBe('');
+  // What says `npm run testbed` must be something that it can provide.
+  if (command === 'npm run testbed') expect(packages ?? make).toBeDefined();
+});

@@ -1,0 +1,60 @@
+import { appendFileSync } from 'node:fs';
+import { relative } from 'node:path';
+import { repository } from './component.ts';
+import { type ComponentName, component } from './components.ts';
+
+/** One line of the file that STOWAGE_SKIPS names; the summary of `npm test` is made of them. */
+export interface Skip {
+  readonly component: ComponentName;
+  readonly why: string;
+  readonly command: string;
+  /** Relative to the repository; empty when it is not known. */
+  readonly file: string;
+}
+
+const asked = new Map<ComponentName, string | undefined>();
+
+/** Why the component is missing on this machine; undefined when it is here. Asked once per process. */
+function missing(name: ComponentName): string | undefined {
+  if (!asked.has(name)) asked.set(name, component(name).probe());
+  return asked.get(name);
+}
+
+/**
+ * For `describe.skipIf(needs('mount', 'xfs'))`: true when something is missing, which the summary then lists. With
+ * STOWAGE_REQUIRE=all, or a list of names, a missing component is an error instead, and with it the test file.
+ */
+export function needs(...names: readonly [ComponentName, ...ComponentName[]]): boolean {
+  const lacking = names.flatMap((name) => {
+    const why = missing(name);
+    return why === undefined ? [] : [{ component: name, why, command: component(name).command, file: caller() }];
+  });
+  for (const skip of lacking) {
+    if (isRequired(skip.component))
+      throw new Error(`${skip.component} is required: ${skip.why}. Get it: ${skip.command}`);
+    record(skip);
+  }
+  return lacking.length > 0;
+}
+
+/** The program that `npm run testbed` put into the cache folder. */
+export function toolPath(name: ComponentName): string {
+  const { tool } = component(name);
+  if (tool === undefined) throw new Error(`${name} is not a tool of the cache folder`);
+  return tool();
+}
+
+function isRequired(name: ComponentName): boolean {
+  const required = (process.env['STOWAGE_REQUIRE'] ?? '').split(',').map((part) => part.trim());
+  return required.includes('all') || required.includes(name);
+}
+
+function record(skip: Skip): void {
+  const file = process.env['STOWAGE_SKIPS'];
+  if (file !== undefined && file !== '') appendFileSync(file, `${JSON.stringify(skip)}\n`);
+}
+
+function caller(): string {
+  const path = /(?:file:\/\/)?(\/[^\s():]+\.test\.ts)/.exec(new Error('where').stack ?? '')?.[1];
+  return path === undefined ? '' : relative(repository, path);
+}

@@ -1,0 +1,24 @@
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { arch } from 'node:os';
+import { byTestbed, type Component, kept } from './component.ts';
+
+const version = '26.10.0';
+const npmPackage = `node-linux-${arch()}`;
+const place = kept('node26', version, `node_modules/${npmPackage}/bin/node`);
+
+/** The next LTS: what `engines` promises beyond the one that npm scripts run on. */
+export const node26: Component = {
+  what: `Node ${version}`,
+  probe: place.probe,
+  tool: place.tool,
+  command: byTestbed,
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await writeFile(`${place.folder()}/package.json`, '{"private":true}\n');
+    const flags = ['--no-audit', '--no-fund', '--ignore-scripts', '--save-exact'];
+    await run('npm', ['install', ...flags, `${npmPackage}@${version}`], { cwd: place.folder() });
+    await run(place.tool(), ['--version']);
+    await writeFile(place.marker(), '');
+  },
+};

@@ -1,0 +1,47 @@
+import { constants, statSync } from 'node:fs';
+import { dirname } from 'node:path';
+import { onPath, repository } from './component.ts';
+
+/** Debian's nobody: every machine has it, nobody owns files with it. */
+const ordinaryUid = 65_534;
+
+// A checkout below /root or in a fresh temporary folder cannot be entered by other users. Where that is so, the
+// program sees the same path through an open folder, in a mount namespace that ends with it.
+const openUp = [
+  'set -e',
+  'mount --bind "$1" /mnt',
+  'mount -t tmpfs -o mode=0755 stowage-open "$2"',
+  'mkdir -p "$1"',
+  'mount --move /mnt "$1"',
+  'cd "$1"',
+  'shift 2',
+  'exec "$@"',
+].join('\n');
+
+/**
+ * The program and arguments that run `command` as a user who is not root, under the process id that spawn reports.
+ * Already an ordinary user: the command itself. Give it HOME and the XDG folders of its own through the environment.
+ */
+export function asOrdinaryUser(
+  command: readonly string[],
+  checkout = repository,
+): readonly [file: string, args: readonly string[]] {
+  const [program = 'true', ...rest] = command;
+  if (process.getuid?.() !== 0) return [program, rest];
+  const drop = ['--reuid', `${ordinaryUid}`, '--regid', `${ordinaryUid}`, '--clear-groups', '--inh-caps=-all'];
+  const args = ['--no-new-privs', ...drop, '--', ...command];
+  const setpriv = onPath('setpriv') ?? 'setpriv';
+  const closed = closedFolder(checkout);
+  if (closed === undefined) return [setpriv, args];
+  const inside = ['--mount', '--propagation', 'private', 'sh', '-c', openUp, 'sh', checkout, closed, setpriv, ...args];
+  return [onPath('unshare') ?? 'unshare', inside];
+}
+
+/** The outermost folder above the path that others may not enter. */
+function closedFolder(path: string): string | undefined {
+  const parent = dirname(path);
+  if (parent === path) return undefined;
+  const above = closedFolder(parent);
+  if (above !== undefined) return above;
+  return (statSync(parent).mode & constants.S_IXOTH) === 0 ? parent : undefined;
+}

@@ -1,0 +1,89 @@
+import { createHash } from 'node:crypto';
+import { existsSync, readFileSync } from 'node:fs';
+import { copyFile, mkdir, mkdtempDisposable, readdir, rename, rm, symlink, writeFile } from 'node:fs/promises';
+import { arch, tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { cacheFolder, type Run } from './component.ts';
+
+/** What Debian's own slim image has, as far as programs here use it. */
+const essential = [
+  'base-files',
+  'base-passwd',
+  'bash',
+  'coreutils',
+  'dash',
+  'findutils',
+  'grep',
+  'hostname',
+  'libc-bin',
+  'login',
+  'passwd',
+  'sed',
+];
+const forNode = ['libatomic1', 'libstdc++6'];
+/** Counted up when the way of making changes. */
+const format = 1;
+
+export function digest(...parts: readonly string[]): string {
+  return createHash('sha256').update(JSON.stringify(parts)).digest('hex').slice(0, 16);
+}
+
+/** A tar of the packages' files and those of all they depend on; no maintainer script runs. Kept in the cache folder. */
+export async function rootfs(
+  packages: readonly string[],
+  run: Run,
+): Promise<{ readonly tar: string; readonly key: string }> {
+  const wanted = [...new Set([...essential, ...forNode, ...packages])].sort();
+  const key = digest(`${format}`, arch(), readFileSync('/etc/os-release', 'utf8'), ...wanted);
+  const tar = join(cacheFolder(), `rootfs-${key}.tar`);
+  if (existsSync(tar)) return { tar, key };
+  await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-rootfs-'));
+  const root = join(work.path, 'root');
+  const debs = await download(wanted, work.path, run);
+  // Links first, so that packages that still say /lib end up in /usr/lib.
+  for (const name of ['bin', 'sbin', 'lib', 'lib64']) {
+    await mkdir(join(root, 'usr', name), { recursive: true });
+    await symlink(join('usr', name), join(root, name));
+  }
+  const skip = ['doc', 'man', 'locale'].map((name) => `--exclude=./usr/share/${name}/*`);
+  for (const deb of debs) {
+    const files = join(work.path, 'files.tar');
+    // dpkg-deb alone would replace the links by folders.
+    await run('sh', ['-c', 'dpkg-deb --fsys-tarfile "$1" >"$2"', 'sh', deb, files]);
+    await run('tar', ['-x', '-f', files, '-C', root, '--keep-directory-symlink', ...skip]);
+  }
+  await finish(root, run);
+  await mkdir(cacheFolder(), { recursive: true });
+  const half = `${tar}.${process.pid}`;
+  await run('tar', ['--sort=name', '--mtime=@0', '--numeric-owner', '-C', root, '-cf', half, '.']);
+  await rename(half, tar);
+  return { tar, key };
+}
+
+/** With an empty list of what is installed, apt fetches the whole closure, checked against the archive's signature. */
+async function download(packages: readonly string[], work: string, run: Run): Promise<readonly string[]> {
+  const archives = join(work, 'debs');
+  await mkdir(join(archives, 'partial'), { recursive: true });
+  await writeFile(join(work, 'status'), '');
+  const options = [
+    `Dir::State::status=${join(work, 'status')}`,
+    `Dir::Cache::Archives=${archives}`,
+    'APT::Sandbox::User=root',
+  ];
+  const flags = options.flatMap((option) => ['-o', option]);
+  await run('apt-get', [...flags, '-qq', '-y', '--no-install-recommends', '--download-only', 'install', ...packages]);
+  const names = await readdir(archives);
+  return names.filter((name) => name.endsWith('.deb')).map((name) => join(archives, name));
+}
+
+/** What the packages' scripts would have done, as far as it matters. */
+async function finish(root: string, run: Run): Promise<void> {
+  for (const name of ['passwd', 'group']) {
+    await copyFile(join(root, 'usr/share/base-passwd', `${name}.master`), join(root, 'etc', name));
+  }
+  await mkdir(join(root, 'tmp'), { recursive: true });
+  await run('chmod', ['1777', join(root, 'tmp')]);
+  for (const name of ['proc', 'sys', 'dev', 'run', 'root']) await mkdir(join(root, name), { recursive: true });
+  await rm(join(root, 'var/cache'), { recursive: true, force: true });
+  await run('ldconfig', ['-r', root]);
+}

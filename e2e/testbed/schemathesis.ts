@@ -1,0 +1,26 @@
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { byTestbed, type Component, fails, kept } from './component.ts';
+
+const version = '4.32.5';
+const place = kept('schemathesis', version, 'bin/schemathesis');
+const requirements = join(import.meta.dirname, 'schemathesis.txt');
+
+/** Property tests from the OpenAPI document, in a virtual environment of its own. */
+export const schemathesis: Component = {
+  what: `schemathesis ${version}`,
+  probe: place.probe,
+  tool: place.tool,
+  command: byTestbed,
+  packages: () => (fails('python3', ['-c', 'import ensurepip, venv']) === undefined ? [] : ['python3', 'python3-venv']),
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await run('python3', ['-c', 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"']);
+    await run('python3', ['-m', 'venv', place.folder()]);
+    const pip = join(place.folder(), 'bin', 'pip');
+    await run(pip, ['install', '--disable-pip-version-check', '--no-input', '-r', requirements]);
+    await run(place.tool(), ['--version']);
+    await writeFile(place.marker(), '');
+  },
+};

@@ -1,0 +1,94 @@
+import { spawnSync } from 'node:child_process';
+import { chmodSync, copyFileSync, mkdirSync, symlinkSync, utimesSync, writeFileSync } from 'node:fs';
+import { mkdtempDisposable } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { expect, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+
+const show = 'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
+
+/** An installed Stowage: the wrapper and a bundle that shows how it was called. */
+function install(folder: string, bundle = true): void {
+  mkdirSync(join(folder, 'bin'), { recursive: true });
+  copyFileSync(join(repository, 'bin', 'stowage'), join(folder, 'bin', 'stowage'));
+  if (!bundle) return;
+  mkdirSync(join(folder, 'dist'));
+  writeFileSync(join(folder, 'dist', 'stowage.mjs'), show);
+}
+
+function fakeNode(folder: string, version: string): string {
+  mkdirSync(join(folder, 'fake'));
+  const file = join(folder, 'fake', 'node');
+  writeFileSync(file, `#!/bin/sh\necho ${version}\n`);
+  chmodSync(file, 0o755);
+  return dirname(file);
+}
+
+function call(
+  command: string,
+  env: Readonly<Record<string, string>>,
+  ...args: readonly string[]
+): { status: number | null; out: string; err: string } {
+  const { status, stdout, stderr } = spawnSync(command, args, { encoding: 'utf8', timeout: 20_000, env });
+  return { status, out: stdout, err: stderr };
+}
+
+const system = '/usr/bin:/bin';
+const ownNode = `${dirname(process.execPath)}:${system}`;
+
+test('a link to a link finds the program, and arguments stay as they are', async () => {
+  await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
+  install(join(home.path, 'opt'));
+  symlinkSync('opt/bin/stowage', join(home.path, 'first'));
+  symlinkSync(join(home.path, 'first'), join(home.path, 'second'));
+  const { status, out, err } = call(join(home.path, 'second'), { PATH: ownNode, HOME: home.path }, 'a b', "c'd", '');
+  expect({ status, err }).toEqual({ status: 0, err: '' });
+  expect(JSON.parse(out)).toEqual({
+    argv: [join(home.path, 'opt/dist/stowage.mjs'), 'a b', "c'd", ''],
+    cache: join(home.path, '.cache/stowage/compiled'),
+  });
+});
+
+test.each([
+  ['sources that were edited since the build', 60, 'src/app/main.ts'],
+  ['the bundle that was built from them', -60, 'dist/stowage.mjs'],
+])('a checkout runs %s, with the Node that npm brought', async (_what, seconds, program) => {
+  await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
+  mkdirSync(join(home.path, 'src/app'), { recursive: true });
+  writeFileSync(join(home.path, 'src/app/main.ts'), show);
+  writeFileSync(join(home.path, 'package.json'), '{"type":"module"}');
+  mkdirSync(join(home.path, 'node_modules/.bin'), { recursive: true });
+  symlinkSync(process.execPath, join(home.path, 'node_modules/.bin/node'));
+  install(home.path);
+  const edited = Date.now() / 1000 + seconds;
+  utimesSync(join(home.path, 'src/app/main.ts'), edited, edited);
+  const fake = fakeNode(home.path, '20');
+  const env = { PATH: `${fake}:${system}`, XDG_CACHE_HOME: join(home.path, 'cache') };
+  const { out, err } = call(join(home.path, 'bin/stowage'), env, 'up');
+  expect(err).toBe('');
+  expect(JSON.parse(out)).toEqual({
+    argv: [join(home.path, program), 'up'],
+    cache: join(home.path, 'cache/stowage/compiled'),
+  });
+});
+
+test('an old Node is refused with what to do', async () => {
+  await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
+  install(home.path);
+  const fake = fakeNode(home.path, '20');
+  const { status, err } = call(join(home.path, 'bin/stowage'), { PATH: `${fake}:${system}` }, 'up');
+  expect(status).toBe(1);
+  expect(err).toBe(
+    `stowage: Node 24 or newer is needed (found version 20 at ${fake}/node).\n` +
+      `Run 'npm ci' in ${home.path}: it brings one along on Linux. Elsewhere install Node 24 and put it on PATH.\n`,
+  );
+});
+
+test('without any program it says how to get one', async () => {
+  await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
+  install(home.path, false);
+  const { status, err } = call(join(home.path, 'bin/stowage'), { PATH: ownNode }, 'up');
+  expect(status).toBe(1);
+  expect(err).toContain(`stowage: neither src/app/main.ts nor dist/stowage.mjs is in ${home.path}.`);
+});

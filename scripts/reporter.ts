@@ -1,0 +1,53 @@
+import { writeFileSync } from 'node:fs';
+import { dirname, relative } from 'node:path';
+import type { Reporter, TestModule, TestSuite, Vitest } from 'vitest/node';
+import type { Outcome } from './summary.ts';
+
+const repository = dirname(import.meta.dirname);
+
+/** Leaves the figures in the file that STOWAGE_OUTCOME names, for `npm test` to print at the very end. */
+export function summaryReporter(file = process.env['STOWAGE_OUTCOME']): Reporter {
+  let vitest: Vitest | undefined;
+  return {
+    onInit: (context) => {
+      vitest = context;
+    },
+    onTestRunEnd: (modules, unhandled) => {
+      if (file === undefined || file === '' || vitest === undefined) return;
+      const chosen = vitest.config.testNamePattern;
+      const found = modules.map((module) => outcomeOf(module, chosen));
+      const skipped = found.flatMap(({ skipped: n }, i) => (n === 0 ? [] : [[nameOf(modules[i]), n] as const]));
+      const outcome: Outcome = {
+        passed: found.reduce((n, each) => n + each.passed, 0),
+        failed: found.reduce((n, each) => n + each.failed, unhandled.length),
+        skipped: Object.fromEntries(skipped),
+      };
+      writeFileSync(file, JSON.stringify(outcome));
+    },
+  };
+}
+
+const nameOf = (module: TestModule | undefined): string =>
+  module === undefined ? '' : relative(repository, module.moduleId);
+
+function outcomeOf(
+  module: TestModule,
+  chosen: RegExp | undefined,
+): { passed: number; failed: number; skipped: number } {
+  const outcome = { passed: 0, failed: 0, skipped: 0 };
+  const tests = [...module.children.allTests()];
+  // A file that did not load has no test to count; after a failed hook, the tests that it kept from running count.
+  if (module.errors().length > 0 && tests.length === 0) outcome.failed += 1;
+  for (const test of tests) {
+    const { state } = test.result();
+    if (state === 'passed') outcome.passed += 1;
+    else if (state === 'failed' || underFailure(test.parent)) outcome.failed += 1;
+    // With `-t` all others are skipped too: nobody asked for those.
+    else if (chosen === undefined || chosen.test(test.fullName.replaceAll(' > ', ' '))) outcome.skipped += 1;
+  }
+  return outcome;
+}
+
+function underFailure(parent: TestSuite | TestModule): boolean {
+  return parent.errors().length > 0 || (parent.type === 'suite' && underFailure(parent.parent));
+}

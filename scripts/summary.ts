@@ -1,0 +1,48 @@
+import type { Skip } from '#testbed/needs.ts';
+
+/** What the reporter hands to `npm test`. */
+export interface Outcome {
+  readonly passed: number;
+  /** Tests, and what failed outside of one: a file that did not load, a hook, an unhandled error. */
+  readonly failed: number;
+  /** Skipped tests by file, relative to the repository. */
+  readonly skipped: Readonly<Record<string, number>>;
+}
+
+const count = (n: number, noun: string): string => `${n} ${noun}${n === 1 ? '' : 's'}`;
+const sum = (numbers: Iterable<number>): number => [...numbers].reduce((a, b) => a + b, 0);
+
+/** The last lines of `npm test`: what was skipped, why, and how to get it; then the figures alone on the last line. */
+export function summaryLines(outcome: Outcome, skips: readonly Skip[], require: string | undefined): readonly string[] {
+  const { passed, failed, skipped } = outcome;
+  const total = sum(Object.values(skipped));
+  const lines: string[] =
+    total === 0 ? [] : ['Skipped:', ...missingLines(skipped, skips), ...otherLines(skipped, skips), ''];
+  if (passed + failed === 0) lines.push('No test ran: that is a failure.', '');
+  if (total > 0 && require === 'all') lines.push('STOWAGE_REQUIRE=all: a skipped test is a failure.', '');
+  return [...lines, `${passed} passed, ${failed} failed, ${total} skipped`];
+}
+
+export function exitStatus(outcome: Outcome, require: string | undefined): number {
+  if (outcome.failed > 0 || outcome.passed === 0) return 1;
+  return require === 'all' && sum(Object.values(outcome.skipped)) > 0 ? 1 : 0;
+}
+
+function missingLines(skipped: Outcome['skipped'], skips: readonly Skip[]): readonly string[] {
+  const byComponent = Map.groupBy(skips, (skip) => skip.component);
+  return [...byComponent].flatMap(([component, found]) => {
+    const files = [...new Set(found.map((skip) => skip.file))].filter((file) => (skipped[file] ?? 0) > 0);
+    const [first] = found;
+    if (first === undefined || files.length === 0) return [];
+    const tests = files.map((file) => `${file} (${skipped[file]})`).join(', ');
+    return [`  ${component}: ${first.why}`, `    tests:   ${tests}`, `    provide: ${first.command}`];
+  });
+}
+
+/** Tests skipped by their own condition, not for a component. */
+function otherLines(skipped: Outcome['skipped'], skips: readonly Skip[]): readonly string[] {
+  const explained = new Set(skips.map((skip) => skip.file));
+  return Object.entries(skipped)
+    .filter(([file]) => !explained.has(file))
+    .map(([file, n]) => `  ${file}: ${count(n, 'test')}, without a stated reason`);
+}
