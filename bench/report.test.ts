@@ -1,0 +1,71 @@
+import { describe, expect, test } from 'vitest';
+import { median, report, toRow } from './report.ts';
+
+describe('the median', () => {
+  test.each([
+    [[3], 3],
+    [[5, 1, 3], 3],
+    [[4, 1, 3, 2], 2.5],
+  ])('of %j is %d', (values, expected) => {
+    expect(median(values)).toBe(expected);
+  });
+
+  test('of nothing is an error', () => {
+    expect(() => median([])).toThrow('there is no median of nothing');
+  });
+});
+
+describe('a row', () => {
+  test('takes the ratio round by round', () => {
+    const row = toRow({
+      name: 'n',
+      unit: '/s',
+      values: [10, 100, 30],
+      yardsticks: [20, 100, 100],
+      goal: { ratioAtLeast: 0.5 },
+    });
+    expect(row).toEqual({
+      name: 'n',
+      value: 30,
+      unit: '/s',
+      yardstick: 100,
+      ratio: 0.5,
+      goal: 'ratio >= 0.5',
+      holds: true,
+    });
+  });
+
+  test('says when its goal is missed', () => {
+    expect(toRow({ name: 'n', unit: 'MB', values: [120], goal: { valueBelow: 120 } })).toMatchObject({
+      goal: 'value < 120',
+      holds: false,
+      ratio: null,
+    });
+    expect(toRow({ name: 'n', unit: '', values: [34], yardsticks: [100], goal: { ratioAtLeast: 0.35 } }).holds).toBe(
+      false,
+    );
+  });
+
+  test('is judged by what was measured, not by what is shown', () => {
+    const row = toRow({ name: 'n', unit: '', values: [0.349999], yardsticks: [1], goal: { ratioAtLeast: 0.35 } });
+    expect(row).toMatchObject({ ratio: 0.35, holds: false });
+  });
+
+  test('without a goal is for information', () => {
+    expect(toRow({ name: 'n', unit: 's', values: [1.23456] })).toMatchObject({ value: 1.235, goal: null, holds: null });
+  });
+});
+
+test('the report is a table for people and, as its last line, one JSON object', () => {
+  const rows = [
+    toRow({ name: 'volumes', unit: '/s', values: [1000], yardsticks: [2000], goal: { ratioAtLeast: 0.35 } }),
+    toRow({ name: 'memory', unit: 'MB', values: [130], goal: { valueBelow: 120 } }),
+  ];
+  const lines = report('engine', rows).trimEnd().split('\n');
+  expect(JSON.parse(lines.at(-1) ?? '')).toEqual({ bench: 'engine', rows });
+  expect(lines.slice(1, 4)).toEqual([
+    '         value  unit  yardstick  ratio  goal',
+    'volumes   1000  /s         2000    0.5  ratio >= 0.35  holds',
+    'memory     130  MB                      value < 120    MISSED',
+  ]);
+});

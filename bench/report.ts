@@ -1,0 +1,82 @@
+/** One line of a benchmark's answer. `yardstick` and `ratio` are null where there is only a figure, `goal` and `holds` where it is for information. */
+export interface Row {
+  readonly name: string;
+  readonly value: number;
+  readonly unit: string;
+  readonly yardstick: number | null;
+  readonly ratio: number | null;
+  readonly goal: string | null;
+  readonly holds: boolean | null;
+}
+
+export interface Measured {
+  readonly name: string;
+  readonly unit: string;
+  /** One per round. */
+  readonly values: readonly number[];
+  /** Of the same rounds, in the same order. */
+  readonly yardsticks?: readonly number[];
+  readonly goal?: { readonly ratioAtLeast: number } | { readonly valueBelow: number };
+}
+
+export function median(values: readonly number[]): number {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length / 2;
+  const [low, high] = [sorted[Math.ceil(middle) - 1], sorted[Math.floor(middle)]];
+  if (low === undefined || high === undefined) throw new Error('there is no median of nothing');
+  return (low + high) / 2;
+}
+
+/** The ratio is taken round by round: what slows the machine for a while slows both sides of a round. */
+export function toRow({ name, unit, values, yardsticks, goal }: Measured): Row {
+  const value = median(values);
+  const ratio =
+    yardsticks === undefined ? null : median(values.map((v, round) => v / (yardsticks[round] ?? Number.NaN)));
+  const about = {
+    name,
+    value: rounded(value),
+    unit,
+    yardstick: yardsticks === undefined ? null : rounded(median(yardsticks)),
+  };
+  const rest = { ...about, ratio: ratio === null ? null : rounded(ratio) };
+  if (goal === undefined) return { ...rest, goal: null, holds: null };
+  if ('valueBelow' in goal) return { ...rest, goal: `value < ${goal.valueBelow}`, holds: value < goal.valueBelow };
+  return { ...rest, goal: `ratio >= ${goal.ratioAtLeast}`, holds: ratio !== null && ratio >= goal.ratioAtLeast };
+}
+
+/** Four digits say all that such a measurement knows. */
+const rounded = (value: number): number => Number(value.toPrecision(4));
+
+const headings = ['', 'value', 'unit', 'yardstick', 'ratio', 'goal', ''] as const;
+
+function table(rows: readonly Row[]): string {
+  const shown = (value: string | number | null): string => (value === null ? '' : String(value));
+  const cells = rows.map((row) => [
+    row.name,
+    shown(row.value),
+    row.unit,
+    shown(row.yardstick),
+    shown(row.ratio),
+    shown(row.goal),
+    row.holds === null ? '' : row.holds ? 'holds' : 'MISSED',
+  ]);
+  const widths = headings.map((heading, column) =>
+    Math.max(...[heading, ...cells.map((c) => c[column] ?? '')].map((t) => t.length)),
+  );
+  const numbers = new Set([1, 3, 4]);
+  return [[...headings], ...cells]
+    .map((line) =>
+      line
+        .map((cell, column) =>
+          numbers.has(column) ? cell.padStart(widths[column] ?? 0) : cell.padEnd(widths[column] ?? 0),
+        )
+        .join('  ')
+        .trimEnd(),
+    )
+    .join('\n');
+}
+
+/** A table for people; the last line is for programs. */
+export function report(bench: string, rows: readonly Row[]): string {
+  return `\n${table(rows)}\n\n${JSON.stringify({ bench, rows })}\n`;
+}

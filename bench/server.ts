@@ -1,0 +1,84 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+export interface Server extends AsyncDisposable {
+  readonly socket: string;
+  /** From the start of the process to the line that says it is ready. */
+  readonly readyMs: number;
+  /** Resident memory in MB once it has come to rest. */
+  restingMemory(signal: AbortSignal): Promise<number>;
+}
+
+const program = fileURLToPath(new URL('../bin/stowage', import.meta.url));
+
+/** A Stowage of its own: state, socket and store are inside `folder`, and it listens nowhere else. */
+export async function startServer(folder: string, signal: AbortSignal): Promise<Server> {
+  const socket = join(folder, 'api.sock');
+  const began = performance.now();
+  const child = spawn(program, ['up', '--state', join(folder, 'state'), '--socket', socket, '--listen', 'none'], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  try {
+    await ready(child, AbortSignal.any([signal, AbortSignal.timeout(30_000)]));
+  } catch (cause) {
+    await end(child);
+    throw new Error('the server did not become ready', { cause });
+  }
+  return {
+    socket,
+    readyMs: performance.now() - began,
+    restingMemory: (stop) => restingMemory(child, stop),
+    [Symbol.asyncDispose]: () => end(child),
+  };
+}
+
+async function ready(child: ChildProcess, signal: AbortSignal): Promise<void> {
+  if (child.stdout === null) throw new Error('no output to read');
+  let found = false;
+  for await (const line of createInterface({ input: child.stdout, signal })) {
+    found = line.startsWith('stowage ready');
+    if (found) break;
+  }
+  signal.throwIfAborted();
+  if (!found) throw new Error('it ended before it was ready');
+  // Whatever else it prints must not fill the pipe and stop it; leaving the loop has paused the stream.
+  child.stdout.resume();
+}
+
+async function end(child: ChildProcess): Promise<void> {
+  if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null) return;
+  const exit = once(child, 'exit');
+  child.kill('SIGTERM');
+  const timer = setTimeout(() => child.kill('SIGKILL'), 15_000);
+  await exit;
+  clearTimeout(timer);
+}
+
+const sampleMs = 250;
+const quietSamples = 12;
+const mostSamples = 120;
+
+/** The least of many samples, taken until none has been lower for 3 s: garbage is collected some time after the work. */
+async function restingMemory(child: ChildProcess, signal: AbortSignal): Promise<number> {
+  let least = Number.POSITIVE_INFINITY;
+  for (let quiet = 0, samples = 0; quiet < quietSamples && samples < mostSamples; quiet++, samples++) {
+    const now = await residentMemory(child);
+    // A page more or less is no change.
+    if (now < least - 0.1) quiet = 0;
+    least = Math.min(least, now);
+    await sleep(sampleMs, undefined, { signal });
+  }
+  return least;
+}
+
+async function residentMemory(child: ChildProcess): Promise<number> {
+  const status = await readFile(`/proc/${child.pid}/status`, 'utf8');
+  const kib = /^VmRSS:\s+(\d+) kB$/m.exec(status)?.[1];
+  if (kib === undefined) throw new Error(`process ${child.pid} has ended`);
+  return (Number(kib) * 1024) / 1e6;
+}
