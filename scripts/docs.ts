@@ -1,0 +1,60 @@
+import { glob, mkdir, readFile, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { cliReference } from '#cli/reference.ts';
+import { apiPage } from './docs/api.ts';
+import { configurationPage } from './docs/configuration.ts';
+import { errorPage, failuresIn } from './docs/errors.ts';
+import { askServer } from './docs/live.ts';
+import { metricPage } from './docs/metrics.ts';
+import { parse, type Source } from './docs/syntax.ts';
+
+const repository = dirname(import.meta.dirname);
+const folder = join(repository, 'docs', 'reference');
+const mark = '<!-- Made by `npm run docs` from the sources. Do not edit. -->';
+
+async function programSources(): Promise<readonly Source[]> {
+  const sources: Source[] = [];
+  const exclude = ['src/**/*.test.ts', 'src/testing/**', 'src/**/fixtures/**', 'src/cli/scripted-server.ts'];
+  for await (const path of glob('src/**/*.ts', { cwd: repository, exclude })) {
+    sources.push(parse(path, await readFile(join(repository, path), 'utf8')));
+  }
+  // The order in which a file system lists files must not show in a page.
+  return sources.sort((a, b) => (a.path < b.path ? -1 : 1));
+}
+
+async function pages(): Promise<Readonly<Record<string, string>>> {
+  const sources = await programSources();
+  const told = await askServer();
+  return {
+    'cli.md': cliReference(),
+    'api.md': apiPage(told.openApi),
+    'errors.md': errorPage(failuresIn(sources)),
+    'configuration.md': configurationPage(sources),
+    'metrics.md': metricPage(told.metrics),
+  };
+}
+
+const whole = (page: string): string => `${mark}\n\n${page.trimEnd()}\n`;
+
+async function main(args: readonly string[]): Promise<number> {
+  const check = args.includes('--check');
+  if (args.some((arg) => arg !== '--check')) {
+    console.error('usage: npm run docs [-- --check]');
+    return 2;
+  }
+  await mkdir(folder, { recursive: true });
+  const stale: string[] = [];
+  for (const [name, page] of Object.entries(await pages())) {
+    const file = join(folder, name);
+    const present = await readFile(file, 'utf8').catch(() => '');
+    if (present === whole(page)) continue;
+    stale.push(`docs/reference/${name}`);
+    if (!check) await writeFile(file, whole(page));
+  }
+  if (stale.length === 0) console.log('docs/reference is up to date');
+  else if (!check) console.log(`written: ${stale.join(', ')}`);
+  else console.error(`out of date: ${stale.join(', ')}. Run: npm run docs`);
+  return check && stale.length > 0 ? 1 : 0;
+}
+
+process.exitCode = await main(process.argv.slice(2));

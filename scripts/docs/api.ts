@@ -1,0 +1,122 @@
+import { anchor, code, table } from './markdown.ts';
+
+type Json = Readonly<Record<string, unknown>>;
+
+const isJson = (value: unknown): value is Json => typeof value === 'object' && value !== null && !Array.isArray(value);
+const within = (value: unknown, ...path: readonly string[]): unknown =>
+  path.reduce<unknown>((at, key) => (isJson(at) ? at[key] : undefined), value);
+const entries = (value: unknown): readonly (readonly [string, Json])[] =>
+  isJson(value) ? Object.entries(value).filter((entry): entry is [string, Json] => isJson(entry[1])) : [];
+const text = (value: unknown): string => (typeof value === 'string' ? value : '');
+const list = (value: unknown): readonly Json[] => (Array.isArray(value) ? value.filter(isJson) : []);
+
+/** A schema in a few words. */
+function typeOf(schema: unknown): string {
+  if (!isJson(schema)) return 'anything';
+  const union = list(schema['anyOf']);
+  if (union.length > 0) return union.map(typeOf).join(' or ');
+  const values = schema['enum'];
+  if (Array.isArray(values)) return values.map((value) => code(String(value))).join(' or ');
+  if (schema['type'] === 'array') return `list of ${typeOf(schema['items'])}`;
+  if (schema['type'] !== 'object') return text(schema['type']) || 'anything';
+  const names = Object.keys(isJson(schema['properties']) ? schema['properties'] : {});
+  return names.length === 0 ? 'object' : `object of ${names.map(code).join(', ')}`;
+}
+
+function limits(schema: Json): string {
+  const [first] = list(schema['anyOf']);
+  if (first !== undefined && schema['description'] === undefined) return limits(first);
+  const said = [text(schema['description'])];
+  const pattern = schema['pattern'];
+  if (typeof pattern === 'string' && said[0] === '') said.push(`matches ${code(pattern)}`);
+  if (typeof schema['minimum'] === 'number') said.push(`${schema['minimum']} to ${String(schema['maximum'])}`);
+  return said
+    .filter((one) => one !== '')
+    .join('; ')
+    .replaceAll('<', '&lt;');
+}
+
+function fieldRows(schema: unknown): readonly (readonly [name: string, type: string, needed: string, about: string])[] {
+  const required = within(schema, 'required');
+  const needed = new Set(Array.isArray(required) ? required : []);
+  return entries(within(schema, 'properties')).map(([name, field]) => [
+    code(name),
+    typeOf(field),
+    needed.has(name) ? 'yes' : '',
+    limits(field),
+  ]);
+}
+
+/** The same table twice helps nobody: the second one is a link to the first. */
+type Seen = Map<string, string>;
+
+function answerLines(operation: Json, heading: string, seen: Seen): readonly string[] {
+  const answers = entries(operation['responses']);
+  const [status = '', answer] = answers.find(([name]) => name !== '202' && name !== 'default') ?? [];
+  const [[, content] = []] = entries(within(answer, 'content'));
+  const schema = within(content, 'schema');
+  const items = within(schema, 'properties', 'items', 'items');
+  const fields = fieldRows(items ?? schema).map(([name, type, , about]) => [name, type, about]);
+  const page = items === undefined ? '' : ' A list: `items` and `next`.';
+  const said = `Answers ${code(status)}: ${text(within(answer, 'description'))}.${page}`;
+  if (fields.length === 0) return [said, ''];
+  const rows = table(['Field', 'Type', ''], fields);
+  const first = seen.get(rows.join('\n'));
+  if (first !== undefined) return [`${said} The fields are those of [${first}](#${anchor(first)}).`, ''];
+  seen.set(rows.join('\n'), heading);
+  return [said, '', ...rows, ''];
+}
+
+/** What every change takes is said once, at the top. */
+const everywhere = ['Idempotency-Key', 'Prefer'];
+
+function operationLines(path: string, method: string, operation: Json, seen: Seen): readonly string[] {
+  const heading = `${method.toUpperCase()} ${path}`;
+  const parameters = list(operation['parameters'])
+    .filter((one) => !everywhere.includes(text(one['name'])))
+    .map((one) => [
+      code(text(one['name'])),
+      text(one['in']),
+      typeOf(one['schema']),
+      text(one['description']) || limits(isJson(one['schema']) ? one['schema'] : {}),
+    ]);
+  const body = within(operation, 'requestBody', 'content', 'application/json', 'schema');
+  const optional = within(operation, 'requestBody', 'required') === false ? ' (may be left out)' : '';
+  const open = Array.isArray(operation['security']) && operation['security'].length === 0;
+  const summary = text(operation['summary']);
+  const bodyRows = body === undefined ? [] : table(['Field', 'Type', 'Required', ''], fieldRows(body));
+  return [
+    `### ${heading}`,
+    '',
+    `${summary}${summary.endsWith('?') ? '' : '.'} ${open ? 'Needs no token.' : text(operation['description'])}`.trimEnd(),
+    '',
+    ...(parameters.length === 0 ? [] : [...table(['Parameter', 'In', 'Type', ''], parameters), '']),
+    ...(bodyRows.length === 0 ? [] : [`Body${optional}:`, '', ...bodyRows, '']),
+    ...answerLines(operation, heading, seen),
+  ];
+}
+
+/** One section per tag, in the order in which the routes are given. */
+export function apiPage(document: unknown): string {
+  const operations = entries(within(document, 'paths')).flatMap(([path, methods]) =>
+    entries(methods).map(([method, operation]) => ({ path, method, operation })),
+  );
+  const byTag = Map.groupBy(operations, ({ operation }) => String(operation['tags']));
+  const seen: Seen = new Map();
+  return [
+    '# REST API',
+    '',
+    'Made from the OpenAPI document that the server serves at `/openapi.json`. [The API guide](../api.md) says how to use it,',
+    'with examples. Every error is a [problem](errors.md).',
+    '',
+    'Every request that changes something (`POST`, `PATCH`, `DELETE`) also takes the headers `Idempotency-Key` (the same key',
+    'gives the same answer for a day) and `Prefer: respond-async` (answer `202` with an operation as soon as the work is on',
+    'record).',
+    '',
+    ...[...byTag].flatMap(([tag, found]) => [
+      `## ${tag}`,
+      '',
+      ...found.flatMap(({ path, method, operation }) => operationLines(path, method, operation, seen)),
+    ]),
+  ].join('\n');
+}

@@ -1,0 +1,122 @@
+import { defaultFolders } from '#base/folders.ts';
+import type { StoreKind } from '#core/ports.ts';
+import { policyOptions } from '#core/store-uri.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { code, table } from './markdown.ts';
+import { literal, nameOf, partOf, partsOf, type Source, walk } from './syntax.ts';
+
+const kinds: readonly StoreKind[] = [createLocalStoreKind()];
+
+/** One line of help each; the page fails when the program reads one that is not here, or the other way round. */
+const topKeys: Readonly<Record<string, string>> = {
+  version: 'the format of the file: `1`',
+  default: 'which of the stores below new volumes go to when they name none',
+  listen: '`host:port` for the API, or `none` (default: `127.0.0.1:7878`); `--listen` wins over it; read at start only',
+  stores: 'a map from store names to a URI, or to a map with `uri` and the options below',
+  clients:
+    'a map from kinds of source to the client that mounts them; so far only `directory: builtin` and `loop: builtin`',
+};
+
+const variables: Readonly<Record<string, string>> = {
+  STOWAGE_SOCKET:
+    'the Unix socket: where `stowage up` listens, and where commands look for the server (`--socket` wins)',
+  STOWAGE_URL: 'the address of the server in place of the socket (`--url` wins)',
+  STOWAGE_TOKEN: 'the token for that address (`--token-file` wins)',
+  NO_COLOR: 'anything but empty: no colours, as `--no-color`',
+  TERM: '`dumb`: no colours',
+  XDG_STATE_HOME: 'for an ordinary user: the state folder is `stowage` below it (default: `~/.local/state`)',
+  XDG_RUNTIME_DIR: 'for an ordinary user: the socket is in `stowage` below it (default: the state folder)',
+  XDG_CONFIG_HOME: 'for an ordinary user: `stowage.yaml` is in `stowage` below it (default: `~/.config`)',
+  HOME: 'where the XDG folders are when their variables are not set',
+  PATH: 'where programs such as `mkfs.xfs` are looked for, with the usual `sbin` folders added',
+};
+
+/** Set by `bin/stowage` for the program itself. */
+const internal = ['STOWAGE_PROGRAM'];
+
+function refuseDifference(what: string, found: ReadonlySet<string>, known: readonly string[]): void {
+  const unknown = [...found].filter((name) => !known.includes(name));
+  const gone = known.filter((name) => !found.has(name));
+  if (unknown.length + gone.length === 0) return;
+  throw new Error(
+    `scripts/docs/configuration.ts does not fit the sources. ${what}: new ${unknown.join(', ')}; gone ${gone.join(', ')}`,
+  );
+}
+
+/** `env['NAME']`, wherever it is read, and the XDG names that go through a function. */
+function variablesIn(sources: readonly Source[]): ReadonlySet<string> {
+  const found = new Set<string>();
+  for (const { program } of sources) {
+    for (const [part] of walk(program)) {
+      const [first] = partsOf(part['arguments']);
+      const name = part.type === 'MemberExpression' ? literal(partOf(part['property'])) : literal(first);
+      const isEnv = part.type === 'CallExpression' ? nameOf(partOf(part['callee'])) === 'xdg' : true;
+      if (name !== undefined && isEnv && /^[A-Z][A-Z_]{3,}$/.test(name)) found.add(name);
+    }
+  }
+  return found;
+}
+
+function topKeysIn(sources: readonly Source[]): ReadonlySet<string> {
+  const config = sources.find(({ path }) => path.endsWith('app/config.ts'));
+  for (const [part] of config === undefined ? [] : walk(config.program)) {
+    if (part.type !== 'VariableDeclarator' || nameOf(partOf(part['id'])) !== 'topKeys') continue;
+    return new Set(partsOf(partOf(part['init'])?.['elements']).map((one) => literal(one) ?? ''));
+  }
+  throw new Error('src/app/config.ts no longer has a list topKeys');
+}
+
+const optionRows = (options: Readonly<Record<string, string>>): string[][] =>
+  Object.entries(options).map(([name, help]) => [code(name), help]);
+
+function folderRows(): string[][] {
+  const root = defaultFolders({ root: true, home: '', env: {} });
+  const user = defaultFolders({ root: false, home: '~', env: {} });
+  const rows: readonly (readonly [string, 'state' | 'socket' | 'config'])[] = [
+    ['state folder', 'state'],
+    ['socket', 'socket'],
+    ['configuration folder', 'config'],
+  ];
+  return rows.map(([what, key]) => [what, code(root[key]), code(user[key])]);
+}
+
+export function configurationPage(sources: readonly Source[]): string {
+  refuseDifference('keys of stowage.yaml', topKeysIn(sources), Object.keys(topKeys));
+  const found = variablesIn(sources);
+  refuseDifference(
+    'environment',
+    new Set([...found].filter((name) => !internal.includes(name))),
+    Object.keys(variables),
+  );
+  const pairs = (of: Readonly<Record<string, string>>): string[][] => optionRows(of);
+  return [
+    '# Configuration options',
+    '',
+    'The guide with examples is [configuration](../configuration.md); the flags of `stowage up` are in [the command line](cli.md#stowage-up).',
+    '',
+    '## Keys of stowage.yaml',
+    '',
+    ...table(['Key', 'Meaning'], pairs(topKeys)),
+    '',
+    '## Options of every store',
+    '',
+    'Query parameters of the URI, or keys in `stowage.yaml`: the same thing.',
+    '',
+    ...table(['Option', 'Meaning'], optionRows(policyOptions)),
+    '',
+    ...kinds.flatMap(({ scheme, options }) => [
+      `## Options of ${scheme}:// stores`,
+      '',
+      ...table(['Option', 'Meaning'], optionRows(options)),
+      '',
+    ]),
+    '## Folders',
+    '',
+    ...table(['', 'As root', 'As an ordinary user'], folderRows()),
+    '',
+    '## Environment variables',
+    '',
+    ...table(['Variable', 'Meaning'], pairs(variables)),
+    '',
+  ].join('\n');
+}

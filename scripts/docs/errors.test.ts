@@ -1,0 +1,40 @@
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: the strings are programs
+
+import { expect, test } from 'vitest';
+import { failuresIn } from './errors.ts';
+import { parse } from './syntax.ts';
+
+const failures = (...texts: readonly string[]) =>
+  failuresIn(texts.map((text, at) => parse(`src/${'ab'[at]}.ts`, text))).map(
+    ({ reason, code, message, action }) => `${code} ${reason}: ${message} -> ${action}`,
+  );
+
+test('what is filled in at run time stands in angle brackets', () => {
+  const text =
+    'throw new StowageError(`no ${quoted(name)} in ${volume.store}${why === undefined ? "" : `: ${why}`}`, ' +
+    "{ code: 'not-found', reason: 'gone', action: `mkdir ${dirname(path)}` });";
+  expect(failures(text)).toEqual(["not-found gone: no '<name>' in <store>[: <why>] -> mkdir <folder of path>"]);
+});
+
+test('a condition that decides the reason makes two entries, each with its own words', () => {
+  const text =
+    "throw new StowageError(taken ? 'in use' : 'failed', " +
+    "{ code: taken ? 'conflict' : 'internal', reason: taken ? 'a-b' : 'c-d', action: taken ? 'Stop it.' : 'Wait.' });";
+  expect(failures(text)).toEqual(['conflict a-b: in use -> Stop it.', 'internal c-d: failed -> Wait.']);
+});
+
+test('a function that is handed the words is followed to its callers, in other files too', () => {
+  const helper =
+    "export const bad = (message: string, action: string, reason = 'plain') => " +
+    "new StowageError(`oh: ${message}`, { code: 'invalid', reason, action });\nthrow bad('one', 'Do one.');";
+  const caller = "import { bad } from './a.ts';\nthrow bad(`two ${x}`, 'Do two.', 'special');";
+  expect(failures(helper, caller)).toEqual([
+    'invalid plain: oh: one -> Do one.',
+    'invalid special: oh: two <x> -> Do two.',
+  ]);
+});
+
+test('a reason that cannot be followed to a code stops the generator', () => {
+  const text = "throw fail({ code: codeOf(cause), reason: 'lost', action: 'Look.' });";
+  expect(() => failures(text)).toThrow('src/a.ts: lost');
+});

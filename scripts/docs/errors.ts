@@ -1,0 +1,212 @@
+import { errorCodes } from '#core/errors.ts';
+import { code, table } from './markdown.ts';
+import {
+  type Known,
+  literal,
+  nameOf,
+  partOf,
+  partsOf,
+  propertiesOf,
+  rendered,
+  type Source,
+  type Syntax,
+  testOf,
+  walk,
+} from './syntax.ts';
+
+/** One way in which an error can reach a reader. */
+export interface Failure {
+  readonly reason: string;
+  readonly code: string;
+  readonly message: string;
+  readonly action: string;
+}
+
+/** One object in the sources that says what went wrong. */
+interface Place {
+  readonly source: Source;
+  readonly around: readonly Syntax[];
+  readonly message: Syntax | undefined;
+  /** What another place puts before it. */
+  readonly before: string;
+  readonly code: Syntax | undefined;
+  readonly reason: Syntax | undefined;
+  readonly action: Syntax | undefined;
+}
+
+const functions = ['FunctionDeclaration', 'FunctionExpression', 'ArrowFunctionExpression'];
+const nothing: Known = { ways: new Map(), given: new Map() };
+/** Callers of callers of callers. */
+const deepest = 3;
+
+/** Every object that has a code, a reason and an action: most are the second argument of `new StowageError`. */
+function placesIn(source: Source): Place[] {
+  const found: Place[] = [];
+  for (const [part, around] of walk(source.program)) {
+    if (part.type !== 'ObjectExpression') continue;
+    const properties = propertiesOf(part);
+    const [code, reason, action] = ['code', 'reason', 'action'].map((key) => properties.get(key));
+    if (code === undefined || reason === undefined || action === undefined) continue;
+    const made = around[0]?.type === 'NewExpression' ? partsOf(around[0]['arguments'])[0] : undefined;
+    const message = made ?? properties.get('message') ?? properties.get('why');
+    const isWhy = message !== undefined && message === properties.get('why');
+    // `other ?? 'mine'`: the other one has its own place.
+    const own = reason.type === 'LogicalExpression' ? partOf(reason['right']) : reason;
+    found.push({ source, around, message, before: isWhy ? '<doing this> failed: ' : '', code, reason: own, action });
+  }
+  return found;
+}
+
+interface Wrapper {
+  readonly name: string;
+  readonly source: Source;
+  readonly parameters: readonly { readonly name: string; readonly standard: Syntax | undefined }[];
+}
+
+/** The named function around something, if one of `parts` is nothing but a parameter of it. */
+function wrapperOf(
+  source: Source,
+  around: readonly Syntax[],
+  parts: readonly (Syntax | undefined)[],
+): Wrapper | undefined {
+  const at = around.findIndex((part) => functions.includes(part.type));
+  const [outer, holder] = [around[at], around[at + 1]];
+  if (outer === undefined) return undefined;
+  const assigned = holder?.type === 'VariableDeclarator' ? nameOf(partOf(holder['id'])) : undefined;
+  const name = nameOf(partOf(outer['id'])) ?? assigned;
+  const parameters = partsOf(outer['params']).map((parameter) => {
+    const standard = parameter.type === 'AssignmentPattern' ? partOf(parameter['right']) : undefined;
+    return { name: nameOf(standard === undefined ? parameter : partOf(parameter['left'])) ?? '', standard };
+  });
+  const handedIn = parts.some((part) => parameters.some((parameter) => parameter.name === nameOf(part)));
+  return name !== undefined && handedIn ? { name, source, parameters } : undefined;
+}
+
+/** Calls of that function in its own file and in those that import it from there. */
+function* callsOf(
+  { name, source: own }: Wrapper,
+  sources: readonly Source[],
+): Generator<readonly [Source, readonly Syntax[], readonly Syntax[]]> {
+  const file = own.path.slice(own.path.lastIndexOf('/') + 1).replaceAll('.', '\\.');
+  const imported = new RegExp(`import [^;]*\\b${name}\\b[^;]* from '[^']*/${file}'`);
+  for (const source of sources) {
+    if (source !== own && !imported.test(source.text)) continue;
+    for (const [part, around] of walk(source.program)) {
+      const isCall = part.type === 'CallExpression' && nameOf(partOf(part['callee'])) === name;
+      if (isCall) yield [source, partsOf(part['arguments']), around];
+    }
+  }
+}
+
+/** What each caller hands in, by the name of the parameter. Something that is not handed in further up has one: nothing. */
+function givenTo(wrapper: Wrapper | undefined, sources: readonly Source[], depth = 0): Known['given'][] {
+  if (wrapper === undefined || depth > deepest) return [nothing.given];
+  const found: Known['given'][] = [];
+  for (const [source, handed, around] of callsOf(wrapper, sources)) {
+    for (const given of givenTo(wrapperOf(source, around, handed), sources, depth + 1)) {
+      const texts = wrapper.parameters.flatMap(({ name, standard }, at): [string, string][] => {
+        const part = handed[at] ?? standard;
+        return part === undefined ? [] : [[name, rendered(source, part, { ...nothing, given })]];
+      });
+      found.push(new Map(texts));
+    }
+  }
+  return found.length === 0 ? [nothing.given] : found;
+}
+
+/** Each combination of the conditions that decide the code or the reason. */
+function waysOf({ source, code, reason }: Place): Known['ways'][] {
+  const tests = new Set<string>();
+  for (const decisive of [code, reason]) {
+    for (const [part] of decisive === undefined ? [] : walk(decisive)) {
+      if (part.type === 'ConditionalExpression') tests.add(testOf(source, part));
+    }
+  }
+  return [...tests].reduce<Map<string, boolean>[]>(
+    (all, test) => all.flatMap((ways) => [true, false].map((yes) => new Map([...ways, [test, yes]]))),
+    [new Map()],
+  );
+}
+
+function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
+  const { source, around, message, code, reason, action } = place;
+  const wrapper = wrapperOf(source, around, [message, code, reason, action]);
+  return givenTo(wrapper, sources).flatMap((given) =>
+    waysOf(place).map((ways) => {
+      const text = (part: Syntax | undefined): string => rendered(source, part, { ways, given });
+      const said = message === undefined ? '<what the HTTP layer found wrong>' : place.before + text(message);
+      return { reason: text(reason), code: text(code), message: said, action: text(action) };
+    }),
+  );
+}
+
+const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
+const isCode = (text: string): boolean => Object.hasOwn(errorCodes, text);
+
+/** Everything that can go wrong, read from the sources. Throws when a reason stands there that was not understood. */
+export function failuresIn(sources: readonly Source[]): readonly Failure[] {
+  const found = new Map<string, Failure>();
+  for (const failure of sources.flatMap(placesIn).flatMap((place) => failuresAt(place, sources))) {
+    if (isReason(failure.reason) && isCode(failure.code)) found.set(JSON.stringify(failure), failure);
+  }
+  const failures = [...found.values()].sort((a, b) => compare(a.reason, b.reason) || compare(a.message, b.message));
+  refuseMissing(sources, failures);
+  return failures;
+}
+
+const compare = (a: string, b: string): number => (a < b ? -1 : a > b ? 1 : 0);
+
+/** The safety net: a plain search must not know more than the reading did. */
+function refuseMissing(sources: readonly Source[], failures: readonly Failure[]): void {
+  const known = new Set(failures.map((failure) => failure.reason));
+  const missed: string[] = [];
+  for (const source of sources) {
+    for (const [part] of walk(source.program)) {
+      if (part.type !== 'ObjectExpression' || !propertiesOf(part).has('code')) continue;
+      const reason = literal(propertiesOf(part).get('reason'));
+      if (reason !== undefined && isReason(reason) && !known.has(reason)) missed.push(`${source.path}: ${reason}`);
+    }
+  }
+  if (missed.length > 0)
+    throw new Error(`reasons that scripts/docs/errors.ts does not understand:\n${missed.join('\n')}`);
+}
+
+export function errorPage(failures: readonly Failure[]): string {
+  const reasons = Map.groupBy(failures, (failure) => failure.reason);
+  const codes = Object.entries(errorCodes).map(([name, { http, exit, retry, title }]) => [
+    code(name),
+    title,
+    String(http),
+    String(exit),
+    retry ? 'yes' : 'no',
+  ]);
+  return [
+    '# Errors',
+    '',
+    'Every error has a `code` (coarse: it decides what a program does next), a `reason` (fine: it says which case it is),',
+    'a message and an action. The REST API sends them as [RFC 9457 problems](api.md); the command line prints message and',
+    'action, and with `--json` the whole problem. Codes and reasons are stable, messages are not.',
+    '',
+    '## Codes',
+    '',
+    'Repeat: whether the same request can succeed later without anybody doing anything.',
+    '',
+    ...table(['Code', 'Meaning', 'HTTP', 'Exit', 'Repeat'], codes),
+    '',
+    '## Reasons',
+    '',
+    'What is filled in stands in `<angle brackets>`, what may be missing, or is one of several, in `[square ones]`.',
+    '',
+    ...[...reasons].flatMap(([reason, cases]) => [
+      `### ${reason}`,
+      '',
+      ...cases.flatMap(({ code: name, message, action }) => [
+        `- ${code(name)}: ${code(message)}`,
+        ...(action === '' ? [] : [`  <br>${escaped(action)}`]),
+      ]),
+      '',
+    ]),
+  ].join('\n');
+}
+
+const escaped = (text: string): string => text.replaceAll('<', '&lt;').replaceAll(/([*_|])/g, '\\$1');

@@ -1,0 +1,62 @@
+import { mkdtempDisposable } from 'node:fs/promises';
+import { request } from 'node:http';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createLog } from '#app/logger.ts';
+import { startUp } from '#app/up.ts';
+
+/** What a running server says of itself; nothing can be more true. */
+export interface Told {
+  readonly openApi: unknown;
+  readonly metrics: string;
+}
+
+const deadlineMs = 60_000;
+
+/** Starts a server with a folder of its own, does a little with it, so that every metric has been counted once, and asks. */
+export async function askServer(): Promise<Told> {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-docs-'));
+  const signal = AbortSignal.timeout(deadlineMs);
+  const socket = join(folder.path, 'socket');
+  const folders = { state: join(folder.path, 'state'), run: folder.path, config: folder.path, socket };
+  const running = await startUp({
+    folders,
+    config: 'none',
+    listen: 'none',
+    log: createLog('error', process.stderr),
+    signal,
+  });
+  try {
+    await ask(socket, 'POST', '/v1/volumes', signal, { name: 'example' });
+    return {
+      openApi: JSON.parse(await ask(socket, 'GET', '/openapi.json', signal)),
+      metrics: await ask(socket, 'GET', '/metrics', signal),
+    };
+  } finally {
+    await running.stop();
+  }
+}
+
+async function ask(
+  socketPath: string,
+  method: string,
+  path: string,
+  signal: AbortSignal,
+  body?: unknown,
+): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  const headers = body === undefined ? {} : { 'content-type': 'application/json' };
+  const sent = request({ socketPath, method, path, headers, agent: false, signal }, (answer) => {
+    let text = '';
+    answer.setEncoding('utf8').on('data', (chunk: string) => {
+      text += chunk;
+    });
+    answer.on('end', () =>
+      answer.statusCode === 200 || answer.statusCode === 201 ? resolve(text) : reject(new Error(text)),
+    );
+    answer.on('error', reject);
+  });
+  sent.on('error', reject);
+  sent.end(body === undefined ? undefined : JSON.stringify(body));
+  return await promise;
+}

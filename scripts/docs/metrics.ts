@@ -1,0 +1,38 @@
+import { code, table } from './markdown.ts';
+
+interface Metric {
+  readonly name: string;
+  readonly type: string;
+  readonly help: string;
+  readonly labels: readonly string[];
+}
+
+/** From the text that Prometheus reads. */
+function metricsIn(text: string): readonly Metric[] {
+  const metrics = new Map<string, { name: string; type: string; help: string; labels: Set<string> }>();
+  for (const line of text.split('\n')) {
+    const [, what, name = '', rest = ''] = /^# (HELP|TYPE) (\S+) (.*)$/.exec(line) ?? [];
+    if (what === 'HELP') metrics.set(name, { name, type: '', help: rest, labels: new Set() });
+    const known = metrics.get(name);
+    if (what === 'TYPE' && known !== undefined) known.type = rest;
+    const [, sample = '', inside = ''] = /^(\w+)\{(.*)\} /.exec(line) ?? [];
+    const of = metrics.get(sample) ?? metrics.get(sample.replace(/_(bucket|sum|count)$/, ''));
+    for (const [, label = ''] of inside.matchAll(/(\w+)="/g)) if (label !== 'le') of?.labels.add(label);
+  }
+  return [...metrics.values()].map((metric) => ({ ...metric, labels: [...metric.labels] }));
+}
+
+export function metricPage(text: string): string {
+  const own = metricsIn(text).filter(({ name }) => name.startsWith('stowage_'));
+  const rows = own.map(({ name, type, help, labels }) => [code(name), type, labels.map(code).join(', '), help]);
+  return [
+    '# Metrics',
+    '',
+    'Served at `/metrics` in the Prometheus text format, to any token and on the socket ([how to scrape](../operations.md#metrics)).',
+    'Beside these there are the usual `process_*` and `nodejs_*` ones of the Prometheus client: memory, CPU, event loop,',
+    'garbage collection.',
+    '',
+    ...table(['Metric', 'Type', 'Labels', 'Meaning'], rows),
+    '',
+  ].join('\n');
+}

@@ -1,0 +1,104 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { mkdtempDisposable } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { describe, test } from 'vitest';
+
+const repository = dirname(import.meta.dirname);
+const testImport = `import { beforeAll, describe, expect, test } from 'vitest';\nimport { needs } from '#testbed/needs.ts';\n`;
+
+/** Runs the given test files as `npm test` does, in a folder inside the repository so that imports resolve. */
+async function npmTest(
+  files: Readonly<Record<string, string>>,
+  env: Readonly<Record<string, string>> = {},
+  args: readonly string[] = [],
+): Promise<{ readonly status: number | null; readonly lines: readonly string[] }> {
+  await using root = await mkdtempDisposable(join(repository, '.stowage-test-'));
+  mkdirSync(join(root.path, 'src'));
+  for (const [name, text] of Object.entries(files)) writeFileSync(join(root.path, 'src', name), testImport + text);
+  const config = join(repository, 'vitest.config.ts');
+  const program = join(repository, 'scripts', 'test.ts');
+  const child = spawn(process.execPath, [program, '--root', root.path, '--config', config, ...args], {
+    timeout: 50_000,
+    stdio: ['ignore', 'pipe', 'ignore'],
+    env: {
+      ...process.env,
+      STOWAGE_REQUIRE: '',
+      STOWAGE_TESTBED_CACHE: join(tmpdir(), 'stowage-no-such-folder'),
+      ...env,
+    },
+  });
+  let output = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    output += text;
+  });
+  const [status] = (await once(child, 'close')) as [number | null];
+  return { status, lines: output.trimEnd().split('\n') };
+}
+
+const passing = `test('right', () => expect(1).toBe(1));\n`;
+const skipping = `describe.skipIf(needs('node26'))('newer', () => { test('one', () => {}); test('two', () => {}); });\n`;
+
+describe.concurrent('npm test', () => {
+  test('passes and ends with the figures', async ({ expect }) => {
+    const { status, lines } = await npmTest({ 'a.test.ts': passing });
+    expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
+  });
+
+  test('names what was skipped, why, and the command that provides it', async ({ expect }) => {
+    const { status, lines } = await npmTest({
+      'a.test.ts': passing + skipping,
+      'b.test.ts': `${passing}test.skip('later', () => {});`,
+    });
+    expect([status, lines.at(-1)]).toEqual([0, '2 passed, 0 failed, 3 skipped']);
+    const block = lines.slice(lines.indexOf('Skipped:'), -1).join('\n');
+    expect(block).toContain('  node26: node26 26.10.0 is not in the cache folder\n');
+    expect(block).toMatch(/ {4}tests: {3}\S*src\/a\.test\.ts \(2\)\n {4}provide: npm run testbed\n/);
+    expect(block).toMatch(/b\.test\.ts: 1 test, without a stated reason/);
+  });
+
+  test('fails for a skipped test when everything is required', async ({ expect }) => {
+    const files = { 'a.test.ts': `${passing}test.skip('later', () => {});` };
+    const { status, lines } = await npmTest(files, { STOWAGE_REQUIRE: 'all' });
+    expect([status, lines.at(-1)]).toEqual([1, '1 passed, 0 failed, 1 skipped']);
+    expect(lines).toContain('STOWAGE_REQUIRE=all: a skipped test is a failure.');
+  });
+
+  test('fails for a missing component when everything is required', async ({ expect }) => {
+    const { status, lines } = await npmTest(
+      { 'a.test.ts': passing, 'b.test.ts': skipping },
+      { STOWAGE_REQUIRE: 'all' },
+    );
+    expect([status, lines.at(-1)]).toEqual([1, '1 passed, 1 failed, 0 skipped']);
+  });
+
+  test.for<readonly [what: string, text: string, figures: string]>([
+    ['a failed test', `test('wrong', () => expect(1).toBe(2));`, '1 passed, 1 failed, 0 skipped'],
+    [
+      'a failed hook',
+      `describe('h', () => { beforeAll(() => { throw new Error('no'); }); test('x', () => {}); });`,
+      '1 passed, 1 failed, 0 skipped',
+    ],
+    [
+      'an unhandled rejection',
+      `test('x', () => { void Promise.reject(new Error('lost')); });`,
+      '2 passed, 1 failed, 0 skipped',
+    ],
+    ['a file that does not load', `throw new Error('no');`, '1 passed, 1 failed, 0 skipped'],
+  ])('fails for %s', async ([, text, figures], { expect }) => {
+    const { status, lines } = await npmTest({ 'a.test.ts': passing, 'b.test.ts': text });
+    expect([status, lines.at(-1)]).toEqual([1, figures]);
+  });
+
+  test('fails when no test ran', async ({ expect }) => {
+    const { status, lines } = await npmTest({});
+    expect([status, lines.at(-1)]).toEqual([1, '0 passed, 0 failed, 0 skipped']);
+  });
+
+  test('hands its arguments on, and does not count what nobody asked for', async ({ expect }) => {
+    const { status, lines } = await npmTest({ 'a.test.ts': passing + skipping }, {}, ['-t', 'right']);
+    expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
+  });
+});
