@@ -91,16 +91,22 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('kill -9
       );
       let [begun, done, over] = [0, 0, false];
       const kinds = new Map<string, number>();
-      const working = Promise.all(
-        crew.map(async (worker) => {
-          while (begun++ < operations) {
+      const work = async (worker: (typeof crew)[number]): Promise<void> => {
+        try {
+          while (!over && begun++ < operations) {
             const kind = await worker.step();
             kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
             done++;
           }
-        }),
-      ).finally(() => {
+        } catch (thrown) {
+          // The others stop too, so that nothing goes on after the test.
+          over = true;
+          throw thrown;
+        }
+      };
+      const working = Promise.allSettled(crew.map(work)).then((ends) => {
         over = true;
+        for (const end of ends) if (end.status === 'rejected') throw end.reason;
       });
       const killing = (async () => {
         while (!over) {
@@ -111,7 +117,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('kill -9
           if (!over) await victim.kill(random() < 0.25 ? random() * 500 : undefined);
         }
       })();
-      await Promise.all([working, killing]);
+      await Promise.allSettled([working, killing]);
+      await working;
+      await killing;
       // Else nothing was tried.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
       expect([...kinds.keys()].sort()).toEqual(

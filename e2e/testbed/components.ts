@@ -33,7 +33,7 @@ export const components = {
   },
   xfs: {
     what: 'the XFS file system and its tools',
-    probe: () => missingPrograms('mkfs.xfs', 'xfs_growfs') ?? notInKernel('xfs'),
+    probe: () => missingPrograms('mkfs.xfs', 'xfs_growfs', 'xfs_io') ?? notInKernel('xfs'),
     command: byTestbed,
     packages: () => ['xfsprogs'],
   },
