@@ -11,7 +11,9 @@ import { type Stowage, startStowage } from './stowage.ts';
 const exec = promisify(execFile);
 
 /** State and store on a file system of their own; `cut` goes on with what its device holds at that moment, and no more. */
-async function machine(filesystem: string): Promise<{ readonly disk: string; cut(server: Stowage): Promise<void> }> {
+async function machine(
+  filesystem: string,
+): Promise<{ readonly disk: string; start(): Promise<Stowage>; cut(): Promise<void> }> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-cut-')));
   const [image, disk] = [join(top, 'image'), join(top, 'disk')];
   await writeFile(image, '');
@@ -19,23 +21,28 @@ async function machine(filesystem: string): Promise<{ readonly disk: string; cut
   await exec(`mkfs.${filesystem}`, ['-q', image]);
   await mkdir(disk);
   await exec('mount', ['-o', 'loop', image, disk]);
+  let server: Stowage | undefined;
   onTestFinished(async () => {
+    await server?.stop();
     await exec('umount', [disk]);
     await rm(top, { recursive: true });
   });
   return {
     disk,
-    cut: async (server) => {
+    start: async () => {
+      server = await startStowage({ state: join(disk, 'state') });
+      return server;
+    },
+    cut: async () => {
       // The file system stops at once, its log unflushed: what has not reached the device is lost, as in a power cut.
       await exec('xfs_io', ['-x', '-c', 'shutdown', disk]);
-      server.signal('SIGKILL');
-      await server.ended();
+      server?.signal('SIGKILL');
+      await server?.ended();
       await exec('umount', [disk]);
       await exec('mount', ['-o', 'loop', image, disk]);
       // The machine did not really start anew, so that it did has to be said.
-      const db = new DatabaseSync(join(disk, 'state', 'state.db'));
+      using db = new DatabaseSync(join(disk, 'state', 'state.db'));
       db.exec("DELETE FROM settings WHERE key LIKE 'compared %'");
-      db.close();
     },
   };
 }
@@ -45,8 +52,8 @@ const names = async (server: Stowage, path: string): Promise<string[]> =>
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power cut', () => {
   test.each(['xfs', 'ext4'])('takes back nothing that was answered (%s)', async (filesystem) => {
-    const { disk, cut } = await machine(filesystem);
-    const before = await startStowage({ state: join(disk, 'state') });
+    const { disk, start, cut } = await machine(filesystem);
+    const before = await start();
     await mkdir(join(disk, 'data'));
     await before.api('POST', '/v1/stores', { name: 'data', uri: `local://${disk}/data?onDelete=archive` });
     const { body: token } = await before.api('POST', '/v1/tokens', { name: 'revoked', role: 'admin' });
@@ -57,10 +64,9 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('a power
     expect((await before.api('DELETE', '/v1/volumes/data..d')).status).toBe(200);
     expect((await before.api('DELETE', `/v1/tokens/${token['id']}`)).status).toBe(204);
     const { body: status } = await before.api('GET', '/v1/status');
-    await cut(before);
+    await cut();
 
-    const server = await startStowage({ state: join(disk, 'state') });
-    onTestFinished(() => server.stop());
+    const server = await start();
     expect((await server.api('GET', '/v1/status')).body['instance']).toBe(status['instance']);
     expect(await names(server, '/v1/stores')).toEqual(['local', 'data']);
     expect(await names(server, '/v1/tokens')).not.toContain('revoked');
