@@ -52,10 +52,8 @@ export function openDatabase(path: string): Database {
     const result = transactions(work);
     if (unsynced && !db.isTransaction) {
       unsynced = false;
-      const version = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);
-      translated(() =>
-        db.exec(`PRAGMA synchronous = FULL; PRAGMA user_version = ${version}; PRAGMA synchronous = NORMAL`),
-      );
+      // It syncs the log before it folds it into the file, and with it everything committed so far.
+      translated(() => db.exec('PRAGMA wal_checkpoint(PASSIVE)'));
     }
     return result;
   };
@@ -69,19 +67,11 @@ export function openDatabase(path: string): Database {
       };
     },
     transaction,
-    durably: (work) => {
-      // Inside a transaction the level cannot change; its end is followed by a commit that syncs the log, and all before it.
-      if (db.isTransaction) {
+    durably: (work) =>
+      transaction(() => {
         unsynced = true;
         return work();
-      }
-      translated(() => db.exec('PRAGMA synchronous = FULL'));
-      try {
-        return work();
-      } finally {
-        translated(() => db.exec('PRAGMA synchronous = NORMAL'));
-      }
-    },
+      }),
     close: () => {
       if (!db.isOpen) return;
       try {
