@@ -42,8 +42,27 @@ export function places(node: CommandNode): { readonly at: string; readonly kind:
 }
 
 /** Alias → path, so that `volume ls` completes as `volume list` does. */
-export function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
+function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
   return nodes.flatMap((node) => node.aliases.map((alias) => `${indent}'${alias}') at='${node.path}' ;;`));
+}
+
+/** The words before the cursor: which command they lead to, and which option still waits for its value. */
+export function wordLoop(nodes: readonly CommandNode[]): string {
+  const paths = nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== '');
+  return `    if [[ -n $option ]]; then option=''; continue; fi
+    case $word in
+      ${either([...valued(nodes).keys()])}) option=$word ;;
+      -*) ;;
+      *)
+        next=$at\${at:+/}$word
+        case $next in
+          ${either(paths)}) at=$next ;;
+          *) position=$((position + 1)) ;;
+        esac
+        case $at in
+${aliasLines(nodes, '          ').join('\n')}
+        esac ;;
+    esac`;
 }
 
 const longs = (nodes: readonly CommandNode[]): string =>
@@ -56,20 +75,7 @@ _stowage() {
   local cur=\${COMP_WORDS[COMP_CWORD]} at='' position=0 option='' kind='' word next i
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=\${COMP_WORDS[i]}
-    if [[ -n $option ]]; then option=''; continue; fi
-    case $word in
-      ${either([...options.keys()])}) option=$word ;;
-      -*) ;;
-      *)
-        next=$at\${at:+/}$word
-        case $next in
-          ${either(nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== ''))}) at=$next ;;
-          *) position=$((position + 1)) ;;
-        esac
-        case $at in
-${aliasLines(nodes, '          ').join('\n')}
-        esac ;;
-    esac
+${wordLoop(nodes)}
   done
   if [[ -n $option ]]; then
     case $option in

@@ -1,7 +1,6 @@
-import { aliasLines, answer, places, valued } from './completion-bash.ts';
+import { answer, places, valued, wordLoop } from './completion-bash.ts';
 import type { CommandNode } from './tree.ts';
 
-const either = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
 /** `name:what it does`, as _describe wants it, in single quotes. */
 const entry = (name: string, about: string): string =>
   `'${`${name.replaceAll(':', '\\:')}:${about}`.replaceAll("'", "'\\''")}'`;
@@ -19,20 +18,7 @@ _stowage() {
   local -a entries
   for ((i = 2; i < CURRENT; i++)); do
     word=\${words[i]}
-    if [[ -n $option ]]; then option=''; continue; fi
-    case $word in
-      ${either([...options.keys()])}) option=$word ;;
-      -*) ;;
-      *)
-        next=$at\${at:+/}$word
-        case $next in
-          ${either(nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== ''))}) at=$next ;;
-          *) position=$((position + 1)) ;;
-        esac
-        case $at in
-${aliasLines(nodes, '          ').join('\n')}
-        esac ;;
-    esac
+${wordLoop(nodes)}
   done
   if [[ -n $option ]]; then
     case $option in

@@ -30,6 +30,17 @@ afterEach(async () => {
   await rm(root, { recursive: true, force: true });
 });
 
+async function makeVolume(store: Store, name: string): Promise<void> {
+  const about = {
+    id: newVolumeId(),
+    name: volumeName(name),
+    bytes: undefined,
+    access: 'filesystem',
+    labels: {},
+  } as const;
+  await store.create({ ...about, requestId: 'r', createdAt: 0, instance: 'instance-1' }, scope);
+}
+
 async function refusal(work: Promise<unknown>): Promise<StowageError> {
   const thrown = await work.then(
     () => undefined,
@@ -308,18 +319,7 @@ describe('options', () => {
     const before = process.umask(0o077);
     try {
       const store = await open(root, { options: { mode: '2775' } });
-      const name = volumeName('a');
-      const spec = {
-        id: 'sv1-00000000-0000-4000-8000-000000000001',
-        name,
-        bytes: undefined,
-        access: 'filesystem',
-        labels: {},
-      } as const;
-      await store.create(
-        { ...spec, requestId: 'r', createdAt: 0, instance: 'instance-1' } as Parameters<Store['create']>[0],
-        scope,
-      );
+      await makeVolume(store, 'a');
       expect((await stat(join(root, 'a'))).mode & 0o7777).toBe(0o2775);
     } finally {
       process.umask(before);
@@ -328,18 +328,7 @@ describe('options', () => {
 
   test.skipIf(needs('root'))('uid and gid are what a volume gets', async () => {
     const store = await open(root, { options: { uid: '1234', gid: '5678' } });
-    const name = volumeName('a');
-    const spec = {
-      id: 'sv1-00000000-0000-4000-8000-000000000001',
-      name,
-      bytes: undefined,
-      access: 'filesystem',
-      labels: {},
-    } as const;
-    await store.create(
-      { ...spec, requestId: 'r', createdAt: 0, instance: 'instance-1' } as Parameters<Store['create']>[0],
-      scope,
-    );
+    await makeVolume(store, 'a');
     expect(await stat(join(root, 'a'))).toMatchObject({ uid: 1234, gid: 5678 });
   });
 
