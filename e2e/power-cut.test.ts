@@ -38,8 +38,11 @@ async function machine(
       await exec('xfs_io', ['-x', '-c', 'shutdown', disk]);
       server?.signal('SIGKILL');
       await server?.ended();
+      // What the device holds now is copied: a mount namespace somebody made meanwhile may keep the dead file system
+      // mounted, and mounting the same device again would then bring back that one instead of reading the device.
+      await exec('cp', ['--sparse=always', image, `${image}-after`]);
       await exec('umount', [disk]);
-      await exec('mount', ['-o', 'loop', image, disk]);
+      await exec('mount', ['-o', filesystem === 'xfs' ? 'loop,nouuid' : 'loop', `${image}-after`, disk]);
       // The machine did not really start anew, so that it did has to be said.
       using db = new DatabaseSync(join(disk, 'state', 'state.db'));
       db.exec("DELETE FROM settings WHERE key LIKE 'compared %'");
