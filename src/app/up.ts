@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createMounter } from '#clients/mounter/create.ts';
@@ -51,6 +52,7 @@ export interface Running {
 const tendEveryMs = 30_000;
 /** For operations that run when Stowage is told to stop; the rest goes on at the next start. */
 const drainMs = 10_000;
+const roundMs = 5_000;
 
 /** Everything in one process: what `stowage up` runs. */
 export async function startUp(settings: UpSettings): Promise<Running> {
@@ -99,7 +101,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  const tending = tend(engine, log, settings.signal);
+  const tending = tend(engine, clock, log, settings.signal);
   undo.move();
   return {
     engine,
@@ -188,7 +190,7 @@ async function storeConfigs(
 }
 
 /** What is done now and then. */
-function tend(engine: Engine, log: Log, signal: AbortSignal): AsyncDisposable {
+function tend(engine: Engine, clock: Clock, log: Log, signal: AbortSignal): AsyncDisposable {
   const stopping = new AbortController();
   const scope: Scope = { signal: AbortSignal.any([signal, stopping.signal]), log };
   let round: Promise<void> | undefined;
@@ -209,7 +211,7 @@ function tend(engine: Engine, log: Log, signal: AbortSignal): AsyncDisposable {
     [Symbol.asyncDispose]: async () => {
       clearInterval(timer);
       stopping.abort();
-      await round;
+      if (round !== undefined) await endsWithin(round, roundMs, clock);
     },
   };
 }

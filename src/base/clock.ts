@@ -2,9 +2,13 @@ import { setTimeout as delay } from 'node:timers/promises';
 
 /** The only source of time. */
 export interface Clock {
-  /** Milliseconds since 1970. */
+  /** Milliseconds since 1970: what people call the time. It can be set, and jump. */
   now(): number;
+  /** Milliseconds since some moment: never jumps. */
+  elapsed(): number;
   sleep(ms: number, signal: AbortSignal): Promise<void>;
+  /** Calls once, later, unless disposed of before. It keeps no process alive. */
+  after(ms: number, fire: () => void): Disposable;
   /** A signal that ends with its parent or after `ms`, whichever comes first: a deadline narrows, it never widens. */
   deadline(ms: number, parent: AbortSignal): Disposable & { readonly signal: AbortSignal };
 }
@@ -20,20 +24,45 @@ export class DeadlineExceeded extends Error {
 }
 
 export function systemClock(): Clock {
+  const after: Clock['after'] = (ms, fire) => {
+    const timer = setTimeout(fire, ms);
+    timer.unref();
+    return { [Symbol.dispose]: () => clearTimeout(timer) };
+  };
   return {
     now: () => Date.now(),
+    elapsed: () => performance.now(),
     sleep: async (ms, signal) => {
       // An unref'ed timer would let the process end in the middle of a back-off.
       await delay(ms, undefined, { signal });
     },
-    deadline: (ms, parent) => {
-      const limit = new AbortController();
-      const timer = setTimeout(() => limit.abort(new DeadlineExceeded(ms)), ms);
-      timer.unref();
-      return {
-        signal: AbortSignal.any([parent, limit.signal]),
-        [Symbol.dispose]: () => clearTimeout(timer),
-      };
+    after,
+    deadline: (ms, parent) => deadlineBy(after, ms, parent),
+  };
+}
+
+/** What `deadline` is made of, for clocks to share. */
+export function deadlineBy(after: Clock['after'], ms: number, parent: AbortSignal): ReturnType<Clock['deadline']> {
+  const controller = new AbortController();
+  const limit = limited(after, controller, parent, ms);
+  return { signal: controller.signal, [Symbol.dispose]: () => limit[Symbol.dispose]() };
+}
+
+/** By hand rather than with AbortSignal.any: this is on the way of every request. */
+export function limited(
+  after: Clock['after'],
+  controller: AbortController,
+  parent: AbortSignal,
+  ms: number,
+): Disposable {
+  const stop = (): void => controller.abort(parent.reason);
+  const timer = after(ms, () => controller.abort(new DeadlineExceeded(ms)));
+  if (parent.aborted) stop();
+  else parent.addEventListener('abort', stop, { once: true });
+  return {
+    [Symbol.dispose]: () => {
+      timer[Symbol.dispose]();
+      parent.removeEventListener('abort', stop);
     },
   };
 }

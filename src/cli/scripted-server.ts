@@ -141,6 +141,7 @@ export const store = (name: string, more: object = {}): object => ({
   origin: 'api',
   state: 'open',
   problem: null,
+  pending: null,
   readOnly: false,
   enforcesCapacity: false,
   access: ['filesystem'],

@@ -137,6 +137,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
         ? { text: store.state, tone: 'good' }
         : [{ text: `${store.state}: ${store.problem.message}`, tone: 'bad' }, `action: ${store.problem.action}`],
     ],
+    ...(store.pending === null ? [] : [['waiting', { text: store.pending, tone: 'bad' }] as const]),
     ['read-only', store.readOnly ? 'yes' : 'no'],
     ['enforces sizes', enforced],
     ['access', store.access.join(', ')],

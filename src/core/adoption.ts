@@ -42,7 +42,8 @@ interface Selection {
 }
 
 const nothingToTake = 'it is a volume already, or there is nothing of that name';
-const adoptDeadlineMs = 24 * 3_600_000;
+/** Directories of millions of files can be adopted, and images must be looked at. */
+export const adoptDeadlineMs = 24 * 3_600_000;
 
 export function createAdoptions(parts: VolumeParts): Adoptions {
   const { stores, operations } = parts;
@@ -63,15 +64,18 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
   };
 
   return {
-    adopt: (name, how, call) =>
-      stores.use(name, async (store, config) => {
+    adopt: async (name, how, call) => {
+      // To rebuild the catalogue from what lies there is to say that it is the store.
+      if (!how.dryRun) await stores.accept(name, call);
+      return await stores.use(name, async (store, config) => {
         if (store.readOnly) throw readOnly(store.name);
         using _ = await operations.lock([`adopt ${store.name}`], call.signal);
         const params = { ...how };
         const about = { kind: 'store.adopt', store: store.name, subject: store.name };
         const intent = { ...about, params, deadlineMs: adoptDeadlineMs };
         return await operations.run(intent, call, (work) => step(store, config, params, work));
-      }),
+      });
+    },
     orphans: (name, scope) => stores.use(name, (store) => store.orphans(scope)),
     steps: { 'store.adopt': step },
   };

@@ -1,4 +1,6 @@
+import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
@@ -23,8 +25,12 @@ export interface Catalogue {
   refresh(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
 }
 
+/** A store that is alive has listed its names by then. */
+const refreshPatienceMs = 10_000;
+
 interface CatalogueParts {
   readonly records: Records;
+  readonly clock: Clock;
   readonly stores: () => Stores;
   readonly instance: string;
 }
@@ -102,21 +108,33 @@ interface Lookup {
 }
 
 function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue['refresh']): Lookup {
-  const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
-    const down: StoreName[] = [];
-    for (const name of wanted) {
-      const { store } = parts.stores().view(name);
-      if (store === undefined) down.push(name);
-      if (!store?.shared) continue;
-      try {
-        await parts.stores().use(name, (open) => refresh(open, scope));
-      } catch (thrown) {
-        scope.signal.throwIfAborted();
-        scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
-        down.push(name);
-      }
+  /** Asked and not answering: nobody waits for those again before they have answered. */
+  const late = new Set<StoreName>();
+
+  async function answers(name: StoreName, scope: Scope): Promise<boolean> {
+    const { store } = parts.stores().view(name);
+    if (store?.shared !== true) return store !== undefined;
+    if (late.has(name)) return false;
+    const asked = parts.stores().use(name, (open) => refresh(open, scope));
+    if (!(await endsWithin(asked, refreshPatienceMs, parts.clock))) {
+      late.add(name);
+      const done = (): boolean => late.delete(name);
+      asked.then(done, done);
+      return false;
     }
-    return down;
+    try {
+      await asked;
+      return true;
+    } catch (thrown) {
+      scope.signal.throwIfAborted();
+      scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
+      return false;
+    }
+  }
+
+  const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
+    const asked = await Promise.all(wanted.map((name) => answers(name, scope)));
+    return wanted.filter((_name, index) => !asked[index]);
   };
 
   const names = (visible: (store: string) => boolean): StoreName[] =>

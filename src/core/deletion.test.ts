@@ -12,6 +12,7 @@ let clock: FakeClock;
 let root: string;
 const anywhere = (): boolean => true;
 const day = 86_400_000;
+const hour = 3_600_000;
 
 beforeEach(async () => {
   clock = createFakeClock();
@@ -88,6 +89,39 @@ describe('the trash', () => {
       code: 'not-found',
       reason: 'trash-unknown',
     });
+  });
+
+  test('is not emptied by a clock that goes ahead, for an hour in which it can be put right', async () => {
+    await add('onDelete=archive&retention=2d');
+    await remove((await create('a')).id);
+    await server.engine.tend(aCall());
+    clock.jump(30 * day);
+    await server.engine.tend(aCall());
+    expect(await trash()).toHaveLength(1);
+    clock.jump(-30 * day);
+    clock.advance(hour);
+    await server.engine.tend(aCall());
+    expect(await trash()).toHaveLength(1);
+    clock.jump(30 * day);
+    await server.engine.tend(aCall());
+    clock.advance(hour);
+    await server.engine.tend(aCall());
+    expect(await trash()).toEqual([]);
+  });
+
+  test('is not emptied at once by a start after a long time, or with a wrong clock', async () => {
+    await add('onDelete=archive&retention=2d');
+    await remove((await create('a')).id);
+    await server.engine.tend(aCall());
+    await server.stop();
+    clock.jump(30 * day);
+    server = await startServer({ folder: server.folder, listen: 'none', clock });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    await server.engine.tend(aCall());
+    expect(await trash()).toHaveLength(1);
+    clock.advance(hour);
+    await server.engine.tend(aCall());
+    expect(await trash()).toEqual([]);
   });
 
   test('restores under the old name, with everything, and a repeat finds it done', async () => {

@@ -28,6 +28,7 @@ export interface Deletions {
 
 export interface DeletionParts extends VolumeParts {
   readonly reclaimSoon: (store: string) => void;
+  readonly jumps: { isReliable(): boolean };
 }
 
 export interface DeletionSteps {
@@ -69,10 +70,11 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
 function createSteps(parts: DeletionParts): DeletionSteps {
   const { records, mounts, events, reclaimSoon } = parts;
 
-  const forget = (id: VolumeId, store: string) => () => {
-    records.volumes.remove(id);
-    events.publish('volume.deleted', id, store, { id });
-  };
+  const gone = (id: VolumeId, store: string, value: Deletion) => ({
+    value,
+    record: () => records.volumes.remove(id),
+    announce: () => events.publish('volume.deleted', id, store, { id }),
+  });
 
   return {
     'volume.delete': async (store, config, params, work) => {
@@ -81,29 +83,28 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       const { onDelete, retention } = config.policy;
       const volume = records.volumes.byId(ref.id);
       if (volume !== undefined) await mounts.letGo(volume, store, work);
-      const record = forget(ref.id, store.name);
       switch (onDelete) {
         case 'delete':
           await store.delete(ref, work);
           reclaimSoon(store.name);
-          return { value: { outcome: 'deleted', expiresAt: undefined }, record };
+          return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
         case 'retain':
           await store.release(ref, work);
-          return { value: { outcome: 'retained', expiresAt: undefined }, record };
+          return gone(ref.id, store.name, { outcome: 'retained', expiresAt: undefined });
         case 'archive':
           await store.trash.put(ref, deletedAt, work);
-          return { value: { outcome: 'archived', expiresAt: deletedAt + retention }, record };
+          return gone(ref.id, store.name, { outcome: 'archived', expiresAt: deletedAt + retention });
         default:
           return onDelete satisfies never;
       }
     },
     'volume.restore': async (store, _config, params, work) => {
       const volume = await store.trash.restore(refFrom(params).id, volumeName(String(params['to'])), work);
-      const record = (): void => {
-        records.volumes.put(volume);
-        events.publish('volume.created', volume.id, volume.store, { volume });
+      return {
+        value: volume,
+        record: () => records.volumes.put(volume),
+        announce: () => events.publish('volume.created', volume.id, volume.store, { volume }),
       };
-      return { value: volume, record };
     },
     'trash.purge': async (store, _config, params, work) => {
       await store.trash.purge(refFrom(params).id, work);

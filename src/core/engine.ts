@@ -12,7 +12,9 @@ import type { Client, Mounter, Records, StoreKind } from './ports.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
 import type { TakeUp } from './store-entries.ts';
+import { createIdentities } from './store-identity.ts';
 import { createStores, type Stores } from './stores.ts';
+import { createTimeJumps } from './time-jumps.ts';
 import { createTokens, type Tokens } from './tokens.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
@@ -64,21 +66,23 @@ export function createEngine(parts: EngineParts): Engine {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
   };
-  const catalogue = createCatalogue({ records, stores: laterStores, instance });
+  const catalogue = createCatalogue({ records, clock, stores: laterStores, instance });
   const mounts = createMounts({ ...parts, stores: laterStores, catalogue, operations, events });
   const steps: Record<string, Step> = {};
-  const recover = createRecovery({ records, operations, catalogue, steps, log, clock, boot: parts.boot });
+  const identities = createIdentities({ records, clock });
+  const recover = createRecovery({ records, operations, catalogue, steps, log, identities, boot: parts.boot });
   const takeUp: TakeUp = async (store, config, scope) => {
     await recover(store, config, scope);
     late.reclaim?.soon(store.name);
   };
-  const stores = createStores({ ...parts, events, context: { instance, node }, takeUp, mountedOn: mounts.mountedOn });
+  const context = { instance, node };
+  const stores = createStores({ ...parts, events, identities, context, takeUp, mountedOn: mounts.mountedOn });
   const reclaim = createReclaim({ stores, clock, log });
   Object.assign(late, { stores, reclaim });
   const limits = createLimits(records);
   const shared = { records, stores, catalogue, operations, mounts, limits, events, clock, instance };
   const volumes = createVolumes(shared);
-  const deletions = createDeletions({ ...shared, reclaimSoon: reclaim.soon });
+  const deletions = createDeletions({ ...shared, reclaimSoon: reclaim.soon, jumps: createTimeJumps(parts) });
   const adoptions = createAdoptions(shared);
   Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps);
   const tokens = createTokens(records, clock);
@@ -92,7 +96,8 @@ export function createEngine(parts: EngineParts): Engine {
     },
     close: async () => {
       await reclaim.stop();
-      await operations.drain(10_000);
+      // Whoever wanted to give it time has done so before.
+      await operations.drain(0);
       await stores.close();
       records.close();
     },

@@ -1,4 +1,5 @@
 import { DeadlineExceeded } from '#base/clock.ts';
+import { StillRunning } from '#base/patience.ts';
 
 /**
  * What a code means to every protocol. This table alone decides retry, HTTP status and exit status; a front end that
@@ -50,6 +51,16 @@ export function stowageError(thrown: unknown): StowageError {
       code: 'deadline',
       reason: 'deadline',
       action: 'Try again; if it persists, look at the store with: stowage store check',
+      cause: thrown,
+    });
+  }
+  if (thrown instanceof StillRunning) {
+    const { code, message } = stowageError(thrown.cause);
+    return new StowageError(`${message}; what was begun goes on`, {
+      code,
+      reason: 'still-running',
+      action:
+        'See what becomes of it: stowage operations. What holds it up may be a disk or server: stowage store check',
       cause: thrown,
     });
   }

@@ -4,8 +4,11 @@ import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
 
 export function requireMounting({ unable }: Mounter): void {
-  if (unable === undefined) return;
-  throw new StowageError(`volumes cannot be mounted here: ${unable.why}`, {
+  if (unable !== undefined) throw mountUnable(unable);
+}
+
+export function mountUnable(unable: NonNullable<Mounter['unable']>): StowageError {
+  return new StowageError(`volumes cannot be mounted here: ${unable.why}`, {
     code: 'unsupported',
     reason: 'mount-unable',
     action: unable.action,

@@ -1,5 +1,5 @@
 import { readdir } from 'node:fs/promises';
-import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
@@ -37,6 +37,26 @@ test('an operation is on record before its work begins', async () => {
   await made;
   expect(newest()).toMatchObject({ state: 'done', endedAt: clock.now(), error: undefined });
   expect(server.engine.operations.running).toBe(0);
+});
+
+test('an end that cannot be written down is written later; until then it runs, and its volume is locked', async () => {
+  const { records } = server.engine;
+  const full = new Error('database or disk is full');
+  const writing = vi.spyOn(records, 'transaction').mockImplementation(() => {
+    throw full;
+  });
+  onTestFinished(() => writing.mockRestore());
+  const made = create('a');
+  await vi.waitFor(() => expect(writing).toHaveBeenCalled());
+  expect(newest()).toMatchObject({ state: 'running' });
+  expect(await readdir(server.storeFolder)).toContain('a');
+  clock.advance(1_000);
+  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2));
+  writing.mockRestore();
+  clock.advance(1_000);
+  expect(await made).toMatchObject({ name: 'a' });
+  expect(newest()).toMatchObject({ state: 'done', error: undefined });
+  expect(await server.engine.catalogue.resolve('a', aCall())).toMatchObject({ name: 'a' });
 });
 
 describe('cancel', () => {

@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { canceled } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
@@ -35,10 +36,13 @@ export interface Work extends Scope {
   progress(progress: Progress): void;
 }
 
-/** What the work came to, and what to write down in the same transaction that ends the operation. */
+/** What the work came to. */
 export interface Outcome<T> {
   readonly value: T;
+  /** Written in the same transaction that ends the operation; tried again when that fails. */
   readonly record?: () => void;
+  /** Told to whoever listens, once it is on record. */
+  readonly announce?: () => void;
 }
 
 export interface OperationView {
@@ -63,6 +67,8 @@ export interface Operations {
 }
 
 const defaultDeadlineMs = 120_000;
+/** What hears that it is interrupted has ended by then. */
+const interruptedMs = 2_000;
 
 export function createOperations(parts: {
   readonly records: Records;
@@ -128,14 +134,8 @@ function begun({ kind, store, subject, params }: Intent, startedAt: number): Ope
 
 async function drain(running: ReadonlyMap<OperationId, Running>, graceMs: number, clock: Clock): Promise<void> {
   const all = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
-  await within(all(), graceMs, clock);
+  await endsWithin(all(), graceMs, clock);
   for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));
   // A disk that does not answer hears no signal; what hangs on it is on record, and the next start takes it up.
-  await within(all(), graceMs, clock);
-}
-
-async function within(work: Promise<unknown>, ms: number, clock: Clock): Promise<void> {
-  const enough = new AbortController();
-  await Promise.race([work, clock.sleep(ms, enough.signal).catch(() => undefined)]);
-  enough.abort();
+  await endsWithin(all(), interruptedMs, clock);
 }

@@ -1,4 +1,4 @@
-import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { type Clock, limited } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Events } from './events.ts';
@@ -35,43 +35,47 @@ export type Perform = <T>(
 
 const keptOperations = 1000;
 const progressEveryMs = 200;
+const recordAgainMs = 1_000;
 
 /** Does the work of a recorded operation and records how it ended. */
 export function createPerform(parts: PerformParts): Perform {
   const { events, clock, log, running } = parts;
   const end = createEnd(parts);
 
+  function tellProgress(entry: Running): (progress: Progress) => void {
+    let told = 0;
+    return (progress) => {
+      entry.progress = progress;
+      // Thousands of small steps must not push everything else out of the readers' ring.
+      if (clock.now() - told < progressEveryMs) return;
+      told = clock.now();
+      publishOperation(events, 'progress', entry.operation, progress);
+    };
+  }
+
+  function failureOf(thrown: unknown, operation: Operation, { aborted, reason }: AbortSignal): StowageError {
+    if (reason instanceof ShuttingDown) throw interrupted(thrown);
+    const failure = aborted && reason instanceof Error ? stowageError(reason) : stowageError(thrown);
+    if (failure.code === 'internal')
+      log.error('operation failed', { operation: operation.id, kind: operation.kind, error: thrown });
+    return failure;
+  }
+
   return async (operation, scope, limitMs, work) => {
     const controller = new AbortController();
+    const { signal } = controller;
     const { promise: ended, resolve: ending } = Promise.withResolvers<void>();
     const entry: Running = { operation, controller, progress: undefined, ended };
-    let told = 0;
-    using _limit = limited(controller, scope.signal, limitMs);
+    using _limit = limited(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
-      const { value, record } = await work({
-        signal: controller.signal,
-        log: scope.log,
-        operation: operation.id,
-        progress: (progress) => {
-          entry.progress = progress;
-          // Thousands of small steps must not push everything else out of the readers' ring.
-          if (clock.now() - told < progressEveryMs) return;
-          told = clock.now();
-          publishOperation(events, 'progress', operation, progress);
-        },
-      });
-      end(operation, undefined, record);
-      return value;
-    } catch (thrown) {
-      const reason: unknown = controller.signal.reason;
-      if (reason instanceof ShuttingDown) throw interrupted(thrown);
-      const failure =
-        controller.signal.aborted && reason instanceof Error ? stowageError(reason) : stowageError(thrown);
-      if (failure.code === 'internal')
-        log.error('operation failed', { operation: operation.id, kind: operation.kind, error: thrown });
-      end(operation, failure);
-      throw failure;
+      const progress = tellProgress(entry);
+      const outcome = await work({ signal, log: scope.log, operation: operation.id, progress }).catch(
+        (thrown: unknown) => failureOf(thrown, operation, signal),
+      );
+      await end(operation, signal, outcome);
+      if (outcome instanceof StowageError) throw outcome;
+      return outcome.value;
     } finally {
       running.delete(operation.id);
       ending();
@@ -79,44 +83,55 @@ export function createPerform(parts: PerformParts): Perform {
   };
 }
 
-/** By hand rather than with AbortSignal.any: this is on the way of every request. */
-function limited(controller: AbortController, parent: AbortSignal, limitMs: number): Disposable {
-  const stop = (): void => controller.abort(parent.reason);
-  const timer = setTimeout(() => controller.abort(new DeadlineExceeded(limitMs)), limitMs);
-  timer.unref();
-  if (parent.aborted) stop();
-  else parent.addEventListener('abort', stop, { once: true });
-  return {
-    [Symbol.dispose]: () => {
-      clearTimeout(timer);
-      parent.removeEventListener('abort', stop);
-    },
+type End = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
+
+function createEnd(parts: PerformParts): End {
+  const { records, events, clock, log } = parts;
+  let sincePrune = 0;
+
+  function write(ended: Ended, record?: () => void): void {
+    records.transaction(() => {
+      record?.();
+      records.operations.end(ended.id, ended.state, ended.endedAt, ended.error);
+      // Not at every end: a delete of one row per operation would double the writes.
+      if (++sincePrune < 100) return;
+      sincePrune = 0;
+      records.operations.prune(keptOperations);
+    });
+  }
+
+  /** The work is done and its end cannot be written down: it stays as running, its volume locked, until it can be. */
+  async function insist(signal: AbortSignal, attempt: () => void): Promise<void> {
+    for (let told = false; ; told = true) {
+      try {
+        return attempt();
+      } catch (thrown) {
+        if (signal.reason instanceof ShuttingDown) throw interrupted(thrown);
+        const { message, action } = stowageError(thrown);
+        if (!told) log.error('the end of an operation cannot be recorded; trying again', { why: message, action });
+        const { promise, resolve } = Promise.withResolvers<void>();
+        clock.after(recordAgainMs, resolve);
+        await promise;
+      }
+    }
+  }
+
+  return async (operation, signal, outcome) => {
+    const [ended, { record, announce }] =
+      outcome instanceof StowageError
+        ? [failed(operation, outcome, clock.now()), {}]
+        : [{ ...operation, state: 'done', endedAt: clock.now() } as const, outcome];
+    await insist(signal, () => write(ended, record));
+    announce?.();
+    publishOperation(events, 'ended', ended);
   };
 }
 
-function createEnd(parts: PerformParts): (operation: Operation, failure?: StowageError, record?: () => void) => void {
-  const { records, events, clock } = parts;
-  let sincePrune = 0;
-  return (operation, failure, record) => {
-    const state = failure === undefined ? 'done' : failure.code === 'canceled' ? 'canceled' : 'failed';
-    const error = failure && {
-      code: failure.code,
-      reason: failure.reason,
-      message: failure.message,
-      action: failure.action,
-    };
-    const endedAt = clock.now();
-    records.transaction(() => {
-      record?.();
-      records.operations.end(operation.id, state, endedAt, error);
-      // Not at every end: a delete of one row per operation would double the writes.
-      if (++sincePrune >= 100) {
-        sincePrune = 0;
-        records.operations.prune(keptOperations);
-      }
-    });
-    publishOperation(events, 'ended', { ...operation, state, endedAt, error });
-  };
+type Ended = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
+
+function failed(operation: Operation, { code, reason, message, action }: StowageError, endedAt: number): Ended {
+  const state = code === 'canceled' ? 'canceled' : 'failed';
+  return { ...operation, state, endedAt, error: { code, reason, message, action } };
 }
 
 export function publishOperation(

@@ -40,6 +40,8 @@ export interface Store {
   readonly access: readonly Access[];
   /** A create needs a size. */
   readonly needsSize: boolean;
+  /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
+  readonly identity: string | undefined;
 
   /** Same request id and parameters: the same volume. Same name otherwise: 'exists'. A failure leaves nothing behind. */
   create(want: VolumeSpec, scope: Scope): Promise<Volume>;
@@ -111,6 +113,8 @@ export interface StoreKind {
 export interface StoreContext {
   readonly instance: string;
   readonly node: NodeName;
+  /** The store's identity when it was last open: a place that has another one, or none, is refused. Undefined: never seen. */
+  readonly identity?: string | undefined;
 }
 
 /** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */
@@ -137,12 +141,16 @@ export interface MountPoint {
 export interface Mounter {
   /** Undefined: it can. Otherwise what is missing and how to get it. */
   readonly unable: { readonly why: string; readonly action: string } | undefined;
-  /** Already so: nothing; something else there: 'conflict'. A file is bound onto a file, a directory onto a directory. */
+  /**
+   * Already so: nothing; something else there: 'conflict'. A file is bound onto a file, a directory, always nosuid and
+   * nodev, onto a directory. `at` and every other target is as `inspectTarget` gave it; one that leads elsewhere by
+   * now, through a symbolic link, is 'conflict'.
+   */
   bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
   /** Not mounted is success; in use is 'in-use'. */
   unmount(at: string, scope: Scope): Promise<void>;
   list(scope: Scope): Promise<readonly MountPoint[]>;
-  /** Cheap where there is nothing at all. */
+  /** For stages: cheap where there is nothing at all. */
   isMounted(at: string, scope: Scope): Promise<boolean>;
   /** Every place of this node where the source, or a part of it, is mounted: ours and others', also hidden ones. */
   usersOf(source: Source, scope: Scope): Promise<readonly string[]>;

@@ -8,6 +8,7 @@ import type { Work } from './operations.ts';
 import { isOurs, type Staging } from './staging.ts';
 
 const mountDeadlineMs = 60_000;
+const unending = new AbortController().signal;
 
 /** The steps between a staged volume and a target, each safe to repeat. Call them with the locks held. */
 export interface Binding {
@@ -19,9 +20,9 @@ export interface Binding {
 
 export function createBinding({ records, mounter }: MountParts, staging: Staging): Binding {
   async function unmountOurs(mount: Mount, scope: Scope): Promise<void> {
-    const ours = isOurs(await mounter.list(scope), staging.path(mount.volumeId), mount.target);
-    if (ours) await mounter.unmount(mount.target, scope);
-    else if (await mounter.isMounted(mount.target, scope))
+    const table = await mounter.list(scope);
+    if (isOurs(table, staging.path(mount.volumeId), mount.target)) await mounter.unmount(mount.target, scope);
+    else if (table.some((point) => point.at === mount.target))
       scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
   }
 
@@ -64,8 +65,10 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
-      const scope = { ...work, signal: AbortSignal.timeout(mountDeadlineMs) };
-      await binding.undo(mount, scope).catch((cause: unknown) => leftBehind(work.log, mount, cause));
+      using limit = clock.deadline(mountDeadlineMs, unending);
+      await binding
+        .undo(mount, { ...work, signal: limit.signal })
+        .catch((cause: unknown) => leftBehind(work.log, mount, cause));
       throw thrown;
     }
   }
@@ -73,7 +76,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   return async (ref, wanted, how, call) => {
     requireMounting(mounter);
     const before = await catalogue.resolve(ref, call);
-    const { target, existed } = await mounter.inspectTarget(wanted, before.access, call);
+    const { target } = await mounter.inspectTarget(wanted, before.access, call);
     return await parts.stores().use(before.store, async (store) => {
       using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
       using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
@@ -86,18 +89,20 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       }
       // Somebody unmounted it behind our back: the record is what is wrong.
       if (present !== undefined) records.mounts.remove(target);
+      // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
+      const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
       const source = await store.source(volume, call);
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
-      const record = (): void => {
-        records.mounts.put(mount);
-        published(parts, 'mounted', mount);
-      };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
       return await operations.run(intent, call, async (work) => {
         await perform(mount, volume, work);
-        return { value: { ...mount, mounted: true }, record };
+        return {
+          value: { ...mount, mounted: true },
+          record: () => records.mounts.put(mount),
+          announce: () => published(parts, 'mounted', mount),
+        };
       });
     });
   };
@@ -122,9 +127,12 @@ function leftBehind(log: Log, mount: Mount, cause: unknown): void {
 export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
   const { records, operations, mounter } = parts;
   return async (path, volume, call) => {
-    // As it was given, without a slash at its end.
-    const target = path.length > 1 ? path.replace(/\/+$/, '') : path;
-    if (records.mounts.at(target)?.volumeId !== volume) throw notMounted(target);
+    // Without a slash at its end; and as the kernel calls it, where it was given by way of a symbolic link.
+    const given = path.length > 1 ? path.replace(/\/+$/, '') : path;
+    const isRecorded = (at: string): boolean => records.mounts.at(at)?.volumeId === volume;
+    const resolved = async (): Promise<string> => (await mounter.inspectTarget(given, 'filesystem', call)).target;
+    const target = isRecorded(given) ? given : await resolved().catch(() => given);
+    if (!isRecorded(target)) throw notMounted(given);
     requireMounting(mounter);
     using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
@@ -133,7 +141,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };
     await operations.run(intent, call, async (work) => {
       await binding.takeDown(mount, work);
-      return { value: undefined, record: () => published(parts, 'unmounted', mount) };
+      return { value: undefined, announce: () => published(parts, 'unmounted', mount) };
     });
   };
 }

@@ -1,5 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { stowageError } from './errors.ts';
 import type { Stores } from './stores.ts';
 
@@ -11,42 +12,46 @@ export interface Reclaim {
 
 // Long enough that a burst of deletions becomes one pass.
 const pauseMs = 250;
+const stopDeadlineMs = 5_000;
 
 export function createReclaim(parts: { readonly stores: Stores; readonly clock: Clock; readonly log: Log }): Reclaim {
   const { stores, clock, log } = parts;
   const stopping = new AbortController();
   const wanted = new Set<string>();
-  let running: Promise<void> | undefined;
+  /** Each store by itself: one whose disk hangs does not keep the others waiting. */
+  const running = new Map<string, Promise<void>>();
 
   async function pass(name: string): Promise<void> {
+    let ending = stopping.signal;
     try {
-      await stores.use(name, (store) => store.reclaim({ signal: stopping.signal, log }));
+      await stores.use(name, async (store, _config, closing) => {
+        ending = AbortSignal.any([stopping.signal, closing]);
+        await store.reclaim({ signal: ending, log });
+      });
     } catch (thrown) {
       // It is taken up again at the next deletion and at the next start.
-      if (!stopping.signal.aborted)
-        log.warn('space could not be freed', { store: name, why: stowageError(thrown).message });
+      if (!ending.aborted) log.warn('space could not be freed', { store: name, why: stowageError(thrown).message });
     }
   }
 
-  async function work(): Promise<void> {
-    while (wanted.size > 0 && !stopping.signal.aborted) {
+  async function work(name: string): Promise<void> {
+    while (wanted.has(name) && !stopping.signal.aborted) {
       await clock.sleep(pauseMs, stopping.signal).catch(() => undefined);
-      const names = [...wanted];
-      wanted.clear();
-      for (const name of names) await pass(name);
+      wanted.delete(name);
+      await pass(name);
     }
-    running = undefined;
+    running.delete(name);
   }
 
   return {
     soon: (store) => {
       if (stopping.signal.aborted) return;
       wanted.add(store);
-      running ??= work();
+      if (!running.has(store)) running.set(store, work(store));
     },
     stop: async () => {
       stopping.abort();
-      await running;
+      await endsWithin(Promise.all(running.values()), stopDeadlineMs, clock);
     },
   };
 }

@@ -225,3 +225,53 @@ test('removing a store gives up what was interrupted on it', async () => {
     });
   });
 });
+
+describe('a directory that is not the store it was', () => {
+  const problem = { code: 'unavailable', reason: 'store-identity' };
+
+  test('an empty mount point is left empty, and its volumes stay on record until the disk is back', async () => {
+    const volume = await begin();
+    await rename(root, join(folder, 'disk'));
+    await mkdir(root);
+    await live(async (server) => {
+      expect(server.engine.stores.view('keep').problem).toMatchObject(problem);
+      expect(await readdir(root)).toEqual([]);
+      await expect(create(server, 'b')).rejects.toMatchObject(problem);
+      expect(await found(server)).toMatchObject([{ id: volume.id }]);
+      await rm(root, { recursive: true });
+      await rename(join(folder, 'disk'), root);
+      await server.engine.tend(aCall());
+      expect(await server.engine.volumes.inspect('keep..a', aCall())).toMatchObject({ condition: 'ok' });
+    });
+  });
+
+  test('is taken for the store when somebody says so, and nothing of the old one is done to it', async () => {
+    const volume = await begin();
+    const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 1 });
+    await rename(root, join(folder, 'disk'));
+    await mkdir(join(root, 'other'), { recursive: true });
+    await live(async (server) => {
+      const how = { dryRun: true, data: true };
+      await expect(server.engine.adoptions.adopt('keep', how, aCall())).rejects.toMatchObject(problem);
+      await server.engine.adoptions.adopt('keep', { ...how, dryRun: false }, aCall());
+      expect(await found(server)).toMatchObject([{ name: 'other' }]);
+      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+        state: 'failed',
+        error: { reason: 'store-moved' },
+      });
+    });
+    // And it stays the store.
+    await live(async (server) => expect(await found(server)).toMatchObject([{ name: 'other' }]));
+  });
+
+  test('a store that was removed can be added again, whatever lies there', async () => {
+    await begin();
+    await live(async (server) => {
+      await server.engine.stores.remove('keep', aCall());
+      await rm(root, { recursive: true });
+      await mkdir(root);
+      await server.engine.stores.add('keep', `local://${root}`, aCall());
+      expect(await found(server)).toEqual([]);
+    });
+  });
+});

@@ -1,10 +1,10 @@
-import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import { errorCodes, stowageError } from './errors.ts';
 import type { Operation, StoreConfig } from './model.ts';
 import type { Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
+import type { Identities } from './store-identity.ts';
 import type { Step } from './volume-steps.ts';
 
 /** What happens to a store between being opened and being used: the past is brought in order. */
@@ -14,11 +14,11 @@ export function createRecovery(parts: {
   readonly catalogue: Catalogue;
   readonly steps: Readonly<Record<string, Step>>;
   readonly log: Log;
-  readonly clock: Clock;
+  readonly identities: Identities;
   /** Changes when the machine starts anew. Undefined: it cannot be told, so every start counts as one. */
   readonly boot: string | undefined;
 }): (store: Store, config: StoreConfig, scope: Scope) => Promise<void> {
-  const { records, operations, catalogue, steps, log, clock, boot } = parts;
+  const { records, operations, catalogue, steps, log, identities, boot } = parts;
 
   async function replay(operation: Operation, store: Store, config: StoreConfig, scope: Scope): Promise<void> {
     const step = steps[operation.kind];
@@ -39,39 +39,16 @@ export function createRecovery(parts: {
   }
 
   return async (store, config, scope) => {
-    forgetOtherPlace(records, config, clock);
+    identities.forgetOtherPlace(config);
     const mine = records.operations
       .unfinished()
       .filter((operation) => operation.store === store.name && operation.kind in steps);
     for (const operation of mine) await replay(operation, store, config, scope);
     await store.sweep(scope);
+    identities.remember(config, store);
     // Only a power cut can take back what our records say of volumes, and it needs a new start of the machine.
     const compared = `compared ${store.name}`;
     await catalogue.refresh(store, scope, boot === undefined || records.settings.get(compared) !== boot);
     if (boot !== undefined && records.settings.get(compared) !== boot) records.settings.set(compared, boot);
   };
-}
-
-const elsewhere: Operation['error'] = {
-  code: 'conflict',
-  reason: 'store-moved',
-  message: 'the store lies somewhere else now, so what was interrupted in its old place is not done in the new one',
-  action: 'Repeat the request if it is still wanted.',
-};
-
-/** A name that now means another directory: its volumes are not those we have on record, even where names are the same. */
-function forgetOtherPlace(records: Records, config: StoreConfig, clock: Clock): void {
-  const key = `place of ${config.name}`;
-  const place = config.uri.replace(/\?.*$/s, '');
-  const before = records.settings.get(key);
-  if (before === place) return;
-  records.transaction(() => {
-    if (before !== undefined) {
-      records.volumes.forgetStore(config.name);
-      for (const operation of records.operations.unfinished()) {
-        if (operation.store === config.name) records.operations.end(operation.id, 'failed', clock.now(), elsewhere);
-      }
-    }
-    records.settings.set(key, place);
-  });
 }

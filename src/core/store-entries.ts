@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import type { Store, StoreContext, StoreKind } from './ports.ts';
-import { closing } from './store-errors.ts';
+import { busy, closing, opening } from './store-errors.ts';
 
 /** Brings a freshly opened store and our records of it together, before anybody may use it. */
 export type TakeUp = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
@@ -12,8 +13,14 @@ export interface Entry {
   config: StoreConfig;
   store: Store | undefined;
   problem: StowageError | undefined;
+  /** Under way, also when nobody waits for it any more. */
+  opening: Promise<void> | undefined;
   users: number;
   idle: PromiseWithResolvers<void> | undefined;
+  /** Ends what is done in the background, so that the store can be closed. */
+  closing: AbortController;
+  /** A change that waits until it can be made. */
+  pending: { readonly config: StoreConfig | undefined; readonly why: string } | undefined;
 }
 
 export interface EntryParts {
@@ -21,64 +28,76 @@ export interface EntryParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly context: StoreContext;
+  /** What the store at that place called itself when it was last open. */
+  readonly identityOf: (config: StoreConfig) => string | undefined;
   readonly takeUp: TakeUp;
 }
 
 /** The configured stores, open or with the reason why not. Whoever changes them does so one at a time. */
 export interface Entries {
   readonly all: Map<string, Entry>;
-  /** Opens it, or notes the problem. Open already: nothing. */
-  open(entry: Entry, scope: Scope): Promise<void>;
+  /** Opens it, or notes the problem. Open already: nothing. One that takes longer goes on being opened behind it. */
+  open(entry: Entry, scope: Scope, patienceMs?: number): Promise<void>;
   /** Lists it and opens it. */
-  bring(config: StoreConfig, scope: Scope): Promise<Entry>;
-  /** Waits until nobody uses it, for a while, and closes it. */
-  shut(entry: Entry, scope: Scope): Promise<void>;
+  bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
+  /** Waits until nobody uses it, and closes it. Throws 'busy' when that takes too long: it then stays open. */
+  shut(entry: Entry): Promise<void>;
   /** False: the new options do not work, so it goes on with the old ones. */
   replace(entry: Entry, config: StoreConfig, scope: Scope): Promise<boolean>;
 }
 
+/** A disk or server that needs longer keeps nobody from starting, or from using the other stores. */
+const openPatienceMs = 2_000;
+/** Where somebody asked for this one store. */
+export const askedPatienceMs = 60_000;
 const openDeadlineMs = 30_000;
-const drainDeadlineMs = 60_000;
+const drainDeadlineMs = 30_000;
 
 export function createEntries(parts: EntryParts): Entries {
   const { clock, log } = parts;
   const all = new Map<string, Entry>();
+  const isCurrent = (entry: Entry): boolean => all.get(entry.config.name) === entry;
 
-  async function open(entry: Entry, scope: Scope): Promise<void> {
+  async function attempt(entry: Entry, scope: Scope): Promise<void> {
     const { config } = entry;
-    if (entry.store !== undefined) return;
     try {
-      entry.store = await openTaken(parts, config, scope);
+      const store = await openTaken(parts, config, scope);
+      if (!isCurrent(entry)) return await store.close();
+      entry.store = store;
       entry.problem = undefined;
       log.info('store open', { store: config.name, uri: config.uri });
     } catch (thrown) {
       entry.problem = stowageError(thrown);
       const { message, action } = entry.problem;
       log.warn('store cannot be opened', { store: config.name, why: message, action });
+    } finally {
+      entry.opening = undefined;
     }
   }
 
-  async function bring(config: StoreConfig, scope: Scope): Promise<Entry> {
-    const entry: Entry = { config, store: undefined, problem: undefined, users: 0, idle: undefined };
+  async function open(entry: Entry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
+    if (entry.store !== undefined) return;
+    entry.opening ??= attempt(entry, scope);
+    if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= opening(entry.config.name);
+  }
+
+  async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry> {
+    const entry = newEntry(config);
     all.set(config.name, entry);
-    await open(entry, scope);
+    await open(entry, scope, patienceMs);
     return entry;
   }
 
-  async function shut(entry: Entry, scope: Scope): Promise<void> {
+  async function shut(entry: Entry): Promise<void> {
     const { store } = entry;
+    if (store === undefined) return;
     entry.store = undefined;
-    entry.problem ??= closing(entry.config.name);
-    if (entry.users > 0) {
-      entry.idle = Promise.withResolvers();
-      const quit = new AbortController();
-      const late = clock.sleep(drainDeadlineMs, quit.signal).catch(() => undefined);
-      await Promise.race([entry.idle.promise, late]);
-      quit.abort();
-      if (entry.users > 0)
-        scope.log.warn('store closed while in use', { store: entry.config.name, users: entry.users });
-    }
-    await store?.close();
+    entry.problem = closing(entry.config.name);
+    entry.closing.abort(entry.problem);
+    if (await isIdle(entry, clock)) return await store.close();
+    const { users } = entry;
+    Object.assign(entry, { store, problem: undefined, closing: new AbortController() });
+    throw busy(entry.config.name, users);
   }
 
   return {
@@ -88,8 +107,8 @@ export function createEntries(parts: EntryParts): Entries {
     shut,
     replace: async (entry, config, scope) => {
       const worked = entry.store !== undefined;
-      await shut(entry, scope);
-      const { problem } = await bring(config, scope);
+      await shut(entry);
+      const { problem } = await bring(config, scope, askedPatienceMs);
       if (problem === undefined || !worked) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });
@@ -99,12 +118,27 @@ export function createEntries(parts: EntryParts): Entries {
   };
 }
 
+function newEntry(config: StoreConfig): Entry {
+  const [store, problem, opening, idle, pending] = [undefined, undefined, undefined, undefined, undefined];
+  return { config, store, problem, opening, users: 0, idle, closing: new AbortController(), pending };
+}
+
+async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
+  if (entry.users === 0) return true;
+  entry.idle = Promise.withResolvers();
+  using _late = clock.after(drainDeadlineMs, entry.idle.resolve);
+  await entry.idle.promise;
+  entry.idle = undefined;
+  return entry.users === 0;
+}
+
 async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
   const scheme = config.uri.slice(0, config.uri.indexOf(':'));
   const kind = parts.kinds.get(scheme);
   if (kind === undefined) throw new Error(`no store kind ${scheme}`);
+  const context = { ...parts.context, identity: parts.identityOf(config) };
   using limit = parts.clock.deadline(openDeadlineMs, scope.signal);
-  const store = await kind.open(config, config.policy, parts.context, { ...scope, signal: limit.signal });
+  const store = await kind.open(config, config.policy, context, { ...scope, signal: limit.signal });
   try {
     await parts.takeUp(store, config, scope);
     return store;

@@ -29,6 +29,32 @@ export function closing(name: string): StowageError {
   });
 }
 
+export function opening(name: string): StowageError {
+  return new StowageError(`store '${name}' is still being opened`, {
+    code: 'unavailable',
+    reason: 'store-opening',
+    action: `Try again in a moment. If it stays so, its disk or server does not answer: stowage store check ${name}`,
+  });
+}
+
+export function busy(name: string, users: number): StowageError {
+  return new StowageError(`store '${name}' is busy with ${users} call${users === 1 ? '' : 's'} that did not end`, {
+    code: 'busy',
+    reason: 'store-busy',
+    action: 'See what runs with: stowage operations. Wait for it or cancel it, then try again.',
+  });
+}
+
+/** The step of a check that is about a disk or server which does not answer at all. */
+export function silent(seconds: number): { step: string; ok: false; detail: string; action: string } {
+  return {
+    step: 'answer',
+    ok: false,
+    detail: `no answer within ${seconds} s`,
+    action: 'Look for a disk or server that does not answer (dmesg | tail); what waits for it goes on when it is back.',
+  };
+}
+
 export function taken(name: string): StowageError {
   return new StowageError(`there is a store '${name}' already`, {
     code: 'exists',

@@ -1,11 +1,15 @@
+import { isDeepStrictEqual } from 'node:util';
+import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Records, Store } from './ports.ts';
-import { createEntries, type Entries, type Entry, type EntryParts } from './store-entries.ts';
-import { cannotAdd, notOurs, removed, stillMounted, taken, unavailable, unknownStore } from './store-errors.ts';
+import { askedPatienceMs, createEntries, type Entries, type Entry, type EntryParts } from './store-entries.ts';
+import { cannotAdd, notOurs, removed, silent, stillMounted, taken, unavailable, unknownStore } from './store-errors.ts';
+import type { Identities } from './store-identity.ts';
 import { parseStoreConfig } from './store-uri.ts';
 
 export interface StoreView {
@@ -13,13 +17,18 @@ export interface StoreView {
   readonly store: Store | undefined;
   readonly problem: StowageError | undefined;
   readonly default: boolean;
+  /** A change in the configuration that could not be made yet, and why. */
+  readonly pending: string | undefined;
 }
 
 export interface Stores {
   list(): readonly StoreView[];
   view(name: string): StoreView;
-  /** For the length of `work` the store stays open. Throws 'not-found', or 'unavailable' with the reason it cannot be opened. */
-  use<T>(name: string, work: (store: Store, config: StoreConfig) => Promise<T>): Promise<T>;
+  /**
+   * For the length of `work` the store stays open. Throws 'not-found', or 'unavailable' with the reason it cannot be
+   * opened. Work that nobody waits for ends when the store is to be `closing`.
+   */
+  use<T>(name: string, work: (store: Store, config: StoreConfig, closing: AbortSignal) => Promise<T>): Promise<T>;
   readonly defaultName: StoreName | undefined;
   setDefault(name: string): StoreView;
   add(name: string, uri: string, scope: Scope): Promise<StoreView>;
@@ -30,20 +39,29 @@ export interface Stores {
    * stays listed with its problem.
    */
   configure(configs: readonly StoreConfig[], preferred: string | undefined, scope: Scope): Promise<void>;
-  /** Tries again what could not be opened. */
+  /** Tries again what could not be opened, and the changes that could not be made. */
   retry(scope: Scope): Promise<void>;
+  /** What lies in the store's place is the store from now on, although it is not the one that was there. */
+  accept(name: string, scope: Scope): Promise<void>;
   close(): Promise<void>;
 }
 
-export interface StoresParts extends EntryParts {
+export interface StoresParts extends Omit<EntryParts, 'identityOf'> {
   readonly records: Records;
+  readonly identities: Identities;
   readonly events: Events;
   /** Volumes of that store that are mounted here: such a store is not closed. */
   readonly mountedOn: (store: StoreName) => readonly string[];
 }
 
+/** A disk or server that is alive answers a check within this. */
+const checkDeadlineMs = 15_000;
+const usePatienceMs = 5_000;
+const closeDeadlineMs = 5_000;
+
 export function createStores(parts: StoresParts): Stores {
-  const entries = createEntries(parts);
+  const { clock, identities } = parts;
+  const entries = createEntries({ ...parts, identityOf: identities.known });
   const reading = createReading(parts, entries);
   const changing = createKeyedLock();
   /** One change at a time: two of them could otherwise both open the same folder. */
@@ -51,6 +69,7 @@ export function createStores(parts: StoresParts): Stores {
     using _ = await changing.hold(['configuration'], scope.signal);
     return await work();
   };
+  const configuring = createConfiguring(parts, entries, reading, exclusively);
   return {
     list: reading.list,
     view: (name) => reading.view(reading.known(name)),
@@ -59,24 +78,39 @@ export function createStores(parts: StoresParts): Stores {
       return reading.defaultName();
     },
     ...createChanges(parts, entries, reading, exclusively),
-    configure: createConfigure(parts, entries, reading, exclusively),
-    retry: (scope) =>
-      exclusively(scope, async () => {
-        for (const entry of entries.all.values()) await entries.open(entry, scope);
-      }),
+    ...configuring,
     check: async (name, scope) => {
       const entry = reading.known(name);
-      if (entry.store === undefined) await exclusively(scope, () => entries.open(entry, scope));
-      if (entry.store !== undefined) return await reading.use(name, (store) => store.check(scope));
+      if (entry.store === undefined) await exclusively(scope, () => entries.open(entry, scope, checkDeadlineMs));
+      if (entry.store !== undefined) return await answeredCheck(reading, name, scope, clock);
       const { message, action } = unavailable(entry.config, entry.problem);
-      const steps = [{ step: 'open', ok: false, detail: message, action }];
-      return { ok: false, steps, totalBytes: undefined, freeBytes: undefined };
+      return failedCheck({ step: 'open', ok: false, detail: message, action });
     },
+    accept: (name, scope) =>
+      exclusively(scope, async () => {
+        const entry = reading.known(name);
+        if (entry.problem?.reason !== 'store-identity') return;
+        identities.forget(name);
+        await entries.open(entry, scope, askedPatienceMs);
+      }),
     close: async () => {
-      await Promise.all([...entries.all.values()].map((entry) => entry.store?.close()));
+      const closed = [...entries.all.values()].map((entry) => entry.store?.close());
+      await endsWithin(Promise.all(closed), closeDeadlineMs, clock);
       entries.all.clear();
     },
   };
+}
+
+const failedCheck = (step: StoreCheck['steps'][number]): StoreCheck => ({
+  ...{ ok: false, steps: [step], totalBytes: undefined, freeBytes: undefined },
+});
+
+/** A disk that hangs is what people ask about with a check, so it must not hang with it. */
+async function answeredCheck(reading: Reading, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> {
+  const check = reading.use(name, (store) => store.check(scope));
+  return (await endsWithin(check, checkDeadlineMs, clock))
+    ? await check
+    : failedCheck(silent(Math.round(checkDeadlineMs / 1000)));
 }
 
 type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;
@@ -90,7 +124,7 @@ interface Reading {
   prefer(name: string | undefined): void;
 }
 
-function createReading({ records }: StoresParts, { all }: Entries): Reading {
+function createReading({ records, clock }: StoresParts, { all }: Entries): Reading {
   let preferred: string | undefined;
 
   function known(name: string): Entry {
@@ -108,8 +142,8 @@ function createReading({ records }: StoresParts, { all }: Entries): Reading {
     return first?.config.name;
   }
 
-  function view({ config, store, problem }: Entry): StoreView {
-    return { config, store, problem, default: config.name === defaultName() };
+  function view({ config, store, problem, pending }: Entry): StoreView {
+    return { config, store, problem, default: config.name === defaultName(), pending: pending?.why };
   }
 
   return {
@@ -119,11 +153,13 @@ function createReading({ records }: StoresParts, { all }: Entries): Reading {
     list: () => [...all.values()].map(view),
     use: async (name, work) => {
       const entry = known(name);
+      // Just after the start; a disk that hangs takes longer than anybody should wait.
+      if (entry.opening !== undefined) await endsWithin(entry.opening, usePatienceMs, clock);
       const { store } = entry;
       if (store === undefined) throw unavailable(entry.config, entry.problem);
       entry.users++;
       try {
-        return await work(store, entry.config);
+        return await work(store, entry.config, entry.closing.signal);
       } finally {
         if (--entry.users === 0) entry.idle?.resolve();
       }
@@ -157,7 +193,7 @@ function createChanges(
         const present = entries.all.get(config.name);
         if (present?.config.uri === uri && present.problem === undefined) return reading.view(present);
         if (present !== undefined) throw taken(config.name);
-        const entry = await entries.bring(config, scope);
+        const entry = await entries.bring(config, scope, askedPatienceMs);
         if (entry.problem !== undefined) {
           entries.all.delete(config.name);
           throw cannotAdd(entry.problem);
@@ -171,8 +207,9 @@ function createChanges(
         const entry = reading.known(name);
         if (entry.config.origin !== 'api') throw notOurs(entry.config);
         refuseWhileMounted(parts, entry.config);
-        await entries.shut(entry, scope);
+        await entries.shut(entry);
         entries.all.delete(entry.config.name);
+        parts.identities.forget(entry.config.name);
         records.transaction(() => {
           records.stores.remove(entry.config.name);
           records.volumes.forgetStore(entry.config.name);
@@ -197,19 +234,31 @@ function refuseWhileMounted({ mountedOn }: StoresParts, config: StoreConfig): vo
   if (mounted.length > 0) throw stillMounted(config, mounted);
 }
 
-function createConfigure(
+/** Nothing but what core itself decides about the volumes: that is so from one moment to the next. */
+function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
+  const opened = ({ uri, options, policy }: StoreConfig): unknown[] => [
+    uri.replace(/\?.*$/s, ''),
+    policy.readOnly,
+    options,
+  ];
+  return isDeepStrictEqual(opened(a), opened(b));
+}
+
+function createConfiguring(
   parts: StoresParts,
   entries: Entries,
   reading: Reading,
   exclusively: Exclusively,
-): Stores['configure'] {
+): Pick<Stores, 'configure' | 'retry'> {
   const { events, log } = parts;
 
   async function bringInLine(entry: Entry, next: StoreConfig | undefined, scope: Scope): Promise<void> {
     // Added by hand while the file was being read.
     if (next === undefined && entry.config.origin === 'api') return;
-    if (next?.uri === entry.config.uri) {
+    if (next !== undefined && opensAlike(next, entry.config)) {
+      const before = entry.config;
       entry.config = next;
+      if (before.uri !== next.uri) published(events, 'changed', next);
       return await entries.open(entry, scope);
     }
     refuseWhileMounted(parts, entry.config);
@@ -217,28 +266,48 @@ function createConfigure(
       if (await entries.replace(entry, next, scope)) published(events, 'changed', next);
       return;
     }
-    await entries.shut(entry, scope);
+    await entries.shut(entry);
     entries.all.delete(entry.config.name);
     published(events, 'removed', entry.config);
   }
 
-  return (configs, preferred, scope) =>
-    exclusively(scope, async () => {
-      reading.prefer(preferred);
-      const wanted = new Map(configs.map((config) => [config.name as string, config]));
-      for (const entry of [...entries.all.values()]) {
-        try {
-          await bringInLine(entry, wanted.get(entry.config.name), scope);
-        } catch (thrown) {
-          log.warn('store stays as it is', { store: entry.config.name, why: stowageError(thrown).message });
+  /** What cannot be done now is tried again at every `retry`. */
+  async function follow(entry: Entry, next: StoreConfig | undefined, scope: Scope): Promise<void> {
+    const before = entry.pending;
+    entry.pending = undefined;
+    try {
+      await bringInLine(entry, next, scope);
+    } catch (thrown) {
+      const { message } = stowageError(thrown);
+      const what = next === undefined ? 'it is no longer in the configuration' : 'its options changed';
+      entry.pending = { config: next, why: `${what}, which waits: ${message}` };
+      if (before === undefined) log.warn('store stays as it is for now', { store: entry.config.name, why: message });
+    }
+  }
+
+  return {
+    configure: (configs, preferred, scope) =>
+      exclusively(scope, async () => {
+        reading.prefer(preferred);
+        const wanted = new Map(configs.map((config) => [config.name as string, config]));
+        for (const entry of [...entries.all.values()]) await follow(entry, wanted.get(entry.config.name), scope);
+        const fresh = configs.filter((config) => !entries.all.has(config.name));
+        // Those that can be written first: of two that show the same directory, that one has the volumes.
+        for (const readOnly of [false, true]) {
+          const some = fresh.filter(({ policy }) => policy.readOnly === readOnly);
+          await Promise.all(
+            some.map(async (config) => {
+              await entries.bring(config, scope);
+              published(events, 'added', config);
+            }),
+          );
         }
-      }
-      const fresh = configs.filter((config) => !entries.all.has(config.name));
-      await Promise.all(
-        fresh.map(async (config) => {
-          await entries.bring(config, scope);
-          published(events, 'added', config);
-        }),
-      );
-    });
+      }),
+    retry: (scope) =>
+      exclusively(scope, async () => {
+        for (const entry of [...entries.all.values()])
+          if (entry.pending !== undefined) await follow(entry, entry.pending.config, scope);
+        await Promise.all([...entries.all.values()].map((entry) => entries.open(entry, scope)));
+      }),
+  };
 }

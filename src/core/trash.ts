@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';
@@ -17,14 +18,19 @@ export interface TrashFinder {
   find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<Trashed>;
 }
 
-export function createTrashFinder({ stores }: Pick<DeletionParts, 'stores'>): TrashFinder {
+const listPatienceMs = 10_000;
+const expirePatienceMs = 20_000;
+
+export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
+  async function listOne(name: string, scope: Scope): Promise<readonly Trashed[]> {
+    const asked = stores.use(name, (store) => store.trash.list(scope));
+    if (!(await endsWithin(asked, listPatienceMs, clock))) throw silent(name);
+    const { retention } = stores.view(name).config.policy;
+    return (await asked).map((entry) => ({ ...entry, expiresAt: entry.deletedAt + retention }));
+  }
+
   const list: TrashFinder['list'] = async (names, scope) => {
-    const found: Trashed[] = [];
-    for (const name of names) {
-      const entries = await stores.use(name, (store) => store.trash.list(scope));
-      const { retention } = stores.view(name).config.policy;
-      for (const entry of entries) found.push({ ...entry, expiresAt: entry.deletedAt + retention });
-    }
+    const found = (await Promise.all(names.map((name) => listOne(name, scope)))).flat();
     return found.sort((a, b) => b.deletedAt - a.deletedAt);
   };
 
@@ -71,7 +77,7 @@ export function createPurge(
   finder: TrashFinder,
   steps: DeletionSteps,
 ): Pick<Deletions, 'purge' | 'expire'> {
-  const { stores, operations, clock } = parts;
+  const { stores, operations, clock, jumps } = parts;
 
   const purgeEntry = ({ volume: { id, name, store: home } }: Trashed, call: Call): Promise<void> =>
     stores.use(home, async (store, config) => {
@@ -83,22 +89,28 @@ export function createPurge(
 
   async function expireIn(store: string, scope: Scope): Promise<void> {
     const now = clock.now();
-    for (const entry of await finder.list([store], scope)) {
-      if (entry.expiresAt <= now) await purgeEntry(entry, { ...scope, requestId: entry.volume.id });
+    try {
+      for (const entry of await finder.list([store], scope)) {
+        if (entry.expiresAt <= now) await purgeEntry(entry, { ...scope, requestId: entry.volume.id });
+      }
+    } catch (thrown) {
+      scope.log.warn('trash could not be emptied', { store, why: stowageError(thrown).message });
+    } finally {
+      expiring.delete(store);
     }
   }
 
+  /** Each store by itself, and once: one whose disk hangs is not asked again before it answers. */
+  const expiring = new Map<string, Promise<void>>();
   return {
     purge: async (id, allowed, call) => await purgeEntry(await finder.find(id, allowed, call), call),
     expire: async (scope) => {
+      if (!jumps.isReliable()) return;
       for (const { config, store } of stores.list()) {
-        if (store?.readOnly !== false) continue;
-        try {
-          await expireIn(config.name, scope);
-        } catch (thrown) {
-          scope.log.warn('trash could not be emptied', { store: config.name, why: stowageError(thrown).message });
-        }
+        if (store?.readOnly === false && !expiring.has(config.name))
+          expiring.set(config.name, expireIn(config.name, scope));
       }
+      await endsWithin(Promise.all(expiring.values()), expirePatienceMs, clock);
     },
   };
 }
@@ -117,6 +129,14 @@ function notThere(id: string): StowageError {
     code: 'not-found',
     reason: 'trash-unknown',
     action: 'See what is there: stowage volume trash list',
+  });
+}
+
+function silent(store: string): StowageError {
+  return new StowageError(`the trash of store '${store}' cannot be read: it does not answer`, {
+    code: 'unavailable',
+    reason: 'store-silent',
+    action: `Look for a disk or server that does not answer: stowage store check ${store}`,
   });
 }
 

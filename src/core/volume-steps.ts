@@ -30,30 +30,33 @@ export function createVolumeSteps(parts: {
 }): VolumeSteps {
   const { records, events, mounts } = parts;
 
-  const keep = (volume: Volume, type: 'created' | 'changed') => () => {
-    records.volumes.put(volume);
-    events.publish(`volume.${type}`, volume.id, volume.store, { volume });
-  };
+  const kept = (volume: Volume, type: 'created' | 'changed') => ({
+    value: volume,
+    record: () => records.volumes.put(volume),
+    announce: () => events.publish(`volume.${type}`, volume.id, volume.store, { volume }),
+  });
 
   return {
     'volume.create': async (store, _config, params, work) => {
       const volume = await store.create(specFrom(params), work);
-      return { value: volume, record: keep(volume, 'created') };
+      return kept(volume, 'created');
     },
     'volume.expand': async (store, _config, params, work) => {
       const volume = await store.expand(refFrom(params), BigInt(String(params['bytes'])), work);
       // The store has enlarged it, whatever becomes of the file system: on record before growing can fail.
-      keep(volume, 'changed')();
+      const outcome = kept(volume, 'changed');
+      outcome.record();
+      outcome.announce();
       await mounts.grow(volume, store, work);
       return { value: volume };
     },
     'volume.rename': async (store, _config, params, work) => {
       const volume = await store.rename(refFrom(params), volumeName(String(params['to'])), work);
-      return { value: volume, record: keep(volume, 'changed') };
+      return kept(volume, 'changed');
     },
     'volume.label': async (store, _config, params, work) => {
       const volume = await store.label(refFrom(params), params['labels'] as Labels, work);
-      return { value: volume, record: keep(volume, 'changed') };
+      return kept(volume, 'changed');
     },
   };
 }

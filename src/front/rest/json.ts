@@ -71,6 +71,7 @@ export function storeJson(view: StoreView, totals: ReturnType<Records['volumes']
     origin: config.origin,
     state: store === undefined ? 'unavailable' : 'open',
     problem: orNull(problem, ({ message, action }) => ({ message, action })),
+    pending: view.pending ?? null,
     readOnly: config.policy.readOnly,
     enforcesCapacity: orNull(store, (open) => open.enforcesCapacity),
     access: [...(store?.access ?? [])],

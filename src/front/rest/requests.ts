@@ -1,6 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { patiently } from '#base/patience.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
@@ -22,6 +23,7 @@ export interface RequestParts {
 }
 
 const readDeadlineMs = 60_000;
+const changeDeadlineMs = 120_000;
 const keyPattern = /^[!-~]{1,255}$/;
 
 /** From an HTTP request to a handler's and back: who asks, may they, is it well-formed, was it asked before. */
@@ -49,7 +51,8 @@ export function createHandler(
     const handle = (call: Call) => route.handle({ ...input, call } as unknown as Request<never, never, never>);
     if (route.method === 'GET') {
       using limit = clock.deadline(readDeadlineMs, parts.stopping);
-      return send(reply, await handle({ signal: limit.signal, log, requestId: request.id }));
+      const read = Promise.resolve(handle({ signal: limit.signal, log, requestId: request.id }));
+      return send(reply, await patiently(read, limit.signal, clock));
     }
     const mutation = {
       principal: principal.id,
@@ -59,7 +62,9 @@ export function createHandler(
       detached: prefersAsync(request),
       keepAnswer: route.secret !== true,
     };
-    return send(reply, await mutations.run(mutation, { signal: parts.signal, log }, handle));
+    using limit = clock.deadline(route.deadlineMs ?? changeDeadlineMs, parts.signal);
+    const change = mutations.run(mutation, { signal: limit.signal, log }, handle);
+    return send(reply, await patiently(change, limit.signal, clock));
   };
 }
 

@@ -40,6 +40,8 @@ export interface Route {
   readonly operation?: boolean;
   /** Takes If-Match. */
   readonly conditional?: boolean;
+  /** Where the usual time is not enough. */
+  readonly deadlineMs?: number;
   readonly success: { readonly status: number; readonly description: string; readonly schema?: TSchema };
   handle(request: Request<never, never, never>): Promise<Answer> | Answer;
 }

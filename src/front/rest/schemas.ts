@@ -106,6 +106,7 @@ export const store = object({
   origin: oneOf('file', 'api', 'builtin'),
   state: oneOf('open', 'unavailable'),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
+  pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),
   readOnly: Type.Boolean(),
   enforcesCapacity: nullable(Type.Boolean()),
   access: Type.Array(access),

@@ -1,9 +1,11 @@
-import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { type Clock, deadlineBy } from '#base/clock.ts';
 
 /** Time that stands still until a test moves it. */
 export interface FakeClock extends Clock {
   /** Wakes every sleeper and ends every deadline up to then, in their order. */
   advance(ms: number): void;
+  /** Somebody sets the time of day: no time passes. */
+  jump(ms: number): void;
 }
 
 interface Timer {
@@ -12,35 +14,38 @@ interface Timer {
 }
 
 export function createFakeClock(start = Date.UTC(2026, 0, 1)): FakeClock {
-  let now = start;
+  let elapsed = 0;
+  let offset = start;
   const timers = new Set<Timer>();
 
+  const after: Clock['after'] = (ms, fire) => {
+    const timer: Timer = { at: elapsed + ms, fire };
+    timers.add(timer);
+    return { [Symbol.dispose]: () => timers.delete(timer) };
+  };
+
   return {
-    now: () => now,
+    now: () => offset + elapsed,
+    elapsed: () => elapsed,
+    after,
     sleep: (ms, signal) => {
       const { promise, resolve, reject } = Promise.withResolvers<void>();
-      const timer: Timer = { at: now + ms, fire: resolve };
-      timers.add(timer);
+      const timer = after(ms, resolve);
       const stop = (): void => reject(signal.reason);
       if (signal.aborted) stop();
       else signal.addEventListener('abort', stop, { once: true });
       return promise.finally(() => {
-        timers.delete(timer);
+        timer[Symbol.dispose]();
         signal.removeEventListener('abort', stop);
       });
     },
-    deadline: (ms, parent) => {
-      const limit = new AbortController();
-      const timer: Timer = { at: now + ms, fire: () => limit.abort(new DeadlineExceeded(ms)) };
-      timers.add(timer);
-      return {
-        signal: AbortSignal.any([parent, limit.signal]),
-        [Symbol.dispose]: () => timers.delete(timer),
-      };
+    deadline: (ms, parent) => deadlineBy(after, ms, parent),
+    jump: (ms) => {
+      offset += ms;
     },
     advance: (ms) => {
-      now += ms;
-      const due = [...timers].filter((timer) => timer.at <= now).sort((a, b) => a.at - b.at);
+      elapsed += ms;
+      const due = [...timers].filter((timer) => timer.at <= elapsed).sort((a, b) => a.at - b.at);
       for (const timer of due) {
         timers.delete(timer);
         timer.fire();

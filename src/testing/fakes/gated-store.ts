@@ -1,7 +1,18 @@
 import type { Scope } from '#base/log.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 
-type Verb = 'create' | 'expand' | 'delete' | 'rename' | 'label' | 'names';
+type Verb =
+  | 'open'
+  | 'create'
+  | 'expand'
+  | 'delete'
+  | 'rename'
+  | 'label'
+  | 'names'
+  | 'check'
+  | 'reclaim'
+  | 'get'
+  | 'usage';
 
 export interface Gate {
   /** Resolves when a call stands before the gate. */
@@ -11,28 +22,41 @@ export interface Gate {
   open(): void;
 }
 
+interface GateOptions {
+  /** Who waits there hears no signal, like a call of the system on a disk that is gone. */
+  readonly deaf?: boolean;
+  /** Only that store. */
+  readonly store?: string;
+}
+
 /** Stores of a kind, with gates before their verbs: a test can look while an operation is in the middle of its work. */
 export interface GatedKind extends StoreKind {
   /** From now on calls of that verb wait, until the gate opens or their signal ends. */
-  close(verb: Verb): Gate;
+  close(verb: Verb, options?: GateOptions): Gate;
+}
+
+interface Closed extends GateOptions {
+  pass(scope: Scope): Promise<void>;
 }
 
 export function gated(inner: StoreKind): GatedKind {
-  const gates = new Map<Verb, (scope: Scope) => Promise<void>>();
+  const gates = new Map<string, Closed>();
 
-  function close(verb: Verb): Gate {
+  function close(verb: Verb, options: GateOptions = {}): Gate {
     const reached = Promise.withResolvers<void>();
     const passing = Promise.withResolvers<void>();
     let waiting = 0;
-    gates.set(verb, async ({ signal }) => {
+    const pass = async ({ signal }: Scope): Promise<void> => {
       waiting++;
       reached.resolve();
+      if (options.deaf === true) return await passing.promise;
       const { promise: ended, reject } = Promise.withResolvers<never>();
       const stop = (): void => reject(signal.reason);
       if (signal.aborted) stop();
       signal.addEventListener('abort', stop, { once: true });
       await Promise.race([passing.promise, ended]).finally(() => signal.removeEventListener('abort', stop));
-    });
+    };
+    gates.set(verb, { ...options, pass });
     const open = (): void => {
       gates.delete(verb);
       passing.resolve();
@@ -40,41 +64,30 @@ export function gated(inner: StoreKind): GatedKind {
     return { reached: reached.promise, waiting: () => waiting, open };
   }
 
-  const through = async (verb: Verb, scope: Scope): Promise<void> => await gates.get(verb)?.(scope);
-
-  function wrap(store: Store): Store {
-    return {
-      ...store,
-      create: async (want, scope) => {
-        await through('create', scope);
-        return await store.create(want, scope);
-      },
-      expand: async (volume, bytes, scope) => {
-        await through('expand', scope);
-        return await store.expand(volume, bytes, scope);
-      },
-      delete: async (volume, scope) => {
-        await through('delete', scope);
-        await store.delete(volume, scope);
-      },
-      rename: async (volume, to, scope) => {
-        await through('rename', scope);
-        return await store.rename(volume, to, scope);
-      },
-      label: async (volume, labels, scope) => {
-        await through('label', scope);
-        return await store.label(volume, labels, scope);
-      },
-      names: async (scope) => {
-        await through('names', scope);
-        return await store.names(scope);
-      },
-    };
+  async function through(verb: string, store: string, scope: Scope): Promise<void> {
+    const gate = gates.get(verb);
+    if (gate !== undefined && (gate.store ?? store) === store) await gate.pass(scope);
   }
+
+  const ungated = ['close', 'list'];
+  const wrap = (store: Store): Store => {
+    const verbs = Object.entries(store).map(([verb, value]) => {
+      if (typeof value !== 'function' || ungated.includes(verb)) return [verb, value];
+      const gatedVerb = async (...args: readonly unknown[]): Promise<unknown> => {
+        await through(verb, store.name, args.at(-1) as Scope);
+        return await value(...args);
+      };
+      return [verb, gatedVerb];
+    });
+    return Object.fromEntries(verbs) as Store;
+  };
 
   return {
     ...inner,
-    open: async (...args) => wrap(await inner.open(...args)),
+    open: async (config, policy, context, scope) => {
+      await through('open', config.name, scope);
+      return wrap(await inner.open(config, policy, context, scope));
+    },
     close,
   };
 }

@@ -1,4 +1,5 @@
 import { Type } from 'typebox';
+import { adoptDeadlineMs } from '#core/adoption.ts';
 import type { Engine } from '#core/engine.ts';
 import type { StoreView } from '#core/stores.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
@@ -111,6 +112,7 @@ export const storeRoutes: readonly Route[] = [
     path: '/v1/stores/{store}/adopt',
     id: 'adoptStore',
     operation: true,
+    deadlineMs: adoptDeadlineMs,
     tag,
     summary: 'Rebuild the catalogue from the store, and take in existing directories as volumes',
     role: 'admin',

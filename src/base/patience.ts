@@ -1,0 +1,40 @@
+import type { Clock } from './clock.ts';
+
+/** Somebody stopped waiting; what they waited for goes on. */
+export class StillRunning extends Error {
+  override readonly name = 'StillRunning';
+}
+
+/** What hears the signal ends within this. */
+const graceMs = 2_000;
+
+/**
+ * Waits for the work, but not much longer than its signal. A system call on a disk or server that is gone hears no
+ * signal: whoever waits is answered, and the work keeps its locks until it really ends.
+ */
+export async function patiently<T>(work: Promise<T>, signal: AbortSignal, clock: Clock): Promise<T> {
+  const { promise: late, reject } = Promise.withResolvers<never>();
+  let grace: Disposable | undefined;
+  const begin = (): void => {
+    grace = clock.after(graceMs, () => reject(new StillRunning('stopped waiting', { cause: signal.reason })));
+  };
+  if (signal.aborted) begin();
+  else signal.addEventListener('abort', begin, { once: true });
+  try {
+    return await Promise.race([work, late]);
+  } finally {
+    signal.removeEventListener('abort', begin);
+    grace?.[Symbol.dispose]();
+  }
+}
+
+/** Whether it ended within that time, in whatever way. */
+export async function endsWithin(work: Promise<unknown>, ms: number, clock: Clock): Promise<boolean> {
+  const { promise: late, resolve } = Promise.withResolvers<false>();
+  using _ = clock.after(ms, () => resolve(false));
+  const ended = work.then(
+    () => true,
+    () => true,
+  );
+  return await Promise.race([ended, late]);
+}

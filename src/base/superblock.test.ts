@@ -1,0 +1,59 @@
+import { truncateSync } from 'node:fs';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { parseSuperblock, readSuperblock } from './superblock.ts';
+
+function ext4(blockShift: number): Buffer {
+  const head = Buffer.alloc(2048);
+  const superblock = head.subarray(1024);
+  superblock.writeUInt16LE(0xef53, 0x38);
+  superblock.writeUInt32LE(blockShift, 0x18);
+  superblock.writeUInt32LE(7, 0x4);
+  superblock.writeUInt32LE(0x80, 0x60);
+  superblock.writeUInt32LE(1, 0x150);
+  return head;
+}
+
+describe('a superblock', () => {
+  test('is not seen in bytes that hold none', () => {
+    expect(parseSuperblock(Buffer.alloc(2048))).toBeUndefined();
+  });
+
+  test('with more than 2^32 blocks has their number in two halves', () => {
+    expect(parseSuperblock(ext4(2))).toMatchObject({ kind: 'ext4', blocks: 2n ** 32n + 7n, blockBytes: 4096n });
+  });
+
+  test('whose blocks have a size that no block has is none', () => {
+    expect(parseSuperblock(ext4(7))).toBeUndefined();
+    expect(parseSuperblock(ext4(2 ** 32 - 1))).toBeUndefined();
+    for (const bytes of [0, 256, 4095, 131_072]) {
+      const head = Buffer.alloc(2048);
+      head.write('XFSB');
+      head.writeUInt32BE(bytes, 4);
+      expect(parseSuperblock(head)).toBeUndefined();
+    }
+  });
+});
+
+describe.skipIf(needs('linux', 'xfs', 'ext4'))('a fresh image', () => {
+  let ground: Ground;
+  beforeEach(() => {
+    ground = createGround();
+  });
+  afterEach(() => ground[Symbol.dispose]());
+
+  test.each(['xfs', 'ext4'] as const)('%s: fills the file', async (kind) => {
+    const found = await readSuperblock(ground.image('v.img', 310, kind));
+    if (found === undefined) throw new Error('no file system');
+    expect(found.kind).toBe(kind);
+    expect(found.blocks * found.blockBytes).toBe(310n * 2n ** 20n);
+    expect(found.kind === 'xfs' || found.clean).toBe(true);
+  });
+
+  test('cut off before its superblock ends, it has none', async () => {
+    const image = ground.image('v.img', 310, 'xfs');
+    truncateSync(image, 100);
+    expect(await readSuperblock(image)).toBeUndefined();
+  });
+});

@@ -1,0 +1,88 @@
+import { constants } from 'node:fs';
+import { open } from 'node:fs/promises';
+
+/** What the superblock of a file system says. Whoever used that wrote it: only the size of its blocks is checked. */
+export type Superblock = XfsSuperblock | Ext4Superblock;
+
+interface Common {
+  readonly blockBytes: bigint;
+  readonly blocks: bigint;
+  /** Of an allocation group: both kinds grow by them, and leave out a last one that would be too small. */
+  readonly groupBlocks: bigint;
+}
+
+export interface XfsSuperblock extends Common {
+  readonly kind: 'xfs';
+  /** Of the log inside it, which statfs(2) does not count; 0 when it is elsewhere. */
+  readonly logBlocks: bigint;
+}
+
+export interface Ext4Superblock extends Common {
+  readonly kind: 'ext4';
+  readonly firstBlock: bigint;
+  /** Of each group. */
+  readonly inodeTableBlocks: bigint;
+  readonly journalBytes: bigint;
+  readonly descriptorBytes: bigint;
+  /** Kept free for the descriptors of groups to come. */
+  readonly reservedDescriptorBlocks: bigint;
+  /** Nobody was in the middle of changing it by other means than its journal. */
+  readonly clean: boolean;
+}
+
+/** XFS_MIN_AG_BLOCKS: xfs_growfs leaves out a last group of fewer blocks than this. */
+export const leastXfsGroup = 64n;
+
+/** mke2fs and resize2fs leave out a last group that has room for fewer blocks than this beyond its own tables. */
+export const leastExt4Room = 50n;
+
+/** Undefined: neither file system is in it. Nothing is followed, and nothing waited for: it may be no file at all. */
+export async function readSuperblock(path: string): Promise<Superblock | undefined> {
+  await using file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  const { bytesRead, buffer } = await file.read(Buffer.alloc(2048), 0, 2048, 0);
+  return bytesRead < 2048 ? undefined : parseSuperblock(buffer);
+}
+
+/** Of the first 2 KiB. */
+export function parseSuperblock(head: Buffer): Superblock | undefined {
+  const found = parseXfs(head) ?? parseExt4(head.subarray(1024));
+  return found !== undefined && isBlockSize(found.blockBytes) ? found : undefined;
+}
+
+const isBlockSize = (bytes: bigint): boolean => bytes >= 512n && bytes <= 65536n && (bytes & (bytes - 1n)) === 0n;
+
+/** struct xfs_dsb, fs/xfs/libxfs/xfs_format.h: big-endian, at the beginning. */
+function parseXfs(sb: Buffer): XfsSuperblock | undefined {
+  if (sb.toString('latin1', 0, 4) !== 'XFSB') return undefined;
+  const logIsInside = sb.readBigUInt64BE(48) !== 0n;
+  return {
+    kind: 'xfs',
+    blockBytes: BigInt(sb.readUInt32BE(4)),
+    blocks: sb.readBigUInt64BE(8),
+    groupBlocks: BigInt(sb.readUInt32BE(84)),
+    logBlocks: logIsInside ? BigInt(sb.readUInt32BE(96)) : 0n,
+  };
+}
+
+/** struct ext4_super_block, fs/ext4/ext4.h: little-endian, 1024 bytes into the image. */
+function parseExt4(sb: Buffer): Ext4Superblock | undefined {
+  if (sb.readUInt16LE(0x38) !== 0xef53) return undefined;
+  const u32 = (at: number): bigint => BigInt(sb.readUInt32LE(at));
+  // Larger shifts give no size of a block anyway, only larger numbers.
+  const blockBytes = 1024n << BigInt(Math.min(sb.readUInt32LE(0x18), 8));
+  const has64bit = (sb.readUInt32LE(0x60) & 0x80) !== 0;
+  const inodeTableBytes = u32(0x28) * BigInt(sb.readUInt16LE(0x58));
+  return {
+    ...{ kind: 'ext4', blockBytes },
+    blocks: u32(0x4) + (has64bit ? u32(0x150) << 32n : 0n),
+    groupBlocks: u32(0x20),
+    firstBlock: u32(0x14),
+    inodeTableBlocks: (inodeTableBytes + blockBytes - 1n) / blockBytes,
+    // A copy of the journal inode's size.
+    journalBytes: u32(0x14c) + (u32(0x148) << 32n),
+    descriptorBytes: has64bit ? BigInt(sb.readUInt16LE(0xfe)) : 32n,
+    reservedDescriptorBlocks: BigInt(sb.readUInt16LE(0xce)),
+    // s_state: EXT4_VALID_FS set and EXT4_ERROR_FS not. resize2fs takes the first away while it works.
+    clean: (sb.readUInt16LE(0x3a) & 0x3) === 1,
+  };
+}

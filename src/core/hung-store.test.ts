@@ -1,0 +1,198 @@
+import { mkdir, mkdtemp, readdir, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+
+let folder: string;
+let kind: GatedKind;
+let clock: FakeClock;
+
+beforeEach(async () => {
+  folder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-hung-')));
+  for (const name of ['a', 'b', 'c']) await mkdir(join(folder, name));
+  kind = gated(createLocalStoreKind());
+  clock = createFakeClock();
+  onTestFinished(() => rm(folder, { recursive: true }));
+});
+
+async function started(options: ServerOptions = {}): Promise<TestServer> {
+  const server = await startServer({ listen: 'none', kinds: [kind], clock, ...options });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  return server;
+}
+
+const add = (server: TestServer, name: string, query = '') =>
+  server.engine.stores.add(name, `local://${folder}/${name}${query}`, aCall());
+
+describe('a call on a disk that does not answer', () => {
+  test('is answered at its deadline, goes on, and keeps its volume to itself until it ends', async () => {
+    const server = await started();
+    await add(server, 'a');
+    const gate = kind.close('create', { deaf: true, store: 'a' });
+    const first = server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    await gate.reached;
+    // Behind it in line.
+    const second = server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    expect(await server.admin.post('/v1/volumes', { name: 'y' })).toMatchObject({ status: 201 });
+    clock.advance(120_000);
+    clock.advance(2_000);
+    expect(await first).toMatchObject({ status: 504, body: { code: 'deadline', reason: 'still-running' } });
+    expect((await second).status).toBe(504);
+    const [operation] = (await server.admin.get('/v1/operations')).body.items.filter(
+      ({ subject }: { subject: string }) => subject === 'a/x',
+    );
+    expect(operation).toMatchObject({ kind: 'volume.create', state: 'running' });
+    expect(gate.waiting()).toBe(1);
+    gate.open();
+    await vi.waitFor(async () => {
+      expect((await server.admin.get(`/v1/operations/${operation.id}`)).body).toMatchObject({
+        state: 'failed',
+        error: { code: 'deadline' },
+      });
+    });
+    expect(await readdir(join(folder, 'a'))).toEqual(['.stowage']);
+    expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
+  });
+
+  test('a read is answered at its deadline', async () => {
+    const server = await started();
+    await add(server, 'a');
+    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    const gate = kind.close('usage', { deaf: true });
+    const read = server.admin.get('/v1/volumes/a..x/usage');
+    await gate.reached;
+    clock.advance(60_000);
+    clock.advance(2_000);
+    expect((await read).status).toBe(504);
+    gate.open();
+  });
+
+  test('a check says that there is no answer', async () => {
+    const server = await started();
+    await add(server, 'a');
+    const gate = kind.close('check', { deaf: true });
+    const check = server.engine.stores.check('a', aCall());
+    await gate.reached;
+    clock.advance(15_000);
+    expect(await check).toMatchObject({ ok: false, steps: [{ step: 'answer', detail: 'no answer within 15 s' }] });
+    gate.open();
+  });
+
+  test('a listing goes without a store that others share, and does not wait for it twice', async () => {
+    const server = await started();
+    await mkdir(join(folder, 'b', 'seen'));
+    await add(server, 'b', '?readOnly=true');
+    await server.admin.post('/v1/volumes', { name: 'here' });
+    const gate = kind.close('names', { deaf: true, store: 'b' });
+    const first = server.admin.get('/v1/volumes');
+    await gate.reached;
+    clock.advance(10_000);
+    const names = (body: { items: { name: string }[] }): string[] => body.items.map(({ name }) => name);
+    expect(names((await first).body)).toEqual(['seen', 'here']);
+    expect(names((await server.admin.get('/v1/volumes')).body)).toEqual(['seen', 'here']);
+    expect(gate.waiting()).toBe(1);
+    gate.open();
+  });
+});
+
+describe('opening a store whose disk does not answer', () => {
+  test('keeps neither the server from starting nor the other stores from working', async () => {
+    const config = join(folder, 'stowage.yaml');
+    await writeFile(config, `stores:\n  a: local://${folder}/a\n  b: local://${folder}/b\n`);
+    const gate = kind.close('open', { deaf: true, store: 'b' });
+    const starting = started({ config });
+    await gate.reached;
+    clock.advance(2_000);
+    const server = await starting;
+    expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
+    expect(server.engine.stores.view('b').problem).toMatchObject({ code: 'unavailable', reason: 'store-opening' });
+    // One attempt, however often it is tried again.
+    let tended = false;
+    void server.engine.tend(aCall()).then(() => {
+      tended = true;
+    });
+    await vi.waitFor(() => {
+      clock.advance(2_000);
+      expect(tended).toBe(true);
+    });
+    expect(gate.waiting()).toBe(1);
+    gate.open();
+    expect((await server.admin.post('/v1/volumes', { store: 'b', name: 'x' })).status).toBe(201);
+  });
+});
+
+describe('closing a store', () => {
+  test('that is in use is refused after a while, and it stays as it was', async () => {
+    const server = await started();
+    await add(server, 'a');
+    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    const gate = kind.close('label', { deaf: true });
+    const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
+    await gate.reached;
+    const removed = server.admin.delete('/v1/stores/a');
+    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    clock.advance(30_000);
+    expect(await removed).toMatchObject({ status: 409, body: { code: 'busy', reason: 'store-busy' } });
+    expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'y' })).status).toBe(201);
+    gate.open();
+    expect((await labelled).status).toBe(200);
+    expect((await server.admin.delete('/v1/stores/a')).status).toBe(204);
+  });
+
+  test('does not wait for the freeing of space, which goes on when it is back', async () => {
+    const server = await started();
+    await add(server, 'a');
+    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    const gate = kind.close('reclaim', { store: 'a' });
+    expect((await server.admin.delete('/v1/volumes/a..x')).status).toBe(200);
+    await vi.waitFor(() => {
+      clock.advance(250);
+      expect(gate.waiting()).toBe(1);
+    });
+    expect((await server.admin.delete('/v1/stores/a')).status).toBe(204);
+    gate.open();
+  });
+});
+
+describe('a change of configuration', () => {
+  const configs = (server: TestServer, uri: string) => {
+    const { config } = server.engine.stores.view('a');
+    const url = new URL(uri);
+    const onDelete = url.searchParams.get('onDelete') === 'retain' ? 'retain' : 'delete';
+    const mode = url.searchParams.get('mode');
+    return [
+      { ...config, uri, policy: { ...config.policy, onDelete }, options: mode === null ? {} : { mode } },
+    ] as const;
+  };
+
+  test('that a store in use cannot follow waits, is shown, and is made later', async () => {
+    const server = await started();
+    await add(server, 'a');
+    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    const gate = kind.close('label', { deaf: true });
+    const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
+    await gate.reached;
+    const before = server.engine.stores.view('a').store;
+    await server.engine.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());
+    expect(server.engine.stores.view('a')).toMatchObject({ pending: undefined, store: before });
+    expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({ onDelete: 'retain', pending: null });
+
+    const uri = `local://${folder}/a?mode=0700`;
+    const reloaded = server.engine.stores.configure(configs(server, uri), undefined, aCall());
+    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    clock.advance(30_000);
+    await reloaded;
+    expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({
+      uri: `local://${folder}/a?onDelete=retain`,
+      pending: expect.stringContaining('its options changed, which waits'),
+    });
+    gate.open();
+    await labelled;
+    await server.engine.tend(aCall());
+    expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({ uri, pending: null, state: 'open' });
+  });
+});
