@@ -1,4 +1,4 @@
-import { chmod, mkdir, mkdtempDisposable, writeFile } from 'node:fs/promises';
+import { chmod, mkdir, mkdtempDisposable, symlink, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { createServer as createRawServer, type Server } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -107,6 +107,19 @@ describe('doctor', () => {
     );
     expect(about(findings, 'propagation of /')?.fix).toContain('mount --make-rshared /');
     expect(about(findings, 'state folder')?.detail).toContain('is lost with the container');
+  });
+
+  test("busybox's programs are not those that are needed", async () => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
+    await writeFile(join(folder.path, 'busybox'), '', { mode: 0o755 });
+    for (const name of ['mount', 'losetup']) await symlink('busybox', join(folder.path, name));
+    const findings = await on({}, { path: folder.path });
+    expect(about(findings, 'mount')).toMatchObject({
+      ok: 'no',
+      detail: `${join(folder.path, 'mount')} is the one of busybox`,
+      fix: 'Install it: apt install mount (Debian, Ubuntu) or apk add mount (Alpine).',
+    });
+    expect(about(findings, 'losetup')?.ok).toBe('warn');
   });
 
   test.each([

@@ -1,5 +1,6 @@
 import { constants } from 'node:fs';
-import { join } from 'node:path';
+import { realpath } from 'node:fs/promises';
+import { basename, join } from 'node:path';
 import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
 import { installation, type Tool, tools } from '../mounter/tools.ts';
 import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './look.ts';
@@ -9,11 +10,17 @@ export const programs: Check = async (look) => {
   return await Promise.all(
     Object.keys(tools).map(async (name) => {
       const tool = name as Tool;
-      for (const folder of folders) {
-        if (await isThere(join(folder, tool), constants.X_OK)) return yes(tool, join(folder, tool));
-      }
       const needed = tool === 'mount' || tool === 'umount';
-      return (needed ? no : warn)(tool, `not found${needed ? '' : ' (image volumes need it)'}`, installation(tool));
+      const lacking = (why: string): Finding =>
+        (needed ? no : warn)(tool, `${why}${needed ? '' : ' (image volumes need it)'}`, installation(tool));
+      for (const folder of folders) {
+        const file = join(folder, tool);
+        if (!(await isThere(file, constants.X_OK))) continue;
+        // It lacks what Stowage asks of them.
+        const isBusybox = basename(await realpath(file).catch(() => file)) === 'busybox';
+        return isBusybox ? lacking(`${file} is the one of busybox`) : yes(tool, file);
+      }
+      return lacking('not found');
     }),
   );
 };

@@ -1,4 +1,14 @@
-import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -7,6 +17,7 @@ import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
+import { readMountTable } from '../mounter/mountinfo.ts';
 import { createRun } from '../mounter/run.ts';
 import { createUnableMounter } from '../mounter/unable.ts';
 import { createDirectoryClient } from './directory.ts';
@@ -47,6 +58,21 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     await mounter.unmount(at('stage'), ground.scope);
     await client.unstage(source, at('stage'), ground.scope);
     expect(existsSync(at('stage'))).toBe(false);
+  });
+
+  test("what a container's root left in it has no power on the host, neither in the stage nor where it is shown", async () => {
+    execFileSync('mknod', [join(at('volume'), 'device'), 'c', '1', '3']);
+    mkdirSync(at('target'));
+    // A crash can strike between the bind and its flags.
+    mkdirSync(at('stage'));
+    await run('mount', ['-o', 'bind', '--', at('volume'), at('stage')], ground.scope);
+    expect(readFileSync(join(at('stage'), 'device'), 'utf8')).toBe('');
+    await client.stage(source, at('stage'), ground.scope);
+    await mounter.bind(at('stage'), at('target'), { readOnly: false }, ground.scope);
+    for (const place of [at('stage'), at('target')]) {
+      expect((await readMountTable()).at(place)?.options).toEqual(expect.arrayContaining(['rw', 'nosuid', 'nodev']));
+      expect(() => readFileSync(join(place, 'device'))).toThrow('EACCES');
+    }
   });
 
   test('a symbolic link in place of the data leads nowhere', async () => {

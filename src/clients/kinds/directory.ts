@@ -1,7 +1,8 @@
+import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
-import { type MountTable, readMountTable, same } from '../mounter/mountinfo.ts';
+import { type MountTable, readMountTable } from '../mounter/mountinfo.ts';
 import { located } from '../mounter/paths.ts';
-import { makeStage, removeStage, requireMounting, sourceAt } from './staging.ts';
+import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 export interface DirectoryClientParts {
   readonly mounter: Mounter;
@@ -21,9 +22,9 @@ export function createDirectoryClient({
       const place = await makeStage(at, 'filesystem');
       const table = await readTable();
       const there = table.at(place);
-      if (there !== undefined && same(there, table.shown(path))) return;
       // A store on a read-only file system can only be shown read-only, and each of its mounts must ask for that.
-      await mounter.bind(path, place, { readOnly: table.holding(path)?.readOnly === true }, scope);
+      const readOnly = there?.mountReadOnly ?? table.holding(path)?.readOnly === true;
+      await mounter.bind(path, place, { readOnly }, scope);
     },
     unstage: async (_source, at, scope) => {
       requireMounting(mounter);

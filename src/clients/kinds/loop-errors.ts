@@ -1,9 +1,9 @@
+import type { Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
 import { mountFailure } from '../mounter/errors.ts';
 import { CommandFailed } from '../mounter/run.ts';
-import type { FileSystem } from './superblock.ts';
 
-export function damaged(image: string, kind: FileSystem, cause?: unknown): StowageError {
+export function damaged(image: string, kind: Superblock['kind'], cause?: unknown): StowageError {
   const repair = kind === 'xfs' ? `xfs_repair ${image}` : `e2fsck -f ${image}`;
   return new StowageError(`the ${kind} file system in ${image} is damaged and cannot be mounted`, {
     code: 'conflict',
@@ -14,7 +14,7 @@ export function damaged(image: string, kind: FileSystem, cause?: unknown): Stowa
 }
 
 /** What a failed `mount -o loop` means. */
-export function loopMountFailure(image: string, at: string, kind: FileSystem, cause: unknown): unknown {
+export function loopMountFailure(image: string, at: string, kind: Superblock['kind'], cause: unknown): unknown {
   if (!(cause instanceof CommandFailed)) return cause;
   const said = cause.stderr.toLowerCase();
   if (said.includes('unknown filesystem type')) {

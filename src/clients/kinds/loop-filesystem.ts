@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
@@ -7,12 +8,11 @@ import { damaged, loopMountFailure, occupied } from './loop-errors.ts';
 import { growMounted, growUnmountedExt4 } from './loop-growth.ts';
 import { detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
-import { type FileSystem, readGeometry } from './superblock.ts';
 
 export async function stageFileSystem(
   parts: LoopParts,
   path: string,
-  kind: FileSystem,
+  kind: Superblock['kind'],
   at: string,
   scope: Scope,
 ): Promise<void> {
@@ -45,7 +45,7 @@ export async function unstageFileSystem(parts: LoopParts, path: string, at: stri
 export async function growFileSystem(
   parts: LoopParts,
   path: string,
-  kind: FileSystem,
+  kind: Superblock['kind'],
   at: string,
   scope: Scope,
 ): Promise<void> {
@@ -70,15 +70,15 @@ async function mountedAt(parts: LoopParts, image: string, place: string): Promis
 async function mountImage(
   parts: LoopParts,
   image: string,
-  kind: FileSystem,
+  kind: Superblock['kind'],
   place: string,
   scope: Scope,
 ): Promise<void> {
-  const geometry = await readGeometry(image, kind);
-  if (geometry === undefined) throw damaged(image, kind);
+  const superblock = await readSuperblock(image);
+  if (superblock?.kind !== kind) throw damaged(image, kind);
   // Attached already: some other mount namespace may still have it mounted, so nobody else may write to the file.
-  if (kind === 'ext4' && (await loopsOn(parts, image)).length === 0) {
-    await growUnmountedExt4(parts, image, geometry, scope);
+  if (superblock.kind === 'ext4' && (await loopsOn(parts, image)).length === 0) {
+    await growUnmountedExt4(parts, image, superblock, scope);
   }
   for (let attempt = 1; ; attempt++) {
     try {

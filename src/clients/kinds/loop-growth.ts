@@ -1,12 +1,13 @@
 import { lstat, statfs } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
 import { findHolders } from '../mounter/holders.ts';
 import type { Loop } from '../mounter/loops.ts';
 import { CommandFailed, type Run } from '../mounter/run.ts';
+import { canGrow } from './can-grow.ts';
 import { damaged, growFailed, growNeedsUnmount } from './loop-errors.ts';
-import { canGrow, type FileSystem, type Geometry, readGeometry } from './superblock.ts';
 
 export interface GrowthParts {
   readonly run: Run;
@@ -23,11 +24,11 @@ const checkDeadline = 600_000;
 export async function growUnmountedExt4(
   parts: GrowthParts,
   image: string,
-  geometry: Geometry,
+  superblock: Ext4Superblock,
   scope: Scope,
 ): Promise<void> {
   const { size } = await lstat(image);
-  if (geometry.clean && !canGrow(geometry, size)) return;
+  if (superblock.clean && !canGrow(superblock, size)) return;
   await untilNobodyHas(parts.clock, image, scope);
   const unstoppable = { letFinish: true, deadline: checkDeadline };
   try {
@@ -37,7 +38,7 @@ export async function growUnmountedExt4(
     if (!(cause instanceof CommandFailed)) throw cause;
     if (cause.exit !== 1) throw damaged(image, 'ext4', cause);
   }
-  const checked = await readGeometry(image, 'ext4');
+  const checked = await readSuperblock(image);
   if (checked === undefined || !canGrow(checked, size)) return;
   try {
     await parts.run('resize2fs', [image], scope, unstoppable);
@@ -63,13 +64,13 @@ async function untilNobodyHas(clock: Clock, image: string, scope: Scope): Promis
 /** While it is mounted at `place`. Does nothing when there is nothing to gain. */
 export async function growMounted(
   { run }: GrowthParts,
-  mounted: { readonly image: string; readonly kind: FileSystem; readonly loop: Loop; readonly place: string },
+  mounted: { readonly image: string; readonly kind: Superblock['kind']; readonly loop: Loop; readonly place: string },
   scope: Scope,
 ): Promise<void> {
   const { image, kind, loop, place } = mounted;
   const { size } = await lstat(image);
   await enlargeLoop(run, loop, size, scope);
-  if (!(await worthwhile(image, kind, place, size))) return;
+  if (!(await worthwhile(image, place, size))) return;
   try {
     if (kind === 'xfs') await run('xfs_growfs', ['-d', place], scope);
     else await run('resize2fs', [loop.node], scope);
@@ -89,9 +90,9 @@ export async function enlargeLoop(run: Run, loop: Loop, bytes: number, scope: Sc
 }
 
 /** The superblock in the image can lag behind a mounted xfs; statfs does not, and counts all blocks but the log's. */
-async function worthwhile(image: string, kind: FileSystem, place: string, bytes: number): Promise<boolean> {
-  const geometry = await readGeometry(image, kind);
-  if (geometry === undefined) return true;
-  if (kind === 'ext4') return canGrow(geometry, bytes);
-  return canGrow(geometry, bytes, (await statfs(place)).blocks + geometry.logBlocks);
+async function worthwhile(image: string, place: string, bytes: number): Promise<boolean> {
+  const superblock = await readSuperblock(image);
+  if (superblock === undefined) return true;
+  if (superblock.kind === 'ext4') return canGrow(superblock, bytes);
+  return canGrow(superblock, bytes, BigInt((await statfs(place)).blocks) + superblock.logBlocks);
 }

@@ -1,13 +1,13 @@
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Source } from '#core/model.ts';
+import { requireMounting } from '#core/mount-errors.ts';
 import type { Client } from '#core/ports.ts';
 import { attachedLoops } from '../mounter/loops.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
 import { growBlock, stageBlock, unstageBlock } from './loop-block.ts';
 import { growFileSystem, stageFileSystem, unstageFileSystem } from './loop-filesystem.ts';
 import type { LoopParts } from './loop-parts.ts';
-import { requireMounting } from './staging.ts';
 
 type LoopSource = Extract<Source, { kind: 'loop' }>;
 

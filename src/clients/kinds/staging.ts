@@ -2,13 +2,7 @@ import { lstat, mkdir, open, rmdir, unlink } from 'node:fs/promises';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
-import type { Mounter } from '#core/ports.ts';
 import { isErrno, located, unlessMissing } from '../mounter/paths.ts';
-import { mountUnable } from '../mounter/unable.ts';
-
-export function requireMounting(mounter: Mounter): void {
-  if (mounter.unable !== undefined) throw mountUnable(mounter.unable);
-}
 
 /** Where a volume gets staged, made if it is missing; as the mount table calls it. */
 export async function makeStage(at: string, access: Access): Promise<string> {

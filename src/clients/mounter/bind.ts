@@ -1,91 +1,116 @@
-import { lstat } from 'node:fs/promises';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { mountFailure } from './errors.ts';
-import { type MountEntry, same } from './mountinfo.ts';
+import { type HeldPath, holdPath, movedAway } from './held-path.ts';
+import { type MountEntry, type Shown, same } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
-import { located, unlessMissing } from './paths.ts';
+import { checkPath, isErrno, located } from './paths.ts';
+import { inChild } from './run.ts';
 
-export function createBind({ run, readTable, places }: Parts): Mounter['bind'] {
+/** A set-uid program or a device node that a container's root put into a volume must not work for users of the host. */
+const confined = ['nosuid', 'nodev'];
+
+/** A remount takes away what it leaves out. */
+const kept = [...confined, 'ro', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
+
+const undoMs = 5_000;
+const unending = new AbortController().signal;
+
+export function createBind({ clock, run, readTable, look, places }: Parts): Mounter['bind'] {
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
-    const origin = await existing(from);
-    const place = await existing(at);
-    using _held = await places.hold([place], scope.signal);
+    checkPath(at);
+    checkPath(from);
+    using _alone = await places.hold([at], scope.signal);
     const table = await readTable();
-    const shown = table.shown(origin);
-    const there = table.at(place);
+    const { signal } = scope;
+    const find = async (): Promise<HeldPath> => await existing(from, await located(from));
+    await using origin = await look({ path: from, table, signal }, find);
+    const shown = table.shown(origin.path);
+    const there = table.at(at);
+    // A device bound onto a file must work.
+    const flags = [...(origin.stats.isDirectory() ? confined : []), ...(how.readOnly ? ['ro'] : [])];
     if (there !== undefined) {
-      if (!same(there, shown)) throw occupied(place, there);
-      await tightenOrRefuse(place, there, how.readOnly, scope);
+      if (!same(there, shown)) throw occupied(at, there);
+      if (there.mountReadOnly && !how.readOnly) throw alreadyReadOnly(at);
+      await tighten(there, flags, scope);
       return;
     }
-    const through = table.holding(origin);
-    if (through?.readOnly === true && !how.readOnly) throw sourceReadOnly(from);
-    await refuseMixed(origin, place);
-    await mountBind(origin, place, how.readOnly ? readOnlyFlags(through) : undefined, scope);
+    if (table.holding(origin.path)?.readOnly === true && !how.readOnly) throw sourceReadOnly(from);
+    await using place = await look({ path: at, table, signal }, () => existing(at, at));
+    refuseMixed(origin, place);
+    await mountBind(origin, place, shown, flags, scope);
   }
 
-  /** A crash between the two halves of a read-only bind leaves it writable; the repeat finishes it. */
-  async function tightenOrRefuse(place: string, there: MountEntry, readOnly: boolean, scope: Scope): Promise<void> {
-    if (there.mountReadOnly === readOnly) return;
-    if (readOnly) {
-      await tighten(place, readOnlyFlags(there), scope);
-      return;
-    }
-    throw new StowageError(`${place} already shows it, read-only`, {
-      code: 'conflict',
-      reason: 'mounted-read-only',
-      action: `Unmount ${place} first, or ask for it read-only.`,
-    });
-  }
-
-  async function mountBind(origin: string, place: string, readOnly: string | undefined, scope: Scope): Promise<void> {
-    const wanted = readOnly === undefined ? 'bind' : `bind,${readOnly}`;
+  async function mountBind(
+    origin: HeldPath,
+    place: HeldPath,
+    shown: Shown | undefined,
+    flags: readonly string[],
+    scope: Scope,
+  ): Promise<void> {
     try {
-      await run('mount', ['-o', wanted, '--', origin, place], scope);
-      // util-linux makes it read-only in the same call (since 2.27; in one step since 2.39); others ignore that word.
-      if (readOnly !== undefined && (await readTable()).at(place)?.mountReadOnly !== true) {
-        await tighten(place, readOnly, scope);
-      }
+      const paths = ['--no-canonicalize', '--', inChild(1), inChild(0)];
+      await run('mount', ['-o', 'bind', ...paths], scope, { holding: [place, origin] });
+      const there = (await readTable()).at(place.path);
+      if (there === undefined || !same(there, shown)) throw movedAway(place.path);
+      await tighten(there, flags, scope);
     } catch (cause) {
-      if (readOnly !== undefined) await undo(origin, place, scope);
-      throw mountFailure(`${origin} could not be mounted at ${place}`, cause);
+      await undo(place, shown, scope);
+      throw mountFailure(`${origin.path} could not be mounted at ${place.path}`, cause);
     }
   }
 
-  async function tighten(place: string, flags: string, scope: Scope): Promise<void> {
+  /**
+   * The kernel gives a bind the flags of what it is made of, and takes others only in a second step. A crash between
+   * the two leaves them out; the repeat adds them.
+   */
+  async function tighten(there: MountEntry, flags: readonly string[], scope: Scope): Promise<void> {
+    if (flags.every((flag) => there.options.includes(flag))) return;
+    const { at } = there;
+    const words = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
+    const all = new Set([...kept.filter((flag) => there.options.includes(flag)), ...flags]);
+    // Not the place that was mounted on, which the mount now hides.
+    await using mounted = await look({ path: at, table: await readTable(), signal: scope.signal }, () =>
+      existing(at, at),
+    );
     try {
       // With a source, though the kernel ignores it: given the target alone, mount would add what fstab says of it.
-      await run('mount', ['-o', `remount,bind,${flags}`, '--', 'none', place], scope);
+      const paths = ['--no-canonicalize', '--', 'none', inChild(0)];
+      await run('mount', ['-o', `remount,bind,${[...all].join(',')}`, ...paths], scope, { holding: [mounted] });
     } catch (cause) {
-      throw mountFailure(`${place} could not be made read-only`, cause);
+      throw mountFailure(`${at} could not be made ${words}`, cause);
     }
-    if ((await readTable()).at(place)?.mountReadOnly === true) return;
-    throw new StowageError(`${place} could not be made read-only`, {
+    const now = (await readTable()).at(at);
+    if (now !== undefined && flags.every((flag) => now.options.includes(flag))) return;
+    throw new StowageError(`${at} could not be made ${words}`, {
       code: 'internal',
-      reason: 'read-only-refused',
-      action: 'Use mount of util-linux, which can make a bind mount read-only. Ask: stowage doctor',
+      reason: 'mount-flags-refused',
+      action: 'Use mount of util-linux, which can change the flags of a bind mount. Ask: stowage doctor',
     });
   }
 
-  /** Never a writable mount where a read-only one was asked for; so this goes on when the caller has given up. */
-  async function undo(origin: string, place: string, scope: Scope): Promise<void> {
-    const table = await readTable();
-    const there = table.at(place);
-    if (there === undefined || !same(there, table.shown(origin))) return;
-    const anyway = { ...scope, signal: new AbortController().signal };
-    await run('umount', ['--lazy', '--', place], anyway, { deadline: 5_000 }).catch((cause: unknown) => {
-      scope.log.error('a mount that should be read-only could not be undone', { at: place, why: String(cause) });
+  /** Never a mount without the flags that were asked for, nor one elsewhere; so this goes on when the caller has given up. */
+  async function undo(place: HeldPath, shown: Shown | undefined, scope: Scope): Promise<void> {
+    const there = (await readTable()).at(await place.where());
+    if (there === undefined || !same(there, shown)) return;
+    using limit = clock.deadline(undoMs, unending);
+    const anyway = { ...scope, signal: limit.signal };
+    const args = ['--lazy', '--no-canonicalize', '--', inChild(0)];
+    await run('umount', args, anyway, { holding: [place] }).catch((cause: unknown) => {
+      scope.log.error('a failed mount could not be undone', { at: there.at, why: String(cause) });
     });
   }
 
   return bind;
 }
 
-async function existing(path: string): Promise<string> {
-  const place = await located(path);
-  if (place !== undefined) return place;
+async function existing(path: string, place: string | undefined): Promise<HeldPath> {
+  try {
+    if (place !== undefined) return await holdPath(place);
+  } catch (cause) {
+    if (!isErrno(cause, 'ENOENT', 'ENOTDIR')) throw cause;
+  }
   throw new StowageError(`${path} does not exist`, {
     code: 'not-found',
     reason: 'path-missing',
@@ -93,27 +118,13 @@ async function existing(path: string): Promise<string> {
   });
 }
 
-/** The flags of the mount it is taken from: a remount that leaves one out would take it away. */
-function readOnlyFlags(entry: MountEntry | undefined): string {
-  const kept = ['nosuid', 'nodev', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
-  return ['ro', ...kept.filter((flag) => entry?.options.includes(flag))].join(',');
-}
-
-async function refuseMixed(origin: string, place: string): Promise<void> {
-  const kinds = await Promise.all([origin, place].map(async (path) => unlessMissing(lstat(path))));
-  const [from, at] = kinds;
-  if (from === undefined || at === undefined) {
-    throw new StowageError(`${from === undefined ? origin : place} does not exist`, {
-      code: 'not-found',
-      reason: 'path-missing',
-      action: 'Give a path that exists.',
-    });
-  }
-  if (!from.isSymbolicLink() && !at.isSymbolicLink() && from.isDirectory() === at.isDirectory()) return;
-  throw new StowageError(`${origin} cannot be mounted at ${place}: a folder goes onto a folder, a file onto a file`, {
+function refuseMixed(origin: HeldPath, place: HeldPath): void {
+  if (origin.stats.isDirectory() === place.stats.isDirectory()) return;
+  const what = `${origin.path} cannot be mounted at ${place.path}`;
+  throw new StowageError(`${what}: a folder goes onto a folder, a file onto a file`, {
     code: 'conflict',
     reason: 'target-kind',
-    action: 'Give a path of the same kind, and no symbolic link.',
+    action: 'Give a path of the same kind.',
   });
 }
 
@@ -122,6 +133,14 @@ function occupied(place: string, there: MountEntry): StowageError {
     code: 'conflict',
     reason: 'mount-occupied',
     action: `Unmount it (umount ${place}), or give another path.`,
+  });
+}
+
+function alreadyReadOnly(place: string): StowageError {
+  return new StowageError(`${place} already shows it, read-only`, {
+    code: 'conflict',
+    reason: 'mounted-read-only',
+    action: `Unmount ${place} first, or ask for it read-only.`,
   });
 }
 

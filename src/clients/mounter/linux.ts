@@ -3,12 +3,13 @@ import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { createBind } from './bind.ts';
+import { createLook } from './look.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
 import { reap } from './reap.ts';
 import type { Run } from './run.ts';
 import { createSettling } from './settle.ts';
-import { inspectTarget, makeTarget, removeTarget } from './targets.ts';
+import { createTargets } from './targets.ts';
 import { createUnmount } from './unmount.ts';
 import { usersOf } from './users.ts';
 
@@ -25,7 +26,9 @@ export interface LinuxMounterOptions {
 
 export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const { clock, run, readTable = createTableReader(), sys = '/sys/block' } = options;
-  const parts: Parts = { clock, run, readTable, sys, places: createKeyedLock() };
+  const look = createLook(clock);
+  const parts: Parts = { clock, run, readTable, look, sys, places: createKeyedLock() };
+  const targets = createTargets({ look, readTable, forbidden: options.forbidden });
   const settled = createSettling(clock);
   const unmount = createUnmount(parts);
   const bind = createBind(parts);
@@ -53,12 +56,11 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
       await settled(scope);
       return await usersOf(source, await readTable(), sys);
     },
-    inspectTarget: (target, access) => inspectTarget(target, access, options.forbidden(), readTable),
-    makeTarget,
-    removeTarget,
+    ...targets,
     reap: async (mountsFolder, known, scope) => {
       await settled(scope);
-      return await reap({ ...parts, unmount, storeRoots: options.storeRoots }, mountsFolder, known, scope);
+      const reaping = { ...parts, ...targets, unmount, storeRoots: options.storeRoots };
+      return await reap(reaping, mountsFolder, known, scope);
     },
   };
 }

@@ -1,5 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
+import type { Look } from './look.ts';
 import type { MountTable } from './mountinfo.ts';
 import type { Run } from './run.ts';
 
@@ -8,6 +9,7 @@ export interface Parts {
   readonly clock: Clock;
   readonly run: Run;
   readonly readTable: () => Promise<MountTable>;
+  readonly look: Look;
   /** One call at a time for a place, else two binds would stack. */
   readonly places: KeyedLock;
   /** Where the kernel shows its block devices. */

@@ -8,12 +8,12 @@ import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
 import { CommandFailed, type Run } from './run.ts';
-import { removeTarget } from './targets.ts';
 
 export interface ReapParts {
   readonly run: Run;
   readonly readTable: () => Promise<MountTable>;
   readonly unmount: (at: string, scope: Scope) => Promise<void>;
+  readonly removeTarget: (at: string, scope: Scope) => Promise<void>;
   readonly storeRoots: () => readonly string[];
   readonly sys: string;
 }
@@ -47,7 +47,7 @@ async function letGo(parts: ReapParts, at: string, scope: Scope): Promise<boolea
     scope.log.warn('a staged mount of no known volume is in use and stays', { at, why: cause.message });
     return false;
   }
-  await removeTarget(at, scope);
+  await parts.removeTarget(at, scope);
   return (await unlessMissing(lstat(at))) === undefined;
 }
 

@@ -3,6 +3,7 @@ import { Socket } from 'node:net';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import type { HeldPath } from './held-path.ts';
 import { runBy } from './settle.ts';
 import { installation, searchPath, type Tool } from './tools.ts';
 
@@ -26,7 +27,11 @@ export interface RunOptions {
    * signal, the program goes on. Who starts the next one must look for it first.
    */
   readonly letFinish?: boolean;
+  /** Places that the program finds at `inChild(0)`, `inChild(1)` and so on; its complaints call them by their names. */
+  readonly holding?: readonly HeldPath[];
 }
+
+export const inChild = (index: number): string => `/proc/self/fd/${3 + index}`;
 
 /** Runs a program, never a shell, and gives what it printed. */
 export type Run = (tool: Tool, args: readonly string[], scope: Scope, options?: RunOptions) => Promise<string>;
@@ -39,14 +44,19 @@ const killGrace = 2_000;
 export function createRun(clock: Clock, path = searchPath()): Run {
   return async (tool, args, scope, options = {}) => {
     scope.signal.throwIfAborted();
-    const ms = options.deadline ?? 30_000;
+    const { deadline: ms = 30_000, holding = [] } = options;
     using limit = clock.deadline(ms, scope.signal);
     const child = spawn(tool, args, {
       // What must finish must not die of a closed pipe when Stowage ends first: it prints to nobody.
-      stdio: ['ignore', options.letFinish === true ? 'ignore' : 'pipe', 'pipe'],
+      stdio: ['ignore', options.letFinish === true ? 'ignore' : 'pipe', 'pipe', ...holding.map(({ fd }) => fd)],
       // A session of its own: Ctrl-C in the terminal is for Stowage, which then unmounts in order.
       detached: true,
-      env: { PATH: path, LC_ALL: 'C', ...(options.letFinish === true ? {} : { [runBy]: String(process.pid) }) },
+      env: {
+        ...{ PATH: path, LC_ALL: 'C' },
+        ...(options.letFinish === true ? {} : { [runBy]: String(process.pid) }),
+        // move_mount(2), which util-linux uses since 2.39, does not follow inChild(0) to where it leads; mount(2) does.
+        ...(holding.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
+      },
     });
     const output = collect(child);
     const end = await ended(child, limit.signal, options.letFinish === true);
@@ -56,9 +66,12 @@ export function createRun(clock: Clock, path = searchPath()): Run {
     }
     if (end instanceof Error) throw notStarted(tool, end);
     if (end.exit === 0) return output.stdout();
-    throw new CommandFailed(tool, end.exit, end.signal, output.stderr());
+    throw new CommandFailed(tool, end.exit, end.signal, byName(output.stderr(), holding));
   };
 }
+
+const byName = (text: string, holding: readonly HeldPath[]): string =>
+  holding.reduce((said, { path }, index) => said.replaceAll(inChild(index), () => path), text);
 
 type End = { readonly exit: number | undefined; readonly signal: string | null } | Error | 'stopped';
 

@@ -2,17 +2,21 @@ import { existsSync, lstatSync, mkdirSync, symlinkSync, writeFileSync } from 'no
 import { join } from 'node:path';
 import fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { createLook } from './look.ts';
 import { readMountTable } from './mountinfo.ts';
 import { checkPath } from './paths.ts';
-import { inspectTarget, makeTarget, removeTarget } from './targets.ts';
+import { createTargets } from './targets.ts';
 
 describe.skipIf(needs('linux'))('a target', () => {
   let ground: Ground;
   const at = (name: string): string => join(ground.folder, name);
+  const look = createLook(systemClock());
+  const targets = createTargets({ look, readTable: readMountTable, forbidden: () => [at('state')] });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
-    inspectTarget(target, access, [at('state')], readMountTable);
+    targets.inspectTarget(target, access, ground.scope);
 
   beforeEach(() => {
     ground = createGround();
@@ -23,11 +27,11 @@ describe.skipIf(needs('linux'))('a target', () => {
   test('that is missing is made, and made again is success', async () => {
     expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: false });
     expect(existsSync(at('new'))).toBe(false);
-    await makeTarget(at('new'), 'filesystem');
-    await makeTarget(at('new'), 'filesystem');
+    await targets.makeTarget(at('new'), 'filesystem', ground.scope);
+    await targets.makeTarget(at('new'), 'filesystem', ground.scope);
     expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: true });
-    await makeTarget(at('disk'), 'block');
-    await makeTarget(at('disk'), 'block');
+    await targets.makeTarget(at('disk'), 'block', ground.scope);
+    await targets.makeTarget(at('disk'), 'block', ground.scope);
     expect(lstatSync(at('disk')).isFile()).toBe(true);
     expect(await inspect(at('disk'), 'block')).toEqual({ target: at('disk'), existed: true });
   });
@@ -126,7 +130,7 @@ describe.skipIf(needs('linux'))('a target', () => {
     writeFileSync(at('file'), '');
     writeFileSync(at('written'), 'x');
     for (const name of ['full', 'empty', 'file', 'written', 'empty', 'absent', 'absent/below']) {
-      await removeTarget(at(name), ground.scope);
+      await targets.removeTarget(at(name), ground.scope);
     }
     expect(['full', 'empty', 'file', 'written'].filter((name) => existsSync(at(name)))).toEqual(['full', 'written']);
   });

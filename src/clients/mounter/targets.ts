@@ -1,8 +1,11 @@
-import { lstat, mkdir, open, opendir, realpath, rmdir, stat, unlink } from 'node:fs/promises';
-import { dirname } from 'node:path';
+import { lstat, mkdir, open, opendir, realpath, rmdir, unlink } from 'node:fs/promises';
+import { basename, dirname } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
+import type { Mounter } from '#core/ports.ts';
+import { holdPath } from './held-path.ts';
+import type { Look } from './look.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { checkPath, isErrno, located, unlessMissing } from './paths.ts';
 
@@ -11,22 +14,45 @@ const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64'
 /** Mounting there does, below is where people mount. */
 const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/var/lib', '/var/run', '/var/tmp'];
 
-export interface Inspected {
-  readonly target: string;
-  readonly existed: boolean;
+export interface TargetParts {
+  readonly look: Look;
+  readonly readTable: () => Promise<MountTable>;
+  readonly forbidden: () => readonly string[];
 }
 
-export async function inspectTarget(
+export type Targets = Pick<Mounter, 'inspectTarget' | 'makeTarget' | 'removeTarget'>;
+
+export function createTargets({ look, readTable, forbidden }: TargetParts): Targets {
+  const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
+    checkPath(path);
+    const table = await readTable();
+    return await look({ path, table, signal: scope.signal }, () => work(table));
+  };
+  return {
+    inspectTarget: (target, access, scope) =>
+      lookAt(target, scope, (table) => inspect(target, access, forbidden(), table)),
+    makeTarget: (target, access, scope) => lookAt(target, scope, () => make(target, access)),
+    removeTarget: async (target, scope) => {
+      try {
+        await lookAt(target, scope, () => remove(target));
+      } catch (cause) {
+        scope.signal.throwIfAborted();
+        scope.log.info('target left in place', { target, why: String(cause) });
+      }
+    },
+  };
+}
+
+async function inspect(
   target: string,
   access: Access,
   forbidden: readonly string[],
-  readTable: () => Promise<MountTable>,
-): Promise<Inspected> {
-  checkPath(target);
+  table: MountTable,
+): ReturnType<Mounter['inspectTarget']> {
   const there = await resolved(target);
   await refuseSystem(there, forbidden);
   // Something is mounted exactly there: whether it is the right thing is for `bind` to say.
-  if ((await readTable()).at(there) !== undefined) return { target: there, existed: true };
+  if (table.at(there) !== undefined) return { target: there, existed: true };
   const found = await unlessMissing(lstat(there));
   if (found === undefined) return { target: there, existed: false };
   if (access === 'filesystem' ? !found.isDirectory() : !found.isFile()) throw wrongKind(target, access);
@@ -79,13 +105,15 @@ async function refuseSystem(there: string, forbidden: readonly string[]): Promis
 }
 
 /** Only the last name: a parent that went away in the meantime is not made up. */
-export async function makeTarget(target: string, access: Access): Promise<void> {
-  checkPath(target);
+async function make(target: string, access: Access): Promise<void> {
   try {
-    if (access === 'filesystem') await mkdir(target);
-    else await (await open(target, 'wx')).close();
+    await using parent = await holdPath(dirname(target));
+    const place = `${parent.through}/${basename(target)}`;
+    if (access === 'filesystem') await mkdir(place);
+    else await (await open(place, 'wx')).close();
   } catch (cause) {
     if (isErrno(cause, 'EEXIST')) return;
+    if (cause instanceof StowageError) throw cause;
     throw new StowageError(`${target} cannot be made`, {
       code: isErrno(cause, 'ENOSPC', 'EDQUOT') ? 'exhausted' : 'denied',
       reason: 'target-not-made',
@@ -93,6 +121,16 @@ export async function makeTarget(target: string, access: Access): Promise<void> 
       cause,
     });
   }
+}
+
+/** What is not empty, or has something mounted on it, is somebody's: it stays. */
+async function remove(target: string): Promise<void> {
+  await using parent = await unlessMissing(holdPath(dirname(target)));
+  if (parent === undefined) return;
+  const place = `${parent.through}/${basename(target)}`;
+  const found = await unlessMissing(lstat(place));
+  if (found?.isDirectory() === true) await unlessMissing(rmdir(place));
+  else if (found?.isFile() === true && found.size === 0) await unlessMissing(unlink(place));
 }
 
 async function holdsEntries(folder: string): Promise<boolean> {
@@ -115,18 +153,4 @@ function wrongKind(target: string, access: Access): StowageError {
     reason: 'target-kind',
     action: `Give an empty ${wanted}, or a path that does not exist yet.`,
   });
-}
-
-/** What is not empty, or has something mounted on it, is somebody's: it stays. */
-export async function removeTarget(target: string, scope: Scope): Promise<void> {
-  const there = await located(target);
-  const found = there === undefined ? undefined : await unlessMissing(lstat(there));
-  if (there === undefined || found === undefined) return;
-  try {
-    if (found.isDirectory()) await rmdir(there);
-    else if (found.isFile() && (await stat(there)).size === 0) await unlink(there);
-  } catch (cause) {
-    if (isErrno(cause, 'ENOENT')) return;
-    scope.log.info('target left in place', { target: there, why: String(cause) });
-  }
 }

@@ -1,4 +1,4 @@
-import { StowageError } from '#core/errors.ts';
+import { mountUnable } from '#core/mount-errors.ts';
 import type { Mounter } from '#core/ports.ts';
 
 /** Where mounting is impossible everything else still works; whoever tries to mount is told what it takes. */
@@ -18,12 +18,4 @@ export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list
     removeTarget: refuse,
     reap: refuse,
   };
-}
-
-export function mountUnable(unable: NonNullable<Mounter['unable']>): StowageError {
-  return new StowageError(`volumes cannot be mounted here: ${unable.why}`, {
-    code: 'unsupported',
-    reason: 'mount-unable',
-    action: unable.action,
-  });
 }

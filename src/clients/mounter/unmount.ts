@@ -1,30 +1,36 @@
+import { basename, dirname } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { mountFailure } from './errors.ts';
+import { holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
 import { attachedLoops } from './loops.ts';
 import { isAtOrBelow } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
-import { located } from './paths.ts';
-import { CommandFailed } from './run.ts';
+import { checkPath } from './paths.ts';
+import { CommandFailed, inChild } from './run.ts';
 
 export function createUnmount(parts: Parts): Mounter['unmount'] {
-  const { run, readTable, clock, places } = parts;
+  const { run, readTable, clock, places, look } = parts;
   return async (at, scope) => {
-    const place = await located(at);
-    if (place === undefined) return;
-    using _held = await places.hold([place], scope.signal);
+    checkPath(at);
+    using _alone = await places.hold([at], scope.signal);
+    const table = await readTable();
+    if (table.at(at) === undefined) return;
+    const folder = dirname(at);
+    // Not the mount itself: to hold it is to use it.
+    await using parent = await look({ path: folder, table, signal: scope.signal }, () => holdPath(folder));
+    const paths = ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
     for (let attempt = 1; ; attempt++) {
-      if ((await readTable()).at(place) === undefined) return;
       try {
-        await run('umount', ['--', place], scope);
+        await run('umount', paths, scope, { holding: [parent] });
         return;
       } catch (cause) {
         if (!(cause instanceof CommandFailed)) throw cause;
-        if ((await readTable()).at(place) === undefined) return;
-        if (!cause.stderr.includes('busy')) throw mountFailure(`${place} could not be unmounted`, cause);
-        if (attempt === 3) throw await busy(parts, place, cause, scope);
+        if ((await readTable()).at(at) === undefined) return;
+        if (!cause.stderr.includes('busy')) throw mountFailure(`${at} could not be unmounted`, cause);
+        if (attempt === 3) throw await busy(parts, at, cause, scope);
         // A process that was just ended may still be letting go of its files.
         await clock.sleep(100, scope.signal);
       }

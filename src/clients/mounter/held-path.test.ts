@@ -1,0 +1,132 @@
+import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Mounter } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createLinuxMounter } from './linux.ts';
+import { readMountTable } from './mountinfo.ts';
+import { createRun, type Run } from './run.ts';
+
+const clock = systemClock();
+const real = createRun(clock);
+const writable = { readOnly: false };
+
+describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder above a target', () => {
+  let ground: Ground;
+  /** The programs that were run. */
+  let ran: string[];
+  const at = (name: string): string => join(ground.folder, name);
+  const moved = (path: string) => ({
+    code: 'conflict',
+    reason: 'path-moved',
+    message: `${path} leads somewhere else now: it was moved, or a symbolic link was put in its way`,
+  });
+
+  beforeEach(() => {
+    ground = createGround();
+    ran = [];
+    for (const name of ['from', 'theirs/to', 'elsewhere/to']) mkdirSync(at(name), { recursive: true });
+    for (const name of ['file', 'theirs/disk', 'elsewhere/disk']) writeFileSync(at(name), '');
+  });
+  afterEach(() => ground[Symbol.dispose]());
+
+  /** Puts a link to another folder in the place of theirs. */
+  function swap(): void {
+    renameSync(at('theirs'), at('away'));
+    symlinkSync('elsewhere', at('theirs'));
+  }
+
+  /** One that is disturbed once: after it looked at the mount table, or just before it runs a program. */
+  function mounter(disturbed: { readonly afterLook?: () => void; readonly beforeRun?: () => void } = {}): Mounter {
+    let { afterLook, beforeRun } = disturbed;
+    const run: Run = async (tool, args, ...rest) => {
+      ran.push(`${tool} ${args.join(' ')}`);
+      beforeRun?.();
+      beforeRun = undefined;
+      return await real(tool, args, ...rest);
+    };
+    const readTable: typeof readMountTable = async () => {
+      const table = await readMountTable();
+      afterLook?.();
+      afterLook = undefined;
+      return table;
+    };
+    return createLinuxMounter({ clock, run, readTable, forbidden: () => [], storeRoots: () => [] });
+  }
+
+  test.each([
+    ['folder', 'from', 'theirs/to'],
+    ['file', 'file', 'theirs/disk'],
+  ])('cannot lead the mount of a %s elsewhere before it is made', async (_, from, to) => {
+    const bound = mounter({ afterLook: swap }).bind(at(from), at(to), writable, ground.scope);
+    await expect(bound).rejects.toMatchObject(moved(at(to)));
+    expect(ran).toEqual([]);
+    expect(ground.mounts()).toEqual([]);
+  });
+
+  test.each([
+    ['folder', 'from', 'theirs/to'],
+    ['file', 'file', 'theirs/disk'],
+  ])('cannot lead the mount of a %s elsewhere while it is made', async (_, from, to) => {
+    const bound = mounter({ beforeRun: swap }).bind(at(from), at(to), writable, ground.scope);
+    await expect(bound).rejects.toMatchObject(moved(at(to)));
+    expect(ran.map((command) => command.split(' ')[0])).toEqual(['mount', 'umount']);
+    expect(ground.mounts()).toEqual([]);
+  });
+
+  test('cannot put a link in the place of the target itself, nor of the source', async () => {
+    const replaced = (path: string) => () => {
+      rmSync(at(path), { recursive: true });
+      symlinkSync(at('elsewhere/to'), at(path));
+    };
+    const target = mounter({ afterLook: replaced('theirs/to') });
+    await expect(target.bind(at('from'), at('theirs/to'), writable, ground.scope)).rejects.toMatchObject(
+      moved(at('theirs/to')),
+    );
+    mkdirSync(at('to'));
+    const source = mounter({ afterLook: replaced('from') });
+    await expect(source.bind(at('from'), at('to'), writable, ground.scope)).rejects.toMatchObject(moved(at('from')));
+    expect(ground.mounts()).toEqual([]);
+  });
+
+  test('cannot have a folder or file made elsewhere', async () => {
+    for (const access of ['filesystem', 'block'] as const) {
+      const made = mounter({ afterLook: swap }).makeTarget(at('theirs/to/new'), access, ground.scope);
+      await expect(made).rejects.toMatchObject(moved(at('theirs/to')));
+      expect(readdirSync(at('elsewhere/to'))).toEqual([]);
+      await expect(mounter().makeTarget(at('theirs/new'), access, ground.scope)).rejects.toMatchObject(
+        moved(at('theirs')),
+      );
+      expect(readdirSync(at('elsewhere')).toSorted()).toEqual(['disk', 'to']);
+      rmSync(at('theirs'));
+      renameSync(at('away'), at('theirs'));
+    }
+  });
+
+  test('cannot have a folder or file removed elsewhere', async () => {
+    for (const folder of ['theirs/to', 'elsewhere/to']) mkdirSync(at(`${folder}/made`));
+    await mounter({ afterLook: swap }).removeTarget(at('theirs/to/made'), ground.scope);
+    await mounter().removeTarget(at('theirs/disk'), ground.scope);
+    for (const folder of ['elsewhere', 'away']) {
+      expect(readdirSync(at(folder)).toSorted()).toEqual(['disk', 'to']);
+      expect(readdirSync(at(`${folder}/to`))).toEqual(['made']);
+    }
+  });
+
+  test('cannot have another mount unmounted or changed', async () => {
+    for (const folder of ['theirs', 'elsewhere'])
+      await mounter().bind(at('from'), at(`${folder}/to`), writable, ground.scope);
+    ran = [];
+    const disturbed = mounter({ afterLook: swap });
+    await expect(disturbed.unmount(at('theirs/to'), ground.scope)).rejects.toMatchObject(moved(at('theirs')));
+    rmSync(at('theirs'));
+    renameSync(at('away'), at('theirs'));
+    const tightened = mounter({ afterLook: swap }).bind(at('from'), at('theirs/to'), { readOnly: true }, ground.scope);
+    await expect(tightened).rejects.toMatchObject(moved(at('theirs/to')));
+    expect(ran).toEqual([]);
+    writeFileSync(at('elsewhere/to/written'), '');
+    expect(existsSync(at('from/written'))).toBe(true);
+  });
+});

@@ -1,0 +1,91 @@
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import { patiently, StillRunning } from '#base/patience.ts';
+import { StowageError } from '#core/errors.ts';
+import type { MountTable } from './mountinfo.ts';
+
+/** Works on a path that may be on a disk or server that is gone. */
+export type Look = <T>(
+  at: { readonly path: string; readonly table: MountTable; readonly signal: AbortSignal },
+  work: () => Promise<T>,
+) => Promise<T>;
+
+/** A look takes microseconds, or as long as the server is gone. */
+const limitMs = 15_000;
+
+/** A look that hangs keeps one of the four threads that Node has for all file access; one must always be left. */
+const most = 3;
+
+/**
+ * One look at a time through each mount, and few in all: so a server that is gone takes one thread, however often
+ * somebody tries, and holds up nobody whose target is elsewhere. Who waits is answered; the look keeps its place until
+ * the kernel is done with it.
+ */
+export function createLook(clock: Clock): Look {
+  const mounts = createKeyedLock();
+  const slot = createSlots(most);
+  return async ({ path, table, signal }, work) => {
+    using limit = clock.deadline(limitMs, signal);
+    let left = false;
+    try {
+      using turn = new DisposableStack();
+      turn.use(await mounts.hold([table.holding(path)?.at ?? '/'], limit.signal));
+      turn.use(await slot(limit.signal));
+      const looking = work();
+      const taken = turn.move();
+      void looking
+        .then(
+          (found) => (left ? letGo(found) : undefined),
+          () => undefined,
+        )
+        .finally(() => taken[Symbol.dispose]());
+      return await patiently(looking, limit.signal, clock);
+    } catch (cause) {
+      left = true;
+      const gaveUp = cause instanceof StillRunning || cause === limit.signal.reason;
+      if (!gaveUp) throw cause;
+      const { reason } = limit.signal;
+      throw reason instanceof DeadlineExceeded ? noAnswer(path, reason) : reason;
+    }
+  };
+}
+
+/** What was held for somebody who is not there any more. */
+async function letGo(found: unknown): Promise<void> {
+  if (typeof found === 'object' && found !== null && Symbol.asyncDispose in found)
+    await (found as AsyncDisposable)[Symbol.asyncDispose]();
+}
+
+function createSlots(count: number): (signal: AbortSignal) => Promise<Disposable> {
+  let free = count;
+  const waiting = new Set<() => void>();
+  const release = (): void => {
+    const [next] = waiting;
+    if (next === undefined) free++;
+    else if (waiting.delete(next)) next();
+  };
+  return async (signal) => {
+    signal.throwIfAborted();
+    if (free > 0) free--;
+    else {
+      const { promise, resolve, reject } = Promise.withResolvers<void>();
+      const stop = (): void => {
+        waiting.delete(resolve);
+        reject(signal.reason);
+      };
+      waiting.add(resolve);
+      signal.addEventListener('abort', stop, { once: true });
+      await promise.finally(() => signal.removeEventListener('abort', stop));
+    }
+    return { [Symbol.dispose]: release };
+  };
+}
+
+function noAnswer(path: string, cause: Error): StowageError {
+  return new StowageError(`${path} cannot be looked at: the disk or server it is on does not answer`, {
+    code: 'unavailable',
+    reason: 'path-no-answer',
+    action: `Bring the server back, or unmount it (which one: findmnt -T ${path}), then repeat.`,
+    cause,
+  });
+}
