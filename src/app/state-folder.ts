@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
-import { mkdir, readFile, realpath, rename, writeFile } from 'node:fs/promises';
+import { readFile, realpath, rename, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
+import { makeFolders } from '#base/make-folders.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Records } from '#core/ports.ts';
 import type { Tokens } from '#core/tokens.ts';
@@ -16,10 +17,10 @@ export interface StateFolder {
 /** Makes what is missing. Symbolic links are resolved once, since the mount table shows real paths. */
 export async function prepareState(wanted: string, socket: string): Promise<StateFolder> {
   try {
-    await mkdir(wanted, { recursive: true, mode: 0o700 });
-    await mkdir(dirname(socket), { recursive: true, mode: 0o700 });
+    await makeFolders(wanted, 0o700);
+    await makeFolders(dirname(socket), 0o700);
     const path = await realpath(wanted);
-    await mkdir(join(path, 'mounts'), { recursive: true, mode: 0o755 });
+    await makeFolders(join(path, 'mounts'), 0o755);
     return {
       path,
       database: join(path, 'state.db'),

@@ -1,10 +1,10 @@
 import { randomUUID } from 'node:crypto';
-import { mkdir } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
+import { makeFolders } from '#base/make-folders.ts';
 import { endsWithin } from '#base/patience.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
@@ -170,7 +170,7 @@ async function storeConfigs(
 ): Promise<readonly StoreConfig[]> {
   const configs = new Map<string, StoreConfig>();
   if (file === undefined || file.stores.length === 0) {
-    await mkdir(state.defaultStore, { recursive: true, mode: 0o755 });
+    await makeFolders(state.defaultStore, 0o755);
     const path = state.defaultStore.split('/').map(encodeURIComponent).join('/');
     configs.set('local', parseStoreConfig('local', `local://${path}`, 'builtin', kinds));
   }

@@ -1,5 +1,4 @@
-import { chmodSync, closeSync, mkdirSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { chmodSync, closeSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
 import { corruptError, holderFile, stateError } from './errors.ts';
 import { migrate } from './migrations.ts';
@@ -86,7 +85,6 @@ export function openDatabase(path: string): Database {
 }
 
 function openFile(path: string): DatabaseSync {
-  mkdirSync(dirname(path), { recursive: true, mode: 0o700 });
   makePrivate(path);
   // Timeout 0: whoever has the folder keeps it, so waiting for it would only delay the error.
   const db = new DatabaseSync(path, { timeout: 0 });

@@ -1,0 +1,30 @@
+import { mkdir, mkdtempDisposable, stat, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { makeFolders } from './make-folders.ts';
+
+test('makes all that is missing, many at once, and leaves what is there as it is', async () => {
+  await using top = await mkdtempDisposable(join(tmpdir(), 'stowage-folders-'));
+  await mkdir(join(top.path, 'a'), { mode: 0o755 });
+  const deep = join(top.path, 'a', 'b', 'c', 'd');
+  await Promise.all(Array.from({ length: 5 }, () => makeFolders(deep, 0o700)));
+  await makeFolders(join(top.path, 'a'), 0o700);
+  expect((await stat(deep)).mode & 0o777).toBe(0o700);
+  expect((await stat(join(top.path, 'a'))).mode & 0o777).toBe(0o755);
+});
+
+test('a file, a dangling link or a place where nothing can be made end with an error', async () => {
+  await using top = await mkdtempDisposable(join(tmpdir(), 'stowage-folders-'));
+  await writeFile(join(top.path, 'file'), '');
+  await symlink(join(top.path, 'nowhere', 'at', 'all'), join(top.path, 'link'));
+  await expect(makeFolders(join(top.path, 'file'), 0o700)).rejects.toThrow('EEXIST');
+  await expect(makeFolders(join(top.path, 'file', 'a', 'b'), 0o700)).rejects.toThrow('ENOTDIR');
+  await expect(makeFolders(join(top.path, 'link', 'a'), 0o700)).rejects.toThrow();
+  await expect(makeFolders(join(top.path, 'x\0', 'a'), 0o700)).rejects.toThrow();
+});
+
+test.skipIf(needs('linux'))('where folders can neither be found nor made it does not go on for ever', async () => {
+  await expect(makeFolders('/proc/stowage/state', 0o700)).rejects.toThrow('ENOENT');
+});

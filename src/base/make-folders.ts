@@ -1,0 +1,27 @@
+import { mkdir, stat } from 'node:fs/promises';
+import { dirname } from 'node:path';
+
+const codeOf = (thrown: unknown): unknown => (thrown instanceof Error && 'code' in thrown ? thrown.code : undefined);
+
+/**
+ * Makes a folder and those above it that are missing; one that is there stays as it is. By hand, since Node's own
+ * `recursive` never ends where a folder can be neither found nor made, as in /proc.
+ */
+export async function makeFolders(path: string, mode: number): Promise<void> {
+  try {
+    await mkdir(path, { mode });
+  } catch (cause) {
+    if (codeOf(cause) === 'EEXIST' && (await stat(path)).isDirectory()) return;
+    const above = dirname(path);
+    if (codeOf(cause) !== 'ENOENT' || above === path || (await isThere(above))) throw cause;
+    await makeFolders(above, mode);
+    await makeFolders(path, mode);
+  }
+}
+
+async function isThere(path: string): Promise<boolean> {
+  return await stat(path).then(
+    () => true,
+    () => false,
+  );
+}
