@@ -4,10 +4,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
-import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
+import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { type Finished, program, type Stowage, startStowage } from './stowage.ts';
 
-const nobody = 65_534;
 const config = join(import.meta.dirname, 'schemathesis.toml');
 
 /**
@@ -23,7 +22,7 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
 
   beforeAll(async () => {
     folder = await mkdtemp(join(tmpdir(), 'stowage-schema-'));
-    if (process.getuid?.() === 0) await chown(folder, nobody, nobody);
+    if (process.getuid?.() === 0) await chown(folder, ordinaryUid, ordinaryUid);
     const [command, args] = asOrdinaryUser([program]);
     server = await startStowage({ state: join(folder, 's'), listen: '127.0.0.1:0', command: [command, ...args] });
     url = /http:\/\/127\.0\.0\.1:\d+/.exec(server.output())?.[0] ?? '';

@@ -12,19 +12,30 @@ export interface Outcome {
 const count = (n: number, noun: string): string => `${n} ${noun}${n === 1 ? '' : 's'}`;
 const sum = (numbers: Iterable<number>): number => [...numbers].reduce((a, b) => a + b, 0);
 
+/** A run, as far as it decides whether it passed. */
+interface Result {
+  readonly outcome: Outcome;
+  /** Mounts that are there after the tests and were not before, one line each. */
+  readonly left: readonly string[];
+  readonly require: string | undefined;
+}
+
 /** The last lines of `npm test`: what was skipped, why, and how to get it; then the figures alone on the last line. */
-export function summaryLines(outcome: Outcome, skips: readonly Skip[], require: string | undefined): readonly string[] {
-  const { passed, failed, skipped } = outcome;
+export function summaryLines(result: Result, skips: readonly Skip[]): readonly string[] {
+  const { passed, failed, skipped } = result.outcome;
   const total = sum(Object.values(skipped));
   const lines: string[] =
     total === 0 ? [] : ['Skipped:', ...missingLines(skipped, skips), ...otherLines(skipped, skips), ''];
   if (passed + failed === 0) lines.push('No test ran: that is a failure.', '');
-  if (total > 0 && require === 'all') lines.push('STOWAGE_REQUIRE=all: a skipped test is a failure.', '');
+  if (total > 0 && result.require === 'all') lines.push('STOWAGE_REQUIRE=all: a skipped test is a failure.', '');
+  if (result.left.length > 0) {
+    lines.push('Still mounted after the tests, which is a failure:', ...result.left.map((line) => `  ${line}`), '');
+  }
   return [...lines, `${passed} passed, ${failed} failed, ${total} skipped`];
 }
 
-export function exitStatus(outcome: Outcome, require: string | undefined): number {
-  if (outcome.failed > 0 || outcome.passed === 0) return 1;
+export function exitStatus({ outcome, left, require }: Result): number {
+  if (outcome.failed > 0 || outcome.passed === 0 || left.length > 0) return 1;
   return require === 'all' && sum(Object.values(outcome.skipped)) > 0 ? 1 : 0;
 }
 

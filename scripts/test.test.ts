@@ -1,10 +1,12 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdirSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { mkdtempDisposable } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { describe, test } from 'vitest';
+import { ownMounts } from '#testbed/mount-namespace.ts';
+import { needs } from '#testbed/needs.ts';
 
 const repository = dirname(import.meta.dirname);
 const testImport = `import { beforeAll, describe, expect, test } from 'vitest';\nimport { needs } from '#testbed/needs.ts';\n`;
@@ -14,13 +16,15 @@ async function npmTest(
   files: Readonly<Record<string, string>>,
   env: Readonly<Record<string, string>> = {},
   args: readonly string[] = [],
-): Promise<{ readonly status: number | null; readonly lines: readonly string[] }> {
+  around: readonly string[] = [],
+): Promise<{ readonly pid: number | undefined; readonly status: number | null; readonly lines: readonly string[] }> {
   await using root = await mkdtempDisposable(join(repository, '.stowage-test-'));
   mkdirSync(join(root.path, 'src'));
   for (const [name, text] of Object.entries(files)) writeFileSync(join(root.path, 'src', name), testImport + text);
   const config = join(repository, 'vitest.config.ts');
   const program = join(repository, 'scripts', 'test.ts');
-  const child = spawn(process.execPath, [program, '--root', root.path, '--config', config, ...args], {
+  const words = [...around, process.execPath, program, '--root', root.path, '--config', config, ...args];
+  const child = spawn(words[0] ?? '', words.slice(1), {
     timeout: 50_000,
     stdio: ['ignore', 'pipe', 'ignore'],
     env: {
@@ -35,7 +39,7 @@ async function npmTest(
     output += text;
   });
   const [status] = (await once(child, 'close')) as [number | null];
-  return { status, lines: output.trimEnd().split('\n') };
+  return { pid: child.pid, status, lines: output.trimEnd().split('\n') };
 }
 
 const passing = `test('right', () => expect(1).toBe(1));\n`;
@@ -100,5 +104,80 @@ describe.concurrent('npm test', () => {
   test('hands its arguments on, and does not count what nobody asked for', async ({ expect }) => {
     const { status, lines } = await npmTest({ 'a.test.ts': passing + skipping }, {}, ['-t', 'right']);
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
+  });
+});
+
+describe.skipIf(needs('linux', 'root', 'mount'))('npm test, with what tests mount', () => {
+  const at = `join(process.env['TMPDIR'] ?? '', 'at')`;
+  const mounting = (...args: readonly string[]): string =>
+    [
+      `import { execFileSync } from 'node:child_process';`,
+      `import { mkdirSync } from 'node:fs';`,
+      `import { join } from 'node:path';`,
+      `const run = (...words) => execFileSync(words[0], words.slice(1));`,
+      `mkdirSync(${at});`,
+      `test('mounts', () => { run('mount', ${args.map((arg) => `'${arg}'`).join(', ')}, ${at}); });`,
+      '',
+    ].join('\n');
+
+  test.for<readonly [what: string, args: readonly string[], said: RegExp]>([
+    ['a file system', ['-t', 'tmpfs', 'left'], /^ {2}\/.*\/at \(tmpfs of left\)$/],
+    ['a bind', ['--bind', '/usr'], /^ {2}\/.*\/at \(\S+ of \S+\)$/],
+  ])('fails for %s that is left, says where it is, and takes it along', async ([, args, said], { expect }) => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-left-'));
+    const { status, lines } = await npmTest({ 'a.test.ts': mounting(...args) }, { TMPDIR: folder.path });
+    expect([status, lines.at(-1)]).toEqual([1, '1 passed, 0 failed, 0 skipped']);
+    const where = lines[lines.indexOf('Still mounted after the tests, which is a failure:') + 1];
+    expect(where).toMatch(said);
+    expect(where).toContain(folder.path);
+    expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(folder.path);
+  });
+
+  test('passes when it was unmounted', async ({ expect }) => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-left-'));
+    const text = `${mounting('-t', 'tmpfs', 'left')}test('unmounts', () => { run('umount', ${at}); });\n`;
+    const { status, lines } = await npmTest({ 'a.test.ts': text }, { TMPDIR: folder.path });
+    expect([status, lines.at(-1)]).toEqual([0, '2 passed, 0 failed, 0 skipped']);
+  });
+
+  test('does not mind what others mount meanwhile', async ({ expect }) => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-others-'));
+    for (const name of ['made', 'bound']) mkdirSync(join(folder.path, name));
+    const others = [
+      '"$@" &',
+      'cd "$TMPDIR" && until [ -e running ]; do sleep 0.05; done',
+      'mount -t tmpfs stowage-others made && mount --bind /usr bound && touch mounted',
+      'wait "$!"',
+    ].join('\n');
+    const text = [
+      `import { existsSync, readFileSync, writeFileSync } from 'node:fs';`,
+      `import { setTimeout as delay } from 'node:timers/promises';`,
+      `test('sees them', async () => {`,
+      `  process.chdir(process.env['TMPDIR'] ?? '');`,
+      `  writeFileSync('running', '');`,
+      `  while (!existsSync('mounted')) await delay(20);`,
+      `  expect(readFileSync('/proc/self/mountinfo', 'utf8')).toMatch(/\\/made [^]*\\/bound /);`,
+      `});`,
+    ].join('\n');
+    const around = [...(ownMounts() ?? []), 'sh', '-c', others, 'sh'];
+    const { status, lines } = await npmTest({ 'a.test.ts': text }, { TMPDIR: folder.path }, [], around);
+    expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
+  });
+
+  test('ends when the process that its caller knows is told to', async ({ expect }) => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-told-'));
+    const text = [
+      `import { readFileSync, writeFileSync } from 'node:fs';`,
+      `test('is told to end', { timeout: 40_000 }, async () => {`,
+      `  const above = Number(readFileSync(\`/proc/\${process.ppid}/stat\`, 'utf8').split(' ')[3]);`,
+      `  writeFileSync(\`\${process.env['TMPDIR']}/pid\`, String(above));`,
+      `  process.kill(above, 'SIGTERM');`,
+      `  await new Promise(() => {});`,
+      `});`,
+    ].join('\n');
+    const { pid, status, lines } = await npmTest({ 'a.test.ts': text }, { TMPDIR: folder.path });
+    expect(readFileSync(join(folder.path, 'pid'), 'utf8')).toBe(String(pid));
+    expect(lines).toContain('The test run ended before its figures were known.');
+    expect([status, lines.at(-1)]).toEqual([1, '0 passed, 1 failed, 0 skipped']);
   });
 });

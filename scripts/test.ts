@@ -3,7 +3,9 @@ import { once } from 'node:events';
 import { mkdtempDisposable, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
+import { ownMounts } from '#testbed/mount-namespace.ts';
 import type { Skip } from '#testbed/needs.ts';
+import { createMountCheck, type MountCheck } from './mount-check.ts';
 import { exitStatus, type Outcome, summaryLines } from './summary.ts';
 
 const repository = dirname(import.meta.dirname);
@@ -20,7 +22,7 @@ async function textOf(file: string): Promise<string> {
   }
 }
 
-async function main(args: readonly string[]): Promise<number> {
+async function main(args: readonly string[], leftMounts: MountCheck): Promise<number> {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-test-run-'));
   const skipsFile = join(folder.path, 'skips');
   const outcomeFile = join(folder.path, 'outcome');
@@ -42,8 +44,19 @@ async function main(args: readonly string[]): Promise<number> {
   const require = process.env['STOWAGE_REQUIRE'];
   if (written === '') console.log('The test run ended before its figures were known.');
   const known = skips.map((line): Skip => JSON.parse(line));
-  console.log(`\n${summaryLines(outcome, known, require).join('\n')}`);
-  return exitStatus(outcome, require) || (code ?? 1);
+  const result = { outcome, left: await leftMounts(), require };
+  console.log(`\n${summaryLines(result, known).join('\n')}`);
+  return exitStatus(result) || (code ?? 1);
 }
 
-process.exitCode = await main(process.argv.slice(2));
+// Tests run beside each other, and some make mount namespaces: those must follow when another test unmounts. They can
+// only where mounts are shared. So where it can be, this process is replaced by one in a namespace in which they are.
+const inside = '--in-own-mounts';
+const args = process.argv.slice(2);
+const enter = args[0] === inside ? undefined : ownMounts();
+if (enter !== undefined) {
+  const self = [process.execPath, ...process.execArgv, import.meta.filename];
+  process.execve?.(enter[0], [...enter, ...self, inside, ...args]);
+}
+process.exitCode =
+  args[0] === inside ? await main(args.slice(1), await createMountCheck()) : await main(args, async () => []);

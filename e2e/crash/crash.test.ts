@@ -1,177 +1,166 @@
-import { mkdir, mkdtemp, readdir, readFile, realpath, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { chance } from './chance.ts';
+import { checkOnStore, type Known } from './contents.ts';
+import { createGround, type Ground, loopsOn, mountsUnder, settled } from './ground.ts';
+import { createRivals } from './rivals.ts';
 import { startVictim, type Victim } from './victim.ts';
-import { chance, createWorker, type Known, type Store } from './workload.ts';
+import { createWorker, type Store } from './workload.ts';
 
 const operations = 200;
 const workers = 4;
 
-interface Listed {
-  readonly items: readonly {
-    readonly id: string;
-    readonly name: string;
-    readonly store: string;
-    readonly bytes: string | null;
-  }[];
-  readonly next: string | null;
-}
+type Worker = ReturnType<typeof createWorker>;
+type Brief = { readonly id: string; readonly name: string; readonly store: string; readonly bytes?: unknown };
+const brief = ({ id, store, name, bytes }: Brief): string => `${id} ${store}/${name} ${bytes ?? ''}`;
 
-async function listed(victim: Victim, path: string): Promise<Listed['items']> {
-  const items: Listed['items'][number][] = [];
+async function listed(victim: Victim, path: string): Promise<readonly Brief[]> {
+  const items: Brief[] = [];
   for (let after = ''; ; ) {
     const { body } = await victim.call('GET', `${path}${path.includes('?') ? '&' : '?'}${after}`, undefined, '');
-    const page = body as unknown as Listed;
+    const page = body as unknown as { readonly items: readonly Brief[]; readonly next: string | null };
     items.push(...page.items);
     if (page.next === null) return items;
     after = `after=${encodeURIComponent(page.next)}`;
   }
 }
 
-async function loopsOn(folder: string): Promise<string[]> {
-  const found: string[] = [];
-  for (const device of await readdir('/sys/block')) {
-    const backing = await readFile(`/sys/block/${device}/loop/backing_file`, 'utf8').catch(() => '');
-    if (backing.startsWith(folder)) found.push(backing.trim());
-  }
-  return found;
+/** All at work until enough was done, under a server that is killed again and again. Gives how often each thing was done. */
+async function ordeal(
+  victim: Victim,
+  ground: Ground,
+  crew: readonly Worker[],
+  rivals: readonly (() => Promise<void>)[],
+  random: () => number,
+): Promise<ReadonlyMap<string, number>> {
+  let [begun, done, over] = [0, 0, false];
+  const kinds = new Map<string, number>();
+  const all = async (loops: readonly (() => Promise<void>)[]): Promise<void> => {
+    // When one fails the others stop too, so that nothing goes on after the test.
+    const ending = loops.map((loop) =>
+      loop().finally(() => {
+        over = true;
+      }),
+    );
+    for (const end of await Promise.allSettled(ending)) if (end.status === 'rejected') throw end.reason;
+  };
+  const working = async (): Promise<void> => {
+    await all(
+      crew.map((worker) => async () => {
+        while (!over && begun++ < operations) {
+          const kind = await worker.step();
+          kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
+          done++;
+        }
+      }),
+    );
+  };
+  const competing = rivals.map((step) => async () => {
+    while (!over) await step();
+  });
+  const killing = async (): Promise<void> => {
+    while (!over) {
+      // Not before something was done since the last one: on a slow machine nothing would ever be.
+      const enough = done + Math.floor(random() * 7);
+      while (!over && done < enough) await delay(5);
+      if (random() < 0.5) {
+        await ground.changeConfig();
+        await victim.hangUp();
+      }
+      await delay(random() * 80);
+      if (!over) await victim.kill(random() < 0.25 ? random() * 500 : undefined);
+    }
+  };
+  await all([working, ...competing, killing]);
+  return kinds;
 }
 
-async function mountsUnder(folder: string): Promise<string[]> {
-  const table = await readFile('/proc/self/mountinfo', 'utf8');
-  return table
-    .split('\n')
-    .map((line) => line.split(' ')[4] ?? '')
-    .filter((at) => at.startsWith(folder));
+/** What is listed, mounted and attached is what the answers said. */
+async function checkRecords(victim: Victim, ground: Ground, crew: readonly Worker[]): Promise<void> {
+  const { state, mounts, top, contested } = ground;
+  const known = crew.flatMap((worker) => [...worker.model.volumes.values()]);
+  const volumes = (await listed(victim, '/v1/volumes?limit=50')).filter(({ store }) => store !== contested.name);
+  const extra = crew.flatMap((worker) => worker.extraVolumes());
+  expect(volumes.map(brief).sort()).toEqual([...known, ...extra].map(brief).sort());
+  const trashed = crew.flatMap((worker) => [...worker.model.trash.values()]);
+  expect((await listed(victim, '/v1/trash')).map(brief).sort()).toEqual(trashed.map(brief).sort());
+  const { body: running } = await victim.call('GET', '/v1/operations?limit=1000', undefined, '');
+  expect((running['items'] as { state: string }[]).filter((one) => one.state === 'running')).toEqual([]);
+
+  const mounted = known.filter((volume) => volume.mountedAt !== undefined);
+  expect((await mountsUnder(mounts)).sort()).toEqual(mounted.map((volume) => volume.mountedAt).sort());
+  const stages = mounted.map((volume) => join(state, 'mounts', volume.id));
+  expect((await mountsUnder(join(state, 'mounts'))).sort()).toEqual(stages.sort());
+  expect((await loopsOn(top)).length).toBe(mounted.filter((volume) => volume.layout === 'image').length);
 }
 
-/** Space is freed behind the answer, so this is waited for; the bound is what fails. */
-async function emptied(folder: string): Promise<void> {
-  for (let round = 0; round < 200; round++) {
-    if ((await readdir(folder)).length === 0) return;
-    await delay(50);
-  }
-  expect(await readdir(folder)).toEqual([]);
+async function checkNothingMounted({ top, mounts, state }: Ground): Promise<void> {
+  expect(await mountsUnder(top)).toEqual([]);
+  expect(await loopsOn(top)).toEqual([]);
+  expect(await readdir(mounts)).toEqual([]);
+  expect(await readdir(join(state, 'mounts'))).toEqual([]);
 }
 
-function expectedEntries(store: Store, volumes: readonly Known[]): string[] {
+/** The store holds what belongs to its volumes, and nothing else. */
+async function checkStore(victim: Victim, store: Store, crew: readonly Worker[]): Promise<void> {
+  const ours = (from: (model: Worker['model']) => ReadonlyMap<string, Known>): readonly Known[] =>
+    crew.flatMap(({ model }) => [...from(model).values()].filter((one) => one.store === store.name));
+  const [volumes, retained] = [ours((model) => model.volumes), ours((model) => model.retained)];
   const suffix = store.layout === 'image' ? '.img' : '';
-  return [
-    '.stowage',
-    ...volumes.filter((one) => one.store === store.name).flatMap((one) => [`${one.name}${suffix}`, `${one.name}.meta`]),
-  ].sort();
+  const own = (name: string): string => join(store.root, '.stowage', name);
+  expect(await settled(own('deleting'))).toEqual([]);
+  expect(await readdir(own('tmp'))).toEqual([]);
+  const data = [...volumes, ...retained].map(({ name }) => `${name}${suffix}`);
+  const records = volumes.map(({ name }) => `${name}.meta`);
+  expect((await readdir(store.root)).sort()).toEqual(['.stowage', ...data, ...records].sort());
+  expect((await readdir(own('retained'))).sort()).toEqual(retained.map(({ id }) => `${id}.meta`).sort());
+  const trash = ours((model) => model.trash).map(({ id }) => id);
+  expect((await readdir(own('trash'))).sort()).toEqual(trash.sort());
+  const orphans = (await listed(victim, `/v1/stores/${store.name}/orphans`)).map((orphan) => orphan.name);
+  expect(orphans.sort()).toEqual(retained.map(({ name }) => name).sort());
+  if (store.layout === 'image') return;
+  for (const volume of [...volumes, ...retained]) {
+    if (volume.marker !== undefined) await checkOnStore(store.root, volume);
+  }
 }
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('kill -9 at random moments', () => {
   test('loses nothing, makes nothing twice and leaves nothing behind', { timeout: 600_000 }, async () => {
     const seed = Number(process.env['STOWAGE_SEED'] ?? Math.floor(Math.random() * 2 ** 31));
     const random = chance(seed);
-    const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
-    const state = join(top, 'state');
-    const mounts = join(top, 'mounts');
-    const stores: Store[] = [
-      { name: 'plain', root: join(top, 'plain'), layout: 'directory', archive: false },
-      { name: 'kept', root: join(top, 'kept'), layout: 'directory', archive: true },
-      { name: 'images', root: join(top, 'images'), layout: 'image', archive: true },
-    ];
-    for (const folder of [mounts, ...stores.map((store) => store.root)]) await mkdir(folder);
-    const config = join(top, 'stowage.yaml');
-    const lines = stores.map(
-      (store) =>
-        `  ${store.name}: local://${store.root}?layout=${store.layout}${store.archive ? '&onDelete=archive' : ''}`,
-    );
-    await writeFile(config, ['version: 1', 'stores:', ...lines, ''].join('\n'));
-    const victim = await startVictim({ state, config });
+    const another = (): (() => number) => chance(Math.floor(random() * 2 ** 31));
+    const ground = await createGround();
+    const victim = await startVictim(ground);
     try {
       const crew = Array.from({ length: workers }, (_, index) =>
-        createWorker({ name: `w${index}`, victim, stores, mounts, random: chance(Math.floor(random() * 2 ** 31)) }),
+        createWorker({ ...ground, name: `w${index}`, victim, random: another() }),
       );
-      let [begun, done, over] = [0, 0, false];
-      const kinds = new Map<string, number>();
-      const work = async (worker: (typeof crew)[number]): Promise<void> => {
-        try {
-          while (!over && begun++ < operations) {
-            const kind = await worker.step();
-            kinds.set(kind, (kinds.get(kind) ?? 0) + 1);
-            done++;
-          }
-        } catch (thrown) {
-          // The others stop too, so that nothing goes on after the test.
-          over = true;
-          throw thrown;
-        }
-      };
-      const working = Promise.allSettled(crew.map(work)).then((ends) => {
-        over = true;
-        for (const end of ends) if (end.status === 'rejected') throw end.reason;
-      });
-      const killing = (async () => {
-        while (!over) {
-          // Not before something was done since the last one: on a slow machine nothing would ever be.
-          const enough = done + Math.floor(random() * 7);
-          while (!over && done < enough) await delay(5);
-          await delay(random() * 80);
-          if (!over) await victim.kill(random() < 0.25 ? random() * 500 : undefined);
-        }
-      })();
-      await Promise.allSettled([working, killing]);
-      await working;
-      await killing;
+      const names = ['one', 'two', 'three'];
+      const rivals = createRivals({ count: 2, victim, store: ground.contested.name, names, random: another() });
+      const kinds = await ordeal(victim, ground, crew, rivals.steps, random);
       // Else nothing was tried.
       expect([...kinds.values()].reduce((sum, count) => sum + count, 0)).toBeGreaterThanOrEqual(operations);
-      expect([...kinds.keys()].sort()).toEqual(
-        ['adopt', 'create', 'expand', 'label', 'mount', 'purge', 'remove', 'rename', 'restore', 'unmount'].sort(),
-      );
+      expect([...kinds.keys()].sort()).toEqual([...(crew[0]?.kinds ?? [])].sort());
       expect(victim.kills).toBeGreaterThan(20);
       expect(victim.interrupted).toBeGreaterThan(20);
+      expect(rivals.history.taken).toBeGreaterThan(0);
 
-      const known = crew.flatMap((worker) => [...worker.model.volumes.values()]);
-      const trashed = crew.flatMap((worker) => [...worker.model.trash.values()]);
-      const brief = (volume: { id: string; name: string; store: string; bytes?: string | bigint | null | undefined }) =>
-        `${volume.id} ${volume.store}/${volume.name} ${volume.bytes ?? ''}`;
-      expect((await listed(victim, '/v1/volumes?limit=50')).map(brief).sort()).toEqual(known.map(brief).sort());
-      expect((await listed(victim, '/v1/trash')).map(brief).sort()).toEqual(trashed.map(brief).sort());
-      const { body: running } = await victim.call('GET', '/v1/operations?limit=1000', undefined, '');
-      expect((running['items'] as { state: string }[]).filter((one) => one.state === 'running')).toEqual([]);
-
-      const mounted = known.filter((volume) => volume.mountedAt !== undefined);
-      expect((await mountsUnder(mounts)).sort()).toEqual(mounted.map((volume) => volume.mountedAt).sort());
-      expect((await mountsUnder(join(state, 'mounts'))).sort()).toEqual(
-        mounted.map((volume) => join(state, 'mounts', volume.id)).sort(),
-      );
-      expect((await loopsOn(top)).length).toBe(mounted.filter((volume) => volume.store === 'images').length);
-      for (const worker of crew) await worker.unmountAll();
-      expect(await mountsUnder(top)).toEqual([]);
-      expect(await loopsOn(top)).toEqual([]);
-      expect(await readdir(mounts)).toEqual([]);
-      expect(await readdir(join(state, 'mounts'))).toEqual([]);
-
-      for (const store of stores) {
-        await emptied(join(store.root, '.stowage', 'deleting'));
-        expect(await readdir(join(store.root, '.stowage', 'tmp'))).toEqual([]);
-        expect((await readdir(store.root)).sort()).toEqual(expectedEntries(store, known));
-        expect((await readdir(join(store.root, '.stowage', 'trash'))).sort()).toEqual(
-          trashed
-            .filter((one) => one.store === store.name)
-            .map((one) => one.id)
-            .sort(),
-        );
-        expect((await listed(victim, `/v1/stores/${store.name}/orphans`)).map((orphan) => orphan.name)).toEqual([]);
-      }
-      // What was written is still there, mounted or not.
-      for (const volume of known) {
-        if (volume.marker === undefined || volume.store === 'images') continue;
-        const store = stores.find((one) => one.name === volume.store);
-        expect(await readFile(join(store?.root ?? '', volume.name, 'marker'), 'utf8')).toBe(volume.marker);
-      }
+      await checkRecords(victim, ground, crew);
+      await rivals.check();
+      await Promise.all(crew.map((worker) => worker.unmountAll()));
+      await checkNothingMounted(ground);
+      for (const store of ground.stores) await checkStore(victim, store, crew);
+      // What was written is still there.
+      await Promise.all(crew.map((worker) => worker.checkImages()));
+      await checkNothingMounted(ground);
     } catch (cause) {
       throw new Error(`with STOWAGE_SEED=${seed}, after ${victim.kills} kills`, { cause });
     } finally {
       await victim.stop();
     }
-    await rm(top, { recursive: true });
+    await rm(ground.top, { recursive: true });
   });
 });

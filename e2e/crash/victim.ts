@@ -4,14 +4,21 @@ import { type Answer, type Stowage, startStowage } from '../stowage.ts';
 
 /** A Stowage that is killed again and again, and started anew each time. */
 export interface Victim {
-  /** Repeats the call, with the same key, until a living server has answered it. `repeated` says whether it had to. */
-  call(method: string, path: string, body: unknown, key: string): Promise<Answer & { readonly repeated: boolean }>;
+  /** Repeats the call, with the same key, until a living server has answered it. */
+  call(method: string, path: string, body: unknown, key: string): Promise<Told>;
   readonly kills: number;
   /** Calls that a kill interrupted. */
   readonly interrupted: number;
   /** kill -9, then a new process on the same state; with `again`, that one is killed too, so many ms after its start. */
   kill(again: number | undefined): Promise<void>;
+  /** It reads its configuration again, in its own time. */
+  hangUp(): Promise<void>;
   stop(): Promise<void>;
+}
+
+export interface Told extends Answer {
+  /** A server that was killed had the request, and may have done all of it. */
+  readonly repeated: boolean;
 }
 
 /** Recovery itself is interrupted: what it had begun to repair must be repairable still. */
@@ -24,6 +31,10 @@ async function killWhileStarting(options: Parameters<typeof startStowage>[0], af
   await ready?.ended();
 }
 
+/** Nobody was there to take the request. */
+const neverSent = (thrown: unknown): boolean =>
+  thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
+
 export async function startVictim(options: { readonly state: string; readonly config: string }): Promise<Victim> {
   let kills = 0;
   let interrupted = 0;
@@ -32,13 +43,15 @@ export async function startVictim(options: { readonly state: string; readonly co
   return {
     call: async (method, path, body, key) => {
       const headers = method === 'GET' ? {} : { 'idempotency-key': key };
+      let repeated = false;
       for (let attempt = 0; attempt < 100; attempt++) {
         const server = await up;
         try {
-          return { ...(await server.api(method, path, body, headers)), repeated: attempt > 0 };
-        } catch {
+          return { ...(await server.api(method, path, body, headers)), repeated };
+        } catch (thrown) {
           // Killed under the call, or between two. A server that does not come back is reported by `up`.
           if (attempt === 0) interrupted++;
+          repeated ||= !neverSent(thrown);
           await delay(10);
         }
       }
@@ -60,6 +73,7 @@ export async function startVictim(options: { readonly state: string; readonly co
       });
       await up;
     },
+    hangUp: async () => (await up).signal('SIGHUP'),
     stop: async () => (await up).stop(),
   };
 }

@@ -1,227 +1,247 @@
-import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { copyFile, mkdir, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { type Ask, createAsk, is, orGone } from './caller.ts';
+import { pick, shuffled } from './chance.ts';
+import { checkContents, contents, type Known, refusesWrites, writeContents } from './contents.ts';
+import { createExtraStore } from './extra-store.ts';
 import type { Victim } from './victim.ts';
 
-/** What we were told there is, by the answers we got. */
-export interface Known {
-  readonly id: string;
-  readonly store: string;
-  name: string;
-  bytes: bigint | undefined;
-  /** Written into the volume when it was mounted; must be there ever after. */
-  marker: string | undefined;
-  mountedAt: string | undefined;
-}
-
-export interface Model {
+interface Model {
   readonly volumes: Map<string, Known>;
   readonly trash: Map<string, Known>;
+  /** Deleted, with their data left on the store. */
+  readonly retained: Map<string, Known>;
 }
 
 export interface Store {
   readonly name: string;
   readonly root: string;
   readonly layout: 'directory' | 'image';
-  readonly archive: boolean;
+  readonly onDelete: 'delete' | 'archive' | 'retain';
 }
 
-const MiB = 1024n * 1024n;
-
-/** A source of chance that can be repeated from its seed (mulberry32). */
-export function chance(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
-}
-
-/** One client with volumes of its own: does a random thing, checks the answer, repeats what a kill interrupted. */
-export function createWorker(about: {
+interface WorkerParts {
   readonly name: string;
   readonly victim: Victim;
   readonly stores: readonly Store[];
   readonly mounts: string;
+  /** A folder for stores of the worker's own. */
+  readonly extras: string;
+  /** An image with a file system, whose contents are those of `template`. */
+  readonly template: string;
   readonly random: () => number;
-}) {
-  const { victim, random } = about;
-  const model: Model = { volumes: new Map(), trash: new Map() };
-  let count = 0;
+}
 
-  const pick = <T>(from: readonly T[]): T | undefined => from[Math.floor(random() * from.length)];
-  const unmounted = (): Known[] => [...model.volumes.values()].filter((volume) => volume.mountedAt === undefined);
-  const freshName = (): string => `${about.name}-${count++}`;
-  const storeOf = (name: string): Store => {
-    const store = about.stores.find((one) => one.name === name);
-    if (store === undefined) throw new Error(`no store ${name}`);
-    return store;
+/** What an action works with. */
+export interface Hands extends WorkerParts {
+  readonly ask: Ask;
+  readonly model: Model;
+  readonly freshName: () => string;
+}
+
+/** Each says whether there was anything to do. */
+export type Actions = Readonly<Record<string, () => Promise<boolean>>>;
+
+const MiB = 1024n * 1024n;
+
+/** One client with volumes of its own: does a random thing, checks the answer, repeats what a kill interrupted. */
+export function createWorker(about: WorkerParts) {
+  const { random } = about;
+  const model: Model = { volumes: new Map(), trash: new Map(), retained: new Map() };
+  let count = 0;
+  const ask = createAsk(about.name, about.victim, random);
+  const hands: Hands = { ...about, ask, model, freshName: () => `${about.name}-${count++}` };
+  const mounting = createMounting(hands);
+  const extra = createExtraStore(hands);
+  const actions: Actions = {
+    ...createChanging(hands),
+    ...createDeleting(hands),
+    ...mounting.actions,
+    ...extra.actions,
+  };
+  // Some twice as often. Dealt as from a pack: everything comes up.
+  const pack = [...Object.keys(actions), 'create', 'create', 'create', 'remove', 'remove', 'mount', 'unmount'];
+  const hand: string[] = [];
+
+  return {
+    model,
+    kinds: Object.keys(actions),
+    extraVolumes: extra.volumes,
+    /** Does one thing that changes something, and says what it was. */
+    step: async (): Promise<string> => {
+      for (;;) {
+        for (const kind of shuffled(hand, random)) {
+          if (!(await actions[kind]?.())) continue;
+          hand.splice(hand.indexOf(kind), 1);
+          return kind;
+        }
+        hand.push(...pack);
+      }
+    },
+    unmountAll: mounting.unmountAll,
+    checkImages: mounting.checkImages,
+  };
+}
+
+const unmounted = ({ volumes }: Model): Known[] => [...volumes.values()].filter((one) => one.mountedAt === undefined);
+
+function createChanging({ ask, model, freshName, random, stores, template, extras }: Hands): Actions {
+  const sized = (store: Store): { readonly access?: 'block'; readonly bytes?: string } => {
+    if (store.layout === 'directory') return {};
+    if (random() < 0.3) return { access: 'block', bytes: String(16n * MiB) };
+    return { bytes: String((random() < 0.3 ? 300n : 16n) * MiB) };
+  };
+  const known = (store: Store, name: string, body: Readonly<Record<string, unknown>>, marker?: string): boolean => {
+    const [id, access] = [String(body['id']), body['access'] as Known['access']];
+    const bytes = typeof body['bytes'] === 'string' ? BigInt(body['bytes']) : undefined;
+    model.volumes.set(id, {
+      id,
+      store: store.name,
+      layout: store.layout,
+      name,
+      access,
+      bytes,
+      marker,
+      mountedAt: undefined,
+    });
+    return true;
   };
 
-  async function call(
-    method: string,
-    path: string,
-    body: unknown,
-    allowed: readonly number[],
-  ): Promise<{ status: number; body: Record<string, unknown>; repeated: boolean }> {
-    const key = `${about.name}-${Math.floor(random() * 1e15)}`;
-    const answer = await victim.call(method, path, body, key);
-    if (!allowed.includes(answer.status) && !(answer.repeated && answer.status === 404 && allowed.includes(-404))) {
-      throw new Error(
-        `${method} ${path} ${JSON.stringify(body)} gave ${answer.status}${answer.repeated ? ' when repeated' : ''}: ${JSON.stringify(answer.body)}`,
-      );
-    }
-    return { status: answer.status, body: (answer.body ?? {}) as Record<string, unknown>, repeated: answer.repeated };
-  }
-
-  /** Each says whether there was anything to do. */
-  const actions: Record<string, () => Promise<boolean>> = {
+  return {
     create: async () => {
-      const store = pick(about.stores);
+      const store = pick(stores, random);
       if (store === undefined) return false;
-      const name = freshName();
-      const bytes = store.layout === 'image' ? (random() < 0.3 ? 300n : 16n) * MiB : undefined;
-      const { body } = await call(
-        'POST',
-        '/v1/volumes',
-        { store: store.name, name, ...(bytes && { bytes: String(bytes) }) },
-        [201],
-      );
-      model.volumes.set(String(body['id']), {
-        id: String(body['id']),
-        store: store.name,
-        name,
-        bytes,
-        marker: undefined,
-        mountedAt: undefined,
-      });
-      return true;
+      const [name, size] = [freshName(), sized(store)];
+      const { body } = await ask('POST', '/v1/volumes', { store: store.name, name, ...size }, is(201));
+      return known(store, name, body);
     },
     expand: async () => {
       // ext4 cannot grow while mounted on every kernel; that has a test of its own.
-      const volume = pick(
-        [...model.volumes.values()].filter((one) => one.mountedAt === undefined || (one.bytes ?? 0n) >= 300n * MiB),
-      );
+      const grows = ({ mountedAt, access, bytes }: Known): boolean =>
+        mountedAt === undefined || access === 'block' || (bytes ?? 0n) >= 300n * MiB;
+      const volume = pick([...model.volumes.values()].filter(grows), random);
       if (volume === undefined) return false;
       const bytes = (volume.bytes ?? 16n * MiB) + 16n * MiB;
-      await call('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, [200]);
+      await ask('POST', `/v1/volumes/${volume.id}/expand`, { bytes: String(bytes) }, is(200));
       volume.bytes = bytes;
       return true;
     },
     rename: async () => {
-      const volume = pick(unmounted());
+      const volume = pick(unmounted(model), random);
       if (volume === undefined) return false;
       const name = freshName();
-      await call('POST', `/v1/volumes/${volume.id}/rename`, { name }, [200]);
+      await ask('POST', `/v1/volumes/${volume.id}/rename`, { name }, is(200));
       volume.name = name;
       return true;
     },
     label: async () => {
-      const volume = pick([...model.volumes.values()]);
+      const volume = pick([...model.volumes.values()], random);
       if (volume === undefined) return false;
-      await call('PATCH', `/v1/volumes/${volume.id}`, { labels: { step: String(count) } }, [200]);
+      await ask('PATCH', `/v1/volumes/${volume.id}`, { labels: { step: freshName() } }, is(200));
       return true;
     },
-    remove: async () => {
-      const volume = pick(unmounted());
-      if (volume === undefined) return false;
-      await call('DELETE', `/v1/volumes/${volume.id}`, undefined, [200, -404]);
-      model.volumes.delete(volume.id);
-      if (storeOf(volume.store).archive) model.trash.set(volume.id, volume);
-      return true;
+    adopt: async () => {
+      const store = pick(stores, random);
+      if (store === undefined) return false;
+      const name = freshName();
+      if (store.layout === 'image') {
+        await copyFile(template, join(extras, name));
+        await rename(join(extras, name), join(store.root, `${name}.img`));
+      } else {
+        await mkdir(join(store.root, name));
+        await writeFile(join(store.root, name, 'marker'), contents(name));
+      }
+      await ask('POST', `/v1/stores/${store.name}/adopt`, { names: [name] }, is(200));
+      const { body } = await ask('GET', `/v1/volumes/${store.name}..${name}`, undefined, is(200));
+      return known(store, name, body, store.layout === 'image' ? 'template' : name);
     },
+  };
+}
+
+function createDeleting({ ask, model, freshName, random, stores }: Hands): Actions {
+  const remove = async (): Promise<boolean> => {
+    const volume = pick(unmounted(model), random);
+    if (volume === undefined) return false;
+    await ask('DELETE', `/v1/volumes/${volume.id}`, undefined, orGone(200));
+    model.volumes.delete(volume.id);
+    const onDelete = stores.find((one) => one.name === volume.store)?.onDelete;
+    if (onDelete === 'archive') model.trash.set(volume.id, volume);
+    if (onDelete === 'retain') model.retained.set(volume.id, volume);
+    return true;
+  };
+  return {
+    remove,
     restore: async () => {
-      const volume = pick([...model.trash.values()]);
+      const volume = pick([...model.trash.values()], random);
       if (volume === undefined) return false;
       const name = random() < 0.5 ? volume.name : freshName();
-      await call('POST', `/v1/trash/${volume.id}/restore`, { name }, [200]);
+      await ask('POST', `/v1/trash/${volume.id}/restore`, { name }, is(200));
       model.trash.delete(volume.id);
       volume.name = name;
       model.volumes.set(volume.id, volume);
       return true;
     },
     purge: async () => {
-      const volume = pick([...model.trash.values()]);
+      const volume = pick([...model.trash.values()], random);
       if (volume === undefined) return false;
-      await call('DELETE', `/v1/trash/${volume.id}`, undefined, [204, -404]);
+      await ask('DELETE', `/v1/trash/${volume.id}`, undefined, orGone(204));
       model.trash.delete(volume.id);
       return true;
     },
-    adopt: async () => {
-      const store = pick(about.stores.filter((one) => one.layout === 'directory'));
-      if (store === undefined) return false;
-      const name = freshName();
-      await mkdir(join(store.root, name));
-      await writeFile(join(store.root, name, 'marker'), name);
-      await call('POST', `/v1/stores/${store.name}/adopt`, {}, [200]);
-      const { body } = await call('GET', `/v1/volumes/${store.name}..${name}`, undefined, [200]);
-      model.volumes.set(String(body['id']), {
-        id: String(body['id']),
-        store: store.name,
-        name,
-        bytes: undefined,
-        marker: name,
-        mountedAt: undefined,
-      });
-      return true;
-    },
-    mount: async () => {
-      const volume = pick(unmounted());
+    readopt: async () => {
+      const volume = pick([...model.retained.values()], random);
       if (volume === undefined) return false;
-      const target = join(about.mounts, `${about.name}-${count++}`);
-      await call('POST', `/v1/volumes/${volume.id}/mount`, { target }, [200]);
-      volume.mountedAt = target;
-      if (volume.marker !== undefined) await checkMarker(volume);
-      volume.marker ??= `of ${volume.id}`;
-      await writeFile(join(target, 'marker'), volume.marker);
+      await ask('POST', `/v1/stores/${volume.store}/adopt`, { names: [volume.name] }, is(200));
+      const { body } = await ask('GET', `/v1/volumes/${volume.store}..${volume.name}`, undefined, is(200));
+      if (body['id'] !== volume.id) throw new Error(`${volume.name} was ${volume.id} and came back as ${body['id']}`);
+      model.retained.delete(volume.id);
+      model.volumes.set(volume.id, volume);
       return true;
-    },
-    unmount: async () => {
-      const volume = pick([...model.volumes.values()].filter((one) => one.mountedAt !== undefined));
-      if (volume?.mountedAt === undefined) return false;
-      await checkMarker(volume);
-      await call('POST', `/v1/volumes/${volume.id}/unmount`, { target: volume.mountedAt }, [204, -404]);
-      volume.mountedAt = undefined;
-      return true;
-    },
-  };
-
-  const weights: readonly (keyof typeof actions)[] = [
-    'create',
-    'create',
-    'create',
-    'create',
-    'expand',
-    'rename',
-    'label',
-    'remove',
-    'remove',
-    'restore',
-    'purge',
-    'adopt',
-    'mount',
-    'mount',
-    'unmount',
-    'unmount',
-  ];
-
-  return {
-    model,
-    /** Does one thing that changes something, and says what it was. */
-    step: async (): Promise<string> => {
-      for (;;) {
-        const kind = pick(weights) ?? 'create';
-        if (await actions[kind]?.()) return kind;
-      }
-    },
-    unmountAll: async (): Promise<void> => {
-      while ([...model.volumes.values()].some((volume) => volume.mountedAt !== undefined)) await actions['unmount']?.();
     },
   };
 }
 
-async function checkMarker(volume: Known): Promise<void> {
-  const found = await readFile(join(volume.mountedAt ?? '', 'marker'), 'utf8');
-  if (found !== volume.marker) throw new Error(`volume ${volume.name} holds '${found}', not '${volume.marker}'`);
+function createMounting({ ask, model, freshName, random, mounts }: Hands) {
+  const mounted = (): Known[] => [...model.volumes.values()].filter((one) => one.mountedAt !== undefined);
+  async function mount(volume: Known, readOnly: boolean): Promise<void> {
+    const target = join(mounts, freshName());
+    await ask('POST', `/v1/volumes/${volume.id}/mount`, { target, readOnly }, is(200));
+    volume.mountedAt = target;
+    await checkContents(volume);
+    if (readOnly) return await refusesWrites(target);
+    volume.marker ??= `of ${volume.id}`;
+    await writeContents(volume);
+  }
+  async function unmount(volume: Known): Promise<void> {
+    await checkContents(volume);
+    await ask('POST', `/v1/volumes/${volume.id}/unmount`, { target: volume.mountedAt }, orGone(204));
+    volume.mountedAt = undefined;
+  }
+  const actions: Actions = {
+    mount: async () => {
+      const volume = pick(unmounted(model), random);
+      if (volume === undefined) return false;
+      await mount(volume, volume.access === 'filesystem' && random() < 0.3);
+      return true;
+    },
+    unmount: async () => {
+      const volume = pick(mounted(), random);
+      if (volume === undefined) return false;
+      await unmount(volume);
+      return true;
+    },
+  };
+  return {
+    actions,
+    unmountAll: async (): Promise<void> => {
+      for (const volume of mounted()) await unmount(volume);
+    },
+    /** What lies in an image can only be seen through a mount. */
+    checkImages: async (): Promise<void> => {
+      for (const volume of unmounted(model).filter((one) => one.layout === 'image' && one.marker !== undefined)) {
+        await mount(volume, volume.access === 'filesystem');
+        await unmount(volume);
+      }
+    },
+  };
 }

@@ -2,6 +2,7 @@ import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { byTestbed, type Component, fails, missingPrograms, repository } from './component.ts';
+import { slaveMounts } from './mount-namespace.ts';
 import { node26 } from './node26.ts';
 import { asOrdinaryUser } from './ordinary-user.ts';
 import { schemathesis } from './schemathesis.ts';
@@ -103,7 +104,7 @@ function cannotMount(): string | undefined {
   const at = mkdtempSync(join(tmpdir(), 'stowage-probe-'));
   try {
     // In a mount namespace of its own: it ends with the process, whatever happens.
-    return fails('unshare', ['--mount', '--propagation', 'private', 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
+    return fails('unshare', [...slaveMounts, 'mount', '-t', 'tmpfs', 'stowage-probe', at]);
   } finally {
     rmdirSync(at);
   }

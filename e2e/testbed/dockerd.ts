@@ -7,6 +7,7 @@ import { basename, join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { onPath } from './component.ts';
+import { slaveMounts } from './mount-namespace.ts';
 
 const startDeadline = 30_000;
 const stopDeadline = 20_000;
@@ -42,16 +43,7 @@ export async function startDockerd(signal: AbortSignal): Promise<Engine> {
   const socket = join(folder, 'docker.sock');
   const logFile = join(folder, 'log');
   const output = openSync(logFile, 'a');
-  const namespaces = [
-    '--net',
-    '--pid',
-    '--mount',
-    '--propagation',
-    'private',
-    '--mount-proc',
-    '--fork',
-    '--kill-child',
-  ];
+  const namespaces = ['--net', '--pid', ...slaveMounts, '--mount-proc', '--fork', '--kill-child'];
   // The engine dies with the test process, even when that is killed.
   const args = [
     '--pdeathsig',

@@ -16,6 +16,7 @@ import { arch, tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { cacheFolder, onPath, type Run, repository } from './component.ts';
 import { type ImageConfig, lastStage, type Step } from './dockerfile.ts';
+import { slaveMounts } from './mount-namespace.ts';
 import { digest, rootfs } from './rootfs.ts';
 import { runner } from './run.ts';
 
@@ -62,7 +63,7 @@ async function apply(step: Step, root: string, work: string, run: Run): Promise<
   switch (step.kind) {
     case 'run': {
       // A process namespace too: nothing that a command starts can stay.
-      const namespaces = ['--mount', '--propagation', 'private', '--pid', '--fork', '--kill-child'];
+      const namespaces = [...slaveMounts, '--pid', '--fork', '--kill-child'];
       await run(onPath('unshare') ?? 'unshare', [...namespaces, 'chroot', root, '/bin/sh', '-ec', step.command]);
       return;
     }

@@ -1,9 +1,10 @@
 import { constants, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { onPath, repository } from './component.ts';
+import { slaveMounts } from './mount-namespace.ts';
 
 /** Debian's nobody: every machine has it, nobody owns files with it. */
-const ordinaryUid = 65_534;
+export const ordinaryUid = 65_534;
 
 // A checkout below /root or in a fresh temporary folder cannot be entered by other users. Where that is so, the
 // program sees the same path through an open folder, in a mount namespace that ends with it.
@@ -33,7 +34,7 @@ export function asOrdinaryUser(
   const setpriv = onPath('setpriv') ?? 'setpriv';
   const closed = closedFolder(checkout);
   if (closed === undefined) return [setpriv, args];
-  const inside = ['--mount', '--propagation', 'private', 'sh', '-c', openUp, 'sh', checkout, closed, setpriv, ...args];
+  const inside = [...slaveMounts, 'sh', '-c', openUp, 'sh', checkout, closed, setpriv, ...args];
   return [onPath('unshare') ?? 'unshare', inside];
 }
 

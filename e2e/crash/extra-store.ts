@@ -1,0 +1,33 @@
+import { mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { is, orGone } from './caller.ts';
+import type { Actions, Hands } from './workload.ts';
+
+/** A store that comes and goes; its one volume comes and goes with it, and is always the same. */
+export function createExtraStore({ ask, name: worker, extras }: Hands) {
+  const [store, root] = [`${worker}-extra`, join(extras, `${worker}-extra`)];
+  let [added, id] = [false, ''];
+  const actions: Actions = {
+    'add-store': async () => {
+      if (added) return false;
+      await mkdir(root, { recursive: true });
+      await ask('POST', '/v1/stores', { name: store, uri: `local://${root}` }, is(201));
+      added = true;
+      const { body } =
+        id === ''
+          ? await ask('POST', '/v1/volumes', { store, name: 'inside' }, is(201))
+          : await ask('GET', `/v1/volumes/${store}..inside`, undefined, is(200));
+      if (id !== '' && id !== body['id']) throw new Error(`${store}/inside was ${id}, and is ${body['id']} now`);
+      id = String(body['id']);
+      return true;
+    },
+    'remove-store': async () => {
+      if (!added) return false;
+      await ask('DELETE', `/v1/stores/${store}`, undefined, orGone(204));
+      added = false;
+      await ask('GET', `/v1/volumes/${id}`, undefined, is(404));
+      return true;
+    },
+  };
+  return { actions, volumes: () => (added ? [{ id, store, name: 'inside', bytes: undefined }] : []) };
+}

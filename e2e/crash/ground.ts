@@ -1,0 +1,81 @@
+import { execFile } from 'node:child_process';
+import { mkdir, mkdtemp, readdir, readFile, realpath, rename, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { promisify } from 'node:util';
+import { readMountTable } from '#clients/mounter/mountinfo.ts';
+import { contents } from './contents.ts';
+import type { Store } from './workload.ts';
+
+/** The folders, stores and files that the test works with. */
+export interface Ground {
+  readonly top: string;
+  readonly state: string;
+  readonly config: string;
+  readonly mounts: string;
+  readonly extras: string;
+  readonly template: string;
+  readonly stores: readonly Store[];
+  readonly contested: Store;
+  /** Puts a store into the configuration that nobody uses, or takes it out. */
+  changeConfig(): Promise<void>;
+}
+
+export async function createGround(): Promise<Ground> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
+  const at = (name: string): string => join(top, name);
+  const store = (name: string, layout: Store['layout'], onDelete: Store['onDelete']): Store => ({
+    ...{ name, root: at(name), layout, onDelete },
+  });
+  const stores = [
+    store('plain', 'directory', 'delete'),
+    store('kept', 'directory', 'archive'),
+    store('held', 'directory', 'retain'),
+    store('images', 'image', 'archive'),
+  ];
+  const contested = store('contested', 'directory', 'delete');
+  for (const name of ['mounts', 'extras', 'unused', 'inside', ...[...stores, contested].map((one) => one.name)])
+    await mkdir(at(name));
+  await writeFile(at('inside/marker'), contents('template'));
+  await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
+  await rm(at('inside'), { recursive: true });
+
+  const lines = [...stores, contested].map(
+    (one) => `  ${one.name}: local://${one.root}?layout=${one.layout}&onDelete=${one.onDelete}`,
+  );
+  const config = at('stowage.yaml');
+  let more = false;
+  const changeConfig = async (): Promise<void> => {
+    const unused = more ? [`  unused: local://${at('unused')}`] : [];
+    await writeFile(`${config}.new`, ['version: 1', 'stores:', ...lines, ...unused, ''].join('\n'));
+    await rename(`${config}.new`, config);
+    more = !more;
+  };
+  await changeConfig();
+  const folders = { state: at('state'), mounts: at('mounts'), extras: at('extras'), template: at('template.img') };
+  return { top, config, stores, contested, changeConfig, ...folders };
+}
+
+export async function loopsOn(folder: string): Promise<string[]> {
+  const found: string[] = [];
+  for (const device of await readdir('/sys/block')) {
+    const backing = await readFile(`/sys/block/${device}/loop/backing_file`, 'utf8').catch(() => '');
+    if (backing.startsWith(folder)) found.push(backing.trim());
+  }
+  return found;
+}
+
+export async function mountsUnder(folder: string): Promise<string[]> {
+  const { entries } = await readMountTable();
+  return entries.map(({ at }) => at).filter((at) => at.startsWith(folder));
+}
+
+/** Space is freed behind the answer, so this is waited for. What is there in the end. */
+export async function settled(folder: string): Promise<string[]> {
+  for (let round = 0; round < 200; round++) {
+    if ((await readdir(folder)).length === 0) return [];
+    await delay(50);
+  }
+  return await readdir(folder);
+}

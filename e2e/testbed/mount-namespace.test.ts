@@ -1,0 +1,51 @@
+import { spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { mkdir, mkdtempDisposable } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline/promises';
+import { describe, expect, test } from 'vitest';
+import { ownMounts, slaveMounts } from './mount-namespace.ts';
+import { needs } from './needs.ts';
+
+// Mounts, and unmounts while another namespace is held that was made in between.
+const holding = [
+  'set -e',
+  'theirs=$1 inner=$2; shift 2',
+  'mount -t tmpfs theirs "$theirs"',
+  'unshare "$@" sh -ec \'mount -t tmpfs inner "$1"; echo "$$"; exec sleep 30\' sh "$inner" &',
+  'read -r _',
+  'umount "$theirs"',
+  'echo unmounted',
+  'read -r _',
+  'kill "$!"',
+].join('\n');
+
+const mountsOf = (pid: string | number): string => readFileSync(`/proc/${pid}/mountinfo`, 'utf8');
+
+describe.skipIf(needs('linux', 'root', 'mount'))('a mount namespace of the test bed', () => {
+  test('lets go of what others unmount, and keeps its own mounts to itself', async () => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-namespace-'));
+    const [theirs, inner] = [join(folder.path, 'theirs'), join(folder.path, 'inner')];
+    for (const path of [theirs, inner]) await mkdir(path);
+    const [unshare = '', ...words] = ownMounts() ?? [];
+    const child = spawn(unshare, [...words, 'sh', '-c', holding, 'sh', theirs, inner, ...slaveMounts], {
+      stdio: ['pipe', 'pipe', 'inherit'],
+      timeout: 20_000,
+    });
+    const lines = createInterface(child.stdout)[Symbol.asyncIterator]();
+    const held = String((await lines.next()).value);
+    expect(mountsOf(held)).toContain(theirs);
+    expect(mountsOf(held)).toContain(inner);
+    expect(mountsOf(child.pid ?? 0)).toContain(theirs);
+    expect(mountsOf(child.pid ?? 0)).not.toContain(inner);
+    expect(mountsOf('self')).not.toContain(folder.path);
+
+    child.stdin.write('\n');
+    expect((await lines.next()).value).toBe('unmounted');
+    expect(mountsOf(held)).not.toContain(theirs);
+    expect(mountsOf(held)).toContain(inner);
+    child.stdin.end('\n');
+    expect((await lines.next()).done).toBe(true);
+  });
+});
