@@ -172,6 +172,22 @@ describe('the trash', () => {
     });
   });
 
+  test('a store that is removed while it is searched does not make it look empty, or unknown', async () => {
+    await add('onDelete=archive');
+    const { id } = await create('a');
+    await remove(id);
+    await mkdir(join(server.folder, 'other'));
+    await server.engine.stores.add('other', `local://${server.folder}/other`, aCall());
+    const searched = trash();
+    const all = server.engine.deletions.trash(['keep', 'other'], aCall());
+    await server.engine.stores.remove('other', aCall());
+    expect(await searched).toHaveLength(1);
+    expect(await all).toHaveLength(1);
+    await expect(async () => server.engine.deletions.trash(['other'], aCall())).rejects.toMatchObject({
+      reason: 'store-unknown',
+    });
+  });
+
   test('newest first', async () => {
     await add('onDelete=archive');
     for (const name of ['a', 'b', 'c']) await create(name);

@@ -42,7 +42,10 @@ export function createDeletions(parts: DeletionParts): Deletions {
   const finder = createTrashFinder(parts);
   return {
     delete: createDelete(parts, steps),
-    trash: finder.list,
+    trash: (stores, scope) => {
+      for (const name of stores) parts.stores.view(name);
+      return finder.list(stores, scope);
+    },
     restore: createRestore(parts, finder, steps),
     ...createPurge(parts, finder, steps),
     steps: { ...steps },

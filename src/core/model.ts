@@ -65,6 +65,8 @@ export type Source =
       readonly path: string;
       /** undefined: a raw block volume. */
       readonly filesystem: 'xfs' | 'ext4' | undefined;
+      /** A raw block volume whose device refuses writing: a read-only mount of its node would not. */
+      readonly readOnly?: boolean;
     };
 
 export interface TrashEntry {

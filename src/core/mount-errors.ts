@@ -26,10 +26,10 @@ export function requireSame(present: Mount, volume: Volume, readOnly: boolean): 
   });
 }
 
-export function notMounted(target: string): StowageError {
-  return new StowageError(`Stowage has no volume mounted at ${quoted(target)}`, {
-    code: 'not-found',
-    reason: 'mount-unknown',
+export function otherThere(target: string, other: string): StowageError {
+  return new StowageError(`another volume is mounted at ${quoted(target)}: ${other}`, {
+    code: 'conflict',
+    reason: 'mount-other',
     action: 'See what is mounted where: stowage mounts',
   });
 }

@@ -24,7 +24,7 @@ export interface Mounts {
     how: { readonly readOnly: boolean; readonly user: User | undefined },
     call: Call,
   ): Promise<LiveMount>;
-  /** Nothing of that volume mounted there is 'not-found'; in use is 'in-use'. */
+  /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. */
   unpublish(target: string, volume: VolumeId, call: Call): Promise<void>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;

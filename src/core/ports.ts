@@ -188,6 +188,8 @@ export interface Records {
     remove(id: VolumeId): void;
     byId(id: VolumeId): Volume | undefined;
     byName(store: StoreName, name: VolumeName): Volume | undefined;
+    /** What that request made, whatever it is called by now. */
+    byRequest(store: StoreName, requestId: string): Volume | undefined;
     /** In every store, for a name without one. */
     named(name: VolumeName): readonly Volume[];
     page(query: VolumeQuery): readonly Volume[];

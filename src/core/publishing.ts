@@ -2,7 +2,7 @@ import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import type { Mount, Volume, VolumeId } from './model.ts';
-import { notMounted, requireMounting, requireSame } from './mount-errors.ts';
+import { otherThere, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import type { Work } from './operations.ts';
 import { isOurs, type Staging } from './staging.ts';
@@ -92,7 +92,9 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
-      const source = await store.source(volume, call);
+      const found = await store.source(volume, call);
+      const isBlock = found.kind === 'loop' && found.filesystem === undefined;
+      const source = isBlock ? { ...found, readOnly } : found;
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
@@ -132,7 +134,11 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const isRecorded = (at: string): boolean => records.mounts.at(at)?.volumeId === volume;
     const resolved = async (): Promise<string> => (await mounter.inspectTarget(given, 'filesystem', call)).target;
     const target = isRecorded(given) ? given : await resolved().catch(() => given);
-    if (!isRecorded(target)) throw notMounted(given);
+    if (!isRecorded(target)) {
+      const other = records.mounts.at(target);
+      if (other !== undefined) throw otherThere(given, titled(parts, other.volumeId));
+      return;
+    }
     requireMounting(mounter);
     using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
     const mount = records.mounts.at(target);

@@ -23,13 +23,16 @@ const expirePatienceMs = 20_000;
 
 export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly Trashed[]> {
-    const asked = stores.use(name, (store) => store.trash.list(scope));
+    const asked = stores.use(name, async (store, { policy }) => {
+      const entries = await store.trash.list(scope);
+      return entries.map((entry) => ({ ...entry, expiresAt: entry.deletedAt + policy.retention }));
+    });
     if (!(await endsWithin(asked, listPatienceMs, clock))) throw silent(name);
-    const { retention } = stores.view(name).config.policy;
-    return (await asked).map((entry) => ({ ...entry, expiresAt: entry.deletedAt + retention }));
+    return await asked;
   }
 
   const list: TrashFinder['list'] = async (names, scope) => {
+    // All at once: a store that is removed meanwhile is waited with, and not missed.
     const found = (await Promise.all(names.map((name) => listOne(name, scope)))).flat();
     return found.sort((a, b) => b.deletedAt - a.deletedAt);
   };

@@ -66,6 +66,16 @@ describe('create', () => {
     expect(server.engine.operations.list(10)).toHaveLength(operations);
   });
 
+  test('the same request again, after somebody renamed the volume, finds it and makes no second one', async () => {
+    const call = aCall();
+    const first = await server.engine.volumes.create(want('a'), call);
+    const renamed = await server.engine.volumes.rename(first.id, 'b', undefined, aCall());
+    expect(await server.engine.volumes.create(want('a'), call)).toEqual(renamed);
+    expect(existsSync(join(server.storeFolder, 'a'))).toBe(false);
+    // It is that request's, and nobody else's.
+    expect((await create('a')).id).not.toBe(first.id);
+  });
+
   test('the same request id with other parameters is refused', async () => {
     const call = aCall();
     await server.engine.volumes.create(want('a', { bytes: 5n }), call);

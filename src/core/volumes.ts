@@ -123,6 +123,9 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
         // The store completes what a power cut left as a record without data.
         return await store.create(same(present, { bytes, access, labels, requestId }), call);
       }
+      // Renamed by somebody before the request was repeated: made once is made.
+      const renamed = records.volumes.byRequest(store.name, requestId);
+      if (renamed !== undefined) return renamed;
       const createdAt = clock.now();
       const spec: VolumeSpec = { id: newVolumeId(), name, bytes, access, labels, requestId, createdAt, instance };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);

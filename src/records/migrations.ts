@@ -19,6 +19,7 @@ const format1 = `
     instance TEXT NOT NULL
   ) STRICT, WITHOUT ROWID;
   CREATE UNIQUE INDEX volumes_by_store ON volumes (store, name);
+  CREATE INDEX volumes_by_request ON volumes (request_id);
 
   -- For searching only; volumes.labels is the truth. A label is the JSON text ["key","value"], which keeps apart what
   -- UTF-8 cannot say (lone surrogates) and what C strings cannot hold (NUL).

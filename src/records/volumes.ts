@@ -14,6 +14,7 @@ const volumeFrom = (row: Row | undefined): Volume | undefined => (row === undefi
 export function createVolumes(db: Database): Volumes {
   const byId = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE id = ?`);
   const byName = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE store = ? AND name = ?`);
+  const byRequest = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE request_id = ? AND store = ?`);
   // Stores are few: a look into each costs less than an index of names that every create would have to write.
   const named = db.prepare(`
     SELECT ${volumeColumns} FROM store_totals s CROSS JOIN volumes v ON v.store = s.store AND v.name = ? ORDER BY s.store`);
@@ -27,6 +28,7 @@ export function createVolumes(db: Database): Volumes {
     byId: (id) => volumeFrom(byId.get(id)),
     byName: (store, name) => volumeFrom(byName.get(store, name)),
     named: (name) => named.all(name).map(toVolume),
+    byRequest: (store, requestId) => volumeFrom(byRequest.get(requestId, store)),
     page: createPaging(db),
     names: (store) => names.all(store).map(toVolumeName),
     totals: (store) => toTotals(totals.get(store)),

@@ -10,10 +10,17 @@ import { detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } f
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 /** The device's node is bound onto a file. A bind opens nothing, so autoclear would let the device go at once. */
-export async function stageBlock(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
+export async function stageBlock(
+  parts: LoopParts,
+  path: string,
+  readOnly: boolean,
+  at: string,
+  scope: Scope,
+): Promise<void> {
   const { path: image, bytes } = await sourceAt(path, 'file');
   const place = await makeStage(at, 'block');
-  const loop = (await boundAt(parts, image, place, scope)) ?? (await attached(parts, image, scope));
+  const loop = (await boundAt(parts, image, place, scope)) ?? (await attached(parts, image, readOnly, scope));
+  if (loop.readOnly !== readOnly) throw otherMode(image, loop);
   await useDirectIo(parts, loop, scope);
   await enlargeLoop(parts.run, loop, bytes, scope);
   await parts.mounter.bind(loop.node, place, { readOnly: false }, scope);
@@ -50,7 +57,9 @@ async function boundAt(parts: LoopParts, image: string, place: string, scope: Sc
   return undefined;
 }
 
-async function attached(parts: LoopParts, image: string, scope: Scope): Promise<Loop> {
+async function attached(parts: LoopParts, image: string, readOnly: boolean, scope: Scope): Promise<Loop> {
+  // Left by a crash, and of the other mode: nobody sees it, so it can go.
+  if ((await loopsOn(parts, image)).some((loop) => loop.readOnly !== readOnly)) await detachIdle(parts, image, scope);
   const [present] = await loopsOn(parts, image);
   if (present !== undefined) {
     if (present.autoclear) throw lettingGo(image, present);
@@ -58,7 +67,8 @@ async function attached(parts: LoopParts, image: string, scope: Scope): Promise<
   }
   for (let attempt = 1; ; attempt++) {
     try {
-      await parts.run('losetup', ['--find', '--show', '--', image], scope);
+      const mode = readOnly ? ['--read-only'] : [];
+      await parts.run('losetup', ['--find', '--show', ...mode, '--', image], scope);
       break;
     } catch (cause) {
       if (!(cause instanceof CommandFailed)) throw cause;
@@ -82,6 +92,16 @@ async function untilGone(parts: LoopParts, loop: Loop, scope: Scope): Promise<vo
   const holders = await findHolders(loop.node, parts.clock, scope, { exactly: true });
   const by = holders.map((holder) => `${holder.pid} (${holder.command})`).join(', ');
   throw stillOpen(loop.file, by === '' ? 'a process that could not be found' : `process ${by}`);
+}
+
+/** One device for all of its mounts on this node: two would each have a cache of their own. */
+function otherMode(image: string, loop: Loop): StowageError {
+  const [is, not] = loop.readOnly ? ['read-only', 'for writing'] : ['for writing', 'read-only'];
+  return new StowageError(`${image} is mounted as a block device ${is} on this node, so it cannot be mounted ${not}`, {
+    code: 'conflict',
+    reason: 'block-mode',
+    action: `Unmount it first (stowage mounts shows where), or mount it ${is} too.`,
+  });
 }
 
 function lettingGo(image: string, loop: Loop): StowageError {

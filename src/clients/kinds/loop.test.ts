@@ -274,6 +274,27 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(readFileSync(volume.path).toString('latin1', 0, 8)).toBe('wordword');
   });
 
+  test('read-only: its device refuses writing, and is not the one for writing at the same time', async () => {
+    const volume = source(ground.image('v.img', 4), undefined);
+    const readOnly = { ...volume, readOnly: true };
+    // A crash left the device attached for writing.
+    await real('losetup', ['--find', '--show', '--', volume.path], ground.scope);
+    for (let n = 0; n < 2; n++) await client.stage(readOnly, at('stage'), ground.scope);
+    const write = (): unknown =>
+      execFileSync('dd', [`of=${at('stage')}`, 'bs=4096', 'count=1', 'conv=fsync'], { input: 'word', stdio: 'pipe' });
+    expect(write).toThrow(/not permitted|Read-only/);
+    await expect(client.stage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      code: 'conflict',
+      reason: 'block-mode',
+    });
+    await client.unstage(readOnly, at('stage'), ground.scope);
+    await client.stage(volume, at('stage'), ground.scope);
+    write();
+    await expect(client.stage(readOnly, at('stage'), ground.scope)).rejects.toMatchObject({ reason: 'block-mode' });
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect(readFileSync(volume.path).toString('latin1', 0, 4)).toBe('word');
+  });
+
   test('goes on where a crash left off', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
     await real('losetup', ['--find', '--show', '--', volume.path], ground.scope);

@@ -29,8 +29,8 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
 
   return {
     kind: 'loop',
-    stage: alone(async ({ path, filesystem }, at, scope) => {
-      if (filesystem === undefined) await stageBlock(parts, path, at, scope);
+    stage: alone(async ({ path, filesystem, readOnly }, at, scope) => {
+      if (filesystem === undefined) await stageBlock(parts, path, readOnly === true, at, scope);
       else await stageFileSystem(parts, path, filesystem, at, scope);
     }),
     unstage: alone(async ({ path, filesystem }, at, scope) => {

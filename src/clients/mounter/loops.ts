@@ -13,6 +13,7 @@ export interface Loop {
   /** The file was unlinked; another may bear its name by now. */
   readonly deleted: boolean;
   readonly bytes: number;
+  readonly readOnly: boolean;
   /** The kernel lets it go with its last user. */
   readonly autoclear: boolean;
   /** Something in the kernel is stacked on it. */
@@ -41,6 +42,7 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
       file: deleted ? backing.slice(0, -gone.length) : backing,
       deleted,
       bytes: Number(await read('size')) * 512,
+      readOnly: (await read('ro')) === '1',
       autoclear: (await read('loop/autoclear')) === '1',
       stacked: (await readdir(`${sys}/${name}/holders`)).length > 0,
     };
