@@ -1,6 +1,7 @@
 /**
  * The yardstick: only what the file system has to do for a directory volume, as durable as the store makes it and as
- * many at a time, with Node's usual number of threads, as the server has. No names are checked, nothing is recorded elsewhere.
+ * many at a time, with Node's usual number of threads: more make it slower. No names are checked, nothing is recorded
+ * elsewhere.
  */
 import { mkdir, open, rmdir, unlink } from 'node:fs/promises';
 import { join } from 'node:path';

@@ -35,14 +35,16 @@ export interface OpenOptions {
   readonly options?: Readonly<Record<string, string>>;
   readonly readOnly?: boolean;
   readonly instance?: string;
+  readonly identity?: string | undefined;
 }
 
 export function openLocal(
   root: string,
-  { options = {}, readOnly = false, instance = 'instance-1' }: OpenOptions = {},
+  { options = {}, readOnly = false, instance = 'instance-1', identity }: OpenOptions = {},
 ): Promise<Store> {
   const node = 'node-1' as NodeName;
-  return createLocalStoreKind().open(localConfig(root, options), { ...policy, readOnly }, { instance, node }, scope);
+  const context = { instance, node, identity };
+  return createLocalStoreKind().open(localConfig(root, options), { ...policy, readOnly }, context, scope);
 }
 
 /** In a folder of its own, or in `root` where the test brings one (a mount). */
@@ -83,7 +85,9 @@ export async function localStore(
       image ? markImage(dataOf(volume.name), text) : writeFile(join(dataOf(volume.name), 'mark'), text),
     readMark: (volume: Volume) =>
       image ? readImageMark(dataOf(volume.name)) : readIfThere(join(dataOf(volume.name), 'mark')),
-    count: async () => (await readdir(root, { recursive: true })).length,
+    // The reserve comes with the first `reclaim`, whatever was reclaimed.
+    count: async () =>
+      (await readdir(root, { recursive: true })).filter((entry) => !entry.startsWith('.stowage/reserve')).length,
     [Symbol.asyncDispose]: async () => {
       await close();
       if (given === undefined) await rm(root, { recursive: true, force: true });

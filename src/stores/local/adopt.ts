@@ -16,7 +16,7 @@ import type { Place } from './place.ts';
 export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
   const { place, layout, during, dataPath, volume } = parts;
   return {
-    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(place, layout)),
+    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(place, layout), 'long'),
     adopt: (name, spec, scope) =>
       during(`adopting ${quoted(name)}`, [name], scope, async () => {
         const read = await parts.read(name);

@@ -7,16 +7,17 @@ import { storeFailure } from './errors.ts';
 import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
+import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
 
 /** Each step shows what is wrong and what to do; later steps that make no sense after a failure are left out. */
 export async function checkStore(
-  place: Place,
+  { place, clock }: Parts,
   options: LocalOptions,
   readOnly: boolean,
-  clock: Clock,
   scope: Scope,
 ): Promise<StoreCheck> {
+  using _place = await place.inFlight.short.take(scope.signal);
   const steps: CheckStep[] = [];
   let room: { readonly total: bigint; readonly free: bigint } | undefined;
 

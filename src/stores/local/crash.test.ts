@@ -38,7 +38,7 @@ async function tree(): Promise<string[]> {
   const ours = ['.stowage/lock', '.stowage/owner.json', '.stowage/store.json', '.stowage'];
   const folders = ['tmp', 'deleting', 'trash', 'retained'].map((folder) => `.stowage/${folder}`);
   return (await readdir(under.root, { recursive: true }))
-    .filter((entry) => ![...ours, ...folders].includes(entry))
+    .filter((entry) => ![...ours, ...folders].includes(entry) && !entry.startsWith('.stowage/reserve'))
     .toSorted();
 }
 

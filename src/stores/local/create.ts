@@ -47,7 +47,8 @@ export function createCreate(parts: Parts): Store['create'] {
 
   async function existing(want: VolumeSpec, scope: Scope): Promise<Volume> {
     const path = dataPath(want.name);
-    const [read, data] = await Promise.all([parts.read(want.name), lstatIfThere(path)]);
+    const read = await parts.read(want.name);
+    const data = await lstatIfThere(path);
     if (read.state === 'absent') throw dataUnrecorded(want.name, path, place.store);
     if (read.state === 'torn' && data === undefined) {
       await unlinkIfThere(place.metaPath(want.name));

@@ -83,6 +83,8 @@ export function errno(thrown: unknown): string | undefined {
   return thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : undefined;
 }
 
+export const isFull = (thrown: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes(errno(thrown) ?? '');
+
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
   const code = errno(cause);
@@ -98,6 +100,14 @@ export function rootMissing(root: string, cause?: unknown): StowageError {
     reason: 'store-root-missing',
     action: `Mount the disk that holds it, or create the directory if the store is new: mkdir -p ${root}`,
     cause,
+  });
+}
+
+export function otherStore(root: string, store: string, why: string): StowageError {
+  return new StowageError(`${root} is not the store it was: ${why}`, {
+    code: 'unavailable',
+    reason: 'store-identity',
+    action: `Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt ${store}`,
   });
 }
 

@@ -76,6 +76,15 @@ export async function writeNew(path: string, text: string): Promise<void> {
   }
 }
 
+export async function syncFolder(path: string): Promise<void> {
+  const folder = await open(path, 'r');
+  try {
+    await folder.sync();
+  } finally {
+    await folder.close();
+  }
+}
+
 /**
  * Callers that ask while a run is under way share the next one: the run under way may have begun before their change
  * was made, so it proves nothing to them; the next one begins after all of them asked, so it covers them all.

@@ -1,5 +1,10 @@
-import { constants } from 'node:fs';
-import { open } from 'node:fs/promises';
+import {
+  type Ext4Superblock,
+  leastExt4Room,
+  leastXfsGroup,
+  readSuperblock,
+  type XfsSuperblock,
+} from '#base/superblock.ts';
 
 export const MiB = 1024n * 1024n;
 export const blockSize = 4096n;
@@ -27,7 +32,7 @@ export interface Ext4Geometry {
   readonly descriptorBlocks: bigint | undefined;
 }
 
-export interface Superblock {
+export interface Found {
   readonly geometry: Geometry;
   /** What `df` calls the size. */
   readonly usable: bigint;
@@ -36,7 +41,6 @@ export interface Superblock {
 const ceil = (a: bigint, b: bigint): bigint => (a + b - 1n) / b;
 const larger = (a: bigint, b: bigint): bigint => (a > b ? a : b);
 const smaller = (a: bigint, b: bigint): bigint => (a < b ? a : b);
-const roundUp = (a: bigint, b: bigint): bigint => ceil(a, b) * b;
 
 /** The size of a file whose file system offers `bytes` to its users, and hardly more: `df` then shows what was asked for. */
 export function fileSize(geometry: Geometry, bytes: bigint): bigint {
@@ -45,18 +49,13 @@ export function fileSize(geometry: Geometry, bytes: bigint): bigint {
   return blocks * geometry.block;
 }
 
-// xfs_growfs leaves away a last allocation group of fewer blocks than this (XFS_MIN_AG_BLOCKS).
-const smallestXfsGroup = 64n;
-
 function xfsBlocks({ logBlocks, groupBlocks }: XfsGeometry, wanted: bigint): bigint {
   const blocks = wanted + logBlocks;
   if (groupBlocks === undefined) return blocks;
   const last = blocks % groupBlocks;
-  return last === 0n || last >= smallestXfsGroup ? blocks : blocks - last + smallestXfsGroup;
+  return last === 0n || last >= leastXfsGroup ? blocks : blocks - last + leastXfsGroup;
 }
 
-// resize2fs and mke2fs leave away a last group that has room for fewer blocks than this beyond its own tables.
-const smallestExt4Group = 50n;
 const inodeSize = 256n;
 const bytesPerInode = 16384n;
 
@@ -105,55 +104,34 @@ function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
     const overhead = ext4Overhead(geometry, blocks);
     let next = wanted + overhead.all;
     const last = next % geometry.groupBlocks;
-    const least = overhead.lastGroup + smallestExt4Group;
+    const least = overhead.lastGroup + leastExt4Room;
     if (last > 0n && last < least) next += least - last;
     if (next <= blocks) return blocks;
     blocks = next;
   }
 }
 
-/** Undefined: no file system that we know. */
-export async function readSuperblock(path: string): Promise<Superblock | undefined> {
-  const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
-  try {
-    const head = Buffer.alloc(2048);
-    const { bytesRead } = await file.read(head, 0, head.length, 0);
-    if (bytesRead < head.length) return undefined;
-    return xfsSuperblock(head) ?? ext4Superblock(head.subarray(1024));
-  } finally {
-    await file.close();
-  }
+/** Undefined: no file system that we know, or one whose superblock cannot be true. */
+export async function readGeometry(path: string): Promise<Found | undefined> {
+  const found = await readSuperblock(path);
+  if (found === undefined) return undefined;
+  return found.kind === 'xfs' ? xfsGeometry(found) : ext4Geometry(found);
 }
 
-const saneBlock = (block: bigint): boolean => block >= 512n && block <= 65536n && (block & (block - 1n)) === 0n;
-
-function xfsSuperblock(head: Buffer): Superblock | undefined {
-  if (head.toString('latin1', 0, 4) !== 'XFSB') return undefined;
-  const block = BigInt(head.readUInt32BE(4));
-  const blocks = head.readBigUInt64BE(8);
-  const groupBlocks = BigInt(head.readUInt32BE(84));
-  const logIsInternal = head.readBigUInt64BE(48) !== 0n;
-  const logBlocks = logIsInternal ? BigInt(head.readUInt32BE(96)) : 0n;
-  if (!saneBlock(block) || groupBlocks < smallestXfsGroup || logBlocks > blocks) return undefined;
+function xfsGeometry({ blockBytes: block, blocks, groupBlocks, logBlocks }: XfsSuperblock): Found | undefined {
+  if (groupBlocks < leastXfsGroup || logBlocks > blocks) return undefined;
   return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usable: (blocks - logBlocks) * block };
 }
 
-function ext4Superblock(sb: Buffer): Superblock | undefined {
-  if (sb.readUInt16LE(0x38) !== 0xef53) return undefined;
-  const block = 1024n << BigInt(Math.min(sb.readUInt32LE(0x18), 8));
-  const has64bit = (sb.readUInt32LE(0x60) & 0x80) !== 0;
-  const blocks = BigInt(sb.readUInt32LE(0x4)) + (has64bit ? BigInt(sb.readUInt32LE(0x150)) << 32n : 0n);
-  const groupBlocks = BigInt(sb.readUInt32LE(0x20));
-  if (!saneBlock(block) || groupBlocks < 256n || groupBlocks > 8n * block) return undefined;
-  const descriptorSize = has64bit ? BigInt(sb.readUInt16LE(0xfe)) : 32n;
+function ext4Geometry(superblock: Ext4Superblock): Found | undefined {
+  const { blockBytes: block, blocks, groupBlocks, descriptorBytes: descriptorSize, inodeTableBlocks } = superblock;
+  if (groupBlocks < 256n || groupBlocks > 8n * block) return undefined;
   if (descriptorSize < 32n || descriptorSize > block) return undefined;
   const inUse = ceil(ceil(blocks, groupBlocks) * descriptorSize, block);
   const geometry: Ext4Geometry = {
-    ...{ filesystem: 'ext4', block, groupBlocks, descriptorSize },
-    // The superblock keeps a copy of the journal inode's block list and size.
-    journalBlocks: roundUp(BigInt(sb.readUInt32LE(0x14c)) + (BigInt(sb.readUInt32LE(0x148)) << 32n), block) / block,
-    inodeTableBlocks: ceil(BigInt(sb.readUInt32LE(0x28)) * BigInt(sb.readUInt16LE(0x58)), block),
-    descriptorBlocks: inUse + BigInt(sb.readUInt16LE(0xce)),
+    ...{ filesystem: 'ext4', block, groupBlocks, descriptorSize, inodeTableBlocks },
+    journalBlocks: ceil(superblock.journalBytes, block),
+    descriptorBlocks: inUse + superblock.reservedDescriptorBlocks,
   };
   const overhead = ext4Overhead(geometry, blocks).all;
   if (overhead >= blocks) return undefined;

@@ -341,6 +341,43 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     expect((await reopened.create(spec('again'), scope)).name).toBe('again');
   });
 
+  test.each(['bytes', 'inodes'])(
+    'with no %s left, volumes can still be deleted, released and moved to the trash',
+    async (what) => {
+      // Large enough to have a reserve.
+      execFileSync('mount', ['-o', 'remount,size=8m,nr_inodes=100', disk]);
+      const roomy = await store.reopen();
+      await roomy.reclaim(scope);
+      const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => roomy.create(spec(name), scope)));
+      const [a, b, c, d] = made as [Volume, Volume, Volume, Volume];
+      await writeFile(join(disk, 'b', 'file'), '');
+      await exhaust(what);
+      expect(await reason(roomy.create(spec('e'), scope))).toBe('exhausted store-full');
+      expect(await reason(roomy.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
+      expect(await reason(roomy.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
+      for (const volume of [a, b]) await roomy.trash.put(volume, 1234, scope);
+      await roomy.release(c, scope);
+      expect((await roomy.trash.list(scope)).map(({ deletedAt }) => deletedAt)).toEqual([1234, 1234]);
+      await roomy.trash.purge(a.id, scope);
+      await roomy.delete(d, scope);
+      expect(await roomy.names(scope)).toEqual([]);
+      const reserve = join(disk, '.stowage', 'reserve');
+      expect((await readdir(reserve)).length).toBeLessThan(8);
+      await rm(join(disk, 'b-fill'), { recursive: true });
+      await roomy.reclaim(scope);
+      expect(await readdir(reserve)).toHaveLength(8);
+      expect((await roomy.trash.restore(b.id, b.name, scope)).id).toBe(b.id);
+    },
+  );
+
+  async function exhaust(what: string): Promise<void> {
+    await mkdir(join(disk, 'b-fill'));
+    await expect(async () => {
+      if (what === 'bytes') await writeFile(join(disk, 'b-fill', 'file'), Buffer.alloc(16 * 1024 * 1024));
+      else for (let i = 0; ; i++) await writeFile(join(disk, 'b-fill', `${i}`), '');
+    }).rejects.toMatchObject({ code: 'ENOSPC' });
+  }
+
   test('with no bytes left, no half-written record remains', async () => {
     const volume = await store.store.create(spec('a'), scope);
     await writeFile(join(disk, 'a', 'fill'), Buffer.alloc(1024 * 1024)).catch(() => undefined);

@@ -10,7 +10,7 @@ import { newVolumeId, volumeName } from '#core/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
-import { readSuperblock } from './geometry.ts';
+import { readGeometry } from './geometry.ts';
 import { runTool } from './mkfs.ts';
 
 const MiB = 1024n * 1024n;
@@ -70,7 +70,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
       filesystem,
     });
     expect(await mounted(under.at('a.img'))).toBe(bytes);
-    expect((await readSuperblock(under.at('a.img')))?.usable).toBe(bytes);
+    expect((await readGeometry(under.at('a.img')))?.usable).toBe(bytes);
   });
 
   test.each([16n, 20n, 64n, 100n, 127n, 128n, 130n, 256n, 299n, 1024n, 5n * 1024n, 40n * 1024n])(
@@ -83,7 +83,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
       const shown = await mounted(under.at('a.img'));
       expect(shown).toBeGreaterThanOrEqual(bytes);
       expect(shown).toBeLessThanOrEqual(bytes + bytes / 100n + MiB / 4n);
-      expect((await readSuperblock(under.at('a.img')))?.usable).toBe(shown);
+      expect((await readGeometry(under.at('a.img')))?.usable).toBe(shown);
     },
   );
 

@@ -66,9 +66,12 @@ async function open(
           close: () => place.close(),
         };
     return {
-      ...{ name: config.name, kind: 'local', reach: 'node', readOnly, shared: readOnly },
+      ...{ name: config.name, kind: 'local', reach: 'node', readOnly, shared: readOnly, identity: place.identity },
       ...{ enforcesCapacity: layout.enforcesCapacity, access: layout.access, needsSize: layout.needsSize },
-      check: (at) => checkStore(place, options, readOnly, clock, at),
+      check: (at) =>
+        checkStore(parts, options, readOnly, at).catch((cause: unknown) => {
+          throw stowageError(cause);
+        }),
       ...verbs,
     };
   } catch (cause) {

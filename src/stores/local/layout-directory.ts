@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { chmod, chown, lstat, mkdir, rename, rmdir } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
-import { dataUnusable, errno } from './errors.ts';
+import { dataUnusable, errno, isFull } from './errors.ts';
 import { lstatIfThere, renameIfThere } from './files.ts';
 import type { Layout } from './layout.ts';
 import type { LocalOptions } from './options.ts';
@@ -97,7 +97,7 @@ async function mkdirSuffices(options: LocalOptions, place: Place): Promise<boole
     await mkdir(probe, { mode: options.mode });
   } catch (cause) {
     // A full store must still open: volumes can be deleted.
-    if (errno(cause) === 'ENOSPC' || errno(cause) === 'EDQUOT') return false;
+    if (isFull(cause)) return false;
     throw cause;
   }
   try {

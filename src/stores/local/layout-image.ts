@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
 import { dataUnusable } from './errors.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
-import { blockSize, fileSize, MiB, readSuperblock } from './geometry.ts';
+import { blockSize, type Found, fileSize, MiB, readGeometry } from './geometry.ts';
 import type { Layout } from './layout.ts';
 import type { FilesystemType, TopDirectory } from './mkfs.ts';
 import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
@@ -79,7 +79,7 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
     },
     isStore: async () => false,
     appraise: async (path) => {
-      const found = await readSuperblock(path);
+      const found = await readGeometry(path);
       return found === undefined
         ? { reason: 'it holds neither an xfs nor an ext4 file system', access: 'block' }
         : { bytes: found.usable, access: 'filesystem' };
@@ -89,8 +89,8 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
 
 const roundUp = (bytes: bigint): bigint => ((bytes + blockSize - 1n) / blockSize) * blockSize;
 
-async function known(path: string): Promise<NonNullable<Awaited<ReturnType<typeof readSuperblock>>>> {
-  const found = await readSuperblock(path);
+async function known(path: string): Promise<Found> {
+  const found = await readGeometry(path);
   if (found !== undefined) return found;
   throw dataUnusable(path, path, 'holds neither an xfs nor an ext4 file system');
 }

@@ -13,6 +13,8 @@ const sqliteBusy = 5;
  * stands in: its fcntl locks are freed by the kernel even after kill -9, and SQLite itself keeps two connections of one
  * process apart, which bare fcntl locks do not. Nothing else may ever open this file: closing any descriptor of it in
  * this process would drop the lock.
+ *
+ * SQLite works on the main thread: call this only where the disk has just answered to a write.
  */
 export async function lockStore(lockFile: string, ownerFile: string, root: string): Promise<Disposable> {
   await refuseIrregular(lockFile);

@@ -157,7 +157,10 @@ export async function readNamedMeta(path: string, name: VolumeName, instance: st
   return { state: 'ok', meta: settled(read.meta, name) };
 }
 
-/** Without the traces of a move. */
+/** Has traces of a move: under way, given up or done. */
+export const isMoving = ({ movingTo, deletedAt }: Meta): boolean => movingTo !== undefined || deletedAt !== undefined;
+
+/** Without them. */
 export function settled(meta: Meta, name: VolumeName): Meta {
   const { movingTo: _movingTo, deletedAt: _deletedAt, ...rest } = meta;
   return { ...rest, name };

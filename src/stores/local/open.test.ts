@@ -206,6 +206,69 @@ describe('the place', () => {
   });
 });
 
+describe('a place that is known', () => {
+  const storeFile = (): string => join(root, '.stowage', 'store.json');
+  const known = async (): Promise<string | undefined> => {
+    const store = await openLocal(root);
+    await store.close();
+    return store.identity;
+  };
+
+  test('is opened, and says who it is', async () => {
+    const identity = await known();
+    expect(identity).toMatch(/^[0-9a-f-]{36}$/);
+    expect((await open(root, { identity })).identity).toBe(identity);
+    expect((await open(root, { identity, readOnly: true })).identity).toBe(identity);
+  });
+
+  test.each([false, true])(
+    'is refused when it is empty, and nothing is written there (readOnly %j)',
+    async (readOnly) => {
+      const error = await refusal(open(root, { identity: 'before', readOnly }));
+      expect([error.code, error.reason, error.message, error.action]).toEqual([
+        'unavailable',
+        'store-identity',
+        `${root} is not the store it was: it is empty; its disk may not be mounted`,
+        'Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt test',
+      ]);
+      expect(await readdir(root)).toEqual([]);
+    },
+  );
+
+  test('is refused when other things lie there, and nothing is written', async () => {
+    await mkdir(join(root, 'data'));
+    const error = await refusal(open(root, { identity: 'before' }));
+    expect([error.reason, error.message]).toEqual([
+      'store-identity',
+      `${root} is not the store it was: it has no .stowage/store.json; its disk may not be mounted`,
+    ]);
+    expect(await readdir(root, { recursive: true })).toEqual(['data']);
+  });
+
+  test.each([false, true])('is refused when another store lies there (readOnly %j)', async (readOnly) => {
+    const identity = await known();
+    await rm(join(root, '.stowage', 'owner.json'));
+    const error = await refusal(open(root, { identity: 'before', readOnly }));
+    expect([error.code, error.reason, error.message]).toEqual([
+      'unavailable',
+      'store-identity',
+      `${root} is not the store it was: it is store ${identity}, and was before`,
+    ]);
+    expect(await readdir(join(root, '.stowage'))).not.toContain('owner.json');
+  });
+
+  test('is opened when it has no identity, and gets one', async () => {
+    await known();
+    await writeFile(storeFile(), '{"version":0,"layout":"directory"}');
+    const { identity } = await open(root, { identity: 'before' });
+    expect(JSON.parse(await readFile(storeFile(), 'utf8'))).toEqual({
+      version: 1,
+      store: identity,
+      layout: 'directory',
+    });
+  });
+});
+
 describe('the root of an open store', () => {
   const calls = (store: Store): (() => Promise<unknown>)[] => {
     const ref = { id: 'sv1-00000000-0000-4000-8000-000000000001', name: 'a' } as Parameters<Store['delete']>[0];

@@ -1,4 +1,5 @@
 import { readdir } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
 import type { Orphan, VolumeName } from '#core/model.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
@@ -39,29 +40,30 @@ export function createOrphans(parts: Parts): Store['orphans'] {
     };
   }
 
-  return (scope) =>
-    during('looking for orphans', [], scope, async () => {
-      const found: Orphan[] = [];
-      const entries = await readdir(place.root);
-      const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
-      await eachBounded(names, readsAtOnce, async (name) => {
-        scope.signal.throwIfAborted();
-        // Held, so that a volume being made at this moment is not taken for one without data.
-        const orphan = isVolumeName(name)
-          ? await during(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
-          : badlyNamed(store, name);
-        if (orphan !== undefined) found.push(orphan);
-      });
-      for (const { name, reason } of await findAdoptable(place, layout)) {
-        if (reason === undefined) found.push(unrecorded(store, name));
-      }
-      for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
-      for (const left of parts.undeletable) {
-        const path = place.own('deleting', left.name);
-        if ((await lstatIfThere(path)) !== undefined) found.push(undeletable(store, path, left.why));
-      }
-      return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+  async function find(scope: Scope): Promise<readonly Orphan[]> {
+    const found: Orphan[] = [];
+    const entries = await readdir(place.root);
+    const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
+    await eachBounded(names, readsAtOnce, async (name) => {
+      scope.signal.throwIfAborted();
+      // Held, so that a volume being made at this moment is not taken for one without data.
+      const orphan = isVolumeName(name)
+        ? await during(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
+        : badlyNamed(store, name);
+      if (orphan !== undefined) found.push(orphan);
     });
+    for (const { name, reason } of await findAdoptable(place, layout)) {
+      if (reason === undefined) found.push(unrecorded(store, name));
+    }
+    for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
+    for (const left of parts.undeletable) {
+      const path = place.own('deleting', left.name);
+      if ((await lstatIfThere(path)) !== undefined) found.push(undeletable(store, path, left.why));
+    }
+    return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+  }
+
+  return (scope) => during('looking for orphans', [], scope, () => find(scope), 'long');
 }
 
 function badlyNamed(store: Orphan['store'], name: string): Orphan {

@@ -1,16 +1,18 @@
-import { randomBytes, randomUUID } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { constants } from 'node:fs';
-import { chmod, lstat, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
+import { chmod, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
-import { errno, rootChanged, rootMissing, storeFailure } from './errors.ts';
-import { coalesced, readBounded, unlinkIfThere, writeNew } from './files.ts';
+import { errno, isFull, rootChanged, rootMissing, storeFailure } from './errors.ts';
+import { coalesced, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
+import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from './identity.ts';
+import { createInFlight, type InFlight } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { Meta } from './meta.ts';
-import { encodeMeta, formatVersion, isObject, tooNew } from './meta.ts';
+import { encodeMeta, formatVersion } from './meta.ts';
 import type { LayoutKind, LocalOptions } from './options.ts';
 
 /** The store's directory, found, checked and (unless read-only) locked. */
@@ -19,6 +21,8 @@ export interface Place {
   readonly context: StoreContext;
   readonly root: string;
   readonly layout: LayoutKind;
+  /** As its own record says. Undefined: there is none, or not for this user. */
+  readonly identity: string | undefined;
   /** `<root>/.stowage/<part>` */
   own(...parts: readonly string[]): string;
   metaPath(name: string): string;
@@ -28,7 +32,8 @@ export interface Place {
   isLeftover(scratchName: string): boolean;
   /** Throws when the directory is gone, or is another one: deleted and made again, or its disk not mounted. */
   verify(): Promise<void>;
-  /** Makes every change of the root directory so far durable. */
+  readonly inFlight: InFlight;
+  /** Makes every change of the root directory so far durable. For short calls: they lend their place meanwhile. */
   sync(): Promise<void>;
   /** Replaces a record atomically and durably. */
   replace(path: string, meta: Meta): Promise<void>;
@@ -76,14 +81,15 @@ export async function openReadOnlyPlace(
   // Records that this user may not read do not matter: directories are volumes all the same.
   const recorded = await readIdentity(own('store.json')).catch((cause: unknown) => {
     if (cause instanceof StowageError) throw cause;
-    return undefined;
+    return { layout: options.layout, uuid: context.identity };
   });
+  await refuseOtherStore(found.root, store, recorded, context.identity);
   if (recorded !== undefined) refuseOtherLayout(found.root, recorded.layout, options.layout);
   const never = (): never => {
     throw new Error('a read-only store was about to be written');
   };
   return {
-    ...{ store, context, own, layout: options.layout },
+    ...{ store, context, own, layout: options.layout, identity: recorded?.uuid, inFlight: createInFlight() },
     ...found,
     metaPath: (name) => join(found.root, `${name}.meta`),
     scratch: never,
@@ -107,18 +113,25 @@ export async function openPlace(
   let scratches = 0;
   await using stack = new AsyncDisposableStack();
   try {
+    await refuseForeign(own());
+    await refuseOtherStore(root, store, await readIdentity(own('store.json')), context.identity);
     await makeOwnFolder(own());
-    stack.use(await lockStore(own('lock'), own('owner.json'), root));
     for (const folder of folders) await mkdir(own(folder), { mode: 0o700, recursive: true });
     const scratch = (): string => own('tmp', `${run}-${++scratches}`);
-    const recorded =
-      (await readIdentity(own('store.json'))) ?? (await writeIdentity(own('store.json'), scratch(), options.layout));
-    refuseOtherLayout(root, recorded.layout, options.layout);
+    // Taking the lock is the one thing that is done on the main thread. On a disk that hangs it would stop the whole
+    // server; so first something is written that hangs there instead, on a thread.
+    await probe(scratch());
+    stack.use(await lockStore(own('lock'), own('owner.json'), root));
+    const recorded = await readIdentity(own('store.json'));
+    if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, options.layout);
+    const identity = recorded?.uuid ?? (await writeIdentity(own('store.json'), scratch(), options.layout));
     await sign(own('owner.json'), scratch(), context, log);
     // Kept open for fsync: opening it anew each time would double the calls of every create and delete.
     const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
     stack.defer(() => handle.close());
-    const sync = coalesced(() => handle.sync());
+    const inFlight = createInFlight();
+    const shared = coalesced(() => handle.sync());
+    const sync = (): Promise<void> => inFlight.short.lend(shared);
     const replace = async (path: string, meta: Meta): Promise<void> => {
       const fresh = scratch();
       await writeNew(fresh, encodeMeta(meta));
@@ -128,9 +141,11 @@ export async function openPlace(
       });
       await sync();
     };
+    // A disk that was mounted meanwhile: all this was done below it.
+    await found.verify();
     const held = stack.move();
     return {
-      ...{ store, context, own, scratch, sync, replace, layout: options.layout },
+      ...{ store, context, own, scratch, sync, replace, identity, inFlight, layout: options.layout },
       ...found,
       metaPath: (name) => join(root, `${name}.meta`),
       isLeftover: (name) => !name.startsWith(`${run}-`),
@@ -142,19 +157,10 @@ export async function openPlace(
 }
 
 /** As root, a `.stowage` that belongs to someone else would let them choose what is deleted or read. */
-async function makeOwnFolder(path: string): Promise<void> {
-  try {
-    await mkdir(path, { mode: 0o700 });
-    return;
-  } catch (cause) {
-    if (errno(cause) !== 'EEXIST') throw cause;
-  }
-  const there = await lstat(path);
+async function refuseForeign(path: string): Promise<void> {
+  const there = await lstatIfThere(path);
   const me = process.geteuid?.();
-  if (there.isDirectory() && (me === undefined || there.uid === me)) {
-    if ((there.mode & 0o077) !== 0) await chmod(path, 0o700);
-    return;
-  }
+  if (there === undefined || (there.isDirectory() && (me === undefined || there.uid === me))) return;
   const what = there.isDirectory() ? `belongs to user ${there.uid}` : 'is not a directory';
   throw new StowageError(`${path} ${what}, so it cannot hold this store's records`, {
     code: 'denied',
@@ -163,46 +169,26 @@ async function makeOwnFolder(path: string): Promise<void> {
   });
 }
 
-async function readIdentity(path: string): Promise<{ readonly layout: unknown } | undefined> {
-  let json: unknown;
+async function makeOwnFolder(path: string): Promise<void> {
   try {
-    json = JSON.parse((await readBounded(path, 4096)).toString('utf8'));
+    await mkdir(path, { mode: 0o700 });
   } catch (cause) {
-    if (errno(cause) === 'ENOENT') return undefined;
-    if (errno(cause) !== undefined) throw cause;
-    throw damaged(path, cause);
+    if (errno(cause) !== 'EEXIST') throw cause;
+    // It may have been made since it was looked at.
+    await refuseForeign(path);
+    const { mode } = await stat(path);
+    if ((mode & 0o077) !== 0) await chmod(path, 0o700);
   }
-  if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);
-  if (json['version'] > formatVersion) throw tooNew(path, json['version']);
-  return { layout: json['layout'] };
 }
 
-function damaged(path: string, cause?: unknown): StowageError {
-  return new StowageError(`${path} cannot be read`, {
-    code: 'conflict',
-    reason: 'record-unreadable',
-    action: `Restore it from a backup, or remove it: Stowage then makes a new one.`,
-    cause,
-  });
-}
-
-async function writeIdentity(
-  path: string,
-  scratch: string,
-  layout: LayoutKind,
-): Promise<{ readonly layout: LayoutKind }> {
-  await writeNew(scratch, `${JSON.stringify({ version: formatVersion, store: randomUUID(), layout })}\n`);
-  await rename(scratch, path);
-  return { layout };
-}
-
-function refuseOtherLayout(root: string, recorded: unknown, asked: LayoutKind): void {
-  if (recorded === asked) return;
-  throw new StowageError(`the store in ${root} has layout ${String(recorded)}, not ${asked}`, {
-    code: 'conflict',
-    reason: 'layout-differs',
-    action: `Configure it with layout=${String(recorded)}, or use another directory for layout=${asked}.`,
-  });
+/** A full disk has answered too, and the store must open: volumes can be deleted. */
+async function probe(path: string): Promise<void> {
+  try {
+    await writeNew(path, 'probe');
+    await unlinkIfThere(path);
+  } catch (cause) {
+    if (!isFull(cause)) throw cause;
+  }
 }
 
 /** For the message that a second opener gets. A full disk must not keep the store from opening: deleting needs it open. */
@@ -212,7 +198,7 @@ async function sign(path: string, scratch: string, context: StoreContext, log: L
     await writeNew(scratch, `${JSON.stringify({ version: formatVersion, instance, pid: process.pid, node })}\n`);
     await rename(scratch, path);
   } catch (cause) {
-    if (errno(cause) !== 'ENOSPC' && errno(cause) !== 'EDQUOT') throw cause;
+    if (!isFull(cause)) throw cause;
     log.warn('no room to note who holds the store', { path });
   }
 }

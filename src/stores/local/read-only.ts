@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 import { lstat, readdir } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
@@ -10,10 +11,11 @@ import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
 
 const looksAtOnce = 16;
+const listing = 'listing volumes';
 
 type Verbs = Exclude<
   keyof Store,
-  'name' | 'kind' | 'reach' | 'enforcesCapacity' | 'readOnly' | 'shared' | 'access' | 'needsSize' | 'check'
+  'identity' | 'name' | 'kind' | 'reach' | 'enforcesCapacity' | 'readOnly' | 'shared' | 'access' | 'needsSize' | 'check'
 >;
 
 /** What lies in the directory are the volumes, recorded or not. Nothing is ever written: it may be on a read-only disk. */
@@ -34,21 +36,25 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
     return { id, name, store: place.store, bytes, access, labels: {}, requestId, createdAt, revision: 1, instance };
   }
 
-  const names: Store['names'] = (scope) =>
-    during('listing volumes', [], scope, async () => {
+  const candidates = (scope: Scope): Promise<readonly VolumeName[]> =>
+    during(listing, [], scope, async () => {
       const entries = await readdir(place.root, { withFileTypes: true });
-      const candidates = entries.flatMap((entry) => {
+      return entries.flatMap((entry) => {
         const rightKind = layout.kind === 'directory' ? entry.isDirectory() : entry.isFile();
         if (!rightKind || !entry.name.endsWith(layout.suffix)) return [];
         const name = entry.name.slice(0, entry.name.length - layout.suffix.length);
         return isVolumeName(name) ? [name] : [];
       });
-      const stores = new Set<VolumeName>();
-      await eachBounded(candidates, looksAtOnce, async (name) => {
-        if (await layout.isStore(dataPath(name))) stores.add(name);
-      });
-      return candidates.filter((name) => !stores.has(name));
     });
+
+  const names: Store['names'] = async (scope) => {
+    const all = await candidates(scope);
+    const stores = new Set<VolumeName>();
+    await eachBounded(all, looksAtOnce, async (name) => {
+      if (await during(listing, [], scope, () => layout.isStore(dataPath(name)))) stores.add(name);
+    });
+    return all.filter((name) => !stores.has(name));
+  };
 
   async function held(ref: VolumeRef): Promise<Volume> {
     const found = await look(ref.name);
@@ -74,10 +80,16 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
         layout.source(dataPath(ref.name), (await held(ref)).access),
       ),
     usage: (ref, scope) =>
-      during(`measuring volume ${quoted(ref.name)}`, [], scope, async () => {
-        await held(ref);
-        return layout.usage(dataPath(ref.name), scope);
-      }),
+      during(
+        `measuring volume ${quoted(ref.name)}`,
+        [],
+        scope,
+        async () => {
+          await held(ref);
+          return layout.usage(dataPath(ref.name), scope);
+        },
+        'long',
+      ),
     ...createRefusals(place),
     adoptable: async () => [],
     orphans: async () => [],

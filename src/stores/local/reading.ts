@@ -40,8 +40,9 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
       const all = await names(scope);
       for (let i = 0; i < all.length; i += readsAtOnce) {
         scope.signal.throwIfAborted();
-        const reads = await during('listing volumes', [], scope, () =>
-          Promise.all(all.slice(i, i + readsAtOnce).map(parts.read)),
+        const some = all.slice(i, i + readsAtOnce);
+        const reads = await Promise.all(
+          some.map((name) => during('listing volumes', [], scope, () => parts.read(name))),
         );
         for (const read of reads) if (read.state === 'ok') yield volume(read.meta);
       }
@@ -56,7 +57,7 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
       const doing = `measuring volume ${quoted(ref.name)}`;
       const path = await during(doing, [ref.name], scope, async () => usable(parts, await held(ref)));
       // Not held: measuring takes as long as the volume is large.
-      return during(doing, [], scope, () => layout.usage(path, scope));
+      return during(doing, [], scope, () => layout.usage(path, scope), 'long');
     },
   };
 }

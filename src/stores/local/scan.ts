@@ -5,6 +5,7 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { stowageError } from '#core/errors.ts';
 import { errno } from './errors.ts';
 import { eachBounded, openRaw } from './files.ts';
+import { callsAtOnce } from './in-flight.ts';
 
 export interface Scanned {
   readonly bytes: bigint;
@@ -18,7 +19,6 @@ interface Directory {
   readonly ino: bigint;
 }
 
-const entriesAtOnce = 8;
 const blockSize = 512n;
 
 /**
@@ -106,7 +106,7 @@ async function scanOne(
     // Where there is no /proc (not Linux), the path has to do.
     const via = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
     const list = await openRaw(via);
-    await eachBounded(list, entriesAtOnce, async ({ name }) => {
+    await eachBounded(list, callsAtOnce, async ({ name }) => {
       signal.throwIfAborted();
       try {
         count(child(directory.path, name), await lstat(child(via, name), { bigint: true }));

@@ -1,4 +1,5 @@
 import { readdir, rename, rmdir } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
@@ -36,17 +37,20 @@ export async function hasMoved({ place, dataPath }: Parts, to: string): Promise<
 const there = async (path: string): Promise<boolean> => (await lstatIfThere(path)) !== undefined;
 
 /** The same for what lies in the trash: restores that lost their second half, and folders that never got a record. */
-export async function settleTrash(parts: Parts): Promise<void> {
+export async function settleTrash(parts: Parts, scope: Scope): Promise<void> {
   const { place, layout } = parts;
-  for (const id of await readdir(place.own('trash'))) {
-    if (!isVolumeId(id)) continue;
+  for (const id of (await readdir(place.own('trash'))).filter(isVolumeId)) {
+    scope.signal.throwIfAborted();
     const read = await readMeta(place.own('trash', id, 'meta'), place.context.instance);
     const name = read.state === 'ok' ? read.meta.movingTo : undefined;
-    if (name !== undefined && !(await there(place.own('trash', id, layout.trashName)))) {
-      if (await hasMoved(parts, name)) await finishRestore(parts, id, name);
-    }
-    // Fails, as it should, when anything is in it.
-    if (read.state === 'absent') await rmdir(place.own('trash', id)).catch(() => undefined);
+    if (read.state !== 'absent' && name === undefined) continue;
+    // Held, since it may be on its way in or out at this moment.
+    await parts.during(`settling ${id} in the trash`, name === undefined ? [id] : [id, name], scope, async () => {
+      // Fails, as it should, when anything is in it.
+      if (name === undefined) await rmdir(place.own('trash', id)).catch(() => undefined);
+      else if (!(await there(place.own('trash', id, layout.trashName))) && (await hasMoved(parts, name)))
+        await finishRestore(parts, id, name);
+    });
   }
 }
 

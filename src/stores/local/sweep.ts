@@ -22,14 +22,16 @@ export function createSweep(parts: Parts): Pick<Store, 'sweep' | 'reclaim'> {
     parts.unsettled = false;
   }
 
+  async function reclaim(scope: Scope): Promise<void> {
+    // Settled first, while `deleting/` still tells which data were on their way out when something failed.
+    if (parts.unsettled) await sweep(scope);
+    parts.undeletable = await emptyFolder(place.own('deleting'), scope);
+    await parts.reserve.refill();
+  }
+
   return {
-    sweep: (scope) => during('sweeping', [sweeping], scope, () => sweep(scope)),
-    reclaim: (scope) =>
-      during('freeing the space of deleted volumes', [sweeping], scope, async () => {
-        // Settled first, while `deleting/` still tells which data were on their way out when something failed.
-        if (parts.unsettled) await sweep(scope);
-        parts.undeletable = await emptyFolder(place.own('deleting'), scope);
-      }),
+    sweep: (scope) => during('sweeping', [sweeping], scope, () => sweep(scope), 'long'),
+    reclaim: (scope) => during('freeing the space of deleted volumes', [sweeping], scope, () => reclaim(scope), 'long'),
   };
 }
 
@@ -42,7 +44,7 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
     scope.signal.throwIfAborted();
     await during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope));
   }
-  await settleTrash(parts);
+  await settleTrash(parts, scope);
   await forgetTakenIn(parts);
   await removeLeftovers(place);
 }

@@ -1,10 +1,10 @@
-import { mkdir, open, readdir, rename } from 'node:fs/promises';
+import { mkdir, readdir, rename } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 import type { TrashEntry, Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { isVolumeId, quoted } from '#core/names.ts';
 import type { Trash } from '#core/ports.ts';
 import { dataUnrecorded, nameTaken } from './errors.ts';
-import { eachBounded, lstatIfThere, renameIfThere } from './files.ts';
+import { eachBounded, lstatIfThere, renameIfThere, syncFolder } from './files.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, settled } from './meta.ts';
 import type { Parts } from './parts.ts';
@@ -21,9 +21,7 @@ export function createTrash(parts: Parts): Trash {
 
   return {
     put: (ref, deletedAt, scope) =>
-      during(`moving volume ${quoted(ref.name)} to the trash`, [ref.name, ref.id], scope, async () => {
-        const meta = await parts.find(ref);
-        if (meta === undefined) return;
+      parts.emptying(`moving volume ${quoted(ref.name)} to the trash`, ref, scope, async (meta) => {
         await place.replace(place.metaPath(meta.name), { ...settled(meta, meta.name), deletedAt });
         await mkdir(place.own('trash', meta.id), { mode: 0o700, recursive: true });
         await renameIfThere(dataPath(meta.name), dataOf(meta.id));
@@ -32,24 +30,27 @@ export function createTrash(parts: Parts): Trash {
         await syncFolder(place.own('trash'));
         await place.sync();
       }),
-    list: (scope) =>
-      during('listing the trash', [], scope, async () => {
-        const entries: TrashEntry[] = [];
-        await eachBounded((await readdir(place.own('trash'))).filter(isVolumeId), readsAtOnce, async (id) => {
-          const found = await read(id);
-          if (found.state !== 'ok') return;
-          entries.push({ volume: volume(found.meta), deletedAt: found.meta.deletedAt ?? 0 });
-        });
-        return entries;
-      }),
+    list: async (scope) => {
+      const doing = 'listing the trash';
+      const all = await during(doing, [], scope, () => readdir(place.own('trash')));
+      const entries: TrashEntry[] = [];
+      await eachBounded(all.filter(isVolumeId), readsAtOnce, async (id) => {
+        const found = await during(doing, [], scope, () => read(id));
+        if (found.state !== 'ok') return;
+        entries.push({ volume: volume(found.meta), deletedAt: found.meta.deletedAt ?? 0 });
+      });
+      return entries;
+    },
     restore: (id, name, scope) =>
       during(`restoring volume ${quoted(name)}`, [name, id], scope, () => restore(id, name)),
     purge: (id, scope) =>
-      during(`purging ${id} from the trash`, [id], scope, async () => {
-        // One step, whatever its size; `reclaim` frees the room.
-        await renameIfThere(place.own('trash', id), place.own('deleting', `${id}.trash`));
-        await syncFolder(place.own('trash'));
-      }),
+      during(`purging ${id} from the trash`, [id], scope, () =>
+        parts.reserve.backing(async () => {
+          // One step, whatever its size; `reclaim` frees the room.
+          await renameIfThere(place.own('trash', id), place.own('deleting', `${id}.trash`));
+          await syncFolder(place.own('trash'));
+        }),
+      ),
   };
 
   async function restore(id: VolumeId, name: VolumeName): Promise<Volume> {
@@ -69,15 +70,6 @@ export function createTrash(parts: Parts): Trash {
     if ((await lstatIfThere(dataPath(name))) !== undefined) throw dataUnrecorded(name, dataPath(name), place.store);
     await place.replace(recordOf(meta.id), { ...meta, movingTo: name, revision: meta.revision + 1 });
     await renameIfThere(dataOf(meta.id), dataPath(name));
-  }
-}
-
-async function syncFolder(path: string): Promise<void> {
-  const folder = await open(path, 'r');
-  try {
-    await folder.sync();
-  } finally {
-    await folder.close();
   }
 }
 

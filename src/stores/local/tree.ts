@@ -5,9 +5,10 @@ import { join } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { errno } from './errors.ts';
 import { eachBounded, openRaw } from './files.ts';
+import { callsAtOnce } from './in-flight.ts';
 
 const treesAtOnce = 2;
-const entriesAtOnce = 8;
+const entriesAtOnce = callsAtOnce / treesAtOnce;
 /** Something may still be writing through an open handle; it gets this many chances to lose the race. */
 const attempts = 3;
 // Not in node:fs; the value is the same on every architecture Node runs Linux on.

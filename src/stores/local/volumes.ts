@@ -5,14 +5,14 @@ import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { dataUnrecorded, nameTaken } from './errors.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
-import { type Meta, sameLabels, settled } from './meta.ts';
+import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { usable } from './reading.ts';
 
 type Verbs = 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'claim';
 
 export function createVolumes(parts: Parts): Pick<Store, Verbs> {
-  const { place, layout, during, dataPath, held, find, volume } = parts;
+  const { place, layout, during, emptying, dataPath, held, volume } = parts;
   const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
 
   async function change(meta: Meta, to: Partial<Meta>): Promise<Volume> {
@@ -23,19 +23,15 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
 
   return {
     delete: (ref, scope) =>
-      during(called('deleting', ref.name), [ref.name], scope, async () => {
-        const meta = await find(ref);
-        if (meta === undefined) return;
+      emptying(called('deleting', ref.name), ref, scope, async (meta) => {
         await layout.discard(dataPath(meta.name), meta.id);
         await unlinkIfThere(place.metaPath(meta.name));
         await place.sync();
       }),
     release: (ref, scope) =>
-      during(called('releasing', ref.name), [ref.name], scope, async () => {
-        const meta = await find(ref);
-        if (meta === undefined) return;
+      emptying(called('releasing', ref.name), ref, scope, async (meta) => {
         // Outside the root the file's name no longer tells the volume's: an abandoned intent must not either.
-        await place.replace(place.metaPath(meta.name), settled(meta, meta.name));
+        if (isMoving(meta)) await place.replace(place.metaPath(meta.name), settled(meta, meta.name));
         await renameIfThere(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
         await place.sync();
       }),

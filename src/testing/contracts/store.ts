@@ -175,6 +175,12 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         store = await under.reopen();
         expect(await list()).toEqual(made);
       });
+
+      test('are of the same store after it', async () => {
+        const { identity } = store;
+        store = await under.reopen();
+        expect(store.identity).toBe(identity);
+      });
     });
 
     describe('delete', () => {

@@ -1,0 +1,49 @@
+import { execFile } from 'node:child_process';
+import { mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createGround } from '#testing/ground.ts';
+import { mostFileCalls, shortCalls } from './in-flight.ts';
+
+const run = promisify(execFile);
+const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));
+
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
+  test('keeps only so many threads, and the names of the calls it keeps', { timeout: 60_000 }, async () => {
+    const ground = createGround();
+    onTestFinished(() => ground[Symbol.dispose]());
+    const disk = join(ground.folder, 'disk');
+    await mkdir(disk);
+    await run('mount', ['-o', 'loop', ground.image('image', 64, 'ext4'), disk]);
+    // Fails where it has been thawed; before anything else, since nobody who waits for a frozen disk can be ended.
+    const thaw = () => run('fsfreeze', ['--unfreeze', disk]).catch(() => undefined);
+    onTestFinished(async () => void (await thaw()));
+    // One for each of the two stores being opened there, and one for all that goes on elsewhere.
+    const threads = `${mostFileCalls + 3}`;
+    const working = run(
+      process.execPath,
+      ['--disable-warning=ExperimentalWarning', program, disk, join(ground.folder, 'fine')],
+      {
+        env: { ...process.env, UV_THREADPOOL_SIZE: threads },
+      },
+    );
+    const late = setTimeout(() => void thaw(), 30_000);
+    const { stdout } = await working.finally(() => clearTimeout(late));
+    const { whileFrozen, afterwards } = JSON.parse(stdout);
+    expect(whileFrozen).toEqual({
+      namesBesideReclaim: 'done',
+      besides: Array(5).fill('done'),
+      // Undefined, which JSON leaves out: still under way. So are the opens, as null.
+      opens: [null, null],
+      stuck: shortCalls,
+      gaveUp: 50 - shortCalls,
+      repeated: 'deadline',
+      sameName: 'deadline',
+      check: 'deadline',
+    });
+    expect(afterwards).toEqual({ reclaim: 'done', opens: ['done', 'done'], sameName: 'done', orphans: 0 });
+  });
+});

@@ -1,0 +1,76 @@
+import { randomUUID } from 'node:crypto';
+import { readdir, rename } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { StowageError } from '#core/errors.ts';
+import { errno, otherStore } from './errors.ts';
+import { readBounded, syncFolder, writeNew } from './files.ts';
+import { formatVersion, isObject, tooNew } from './meta.ts';
+import type { LayoutKind } from './options.ts';
+
+/** What `.stowage/store.json` says. */
+export interface Identity {
+  readonly layout: unknown;
+  /** Undefined: it has none, and can be given one. */
+  readonly uuid: string | undefined;
+}
+
+export async function readIdentity(path: string): Promise<Identity | undefined> {
+  let json: unknown;
+  try {
+    json = JSON.parse((await readBounded(path, 4096)).toString('utf8'));
+  } catch (cause) {
+    if (errno(cause) === 'ENOENT') return undefined;
+    if (errno(cause) !== undefined) throw cause;
+    throw damaged(path, cause);
+  }
+  if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);
+  if (json['version'] > formatVersion) throw tooNew(path, json['version']);
+  const uuid = json['store'];
+  return { layout: json['layout'], uuid: typeof uuid === 'string' && uuid !== '' ? uuid : undefined };
+}
+
+function damaged(path: string, cause?: unknown): StowageError {
+  return new StowageError(`${path} cannot be read`, {
+    code: 'conflict',
+    reason: 'record-unreadable',
+    action: `Restore it from a backup; or remove it and take the volumes in again with: stowage store adopt`,
+    cause,
+  });
+}
+
+export async function writeIdentity(path: string, scratch: string, layout: LayoutKind): Promise<string> {
+  const uuid = randomUUID();
+  await writeNew(scratch, `${JSON.stringify({ version: formatVersion, store: uuid, layout })}\n`);
+  await rename(scratch, path);
+  // Both folders may be new. A power cut must not take back what others remember the store by.
+  await syncFolder(dirname(path));
+  await syncFolder(dirname(dirname(path)));
+  return uuid;
+}
+
+/** The empty directory that an unmounted disk leaves behind is not the store, nor is another disk in its place. */
+export async function refuseOtherStore(
+  root: string,
+  store: string,
+  recorded: Identity | undefined,
+  expected: string | undefined,
+): Promise<void> {
+  if (expected === undefined || recorded?.uuid === expected) return;
+  if (recorded === undefined) throw otherStore(root, store, await whatIsThere(root));
+  if (recorded.uuid !== undefined) throw otherStore(root, store, `it is store ${recorded.uuid}, and was ${expected}`);
+}
+
+async function whatIsThere(root: string): Promise<string> {
+  return (await readdir(root)).length === 0
+    ? 'it is empty; its disk may not be mounted'
+    : 'it has no .stowage/store.json; its disk may not be mounted';
+}
+
+export function refuseOtherLayout(root: string, recorded: unknown, asked: LayoutKind): void {
+  if (recorded === asked) return;
+  throw new StowageError(`the store in ${root} has layout ${String(recorded)}, not ${asked}`, {
+    code: 'conflict',
+    reason: 'layout-differs',
+    action: `Configure it with layout=${String(recorded)}, or use another directory for layout=${asked}.`,
+  });
+}

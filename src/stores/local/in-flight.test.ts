@@ -1,0 +1,68 @@
+import { describe, expect, test } from 'vitest';
+import { createPlaces } from './in-flight.ts';
+
+const forever = new AbortController().signal;
+
+describe('places', () => {
+  test('are given to as many as there are, then in the order of asking', async () => {
+    const places = createPlaces(2);
+    const order: number[] = [];
+    const first = await places.take(forever);
+    const second = await places.take(forever);
+    const later = [3, 4].map((who) =>
+      places.take(forever).then((place) => {
+        order.push(who);
+        return place;
+      }),
+    );
+    await Promise.resolve();
+    expect(order).toEqual([]);
+    second[Symbol.dispose]();
+    const third = await later[0];
+    expect(order).toEqual([3]);
+    first[Symbol.dispose]();
+    third?.[Symbol.dispose]();
+    await later[1];
+    expect(order).toEqual([3, 4]);
+  });
+
+  test('are not waited for longer than the signal lets one, and go to the next in line', async () => {
+    const places = createPlaces(1);
+    const held = await places.take(forever);
+    const impatient = new AbortController();
+    const given = places.take(impatient.signal);
+    const patient = places.take(forever);
+    impatient.abort(new Error('enough'));
+    await expect(given).rejects.toThrow('enough');
+    await expect(places.take(impatient.signal)).rejects.toThrow('enough');
+    held[Symbol.dispose]();
+    (await patient)[Symbol.dispose]();
+    // Nothing was lost on the way.
+    (await places.take(forever))[Symbol.dispose]();
+  });
+});
+
+test('a place that is lent goes to the next in line, and its owner comes back before those who wait', async () => {
+  const places = createPlaces(1);
+  const order: string[] = [];
+  const lending = Promise.withResolvers<void>();
+  const owner = async (): Promise<void> => {
+    using _place = await places.take(forever);
+    await places.lend(() => lending.promise);
+    order.push('owner');
+  };
+  const working = owner();
+  const borrower = await places.take(forever);
+  const third = places.take(forever).then((place) => {
+    order.push('third');
+    return place;
+  });
+  lending.resolve();
+  // Gives the owner the time to come back, were the place free.
+  await new Promise(setImmediate);
+  expect(order).toEqual([]);
+  borrower[Symbol.dispose]();
+  await working;
+  (await third)[Symbol.dispose]();
+  expect(order).toEqual(['owner', 'third']);
+});

@@ -1,0 +1,94 @@
+/**
+ * A program of its own, since it needs a known number of threads, and may be left with calls that cannot be ended:
+ * works with stores on a disk that it freezes, beside one on another disk, and prints what came of it as JSON.
+ */
+import { execFile } from 'node:child_process';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { scope } from './contracts/store.ts';
+import { openLocal } from './local-store.ts';
+
+const run = promisify(execFile);
+const [disk = '', elsewhere = ''] = process.argv.slice(2);
+
+const spec = (name: string): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: name, createdAt: 0, instance: 'instance-1' },
+});
+const create = (store: Store, name: string, signal = scope.signal): Promise<Volume> =>
+  store.create(spec(name), { ...scope, signal });
+
+const outcome = (work: Promise<unknown>): Promise<string> =>
+  work.then(
+    () => 'done',
+    (cause: unknown) => (cause instanceof StowageError ? cause.code : String(cause)),
+  );
+/** Undefined: it has not ended yet. */
+const watched = (work: Promise<unknown>): { how: string | undefined; readonly ended: Promise<unknown> } => {
+  const watch: ReturnType<typeof watched> = {
+    how: undefined,
+    ended: outcome(work).then((how) => {
+      watch.how = how;
+    }),
+  };
+  return watch;
+};
+
+const roots = { hung: join(disk, 'hung'), known: join(disk, 'known'), fresh: join(disk, 'fresh'), fine: elsewhere };
+for (const root of Object.values(roots)) await mkdir(root, { recursive: true });
+await (await openLocal(roots.known)).close();
+// Made anew, it would be the first thing to hang: on the main thread, were it not for what is written before.
+await rm(join(roots.known, '.stowage', 'lock'));
+const fine = await openLocal(roots.fine);
+const hung = await openLocal(roots.hung);
+const full = await create(hung, 'full');
+for (let i = 0; i < 20; i++) await writeFile(join(roots.hung, 'full', `${i}`), '');
+await hung.delete(full, scope);
+
+await run('fsfreeze', ['--freeze', disk]);
+const reclaim = watched(hung.reclaim(scope));
+const namesBesideReclaim = await outcome(hung.names(scope));
+const opening = [roots.known, roots.fresh].map((root) => openLocal(root));
+const opens = opening.map(watched);
+const patience = new AbortController();
+const creates = Array.from({ length: 50 }, (_, i) => watched(create(hung, `v${i}`, patience.signal)));
+const repeated = watched(create(hung, 'v0', patience.signal));
+const besides: string[] = [];
+for (let i = 0; i < 5; i++) {
+  const made = await create(fine, `v${i}`);
+  besides.push(await outcome(fine.delete(made, scope)));
+}
+patience.abort(new StowageError('enough', { code: 'deadline', reason: 'test', action: 'None.' }));
+await outcome(fine.reclaim(scope));
+using limit = systemClock().deadline(200, scope.signal);
+const whileFrozen = {
+  namesBesideReclaim,
+  besides,
+  reclaim: reclaim.how,
+  opens: opens.map(({ how }) => how),
+  stuck: creates.filter(({ how }) => how === undefined).length,
+  gaveUp: creates.filter(({ how }) => how === 'deadline').length,
+  repeated: repeated.how,
+  // The caller has gone, the call has not: it still has the name.
+  sameName: await outcome(create(hung, 'v0', limit.signal)),
+  check: await outcome(hung.check({ ...scope, signal: limit.signal })),
+};
+await run('fsfreeze', ['--unfreeze', disk]);
+
+for (const { ended } of [reclaim, ...opens, ...creates]) await ended;
+for (const store of await Promise.all(opening)) await store.close();
+const afterwards = {
+  reclaim: reclaim.how,
+  opens: opens.map(({ how }) => how),
+  sameName: await outcome(create(hung, 'v0')),
+  orphans: (await hung.orphans(scope)).length,
+};
+await hung.close();
+await fine.close();
+process.stdout.write(JSON.stringify({ whileFrozen, afterwards }));
