@@ -250,10 +250,15 @@ describe('adopt', () => {
 
   test('orphans are named with what to do', async () => {
     await add();
-    await mkdir(join(root, 'stray'));
+    for (const name of ['stray', 'bad name', 'lost+found']) await mkdir(join(root, name));
+    await writeFile(join(root, 'readme.txt'), '');
     const orphans = await server.engine.adoptions.orphans('keep', aCall());
-    expect(orphans).toMatchObject([{ store: 'keep', kind: 'unrecorded-directory', name: 'stray' }]);
-    expect(orphans[0]?.action).not.toBe('');
+    expect(orphans).toMatchObject([
+      { store: 'keep', kind: 'stranger', name: 'bad name' },
+      { store: 'keep', kind: 'stranger', name: 'readme.txt', detail: 'it cannot be a volume: it is not a directory' },
+      { store: 'keep', kind: 'unrecorded-directory', name: 'stray' },
+    ]);
+    for (const { action } of orphans) expect(action).not.toBe('');
   });
 
   test('a read-only store is refused', async () => {

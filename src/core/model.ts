@@ -121,7 +121,13 @@ export interface StoreConfig {
 /** One thing on a store that belongs to no volume, or lacks a part. */
 export interface Orphan {
   readonly store: StoreName;
-  readonly kind: 'unrecorded-directory' | 'unknown-volume' | 'missing-data' | 'unreadable-record' | 'leftover';
+  readonly kind:
+    | 'unrecorded-directory'
+    | 'stranger'
+    | 'unknown-volume'
+    | 'missing-data'
+    | 'unreadable-record'
+    | 'leftover';
   readonly name: string;
   readonly detail: string;
   readonly action: string;

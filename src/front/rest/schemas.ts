@@ -151,7 +151,7 @@ export const adoption = object({
 
 export const orphan = object({
   store: Type.String(),
-  kind: oneOf('unrecorded-directory', 'unknown-volume', 'missing-data', 'unreadable-record', 'leftover'),
+  kind: oneOf('unrecorded-directory', 'stranger', 'unknown-volume', 'missing-data', 'unreadable-record', 'leftover'),
   name: Type.String(),
   detail: Type.String(),
   action: Type.String(),

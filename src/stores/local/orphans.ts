@@ -53,7 +53,9 @@ export function createOrphans(parts: Parts): Store['orphans'] {
       if (orphan !== undefined) found.push(orphan);
     });
     for (const { name, reason } of await findAdoptable(place, layout)) {
-      if (reason === undefined) found.push(unrecorded(store, name));
+      // Every ext4 has it: nobody left it there.
+      if (name === 'lost+found') continue;
+      found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
     }
     for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
     for (const left of parts.undeletable) {
@@ -82,6 +84,13 @@ function unrecorded(store: Orphan['store'], name: string): Orphan {
   return {
     ...{ store, kind: 'unrecorded-directory', name, detail: 'data without a record' },
     action: `Make it a volume with: stowage store adopt ${store} ${name}; or move it away.`,
+  };
+}
+
+function stranger(store: Orphan['store'], name: string, reason: string): Orphan {
+  return {
+    ...{ store, kind: 'stranger', name, detail: `it cannot be a volume: ${reason}` },
+    action: 'Move it away, or mend that; Stowage leaves it alone.',
   };
 }
 
