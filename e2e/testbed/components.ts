@@ -79,6 +79,12 @@ export const components = {
     command: byTestbed,
     packages: () => ['fish'],
   },
+  openssl: {
+    what: 'openssl, to make certificates for tests',
+    probe: () => missingPrograms('openssl'),
+    command: byTestbed,
+    packages: () => ['openssl'],
+  },
   schemathesis,
   node26,
 } satisfies Readonly<Record<string, Component>>;

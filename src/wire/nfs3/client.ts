@@ -1,0 +1,180 @@
+import type { Clock } from '#base/clock.ts';
+import type { CallOptions, RpcClient } from '../rpc/client.ts';
+import type { Procedure } from '../rpc/procedure.ts';
+import type { Text } from '../xdr/writer.ts';
+import { checkName } from './names.ts';
+import * as procedures from './procedures.ts';
+import { isNfsError } from './status.ts';
+import { type Attributes, type FileHandle, fileType, type Place, type SetAttributes, type Time } from './structures.ts';
+
+type Result<P> = P extends Procedure<never, infer R> ? R : never;
+
+/** What was made. Always with its handle: where a server leaves it out, it is looked up. */
+export interface New {
+  readonly handle: FileHandle;
+  readonly attributes: Attributes | undefined;
+}
+
+/**
+ * NFS version 3 over one RPC client. Every call takes its signal and its deadline. A call that was sent twice because the
+ * connection broke in between is answered as if it had been sent once, as far as that can be told.
+ */
+export interface NfsClient {
+  null(options?: CallOptions): Promise<void>;
+  getattr(handle: FileHandle, options?: CallOptions): Promise<Attributes>;
+  setattr(
+    handle: FileHandle,
+    set: SetAttributes,
+    options?: CallOptions & { readonly ifChangedAt?: Time },
+  ): Promise<void>;
+  lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.Found>;
+  access(handle: FileHandle, mask: number, options?: CallOptions): Promise<number>;
+  readlink(handle: FileHandle, options?: CallOptions): Promise<Text>;
+  read(handle: FileHandle, offset: number, into: Buffer, options?: CallOptions): Promise<procedures.ReadResult>;
+  write(
+    handle: FileHandle,
+    offset: number,
+    data: Uint8Array,
+    stable: number,
+    options?: CallOptions,
+  ): Promise<procedures.WriteResult>;
+  create(directory: FileHandle, name: Text, how: procedures.CreateArgs['how'], options?: CallOptions): Promise<New>;
+  mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
+  symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
+  mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<New>;
+  remove(directory: FileHandle, name: Text, options?: CallOptions): Promise<void>;
+  rmdir(directory: FileHandle, name: Text, options?: CallOptions): Promise<void>;
+  rename(from: Place, to: Place, options?: CallOptions): Promise<void>;
+  link(handle: FileHandle, to: Place, options?: CallOptions): Promise<void>;
+  readdir(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdir>>;
+  readdirplus(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdirplus>>;
+  fsstat(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsstat>>;
+  fsinfo(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsinfo>>;
+  pathconf(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.pathconf>>;
+  commit(
+    handle: FileHandle,
+    offset: number,
+    count: number,
+    options?: CallOptions,
+  ): Promise<{ readonly verifier: bigint }>;
+}
+
+/** A server that says "later" (a tape, a quota being counted) is asked again for as long as the deadline allows. */
+const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
+
+export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): NfsClient {
+  const never = new AbortController().signal;
+
+  async function patient<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> {
+    for (let attempt = 0; ; attempt++) {
+      try {
+        return await rpc.call(procedure, args, options);
+      } catch (cause) {
+        const pause = jukeboxMs[attempt];
+        if (pause === undefined || !isNfsError(cause, 'JUKEBOX')) throw cause;
+        await clock.sleep(pause, options?.signal ?? never);
+      }
+    }
+  }
+
+  /** Without `await` on the way: a call costs a few microseconds, and each step through a promise is one of them. */
+  const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> =>
+    rpc.call(procedure, args, options).catch((cause: unknown) => {
+      if (isNfsError(cause, 'JUKEBOX')) return patient(procedure, args, options);
+      throw cause;
+    });
+
+  const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> => {
+    checkName(place.name);
+    return call(procedures.lookup, place, options);
+  };
+
+  /** Makes something, or finds what the first of two identical calls made. */
+  async function make<A extends Place>(
+    procedure: Procedure<A, procedures.Made>,
+    args: A,
+    type: number,
+    options: CallOptions | undefined,
+  ): Promise<New> {
+    checkName(args.name);
+    try {
+      const { handle, attributes } = await call(procedure, args, options);
+      return handle === undefined ? await find(args, options) : { handle, attributes };
+    } catch (cause) {
+      if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
+      const found = await find(args, options);
+      const attributes = found.attributes ?? (await call(procedures.getattr, found.handle, options));
+      if (attributes.type !== type) throw cause;
+      return { handle: found.handle, attributes };
+    }
+  }
+
+  /** Gone is gone, when it may have been our own first call that did it. */
+  async function take(
+    procedure: Procedure<Place, unknown>,
+    place: Place,
+    options: CallOptions | undefined,
+  ): Promise<void> {
+    checkName(place.name);
+    try {
+      await call(procedure, place, options);
+    } catch (cause) {
+      if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
+    }
+  }
+
+  return {
+    null: (options) => call(procedures.nullCall, undefined, options),
+    getattr: (handle, options) => call(procedures.getattr, handle, options),
+    setattr: async (handle, set, options) => {
+      await call(procedures.setattr, { handle, set, ifChangedAt: options?.ifChangedAt }, options);
+    },
+    lookup: (directory, name, options) => find({ directory, name }, options),
+    access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
+    readlink: async (handle, options) => {
+      const { target } = await call(procedures.readlink, handle, options);
+      return target.bytes ?? target.text;
+    },
+    read: (handle, offset, into, options) => call(procedures.read, { handle, offset, into }, options),
+    write: (handle, offset, data, stable, options) => call(procedures.write, { handle, offset, data, stable }, options),
+    create: (directory, name, how, options) =>
+      make(procedures.create, { directory, name, how }, fileType.regular, options),
+    mkdir: (directory, name, set, options) =>
+      make(procedures.mkdir, { directory, name, set }, fileType.directory, options),
+    symlink: (directory, name, target, set, options) =>
+      make(procedures.symlink, { directory, name, set, target }, fileType.link, options),
+    mknod: (args, options) => make(procedures.mknod, args, args.type, options),
+    remove: (directory, name, options) => take(procedures.remove, { directory, name }, options),
+    rmdir: (directory, name, options) => take(procedures.rmdir, { directory, name }, options),
+    rename: async (from, to, options) => {
+      checkName(from.name);
+      checkName(to.name);
+      try {
+        await call(procedures.rename, { from, to }, options);
+      } catch (cause) {
+        // The first of the two may have moved it.
+        if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
+        await find(to, options);
+      }
+    },
+    link: async (handle, to, options) => {
+      checkName(to.name);
+      try {
+        await call(procedures.link, { handle, to }, options);
+      } catch (cause) {
+        if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
+        const [one, other] = await Promise.all([
+          call(procedures.getattr, handle, options),
+          find(to, options).then((found) => call(procedures.getattr, found.handle, options)),
+        ]);
+        if (one.fileId !== other.fileId || one.fsid !== other.fsid) throw cause;
+      }
+    },
+    readdir: (args, options) => call(procedures.readdir, args, options),
+    readdirplus: (args, options) => call(procedures.readdirplus, args, options),
+    fsstat: (handle, options) => call(procedures.fsstat, handle, options),
+    fsinfo: (handle, options) => call(procedures.fsinfo, handle, options),
+    pathconf: (handle, options) => call(procedures.pathconf, handle, options),
+    commit: (handle, offset, count, options) => call(procedures.commit, { handle, offset, count }, options),
+  };
+}

@@ -1,0 +1,101 @@
+import type { Procedure } from '../rpc/procedure.ts';
+import { XdrError, type XdrReader } from '../xdr/reader.ts';
+import { type FileHandle, maxPath, readHandle } from './structures.ts';
+
+export const mountProgram = 100005;
+export const mountVersion = 3;
+
+/** RFC 1813, section 5.1.5. */
+export const mountStatus = {
+  PERM: 1,
+  NOENT: 2,
+  IO: 5,
+  ACCES: 13,
+  NOTDIR: 20,
+  INVAL: 22,
+  NAMETOOLONG: 63,
+  NOTSUPP: 10004,
+  SERVERFAULT: 10006,
+} as const;
+
+export type MountStatusName = keyof typeof mountStatus;
+
+const names = new Map<number, MountStatusName>(
+  Object.entries(mountStatus).map(([name, status]) => [status, name as MountStatusName]),
+);
+
+/** The MOUNT service answered, and the answer is no. */
+export class MountError extends Error {
+  override readonly name = 'MountError';
+  readonly status: number;
+  readonly statusName: MountStatusName | undefined;
+  constructor(path: string, status: number) {
+    const known = names.get(status);
+    super(`MNT ${path}: ${known === undefined ? `status ${status}` : `MNT3ERR_${known}`}`);
+    this.status = status;
+    this.statusName = known;
+  }
+}
+
+const about = (number: number, name: string) => ({ program: mountProgram, version: mountVersion, number, name });
+
+export interface Mounted {
+  readonly handle: FileHandle;
+  /** Kinds of authentication the server takes for it, its favourite first. */
+  readonly flavors: readonly number[];
+}
+
+/** More than these in a list are not believed. */
+const maxFlavors = 64;
+const maxListed = 10_000;
+
+export const mnt: Procedure<string, Mounted> = {
+  ...about(1, 'MNT'),
+  encode: (writer, path) => {
+    writer.string(path);
+    return undefined;
+  },
+  decode: (reader, path) => {
+    const status = reader.u32();
+    if (status !== 0) throw new MountError(path, status);
+    const handle = readHandle(reader);
+    const count = reader.u32();
+    if (count > maxFlavors) throw new XdrError(`${count} kinds of authentication`);
+    return { handle, flavors: Array.from({ length: count }, () => reader.u32()) };
+  },
+};
+
+/** Tells the server that we are done; it keeps a list, for people to look at. */
+export const unmnt: Procedure<string, undefined> = {
+  ...about(3, 'UMNT'),
+  encode: (writer, path) => {
+    writer.string(path);
+    return undefined;
+  },
+  decode: () => undefined,
+};
+
+export interface Export {
+  readonly path: string;
+  /** Who may mount it; none: everybody. */
+  readonly clients: readonly string[];
+}
+
+function readList<T>(reader: XdrReader, one: () => T): T[] {
+  const list: T[] = [];
+  while (reader.bool()) {
+    if (list.length === maxListed) throw new XdrError('a list without end');
+    list.push(one());
+  }
+  return list;
+}
+
+export const listExports: Procedure<undefined, readonly Export[]> = {
+  ...about(5, 'EXPORT'),
+  encode: () => undefined,
+  decode: (reader) =>
+    readList(reader, () => ({
+      path: reader.string(maxPath),
+      clients: readList(reader, () => reader.string(maxPath)),
+    })),
+};

@@ -1,0 +1,41 @@
+import type { Text } from '../xdr/writer.ts';
+import { maxName } from './structures.ts';
+
+/** A name that no directory can hold: servers differ in what they make of one, so none is asked. */
+export class NameError extends Error {
+  override readonly name = 'NameError';
+}
+
+const slash = 0x2f;
+
+/** Throws NameError. `..` and `.` are no names: they would lead out of the directory. */
+export function checkName(name: Text): void {
+  const wrong = typeof name === 'string' ? wrongWithText(name) : wrongWithBytes(name);
+  if (wrong !== undefined) throw new NameError(`${JSON.stringify(shown(name))} cannot be a name: ${wrong}`);
+}
+
+const shown = (name: Text): string =>
+  (typeof name === 'string' ? name : Buffer.from(name).toString('utf8')).slice(0, 64);
+
+function wrongWithText(name: string): string | undefined {
+  if (name === '') return 'it is empty';
+  if (name === '.' || name === '..') return 'it means a directory';
+  if (name.includes('/')) return 'it contains a slash';
+  if (name.includes('\0')) return 'it contains a NUL character';
+  // Most names are short enough whatever they are made of.
+  if (name.length > maxName / 3 && Buffer.byteLength(name) > maxName) return `it is longer than ${maxName} bytes`;
+  return undefined;
+}
+
+function wrongWithBytes(name: Uint8Array): string | undefined {
+  if (name.includes(slash)) return 'it contains a slash';
+  if (name.includes(0)) return 'it contains a NUL character';
+  if (name.length > maxName) return `it is longer than ${maxName} bytes`;
+  return wrongWithText(Buffer.from(name).toString('latin1'));
+}
+
+/** Whether a server may have meant this as an entry of a directory. What is not one is left out of listings. */
+export function isPossibleName(name: Text): boolean {
+  const wrong = typeof name === 'string' ? wrongWithText(name) : wrongWithBytes(name);
+  return wrong === undefined;
+}

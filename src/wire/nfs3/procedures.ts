@@ -1,0 +1,382 @@
+import type { Procedure } from '../rpc/procedure.ts';
+import { XdrError, type XdrReader } from '../xdr/reader.ts';
+import type { Text, XdrWriter } from '../xdr/writer.ts';
+import { NfsError } from './status.ts';
+import {
+  type Attributes,
+  type Entry,
+  type EntryPlus,
+  type FileHandle,
+  maxName,
+  maxPath,
+  nfsProgram,
+  nfsVersion,
+  type Place,
+  readAttributes,
+  readHandle,
+  readPostAttributes,
+  readPostHandle,
+  readWcc,
+  type SetAttributes,
+  type Time,
+  writePlace,
+  writeSetAttributes,
+} from './structures.ts';
+
+/** The procedures of NFS version 3 (RFC 1813, section 3.3) as a client calls them: one entry each. */
+function procedure<A, R>(
+  number: number,
+  name: string,
+  encode: (writer: XdrWriter, args: A) => void,
+  decodeResult: (reader: XdrReader, args: A) => R,
+  /** Sent behind the arguments, uncopied. */
+  dataOf?: (args: A) => Uint8Array,
+): Procedure<A, R> {
+  return {
+    ...{ program: nfsProgram, version: nfsVersion, number, name },
+    encode: (writer, args) => {
+      encode(writer, args);
+      return dataOf?.(args);
+    },
+    decode: (reader, args, resent) => {
+      const status = reader.u32();
+      if (status !== 0) throw new NfsError(name, status, resent);
+      return decodeResult(reader, args);
+    },
+  };
+}
+
+const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
+  writer.opaque(handle);
+};
+
+export const nullCall: Procedure<undefined, undefined> = {
+  ...{ program: nfsProgram, version: nfsVersion, number: 0, name: 'NULL' },
+  encode: () => undefined,
+  decode: () => undefined,
+};
+
+export const getattr = procedure(1, 'GETATTR', writeHandle, readAttributes);
+
+export const setattr = procedure(
+  2,
+  'SETATTR',
+  (
+    writer,
+    args: { readonly handle: FileHandle; readonly set: SetAttributes; readonly ifChangedAt?: Time | undefined },
+  ) => {
+    writer.opaque(args.handle);
+    writeSetAttributes(writer, args.set);
+    writer.bool(args.ifChangedAt !== undefined);
+    if (args.ifChangedAt !== undefined) writer.u32(args.ifChangedAt.seconds).u32(args.ifChangedAt.nanoseconds);
+  },
+  readWcc,
+);
+
+export interface Found {
+  readonly handle: FileHandle;
+  readonly attributes: Attributes | undefined;
+}
+
+export const lookup = procedure(
+  3,
+  'LOOKUP',
+  writePlace,
+  (reader): Found => ({ handle: readHandle(reader), attributes: readPostAttributes(reader) }),
+);
+
+export const accessRight = { read: 1, lookup: 2, modify: 4, extend: 8, delete: 16, execute: 32 } as const;
+
+export const access = procedure(
+  4,
+  'ACCESS',
+  (writer, { handle, mask }: { readonly handle: FileHandle; readonly mask: number }) => {
+    writer.opaque(handle).u32(mask);
+  },
+  (reader) => ({ attributes: readPostAttributes(reader), granted: reader.u32() }),
+);
+
+export const readlink = procedure(5, 'READLINK', writeHandle, (reader) => ({
+  attributes: readPostAttributes(reader),
+  target: reader.name(maxPath),
+}));
+
+export interface ReadArgs {
+  readonly handle: FileHandle;
+  readonly offset: number;
+  /** As much as fits into it is asked for; what comes is put there. */
+  readonly into: Buffer;
+}
+
+export interface ReadResult {
+  readonly count: number;
+  readonly isEnd: boolean;
+  readonly attributes: Attributes | undefined;
+}
+
+function readResultHead(reader: XdrReader, { into }: ReadArgs): ReadResult {
+  const attributes = readPostAttributes(reader);
+  const count = reader.u32();
+  const isEnd = reader.bool();
+  const length = reader.u32();
+  if (count > into.length || length !== count) throw new XdrError(`READ of ${into.length} bytes gave ${length}`);
+  return { count, isEnd, attributes };
+}
+
+export const read: Procedure<ReadArgs, ReadResult> = {
+  ...procedure(
+    6,
+    'READ',
+    (writer, { handle, offset, into }: ReadArgs) => {
+      writer.opaque(handle).size(offset).u32(into.length);
+    },
+    (reader, args) => {
+      const result = readResultHead(reader, args);
+      const from = reader.take(result.count);
+      reader.buffer.copy(args.into, 0, from, from + result.count);
+      return result;
+    },
+  ),
+  head: (reader, args) => {
+    if (reader.u32() !== 0) return undefined;
+    const result = readResultHead(reader, args);
+    return { target: args.into.subarray(0, result.count), result };
+  },
+};
+
+export interface WriteArgs {
+  readonly handle: FileHandle;
+  readonly offset: number;
+  readonly data: Uint8Array;
+  readonly stable: number;
+}
+
+export interface WriteResult {
+  readonly count: number;
+  readonly committed: number;
+  /** Another one than before: the server started anew, and may have lost what was not committed. */
+  readonly verifier: bigint;
+  readonly attributes: Attributes | undefined;
+}
+
+export const write = procedure(
+  7,
+  'WRITE',
+  (writer, { handle, offset, data, stable }: WriteArgs) => {
+    writer.opaque(handle).size(offset).u32(data.length).u32(stable).u32(data.length);
+  },
+  (reader, { data }): WriteResult => {
+    const attributes = readWcc(reader);
+    const count = reader.u32();
+    if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
+    return { attributes, count, committed: reader.u32(), verifier: reader.u64() };
+  },
+  ({ data }) => data,
+);
+
+export interface Made {
+  /** Servers may leave it out: then it has to be looked up. */
+  readonly handle: FileHandle | undefined;
+  readonly attributes: Attributes | undefined;
+}
+
+const readMade = (reader: XdrReader): Made => {
+  const made = { handle: readPostHandle(reader), attributes: readPostAttributes(reader) };
+  readWcc(reader);
+  return made;
+};
+
+export interface CreateArgs extends Place {
+  /** Exclusive: the same verifier again finds what the first call made. */
+  readonly how:
+    | { readonly mode: 'unchecked' | 'guarded'; readonly set: SetAttributes }
+    | { readonly mode: 'exclusive'; readonly verifier: bigint };
+}
+
+export const create = procedure(
+  8,
+  'CREATE',
+  (writer, args: CreateArgs) => {
+    writePlace(writer, args);
+    if (args.how.mode === 'exclusive') writer.u32(2).u64(args.how.verifier);
+    else {
+      writer.u32(args.how.mode === 'guarded' ? 1 : 0);
+      writeSetAttributes(writer, args.how.set);
+    }
+  },
+  readMade,
+);
+
+export const mkdir = procedure(
+  9,
+  'MKDIR',
+  (writer, args: Place & { readonly set: SetAttributes }) => {
+    writePlace(writer, args);
+    writeSetAttributes(writer, args.set);
+  },
+  readMade,
+);
+
+export const symlink = procedure(
+  10,
+  'SYMLINK',
+  (writer, args: Place & { readonly set: SetAttributes; readonly target: Text }) => {
+    writePlace(writer, args);
+    writeSetAttributes(writer, args.set);
+    writer.string(args.target);
+  },
+  readMade,
+);
+
+export interface MknodArgs extends Place {
+  /** One of `fileType`, but neither regular nor directory nor link. */
+  readonly type: number;
+  readonly set: SetAttributes;
+  readonly major?: number;
+  readonly minor?: number;
+}
+
+export const mknod = procedure(
+  11,
+  'MKNOD',
+  (writer, args: MknodArgs) => {
+    writePlace(writer, args);
+    writer.u32(args.type);
+    writeSetAttributes(writer, args.set);
+    if (args.type === 3 || args.type === 4) writer.u32(args.major ?? 0).u32(args.minor ?? 0);
+  },
+  readMade,
+);
+
+export const remove = procedure(12, 'REMOVE', writePlace, readWcc);
+export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc);
+
+export const rename = procedure(
+  14,
+  'RENAME',
+  (writer, { from, to }: { readonly from: Place; readonly to: Place }) => {
+    writePlace(writer, from);
+    writePlace(writer, to);
+  },
+  (reader) => {
+    readWcc(reader);
+    readWcc(reader);
+  },
+);
+
+export const link = procedure(
+  15,
+  'LINK',
+  (writer, { handle, to }: { readonly handle: FileHandle; readonly to: Place }) => {
+    writer.opaque(handle);
+    writePlace(writer, to);
+  },
+  (reader) => {
+    const attributes = readPostAttributes(reader);
+    readWcc(reader);
+    return attributes;
+  },
+);
+
+export interface ReaddirArgs {
+  readonly directory: FileHandle;
+  readonly cookie: bigint;
+  readonly verifier: bigint;
+  readonly bytes: number;
+}
+
+export interface Listed<E extends Entry> {
+  readonly verifier: bigint;
+  readonly entries: readonly E[];
+  readonly isEnd: boolean;
+}
+
+function readEntry(reader: XdrReader): Entry {
+  const fileId = reader.u64();
+  const { text, bytes } = reader.name(maxName);
+  return { fileId, name: text, bytes, cookie: reader.u64() };
+}
+
+function readList<E extends Entry>(reader: XdrReader, one: (reader: XdrReader) => E): Listed<E> {
+  readPostAttributes(reader);
+  const verifier = reader.u64();
+  const entries: E[] = [];
+  while (reader.bool()) entries.push(one(reader));
+  return { verifier, entries, isEnd: reader.bool() };
+}
+
+export const readdir = procedure(
+  16,
+  'READDIR',
+  (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
+    writer.opaque(directory).u64(cookie).u64(verifier).u32(bytes);
+  },
+  (reader) => readList(reader, readEntry),
+);
+
+export const readdirplus = procedure(
+  17,
+  'READDIRPLUS',
+  (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
+    // Names take a small part of what attributes and handles do.
+    writer
+      .opaque(directory)
+      .u64(cookie)
+      .u64(verifier)
+      .u32(Math.max(4096, bytes >> 2))
+      .u32(bytes);
+  },
+  (reader) =>
+    readList(
+      reader,
+      (at): EntryPlus => ({ ...readEntry(at), attributes: readPostAttributes(at), handle: readPostHandle(at) }),
+    ),
+);
+
+export const fsstat = procedure(18, 'FSSTAT', writeHandle, (reader) => ({
+  attributes: readPostAttributes(reader),
+  totalBytes: reader.u64(),
+  freeBytes: reader.u64(),
+  availableBytes: reader.u64(),
+  totalFiles: reader.u64(),
+  freeFiles: reader.u64(),
+  availableFiles: reader.u64(),
+  unchangedSeconds: reader.u32(),
+}));
+
+export const fsinfo = procedure(19, 'FSINFO', writeHandle, (reader) => ({
+  attributes: readPostAttributes(reader),
+  maxRead: reader.u32(),
+  preferredRead: reader.u32(),
+  readMultiple: reader.u32(),
+  maxWrite: reader.u32(),
+  preferredWrite: reader.u32(),
+  writeMultiple: reader.u32(),
+  preferredReaddir: reader.u32(),
+  maxFileSize: reader.u64(),
+  timeStepSeconds: reader.u32(),
+  timeStepNanoseconds: reader.u32(),
+  properties: reader.u32(),
+}));
+
+export const pathconf = procedure(20, 'PATHCONF', writeHandle, (reader) => ({
+  attributes: readPostAttributes(reader),
+  maxLinks: reader.u32(),
+  maxName: reader.u32(),
+  refusesLongNames: reader.bool(),
+  chownRestricted: reader.bool(),
+  ignoresCase: reader.bool(),
+  preservesCase: reader.bool(),
+}));
+
+export const commit = procedure(
+  21,
+  'COMMIT',
+  (writer, args: { readonly handle: FileHandle; readonly offset?: number; readonly count?: number }) => {
+    writer
+      .opaque(args.handle)
+      .size(args.offset ?? 0)
+      .u32(args.count ?? 0);
+  },
+  (reader) => ({ attributes: readWcc(reader), verifier: reader.u64() }),
+);

@@ -1,0 +1,59 @@
+/** RFC 1813, section 2.6: what a server answers instead of a result. */
+export const nfsStatus = {
+  PERM: 1,
+  NOENT: 2,
+  IO: 5,
+  NXIO: 6,
+  ACCES: 13,
+  EXIST: 17,
+  XDEV: 18,
+  NODEV: 19,
+  NOTDIR: 20,
+  ISDIR: 21,
+  INVAL: 22,
+  FBIG: 27,
+  NOSPC: 28,
+  ROFS: 30,
+  MLINK: 31,
+  NAMETOOLONG: 63,
+  NOTEMPTY: 66,
+  DQUOT: 69,
+  STALE: 70,
+  REMOTE: 71,
+  BADHANDLE: 10001,
+  NOT_SYNC: 10002,
+  BAD_COOKIE: 10003,
+  NOTSUPP: 10004,
+  TOOSMALL: 10005,
+  SERVERFAULT: 10006,
+  BADTYPE: 10007,
+  JUKEBOX: 10008,
+} as const;
+
+export type NfsStatusName = keyof typeof nfsStatus;
+
+const names = new Map<number, NfsStatusName>(
+  Object.entries(nfsStatus).map(([name, status]) => [status, name as NfsStatusName]),
+);
+
+/** The server answered, and the answer is no. */
+export class NfsError extends Error {
+  override readonly name = 'NfsError';
+  readonly status: number;
+  /** Undefined: a status that the protocol does not know. */
+  readonly statusName: NfsStatusName | undefined;
+  readonly procedure: string;
+  /** The call was sent twice, so this may be the answer to the second of two that were both done. */
+  readonly resent: boolean;
+  constructor(procedure: string, status: number, resent: boolean) {
+    const known = names.get(status);
+    super(`${procedure}: ${known === undefined ? `status ${status}` : `NFS3ERR_${known}`}`);
+    this.status = status;
+    this.statusName = known;
+    this.procedure = procedure;
+    this.resent = resent;
+  }
+}
+
+export const isNfsError = (thrown: unknown, ...which: readonly NfsStatusName[]): thrown is NfsError =>
+  thrown instanceof NfsError && thrown.statusName !== undefined && which.includes(thrown.statusName);

@@ -1,0 +1,192 @@
+import { XdrError, type XdrReader } from '../xdr/reader.ts';
+import type { Text, XdrWriter } from '../xdr/writer.ts';
+
+export const nfsProgram = 100003;
+export const nfsVersion = 3;
+/** RFC 1813, section 2.4. */
+export const maxHandle = 64;
+export const maxName = 255;
+export const maxPath = 4096;
+/** What we ask for and take at once, whatever a server offers. */
+export const maxTransfer = 1024 * 1024;
+
+export type FileHandle = Uint8Array;
+
+export const fileType = {
+  regular: 1,
+  directory: 2,
+  block: 3,
+  character: 4,
+  link: 5,
+  socket: 6,
+  fifo: 7,
+} as const;
+
+export interface Time {
+  readonly seconds: number;
+  readonly nanoseconds: number;
+}
+
+/** fattr3. Times are two numbers each, so that an answer is one object and nothing is rounded. */
+export interface Attributes {
+  readonly type: number;
+  readonly mode: number;
+  readonly links: number;
+  readonly uid: number;
+  readonly gid: number;
+  readonly size: number;
+  readonly used: number;
+  readonly major: number;
+  readonly minor: number;
+  readonly fsid: bigint;
+  readonly fileId: bigint;
+  readonly atime: number;
+  readonly atimeNs: number;
+  readonly mtime: number;
+  readonly mtimeNs: number;
+  readonly ctime: number;
+  readonly ctimeNs: number;
+}
+
+const attributesLength = 84;
+
+export function readAttributes(reader: XdrReader): Attributes {
+  const { view } = reader;
+  const at = reader.take(attributesLength);
+  return {
+    type: view.getUint32(at),
+    mode: view.getUint32(at + 4),
+    links: view.getUint32(at + 8),
+    uid: view.getUint32(at + 12),
+    gid: view.getUint32(at + 16),
+    size: view.getUint32(at + 20) * 0x1_0000_0000 + view.getUint32(at + 24),
+    used: view.getUint32(at + 28) * 0x1_0000_0000 + view.getUint32(at + 32),
+    major: view.getUint32(at + 36),
+    minor: view.getUint32(at + 40),
+    fsid: view.getBigUint64(at + 44),
+    fileId: view.getBigUint64(at + 52),
+    atime: view.getUint32(at + 60),
+    atimeNs: view.getUint32(at + 64),
+    mtime: view.getUint32(at + 68),
+    mtimeNs: view.getUint32(at + 72),
+    ctime: view.getUint32(at + 76),
+    ctimeNs: view.getUint32(at + 80),
+  };
+}
+
+export function writeAttributes(writer: XdrWriter, a: Attributes): void {
+  writer.u32(a.type).u32(a.mode).u32(a.links).u32(a.uid).u32(a.gid).size(a.size).size(a.used);
+  writer.u32(a.major).u32(a.minor).u64(a.fsid).u64(a.fileId);
+  writer.u32(a.atime).u32(a.atimeNs).u32(a.mtime).u32(a.mtimeNs).u32(a.ctime).u32(a.ctimeNs);
+}
+
+export const readPostAttributes = (reader: XdrReader): Attributes | undefined =>
+  reader.bool() ? readAttributes(reader) : undefined;
+
+export function writePostAttributes(writer: XdrWriter, attributes: Attributes | undefined): void {
+  writer.bool(attributes !== undefined);
+  if (attributes !== undefined) writeAttributes(writer, attributes);
+}
+
+/** wcc_data: of the state before, nothing is used here; of the state after, the attributes. */
+export function readWcc(reader: XdrReader): Attributes | undefined {
+  if (reader.bool()) reader.take(24);
+  return readPostAttributes(reader);
+}
+
+export function writeWcc(writer: XdrWriter, after: Attributes | undefined): void {
+  writer.bool(false);
+  writePostAttributes(writer, after);
+}
+
+export const readHandle = (reader: XdrReader): FileHandle => {
+  const bytes = reader.window(maxHandle);
+  // A copy of its own: a view would keep the whole receive buffer alive, and change under its holder.
+  return Uint8Array.prototype.slice.call(bytes);
+};
+
+export const readPostHandle = (reader: XdrReader): FileHandle | undefined =>
+  reader.bool() ? readHandle(reader) : undefined;
+
+export function writePostHandle(writer: XdrWriter, handle: FileHandle | undefined): void {
+  writer.bool(handle !== undefined);
+  if (handle !== undefined) writer.opaque(handle);
+}
+
+/** sattr3: what is left out stays as it is. */
+export interface SetAttributes {
+  readonly mode?: number | undefined;
+  readonly uid?: number | undefined;
+  readonly gid?: number | undefined;
+  readonly size?: number | undefined;
+  /** `now`: the server's own clock. */
+  readonly atime?: Time | 'now' | undefined;
+  readonly mtime?: Time | 'now' | undefined;
+}
+
+const optional = (writer: XdrWriter, value: number | undefined): void => {
+  writer.bool(value !== undefined);
+  if (value !== undefined) writer.u32(value);
+};
+
+function writeSetTime(writer: XdrWriter, time: Time | 'now' | undefined): void {
+  if (time === undefined) writer.u32(0);
+  else if (time === 'now') writer.u32(1);
+  else writer.u32(2).u32(time.seconds).u32(time.nanoseconds);
+}
+
+function readSetTime(reader: XdrReader): Time | 'now' | undefined {
+  const how = reader.u32();
+  if (how === 0) return undefined;
+  if (how === 1) return 'now';
+  if (how === 2) return { seconds: reader.u32(), nanoseconds: reader.u32() };
+  throw new XdrError(`${how} is no way to set a time`);
+}
+
+export function writeSetAttributes(writer: XdrWriter, set: SetAttributes): void {
+  optional(writer, set.mode);
+  optional(writer, set.uid);
+  optional(writer, set.gid);
+  writer.bool(set.size !== undefined);
+  if (set.size !== undefined) writer.size(set.size);
+  writeSetTime(writer, set.atime);
+  writeSetTime(writer, set.mtime);
+}
+
+export function readSetAttributes(reader: XdrReader): SetAttributes {
+  const number = (): number | undefined => (reader.bool() ? reader.u32() : undefined);
+  const [mode, uid, gid] = [number(), number(), number()];
+  const size = reader.bool() ? reader.size() : undefined;
+  return { mode, uid, gid, size, atime: readSetTime(reader), mtime: readSetTime(reader) };
+}
+
+/** A name in a directory. */
+export interface Place {
+  readonly directory: FileHandle;
+  readonly name: Text;
+}
+
+export function writePlace(writer: XdrWriter, { directory, name }: Place): void {
+  writer.opaque(directory).string(name);
+}
+
+/** What a directory lists. */
+export interface Entry {
+  readonly fileId: bigint;
+  /** For showing, and for calls where `bytes` is not there. */
+  readonly name: string;
+  /** The name itself, where it is not valid UTF-8. */
+  readonly bytes: Uint8Array | undefined;
+  readonly cookie: bigint;
+}
+
+export interface EntryPlus extends Entry {
+  readonly attributes: Attributes | undefined;
+  readonly handle: FileHandle | undefined;
+}
+
+/** The name to use in a call. */
+export const nameOf = ({ name, bytes }: Pick<Entry, 'name' | 'bytes'>): Text => bytes ?? name;
+
+/** How far a WRITE has come when it is answered. */
+export const stability = { unstable: 0, dataSync: 1, fileSync: 2 } as const;

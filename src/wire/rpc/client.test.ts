@@ -1,0 +1,242 @@
+import { once } from 'node:events';
+import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
+import { setTimeout as delay } from 'node:timers/promises';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
+import type { Procedure } from './procedure.ts';
+
+/** Gives back what it is given. */
+const echo: Procedure<number, number> = {
+  ...{ program: 200_000, version: 1, number: 1, name: 'ECHO' },
+  encode: (writer, value) => {
+    writer.u32(value);
+    return undefined;
+  },
+  decode: (reader) => reader.u32(),
+};
+
+interface Asked {
+  readonly xid: number;
+  readonly value: number;
+  readonly socket: Socket;
+  answer(value?: number): void;
+}
+
+/** A server whose every byte the test decides on. */
+interface Scripted {
+  readonly server: Server;
+  port: number;
+  readonly asked: Asked[];
+  readonly sockets: Socket[];
+  /** Called for every call; by default it is answered. */
+  onCall: (call: Asked) => void;
+}
+
+const record = (...words: readonly number[]): Buffer => {
+  const buffer = Buffer.alloc(4 + words.length * 4);
+  buffer.writeUInt32BE((0x8000_0000 | (words.length * 4)) >>> 0);
+  words.forEach((word, i) => {
+    buffer.writeUInt32BE(word >>> 0, 4 + i * 4);
+  });
+  return buffer;
+};
+
+async function scripted(port = 0): Promise<Scripted> {
+  const asked: Asked[] = [];
+  const sockets: Socket[] = [];
+  const script: Scripted = { server: createServer(), port: 0, asked, sockets, onCall: (call) => call.answer() };
+  script.server.on('connection', (socket) => {
+    sockets.push(socket);
+    let have = Buffer.alloc(0);
+    socket.on('error', () => undefined);
+    socket.on('data', (chunk: Buffer) => {
+      have = Buffer.concat([have, chunk]);
+      while (have.length >= 4 && have.length >= 4 + (have.readUInt32BE() & 0x7fff_ffff)) {
+        const length = 4 + (have.readUInt32BE() & 0x7fff_ffff);
+        const [xid, value] = [have.readUInt32BE(4), have.readUInt32BE(length - 4)];
+        have = have.subarray(length);
+        const answer = (result = value): void => void socket.write(record(xid, 1, 0, 0, 0, 0, result));
+        const call: Asked = { xid, value, socket, answer };
+        asked.push(call);
+        script.onCall(call);
+      }
+    });
+  });
+  script.server.listen(port, '127.0.0.1');
+  await once(script.server, 'listening');
+  onTestFinished(async () => {
+    for (const socket of sockets) socket.destroy();
+    script.server.close();
+  });
+  script.port = (script.server.address() as AddressInfo).port;
+  return script;
+}
+
+function client(options: Partial<RpcClientOptions> & { readonly ports: readonly number[] }): RpcClient {
+  const [first = 0, ...rest] = options.ports;
+  const at = (port: number) => ({ host: '127.0.0.1', port });
+  const rpc = createRpcClient({ clock: systemClock(), addresses: [at(first), ...rest.map(at)], ...options });
+  onTestFinished(() => rpc.close());
+  return rpc;
+}
+
+let server: Scripted;
+beforeEach(async () => {
+  server = await scripted();
+});
+
+describe('calls', () => {
+  test('many at once, answered in any order, over several connections', async () => {
+    const held: Asked[] = [];
+    server.onCall = (call) => {
+      held.push(call);
+      if (held.length === 100) for (const one of held.toReversed()) one.answer();
+    };
+    const rpc = client({ ports: [server.port], connections: 4 });
+    const all = await Promise.all(Array.from({ length: 100 }, (_, i) => rpc.call(echo, i)));
+    expect(all).toEqual(Array.from({ length: 100 }, (_, i) => i));
+    expect(server.sockets).toHaveLength(4);
+    expect(rpc.pending).toBe(0);
+  });
+
+  test('more than may be in flight wait for a place', async () => {
+    const rpc = client({ ports: [server.port], maxInFlight: 3 });
+    const held: Asked[] = [];
+    server.onCall = (call) => void held.push(call);
+    const all = Promise.all(Array.from({ length: 10 }, (_, i) => rpc.call(echo, i)));
+    while (held.length < 3) await delay(5);
+    await delay(30);
+    expect(held).toHaveLength(3);
+    expect(rpc.pending).toBe(10);
+    server.onCall = (call) => call.answer();
+    for (const call of held) call.answer();
+    expect(await all).toHaveLength(10);
+  });
+
+  test('what the server says instead of a result is said', async () => {
+    const rpc = client({ ports: [server.port] });
+    const replies: [readonly number[], object][] = [
+      [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the program is not there' }],
+      [[1, 0, 0, 0, 2, 1, 3], { failure: 'unsupported', message: 'ECHO: this version of the program is not there' }],
+      [[1, 0, 0, 0, 4], { failure: 'garbled' }],
+      [[1, 1, 0, 3, 3], { failure: 'unsupported', message: 'ECHO: the server speaks RPC versions 3 to 3' }],
+      [[1, 1, 1, 5], { failure: 'denied', message: 'ECHO: a stronger kind of authentication is required' }],
+      [[1, 0, 0, 0, 0], { name: 'XdrError' }],
+      [[0, 0, 0], { failure: 'garbled' }],
+    ];
+    for (const [words, error] of replies) {
+      server.onCall = ({ xid, socket }) => void socket.write(record(xid, ...words));
+      await expect(rpc.call(echo, 1)).rejects.toMatchObject(error);
+    }
+    server.onCall = (call) => call.answer();
+    expect(await rpc.call(echo, 7)).toBe(7);
+  });
+});
+
+describe('a server that does not answer', () => {
+  test('gives an error at the deadline, and what comes later is ignored', async () => {
+    server.onCall = () => undefined;
+    const rpc = client({ ports: [server.port] });
+    await expect(rpc.call(echo, 1, { deadlineMs: 60 })).rejects.toMatchObject({ failure: 'deadline', maybeDone: true });
+    server.asked[0]?.answer();
+    server.onCall = (call) => call.answer();
+    expect(await rpc.call(echo, 2)).toBe(2);
+    expect(server.sockets).toHaveLength(1);
+  });
+
+  test('a caller that gives up is not kept waiting', async () => {
+    server.onCall = () => undefined;
+    const rpc = client({ ports: [server.port] });
+    const mine = new AbortController();
+    const call = rpc.call(echo, 1, { signal: mine.signal });
+    mine.abort(new Error('enough'));
+    await expect(call).rejects.toMatchObject({ failure: 'canceled', cause: { message: 'enough' } });
+    await expect(rpc.call(echo, 1, { signal: mine.signal })).rejects.toMatchObject({ maybeDone: false });
+    expect(rpc.pending).toBe(0);
+  });
+
+  test('none there at all: unreachable, after the rounds that were allowed', async () => {
+    const { port } = server;
+    server.server.close();
+    const rpc = client({ ports: [port], dialRounds: 2 });
+    await expect(rpc.call(echo, 1)).rejects.toMatchObject({
+      failure: 'unreachable',
+      maybeDone: false,
+      cause: { cause: { code: 'ECONNREFUSED' } },
+    });
+  });
+
+  test('another address of the same server is used, for the calls under way too', async () => {
+    const other = await scripted();
+    const rpc = client({ ports: [server.port, other.port], stallMs: 100 });
+    expect(await rpc.call(echo, 1)).toBe(1);
+    server.onCall = () => undefined;
+    expect(await rpc.call(echo, 2, { deadlineMs: 5_000 })).toBe(2);
+    expect(other.asked.map(({ value }) => value)).toEqual([2]);
+    expect(rpc.address.port).toBe(other.port);
+  });
+});
+
+describe('a connection that breaks', () => {
+  test('is made again, and what had no reply is sent again under the same xid', async () => {
+    const seen: boolean[] = [];
+    const noting: Procedure<number, number> = {
+      ...echo,
+      decode: (reader, _value, resent) => {
+        seen.push(resent);
+        return reader.u32();
+      },
+    };
+    server.onCall = ({ socket }) => {
+      server.onCall = (call) => call.answer();
+      socket.destroy();
+    };
+    const rpc = client({ ports: [server.port] });
+    expect(await rpc.call(noting, 5)).toBe(5);
+    expect(server.asked.map(({ xid }) => xid)).toEqual([server.asked[0]?.xid, server.asked[0]?.xid]);
+    expect(await rpc.call(noting, 6)).toBe(6);
+    expect(seen).toEqual([true, false]);
+  });
+
+  test('and cannot be made again: lost, and whether it was done is not known', async () => {
+    server.onCall = ({ socket }) => {
+      server.server.close();
+      socket.destroy();
+    };
+    const rpc = client({ ports: [server.port] });
+    await expect(rpc.call(echo, 5)).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
+  });
+
+  test('closing it ends every call', async () => {
+    server.onCall = () => undefined;
+    const rpc = client({ ports: [server.port] });
+    const call = rpc.call(echo, 1);
+    rpc.close();
+    await expect(call).rejects.toMatchObject({ failure: 'closed' });
+    await expect(rpc.call(echo, 1)).rejects.toMatchObject({ failure: 'closed' });
+  });
+});
+
+describe('a malicious server', () => {
+  test.each([
+    ['a record that is too long', Buffer.from('ffffffff', 'hex')],
+    ['a record without an xid', record()],
+  ])('%s ends the connection and fails the call', async (_what, bytes) => {
+    server.onCall = ({ socket }) => void socket.write(bytes);
+    const rpc = client({ ports: [server.port] });
+    await expect(rpc.call(echo, 1)).rejects.toMatchObject({ failure: 'garbled' });
+    server.onCall = (call) => call.answer();
+    expect(await rpc.call(echo, 2)).toBe(2);
+  });
+
+  test('replies to what nobody asked change nothing', async () => {
+    server.onCall = (call) => {
+      for (let i = 0; i < 1000; i++) call.socket.write(record(call.xid + 1000 + i, 1, 0, 0, 0, 0, 9));
+      call.answer();
+      call.answer(99);
+    };
+    const rpc = client({ ports: [server.port] });
+    expect(await Promise.all([1, 2, 3].map((i) => rpc.call(echo, i)))).toEqual([1, 2, 3]);
+  });
+});

@@ -1,0 +1,36 @@
+/**
+ * - `unreachable`: no connection could be made (cause: the system's error)
+ * - `lost`: the connection broke and could not be made again in time; whether the call was done is not known
+ * - `deadline`: no reply in time; whether the call was done is not known
+ * - `canceled`: the caller gave up
+ * - `denied`: the server does not accept who we say we are
+ * - `unsupported`: no such program, version or procedure there
+ * - `garbled`: what came back does not follow the protocol
+ * - `tls`: encryption was asked for and could not be had
+ * - `closed`: we closed the connection ourselves
+ */
+export type RpcFailure =
+  | 'unreachable'
+  | 'lost'
+  | 'deadline'
+  | 'canceled'
+  | 'denied'
+  | 'unsupported'
+  | 'garbled'
+  | 'tls'
+  | 'closed';
+
+export class RpcError extends Error {
+  override readonly name = 'RpcError';
+  readonly failure: RpcFailure;
+  /** The call was on its way: it may have been done, or may still be. */
+  readonly maybeDone: boolean;
+  constructor(
+    message: string,
+    about: { readonly failure: RpcFailure; readonly maybeDone?: boolean; readonly cause?: unknown },
+  ) {
+    super(message, { cause: about.cause });
+    this.failure = about.failure;
+    this.maybeDone = about.maybeDone ?? false;
+  }
+}

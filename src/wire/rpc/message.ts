@@ -1,0 +1,85 @@
+import type { XdrReader } from '../xdr/reader.ts';
+import { XdrWriter } from '../xdr/writer.ts';
+import { RpcError } from './errors.ts';
+
+/** RFC 5531. */
+export const rpcVersion = 2;
+export const messageCall = 0;
+export const messageReply = 1;
+export const authNone = 0;
+export const authSys = 1;
+/** RFC 9289: asks whether the server can be spoken to in private. */
+export const authTls = 7;
+/** RFC 5531, section 8.2: an opaque_auth is at most this long. */
+export const maxAuth = 400;
+/** RFC 5531, appendix A: no more groups than these; a server denies a call with more. */
+export const maxGroups = 16;
+
+/** Who we say we are. Servers believe it, or those of a trusted address or port. */
+export interface Identity {
+  readonly uid: number;
+  readonly gid: number;
+  /** Of more than 16 the first 16 are sent: the protocol has no room for others. */
+  readonly groups: readonly number[];
+  readonly machine: string;
+}
+
+/** Credential and empty verifier, laid out once for all calls of a connection. */
+export function credential(identity: Identity | undefined): Buffer {
+  const writer = new XdrWriter(maxAuth + 16);
+  if (identity === undefined) return writer.u32(authNone).u32(0).u32(authNone).u32(0).written;
+  const { uid, gid, groups, machine } = identity;
+  writer.u32(authSys);
+  const lengthAt = writer.at;
+  writer.u32(0).u32(0).string(machine.slice(0, 255)).u32(uid).u32(gid);
+  const sent = groups.slice(0, maxGroups);
+  writer.u32(sent.length);
+  for (const group of sent) writer.u32(group);
+  writer.view.setUint32(lengthAt, writer.at - lengthAt - 4);
+  return writer.u32(authNone).u32(0).written;
+}
+
+export const tlsProbeCredential = (): Buffer => new XdrWriter(16).u32(authTls).u32(0).u32(authNone).u32(0).written;
+
+const acceptFailures: Readonly<Record<number, string>> = {
+  1: 'the program is not there',
+  2: 'this version of the program is not there',
+  3: 'the procedure is not there',
+  4: 'the server could not read the arguments',
+  5: 'the server had an error of its own',
+};
+
+/** RFC 5531, section 9: why a credential is not accepted. */
+const authFailures: Readonly<Record<number, string>> = {
+  1: 'the credential is malformed (bad credential)',
+  2: 'the credential was rejected',
+  3: 'the verifier is malformed',
+  4: 'the verifier was rejected',
+  5: 'a stronger kind of authentication is required',
+  6: 'the reply verifier is invalid',
+  7: 'authentication failed',
+};
+
+/** Steps over the head of a reply, from after its xid, to the result. Throws what the server said instead of one. */
+export function readReplyHead(reader: XdrReader, what: string): void {
+  if (reader.u32() !== messageReply)
+    throw new RpcError(`${what}: a call came where a reply should`, { failure: 'garbled' });
+  if (reader.u32() !== 0) throw rejected(reader, what);
+  reader.u32();
+  reader.window(maxAuth);
+  const status = reader.u32();
+  if (status === 0) return;
+  const why = acceptFailures[status] ?? `accept status ${status}`;
+  throw new RpcError(`${what}: ${why}`, { failure: status <= 3 ? 'unsupported' : 'garbled' });
+}
+
+function rejected(reader: XdrReader, what: string): RpcError {
+  const kind = reader.u32();
+  if (kind === 0) {
+    return new RpcError(`${what}: the server speaks RPC versions ${reader.u32()} to ${reader.u32()}`, {
+      failure: 'unsupported',
+    });
+  }
+  const status = reader.u32();
+  return new RpcError(`${what}: ${authFailures[status] ?? `authentication status ${status}`}`, { failure: 'denied' });
+}

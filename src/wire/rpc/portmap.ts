@@ -1,0 +1,66 @@
+import type { CallOptions, RpcClient } from './client.ts';
+import { RpcError } from './errors.ts';
+import type { Procedure } from './procedure.ts';
+
+export const portmapPort = 111;
+const program = 100000;
+const tcp = 6;
+const maxUniversalAddress = 128;
+
+interface Wanted {
+  readonly program: number;
+  readonly version: number;
+}
+
+/** RFC 1833, section 3: where a program listens on TCP over IPv4; 0: nowhere. */
+export const getPort: Procedure<Wanted, number> = {
+  ...{ program, version: 2, number: 3, name: 'PMAP GETPORT' },
+  encode: (writer, wanted) => {
+    writer.u32(wanted.program).u32(wanted.version).u32(tcp).u32(0);
+    return undefined;
+  },
+  decode: (reader) => reader.u32(),
+};
+
+/** RFC 1833, section 2: the same over any network; an empty address: nowhere. */
+const getAddress = (version: 3 | 4): Procedure<Wanted & { readonly network: string }, string> => ({
+  ...{ program, version, number: 3, name: `RPCB GETADDR v${version}` },
+  encode: (writer, wanted) => {
+    writer.u32(wanted.program).u32(wanted.version).string(wanted.network).string('').string('');
+    return undefined;
+  },
+  decode: (reader) => reader.string(maxUniversalAddress),
+});
+
+/** A universal address ends in the two bytes of the port: `10.0.0.1.8.1` is port 2049. */
+export function portOf(universal: string): number {
+  const match = /\.(\d{1,3})\.(\d{1,3})$/.exec(universal);
+  const [high, low] = [Number(match?.[1] ?? 0), Number(match?.[2] ?? 0)];
+  return high > 255 || low > 255 ? 0 : high * 256 + low;
+}
+
+/** Asks a portmapper, in the newest way it speaks. Undefined: the program is not there. */
+export async function findPort(
+  portmapper: Pick<RpcClient, 'call'>,
+  wanted: Wanted,
+  network: 'tcp' | 'tcp6',
+  options: CallOptions,
+): Promise<number | undefined> {
+  const ways = [
+    async () => portOf(await portmapper.call(getAddress(4), { ...wanted, network }, options)),
+    async () => portOf(await portmapper.call(getAddress(3), { ...wanted, network }, options)),
+    async () => await portmapper.call(getPort, wanted, options),
+  ];
+  // Version 2 knows no networks, and every server for IPv4 speaks it.
+  const usable = network === 'tcp' ? ways.reverse() : ways.slice(0, 2);
+  let failure: unknown;
+  for (const way of usable) {
+    try {
+      return (await way()) || undefined;
+    } catch (cause) {
+      if (!(cause instanceof RpcError) || cause.failure !== 'unsupported') throw cause;
+      failure = cause;
+    }
+  }
+  throw failure;
+}

@@ -1,0 +1,138 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { createReceiver, type Direct, type Receiver } from './receiver.ts';
+
+/** Cuts a message into fragments, as record marking has it. */
+function framed(message: Buffer, ...cuts: readonly number[]): Buffer {
+  const ends = [...cuts.filter((cut) => cut < message.length).sort((a, b) => a - b), message.length];
+  let from = 0;
+  return Buffer.concat(
+    ends.flatMap((end, index) => {
+      const mark = Buffer.alloc(4);
+      mark.writeUInt32BE(((index === ends.length - 1 ? 0x8000_0000 : 0) | (end - from)) >>> 0);
+      const fragment = message.subarray(from, end);
+      from = end;
+      return [mark, fragment];
+    }),
+  );
+}
+
+/** As Node reads from a socket: into what the receiver offers, as much as there is. */
+function feed(receiver: Receiver, bytes: Buffer, at: number): void {
+  for (let from = 0; from < bytes.length; ) {
+    const taken = bytes.copy(receiver.buffer().subarray(0, at), 0, from);
+    from += taken;
+    receiver.received(taken);
+  }
+}
+
+function collecting(maxRecord = 1 << 20): { readonly receiver: Receiver; readonly records: Buffer[] } {
+  const records: Buffer[] = [];
+  const onRecord = (buffer: Buffer, _view: DataView, from: number, end: number): void => {
+    records.push(Buffer.from(buffer.subarray(from, end)));
+  };
+  return { receiver: createReceiver({ maxRecord, onRecord }), records };
+}
+
+const message = (length: number, seed = 1): Buffer =>
+  Buffer.from(Array.from({ length }, (_, i) => (i * 7 + seed) & 255));
+
+describe('records', () => {
+  test('split at every byte, in one piece, and many in one piece', () => {
+    const all = [message(0), message(3), message(40), message(9, 5)];
+    const stream = Buffer.concat(all.map((one) => framed(one)));
+    for (let size = 1; size <= stream.length; size++) {
+      const { receiver, records } = collecting();
+      feed(receiver, stream, size);
+      expect(records).toEqual(all);
+    }
+  });
+
+  test('of several fragments, of any length, arriving in any way', () => {
+    const one = fc.tuple(fc.uint8Array({ maxLength: 3000 }), fc.array(fc.nat(3000), { maxLength: 5 }));
+    fc.assert(
+      fc.property(
+        fc.array(one, { maxLength: 8 }),
+        fc.integer({ min: 1, max: 5000 }),
+        fc.boolean(),
+        (all, size, pushed) => {
+          const stream = Buffer.concat(all.map(([bytes, cuts]) => framed(Buffer.from(bytes), ...cuts)));
+          const { receiver, records } = collecting();
+          if (pushed) for (let at = 0; at < stream.length; at += size) receiver.push(stream.subarray(at, at + size));
+          else feed(receiver, stream, size);
+          expect(records).toEqual(all.map(([bytes]) => Buffer.from(bytes)));
+        },
+      ),
+    );
+  });
+
+  test('larger than the buffer they begin in', () => {
+    const all = [message(100), message(900_000), message(10), message(300_000, 3)];
+    const { receiver, records } = collecting();
+    feed(receiver, Buffer.concat(all.map((one) => framed(one))), 70_000);
+    expect(records.map((record, i) => record.equals(all[i] as Buffer))).toEqual([true, true, true, true]);
+  });
+
+  test('longer than is believed, at once or in fragments, end the connection', () => {
+    const { receiver } = collecting(1000);
+    expect(() => feed(receiver, framed(message(1001)), 100)).toThrow('a record of 1001 bytes');
+    expect(() => feed(collecting(1000).receiver, framed(message(1001), 400, 800), 100)).toThrow('where at most 1000');
+  });
+
+  test('fragments without bytes and without end take no memory', () => {
+    const { receiver, records } = collecting();
+    const empty = Buffer.alloc(4 * 100_000);
+    for (let i = 0; i < 20; i++) feed(receiver, empty, 65_536);
+    feed(receiver, framed(message(5)), 100);
+    expect(records).toEqual([message(5)]);
+    expect(receiver.buffer().length).toBeLessThan(1 << 20);
+  });
+});
+
+describe('data that go where the caller wants them', () => {
+  function direct(
+    length: number,
+    after: number,
+  ): { stream: Buffer; receiver: Receiver; target: Buffer; log: string[] } {
+    const head = message(24);
+    const data = message(length, 9);
+    const padding = Buffer.alloc((4 - (length & 3)) & 3);
+    const stream = Buffer.concat([
+      framed(message(8)),
+      framed(Buffer.concat([head, data, padding])),
+      framed(message(after)),
+    ]);
+    const target = Buffer.alloc(length);
+    const log: string[] = [];
+    const receiver = createReceiver({
+      maxRecord: 1 << 21,
+      onRecord: (_buffer, _view, from, end) => void log.push(`record ${end - from}`),
+      onHead: (_buffer, _view, from, have): Direct | undefined =>
+        have - from < 24
+          ? undefined
+          : { from: from + 24, target, done: () => void log.push(`done ${target.equals(data)}`) },
+    });
+    return { stream, receiver, target, log };
+  }
+
+  test.each([20_000, 20_001, 131_071, 500_003, 1_048_576])('%s bytes, however they arrive', (length) => {
+    for (const size of [7001, 16_384, 65_536, 1 << 20]) {
+      const { stream, receiver, log } = direct(length, 12);
+      feed(receiver, stream, size);
+      // One that is there in one piece is a record like any other.
+      const record = `record ${24 + ((length + 3) & ~3)}`;
+      expect([['record 8', 'done true', 'record 12'].join(), ['record 8', record, 'record 12'].join()]).toContain(
+        log.join(),
+      );
+      if (size < length) expect(log).toContain('done true');
+    }
+  });
+
+  test('what follows in the same piece is not lost', () => {
+    const { stream, receiver, log } = direct(20_002, 30);
+    // All but the last byte of the data's padding arrives first.
+    feed(receiver, stream.subarray(0, 15_000), 1 << 20);
+    feed(receiver, stream.subarray(15_000), 1 << 20);
+    expect(log).toEqual(['record 8', 'done true', 'record 30']);
+  });
+});

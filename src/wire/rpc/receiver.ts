@@ -1,0 +1,166 @@
+import { RpcError } from './errors.ts';
+
+/** A reply whose data are put where the caller wants them, not into our buffer first. */
+export interface Direct {
+  /** Where in the received bytes the data begin. */
+  readonly from: number;
+  readonly target: Buffer;
+  /** Called when all of it has arrived, with the padding behind it. */
+  done(): void;
+}
+
+export interface ReceiverOptions {
+  /** The longest record that is believed. */
+  readonly maxRecord: number;
+  /** A whole record. The bytes are ours again when it returns. */
+  readonly onRecord: (buffer: Buffer, view: DataView, from: number, end: number) => void;
+  /** The beginning of a long record, `length` bytes in all. Undefined: it is received as any other. */
+  readonly onHead?: (buffer: Buffer, view: DataView, from: number, have: number, length: number) => Direct | undefined;
+}
+
+/** Record marking of RPC over TCP (RFC 5531, section 11), for bytes as they come. */
+export interface Receiver {
+  /** Where the next bytes shall go: the rest of a caller's own buffer, when that is what comes next. */
+  buffer(): Buffer;
+  /** So many bytes were put into what `buffer` gave. Throws what makes the connection useless. */
+  received(bytes: number): void;
+  /** For bytes that could not be put where we wanted them. */
+  push(chunk: Buffer): void;
+}
+
+const initialSize = 128 * 1024;
+/** A READ below this is copied faster than it is arranged for. */
+const directFrom = 16 * 1024;
+
+export function createReceiver(options: ReceiverOptions): Receiver {
+  const { maxRecord, onRecord, onHead } = options;
+  let buffer = Buffer.allocUnsafeSlow(initialSize);
+  let view = new DataView(buffer.buffer);
+  /** What has arrived and is not used up: [at, have). */
+  let at = 0;
+  let have = 0;
+  /** Fragments of a record before its last. */
+  let assembly: Assembly | undefined;
+  let direct: { readonly to: Direct; position: number; rest: number; padding: number } | undefined;
+
+  /** Makes room for the rest of a record that begins at `at`. */
+  function makeRoom(length: number): void {
+    if (at + length <= buffer.length) return;
+    const target = length <= buffer.length ? buffer : Buffer.allocUnsafeSlow(length + initialSize);
+    buffer.copy(target, 0, at, have);
+    if (target !== buffer) view = new DataView(target.buffer);
+    buffer = target;
+    have -= at;
+    at = 0;
+  }
+
+  function beginDirect(to: Direct, recordEnd: number): void {
+    const here = Math.min(have - to.from, to.target.length);
+    buffer.copy(to.target, 0, to.from, to.from + here);
+    direct = { to, position: here, rest: to.target.length - here, padding: recordEnd - to.from - to.target.length };
+    at = to.from + here;
+    directArrived();
+  }
+
+  function directArrived(): void {
+    if (direct === undefined || direct.rest > 0) return;
+    const skipped = Math.min(direct.padding, have - at);
+    at += skipped;
+    direct.padding -= skipped;
+    if (direct.padding > 0) return;
+    const { to } = direct;
+    direct = undefined;
+    to.done();
+  }
+
+  /** False: more bytes are needed. */
+  function next(): boolean {
+    if (have - at < 4) return false;
+    const mark = view.getUint32(at);
+    const length = mark & 0x7fff_ffff;
+    const isLast = mark >>> 31 === 1;
+    if (length + (assembly?.length ?? 0) > maxRecord)
+      throw new RpcError(`a record of ${length} bytes, where at most ${maxRecord} are taken`, { failure: 'garbled' });
+    const from = at + 4;
+    const end = from + length;
+    if (end > have) {
+      const to =
+        isLast && assembly === undefined && length >= directFrom
+          ? onHead?.(buffer, view, from, have, length)
+          : undefined;
+      if (to !== undefined) beginDirect(to, end);
+      else makeRoom(4 + length);
+      return false;
+    }
+    at = end;
+    if (isLast && assembly === undefined) onRecord(buffer, view, from, end);
+    else {
+      assembly ??= createAssembly();
+      assembly.add(buffer, from, end);
+      if (isLast) {
+        const { whole, length: size } = assembly;
+        assembly = undefined;
+        onRecord(whole(), new DataView(whole().buffer), 0, size);
+      }
+    }
+    return true;
+  }
+
+  function work(): void {
+    directArrived();
+    if (direct !== undefined) return;
+    while (next());
+    if (at === have) at = have = 0;
+    else if (have === buffer.length) makeRoom(buffer.length);
+  }
+
+  const receiver: Receiver = {
+    buffer: () =>
+      direct !== undefined && direct.rest > 0
+        ? direct.to.target.subarray(direct.position, direct.position + direct.rest)
+        : buffer.subarray(have),
+    received: (bytes) => {
+      if (direct !== undefined && direct.rest > 0) {
+        direct.position += bytes;
+        direct.rest -= bytes;
+      } else have += bytes;
+      work();
+    },
+    push: (chunk) => {
+      for (let from = 0; from < chunk.length; ) {
+        const taken = chunk.copy(receiver.buffer(), 0, from);
+        from += taken;
+        receiver.received(taken);
+      }
+    },
+  };
+  return receiver;
+}
+
+interface Assembly {
+  readonly length: number;
+  add(buffer: Buffer, from: number, end: number): void;
+  whole(): Buffer;
+}
+
+/** Grows by doubling: a sender of tiny fragments shall not make us copy what is there again and again. */
+function createAssembly(): Assembly {
+  let buffer = Buffer.allocUnsafeSlow(4096);
+  let length = 0;
+  return {
+    get length() {
+      return length;
+    },
+    add: (from, start, end) => {
+      const size = end - start;
+      if (length + size > buffer.length) {
+        const larger = Buffer.allocUnsafeSlow(Math.max(buffer.length * 2, length + size));
+        buffer.copy(larger, 0, 0, length);
+        buffer = larger;
+      }
+      from.copy(buffer, length, start, end);
+      length += size;
+    },
+    whole: () => buffer,
+  };
+}

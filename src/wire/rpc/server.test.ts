@@ -1,0 +1,248 @@
+import { execFileSync } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { type AddressInfo, connect, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
+import type { Procedure } from './procedure.ts';
+import { type Caller, createRpcServer, type RpcServerOptions, type ServedProcedure } from './server.ts';
+
+const program = 200_000;
+const about = (number: number, name: string) => ({ program, version: 3, number, name });
+
+const double: Procedure<number, number> = {
+  ...about(1, 'DOUBLE'),
+  encode: (writer, value) => {
+    writer.u32(value);
+    return undefined;
+  },
+  decode: (reader) => reader.u32(),
+};
+const count: Procedure<undefined, number> = { ...about(2, 'COUNT'), encode: () => undefined, decode: (r) => r.u32() };
+const who: Procedure<undefined, string> = {
+  ...about(3, 'WHO'),
+  encode: () => undefined,
+  decode: (r) => r.string(1000),
+};
+const fail: Procedure<undefined, number> = { ...about(4, 'FAIL'), encode: () => undefined, decode: (r) => r.u32() };
+
+function served(): { readonly procedures: ReadonlyMap<number, ServedProcedure>; readonly calls: () => number } {
+  let calls = 0;
+  const procedures = new Map<number, ServedProcedure>([
+    [
+      1,
+      {
+        name: 'DOUBLE',
+        handle: async (reader) => {
+          const value = reader.u32();
+          await new Promise((resolve) => setImmediate(resolve));
+          return (writer) => void writer.u32(value * 2) as undefined;
+        },
+      },
+    ],
+    [
+      2,
+      {
+        name: 'COUNT',
+        once: true,
+        handle: () => {
+          const n = ++calls;
+          return (writer) => void writer.u32(n) as undefined;
+        },
+      },
+    ],
+    [
+      3,
+      {
+        name: 'WHO',
+        handle: (_reader, caller: Caller) => (writer) => void writer.string(JSON.stringify(caller)) as undefined,
+      },
+    ],
+    [
+      4,
+      {
+        name: 'FAIL',
+        handle: () => {
+          throw new Error('broken');
+        },
+      },
+    ],
+  ]);
+  return { procedures, calls: () => calls };
+}
+
+async function listening(
+  options: Partial<RpcServerOptions> = {},
+): Promise<{ readonly port: number; readonly calls: () => number; readonly errors: string[] }> {
+  const { procedures, calls } = served();
+  const errors: string[] = [];
+  const server = createRpcServer({
+    programs: [{ number: program, version: 3, procedures }],
+    onError: (what) => errors.push(what),
+    ...options,
+  });
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket) => sockets.add(socket));
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  return { port: (server.address() as AddressInfo).port, calls, errors };
+}
+
+function client(port: number, options: Partial<RpcClientOptions> = {}): RpcClient {
+  const rpc = createRpcClient({ clock: systemClock(), addresses: [{ host: '127.0.0.1', port }], ...options });
+  onTestFinished(() => rpc.close());
+  return rpc;
+}
+
+describe('an RPC server', () => {
+  test('answers many calls at once, of several connections', async () => {
+    const { port } = await listening();
+    const rpc = client(port, { connections: 3 });
+    const all = await Promise.all(Array.from({ length: 1000 }, (_, i) => rpc.call(double, i)));
+    expect(all).toEqual(Array.from({ length: 1000 }, (_, i) => i * 2));
+  });
+
+  test('says what is not there, what cannot be read and what failed, and goes on', async () => {
+    const { port, errors } = await listening();
+    const rpc = client(port);
+    const refusals: [Procedure<number, number>, object][] = [
+      [
+        { ...double, program: 5 },
+        { failure: 'unsupported', message: 'DOUBLE: the program is not there' },
+      ],
+      [
+        { ...double, version: 2 },
+        { failure: 'unsupported', message: 'DOUBLE: this version of the program is not there' },
+      ],
+      [
+        { ...double, number: 99 },
+        { failure: 'unsupported', message: 'DOUBLE: the procedure is not there' },
+      ],
+      [
+        { ...double, encode: () => undefined },
+        { failure: 'garbled', message: 'DOUBLE: the server could not read the arguments' },
+      ],
+    ];
+    for (const [procedure, error] of refusals) await expect(rpc.call(procedure, 1)).rejects.toMatchObject(error);
+    await expect(rpc.call(fail, undefined)).rejects.toMatchObject({
+      message: 'FAIL: the server had an error of its own',
+    });
+    expect(errors).toEqual(['FAIL failed']);
+    expect(await rpc.call(double, 4)).toBe(8);
+  });
+
+  test('knows who calls, as far as they say', async () => {
+    const { port } = await listening();
+    expect(JSON.parse(await client(port).call(who, undefined))).toMatchObject({
+      address: '127.0.0.1',
+      isEncrypted: false,
+    });
+    const groups = Array.from({ length: 20 }, (_, i) => 100 + i);
+    const named = client(port, { identity: { uid: 7, gid: 8, groups, machine: 'here' } });
+    expect(JSON.parse(await named.call(who, undefined))).toMatchObject({
+      identity: { uid: 7, gid: 8, machine: 'here', groups: groups.slice(0, 16) },
+    });
+  });
+
+  test('does once what must not be done twice, also when it is asked again on a new connection', async () => {
+    const { port, calls } = await listening();
+    const raw = async (xid: number): Promise<Buffer> => {
+      const socket = connect(port, '127.0.0.1');
+      const words = [0x8000_0028, xid, 0, 2, program, 3, 2, 0, 0, 0, 0];
+      const message = Buffer.alloc(words.length * 4);
+      for (const [i, word] of words.entries()) message.writeUInt32BE(word >>> 0, i * 4);
+      socket.write(message);
+      const [answer] = (await once(socket, 'data')) as [Buffer];
+      socket.destroy();
+      return answer;
+    };
+    const [first, again, other] = [await raw(1), await raw(1), await raw(2)];
+    expect(again).toEqual(first);
+    expect(other).not.toEqual(first);
+    expect(calls()).toBe(2);
+    expect(await client(port).call(count, undefined)).toBe(3);
+  });
+
+  test('does not listen to whom it shall not', async () => {
+    const { port } = await listening({ mayConnect: (address) => address === '10.1.2.3' });
+    await expect(client(port, { dialRounds: 1 }).call(double, 1, { deadlineMs: 500 })).rejects.toMatchObject({
+      name: 'RpcError',
+    });
+  });
+
+  test('whatever is sent, it neither falls nor stops to serve others', async () => {
+    const { port } = await listening();
+    const good = client(port);
+    await fc.assert(
+      fc.asyncProperty(fc.uint8Array({ minLength: 1, maxLength: 200 }), fc.boolean(), async (bytes, framed) => {
+        const socket = connect(port, '127.0.0.1');
+        socket.on('error', () => undefined);
+        const mark = Buffer.alloc(4);
+        mark.writeUInt32BE((0x8000_0000 | bytes.length) >>> 0);
+        await new Promise<void>((resolve) =>
+          socket.write(framed ? Buffer.concat([mark, bytes]) : bytes, () => resolve()),
+        );
+        expect(await good.call(double, 21)).toBe(42);
+        socket.destroy();
+      }),
+      { numRuns: 60 },
+    );
+  });
+});
+
+describe.skipIf(needs('openssl'))('RPC with TLS', () => {
+  function certificate(name: string): { readonly key: Buffer; readonly cert: Buffer } {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-tls-'));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const [key, cert] = [join(folder, 'key'), join(folder, 'cert')];
+    const subject = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
+    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    execFileSync('openssl', [...how, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
+    return { key: readFileSync(key), cert: readFileSync(cert) };
+  }
+
+  test('is asked for, and everything after that is private, large replies too', async () => {
+    const own = certificate('server');
+    const { port } = await listening({ tls: { key: own.key, cert: own.cert } });
+    const tls = { options: { ca: own.cert }, program, version: 3 };
+    const rpc = client(port, { tls });
+    expect(JSON.parse(await rpc.call(who, undefined))).toMatchObject({ isEncrypted: true });
+    expect(await Promise.all(Array.from({ length: 200 }, (_, i) => rpc.call(double, i)))).toHaveLength(200);
+    // In the clear it still works, unless the server insists.
+    expect(JSON.parse(await client(port).call(who, undefined))).toMatchObject({ isEncrypted: false });
+  });
+
+  test('a server that nobody vouches for, or that has none, is not spoken to', async () => {
+    const [own, other] = [certificate('server'), certificate('other')];
+    const { port } = await listening({ tls: { key: own.key, cert: own.cert } });
+    const wrong = client(port, { tls: { options: { ca: other.cert }, program, version: 3 } });
+    await expect(wrong.call(double, 1)).rejects.toMatchObject({ failure: 'tls' });
+    const plain = await listening();
+    const asking = client(plain.port, { tls: { options: { ca: own.cert }, program, version: 3 } });
+    await expect(asking.call(double, 1)).rejects.toMatchObject({
+      failure: 'tls',
+      message: 'the server does not offer TLS',
+    });
+  });
+
+  test('a client shows its own certificate where that is required', async () => {
+    const [own, mine] = [certificate('server'), certificate('client')];
+    const { port } = await listening({
+      tls: { key: own.key, cert: own.cert, ca: mine.cert, requestCert: true, rejectUnauthorized: true },
+    });
+    const options = { ca: own.cert };
+    const good = client(port, { tls: { options: { ...options, ...mine }, program, version: 3 } });
+    expect(await good.call(double, 1)).toBe(2);
+    const bare = client(port, { tls: { options, program, version: 3 }, dialRounds: 1 });
+    await expect(bare.call(double, 1, { deadlineMs: 3_000 })).rejects.toMatchObject({ name: 'RpcError' });
+  });
+});

@@ -1,0 +1,110 @@
+import { XdrError } from './reader.ts';
+
+/** Strings up to this are copied character by character, which is faster than a call into Node for short ASCII. */
+const shortString = 64;
+/** Copied byte by byte up to this. */
+const shortBytes = 64;
+
+/** Names and paths: text, or the bytes of one that is not UTF-8. */
+export type Text = string | Uint8Array;
+
+/**
+ * Lays out XDR (RFC 4506) in one block of memory that grows as needed. A class for the same reason as XdrReader: it is
+ * the inside of every call.
+ */
+export class XdrWriter {
+  buffer: Buffer;
+  view: DataView;
+  at = 0;
+
+  constructor(size = 64 * 1024) {
+    this.buffer = Buffer.allocUnsafeSlow(size);
+    this.view = new DataView(this.buffer.buffer);
+  }
+
+  get written(): Buffer {
+    return this.buffer.subarray(0, this.at);
+  }
+
+  /** Room for that many more bytes. */
+  reserve(bytes: number): void {
+    if (this.at + bytes <= this.buffer.length) return;
+    const larger = Buffer.allocUnsafeSlow(Math.max(this.buffer.length * 2, this.at + bytes));
+    this.buffer.copy(larger, 0, 0, this.at);
+    this.buffer = larger;
+    this.view = new DataView(larger.buffer);
+  }
+
+  u32(value: number): this {
+    this.reserve(4);
+    this.view.setUint32(this.at, value);
+    this.at += 4;
+    return this;
+  }
+
+  i32(value: number): this {
+    return this.u32(value >>> 0);
+  }
+
+  u64(value: bigint): this {
+    this.reserve(8);
+    this.view.setBigUint64(this.at, value);
+    this.at += 8;
+    return this;
+  }
+
+  size(value: number): this {
+    if (!Number.isSafeInteger(value) || value < 0) throw new XdrError(`${value} is not a size`);
+    this.reserve(8);
+    this.view.setUint32(this.at, Math.floor(value / 0x1_0000_0000));
+    this.view.setUint32(this.at + 4, value >>> 0);
+    this.at += 8;
+    return this;
+  }
+
+  bool(value: boolean): this {
+    return this.u32(value ? 1 : 0);
+  }
+
+  /** Without a length before it. */
+  fixed(bytes: Uint8Array): this {
+    const { length } = bytes;
+    this.reserve(length + 3);
+    const { buffer, at } = this;
+    if (length <= shortBytes) for (let i = 0; i < length; i++) buffer[at + i] = bytes[i] as number;
+    else buffer.set(bytes, at);
+    this.at = at + length;
+    return this.pad(length);
+  }
+
+  opaque(bytes: Uint8Array): this {
+    return this.u32(bytes.length).fixed(bytes);
+  }
+
+  string(text: Text): this {
+    if (typeof text !== 'string') return this.opaque(text);
+    this.reserve(4 + text.length * 3 + 3);
+    const { buffer, at } = this;
+    const length = this.ascii(text) ? text.length : buffer.write(text, at + 4);
+    this.view.setUint32(at, length);
+    this.at = at + 4 + length;
+    return this.pad(length);
+  }
+
+  private ascii(text: string): boolean {
+    const { buffer, at } = this;
+    if (text.length > shortString) return false;
+    for (let i = 0; i < text.length; i++) {
+      const code = text.charCodeAt(i);
+      if (code > 127) return false;
+      buffer[at + 4 + i] = code;
+    }
+    return true;
+  }
+
+  /** Zeros up to the next four bytes; room for them is there. */
+  pad(length: number): this {
+    for (let rest = length & 3; rest > 0 && rest < 4; rest++) this.buffer[this.at++] = 0;
+    return this;
+  }
+}
