@@ -1,0 +1,104 @@
+import type { Text } from '../xdr/writer.ts';
+import type { NfsClient } from './client.ts';
+import { readFile } from './file-reader.ts';
+import { createFileWriter } from './file-writer.ts';
+import { isNfsError } from './status.ts';
+import { type Attributes, type FileHandle, fileType, nameOf, type SetAttributes } from './structures.ts';
+import { type TreeOptions, walkTree } from './tree.ts';
+
+export interface CopyOptions extends TreeOptions {
+  /** Whether owner and group are kept; only root may give files away. */
+  readonly keepOwner?: boolean;
+}
+
+const kept = ({ mode, uid, gid }: Attributes, keepOwner: boolean): SetAttributes => ({
+  mode: mode & 0o7777,
+  ...(keepOwner ? { uid, gid } : {}),
+});
+
+const times = (a: Attributes): SetAttributes => ({
+  atime: { seconds: a.atime, nanoseconds: a.atimeNs },
+  mtime: { seconds: a.mtime, nanoseconds: a.mtimeNs },
+});
+
+/** Found where it is there already: copying goes on where it was stopped. */
+async function madeFolder(client: NfsClient, parent: FileHandle, name: Text, set: SetAttributes, options: CopyOptions) {
+  try {
+    return (await client.mkdir(parent, name, set, options)).handle;
+  } catch (cause) {
+    if (!isNfsError(cause, 'EXIST')) throw cause;
+    return (await client.lookup(parent, name, options)).handle;
+  }
+}
+
+async function copyFile(
+  client: NfsClient,
+  from: FileHandle,
+  about: Attributes,
+  to: { readonly directory: FileHandle; readonly name: Text },
+  options: CopyOptions,
+): Promise<FileHandle> {
+  const set = { ...kept(about, options.keepOwner ?? false), size: 0 };
+  const { handle } = await client.create(to.directory, to.name, { mode: 'unchecked', set }, options);
+  const writer = createFileWriter(client, handle, options);
+  let at = 0;
+  for await (const data of readFile(client, from, options)) {
+    await writer.write(at, data);
+    at += data.length;
+  }
+  await writer.flush();
+  await client.setattr(handle, times(about), options);
+  return handle;
+}
+
+/**
+ * Copies everything in one directory into another of the same server: files with their holes filled, links as links,
+ * hard links as hard links, modes and times. Devices, sockets and pipes are made anew where the server can.
+ */
+export async function copyTree(
+  client: NfsClient,
+  from: FileHandle,
+  to: FileHandle,
+  options: CopyOptions = {},
+): Promise<void> {
+  const keepOwner = options.keepOwner ?? false;
+  const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
+  /** What became of each directory; a parent is walked before its children. */
+  const folders = new Map<string, Promise<FileHandle>>([[keyOf(from), Promise.resolve(to)]]);
+  const linked = new Map<bigint, Promise<FileHandle>>();
+  const afterwards: { readonly handle: Promise<FileHandle>; readonly about: Attributes }[] = [];
+
+  await walkTree(
+    client,
+    from,
+    async ({ entry, attributes, handle, parent }) => {
+      const directory = await (folders.get(keyOf(parent)) ?? Promise.resolve(to));
+      const name = nameOf(entry);
+      const set = kept(attributes, keepOwner);
+      const place = { directory, name };
+      if (attributes.type === fileType.directory) {
+        // Writable by us until all is in it.
+        const made = madeFolder(client, directory, name, { ...set, mode: (set.mode ?? 0) | 0o700 }, options);
+        folders.set(keyOf(handle), made);
+        afterwards.push({ handle: made, about: attributes });
+        await made;
+      } else if (attributes.type === fileType.regular) {
+        const first = linked.get(attributes.fileId);
+        if (first !== undefined) return await client.link(await first, place, options);
+        const copied = copyFile(client, handle, attributes, place, options);
+        if (attributes.links > 1) linked.set(attributes.fileId, copied);
+        await copied;
+      } else if (attributes.type === fileType.link) {
+        await client.symlink(directory, name, await client.readlink(handle, options), {}, options);
+      } else {
+        await client.mknod(
+          { ...place, type: attributes.type, set, major: attributes.major, minor: attributes.minor },
+          options,
+        );
+      }
+    },
+    options,
+  );
+  for (const { handle, about } of afterwards.toReversed())
+    await client.setattr(await handle, { ...kept(about, keepOwner), ...times(about) }, options);
+}

@@ -1,0 +1,61 @@
+import { Readable } from 'node:stream';
+import type { CallOptions } from '../rpc/client.ts';
+import type { NfsClient } from './client.ts';
+import { type FileHandle, maxTransfer } from './structures.ts';
+
+export interface FileReaderOptions extends CallOptions {
+  readonly start?: number;
+  /** Not included. */
+  readonly end?: number;
+  /** Bytes of one READ; what the server prefers, at most 1 MiB. */
+  readonly size?: number;
+  /** READs under way ahead of the reader. */
+  readonly ahead?: number;
+}
+
+/** Fills the buffer as far as the file goes; gives how many bytes that are. Servers may give less than they were asked for. */
+export async function readFully(
+  client: NfsClient,
+  handle: FileHandle,
+  offset: number,
+  into: Buffer,
+  options: CallOptions = {},
+): Promise<number> {
+  let have = 0;
+  while (have < into.length) {
+    const { count, isEnd } = await client.read(handle, offset + have, into.subarray(have), options);
+    have += count;
+    if (isEnd || count === 0) break;
+  }
+  return have;
+}
+
+/** The file's bytes in order, with several READs under way ahead. */
+export async function* readFile(
+  client: NfsClient,
+  handle: FileHandle,
+  options: FileReaderOptions = {},
+): AsyncGenerator<Buffer, void> {
+  const { size = maxTransfer, ahead = 4, end = Number.MAX_SAFE_INTEGER } = options;
+  let next = options.start ?? 0;
+  const begin = (): { readonly into: Buffer; readonly count: Promise<number> } => {
+    const into = Buffer.allocUnsafeSlow(Math.min(size, end - next));
+    const count = readFully(client, handle, next, into, options);
+    // Awaited in its turn; until then its failure is nobody's.
+    count.catch(() => undefined);
+    next += into.length;
+    return { into, count };
+  };
+  const queue: ReturnType<typeof begin>[] = [];
+  for (;;) {
+    while (queue.length < ahead && next < end) queue.push(begin());
+    const first = queue.shift();
+    if (first === undefined) return;
+    const count = await first.count;
+    if (count > 0) yield first.into.subarray(0, count);
+    if (count < first.into.length) return;
+  }
+}
+
+export const createReadStream = (client: NfsClient, handle: FileHandle, options: FileReaderOptions = {}): Readable =>
+  Readable.from(readFile(client, handle, options), { objectMode: false });

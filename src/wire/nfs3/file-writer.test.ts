@@ -1,0 +1,101 @@
+import { Readable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import type { NfsClient } from './client.ts';
+import { createFileWriter, createWriteStream } from './file-writer.ts';
+import { NfsError, nfsStatus } from './status.ts';
+
+/** A server that keeps what it is given in memory until it is told to commit, and loses that when it starts anew. */
+function forgetful(
+  options: { readonly restartAfter?: readonly number[]; readonly short?: boolean; readonly stable?: boolean } = {},
+) {
+  const disk = new Map<number, number>();
+  let memory = new Map<number, number>();
+  let verifier = 1n;
+  let writes = 0;
+  const restart = (): void => {
+    memory = new Map();
+    verifier++;
+  };
+  const client = {
+    write: async (_handle: Uint8Array, offset: number, data: Uint8Array) => {
+      writes++;
+      if (options.restartAfter?.includes(writes) === true) restart();
+      const count = options.short === true ? Math.max(1, Math.floor(data.length / 2)) : data.length;
+      const target = options.stable === true ? disk : memory;
+      for (let i = 0; i < count; i++) target.set(offset + i, data[i] as number);
+      // As it was when the data were taken: a reply can be on its way while the server starts anew.
+      const taken = verifier;
+      await new Promise((resolve) => setImmediate(resolve));
+      return { count, committed: options.stable === true ? 2 : 0, verifier: taken, attributes: undefined };
+    },
+    commit: async () => {
+      for (const [at, byte] of memory) disk.set(at, byte);
+      return { verifier };
+    },
+  } as unknown as NfsClient;
+  const contents = (length: number): Buffer => Buffer.from(Array.from({ length }, (_, i) => disk.get(i) ?? 0));
+  return { client, contents, writes: () => writes, restart };
+}
+
+const handle = new Uint8Array(8);
+const bytes = (length: number): Buffer => Buffer.from(Array.from({ length }, (_, i) => (i * 31 + 7) & 255));
+
+describe('a file writer', () => {
+  test('what it flushed is on the disk, in whatever pieces the server takes it', async () => {
+    for (const short of [false, true]) {
+      const server = forgetful({ short });
+      const writer = createFileWriter(server.client, handle, { size: 10 });
+      await writer.write(0, bytes(95));
+      await writer.flush();
+      expect(server.contents(95)).toEqual(bytes(95));
+    }
+  });
+
+  test('a server that starts anew at any moment, several times, loses nothing', async () => {
+    await fc.assert(
+      fc.asyncProperty(
+        fc.array(fc.integer({ min: 1, max: 40 }), { maxLength: 4 }),
+        fc.boolean(),
+        fc.integer({ min: 1, max: 64 }),
+        async (restartAfter, short, window) => {
+          const server = forgetful({ restartAfter, short });
+          const writer = createFileWriter(server.client, handle, { size: 8, atOnce: 3, window });
+          await writer.write(0, bytes(50));
+          await writer.write(50, bytes(100).subarray(50));
+          await writer.flush();
+          expect(server.contents(100)).toEqual(bytes(100));
+        },
+      ),
+    );
+  });
+
+  test('what the server has on stable storage already is not sent again', async () => {
+    const server = forgetful({ stable: true });
+    const writer = createFileWriter(server.client, handle, { size: 10 });
+    await writer.write(0, bytes(50));
+    server.restart();
+    await writer.flush();
+    expect(server.writes()).toBe(5);
+  });
+
+  test('an error is told, at the write after it or at the flush', async () => {
+    const server = forgetful();
+    const full = new NfsError('WRITE', nfsStatus.NOSPC, false);
+    const client = { ...server.client, write: async () => Promise.reject(full) };
+    const writer = createFileWriter(client, handle, { size: 10 });
+    await writer.write(0, bytes(10));
+    await expect(writer.flush()).rejects.toBe(full);
+    await expect(writer.write(10, bytes(10))).rejects.toBe(full);
+  });
+
+  test('as a stream', async () => {
+    const server = forgetful({ restartAfter: [3] });
+    await pipeline(
+      Readable.from([bytes(100).subarray(0, 33), bytes(100).subarray(33)]),
+      createWriteStream(server.client, handle, { size: 16 }),
+    );
+    expect(server.contents(100)).toEqual(bytes(100));
+  });
+});

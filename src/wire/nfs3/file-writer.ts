@@ -1,0 +1,143 @@
+import { Writable } from 'node:stream';
+import { createLimiter } from '#base/limiter.ts';
+import type { CallOptions } from '../rpc/client.ts';
+import type { NfsClient } from './client.ts';
+import { type FileHandle, maxTransfer, stability } from './structures.ts';
+
+export interface FileWriterOptions extends CallOptions {
+  /** Bytes of one WRITE; what the server prefers, at most 1 MiB. */
+  readonly size?: number;
+  /** WRITEs under way at once. */
+  readonly atOnce?: number;
+  /** Bytes that are kept until the server has them on stable storage; then it is told to see to that. */
+  readonly window?: number;
+}
+
+/**
+ * Writes to a file without waiting for the disk each time: the server may keep data in memory until it is told to
+ * commit them. A server that starts anew in between has forgotten them, which its verifier tells; so they are kept here
+ * until then, and sent again. Data handed to `write` must not change before `flush` has ended.
+ */
+export interface FileWriter {
+  /** Resolves when there is room for more, not when it is written. */
+  write(offset: number, data: Uint8Array): Promise<void>;
+  /** Everything written so far is on the server's stable storage. */
+  flush(): Promise<void>;
+}
+
+interface Piece {
+  readonly offset: number;
+  readonly data: Uint8Array;
+  verifier: bigint;
+}
+
+const defaultWindow = 32 * 1024 * 1024;
+/** A server that restarts again and again while we write to it is given up. */
+const mostRounds = 8;
+
+export function createFileWriter(client: NfsClient, handle: FileHandle, options: FileWriterOptions = {}): FileWriter {
+  const { size = maxTransfer, window = defaultWindow } = options;
+  const limit = createLimiter(options.atOnce ?? 16);
+  const unsafe = new Set<Piece>();
+  const underWay = new Set<Promise<void>>();
+  let bytes = 0;
+  let failure: { readonly cause: unknown } | undefined;
+
+  /** Servers may take less than they were given. */
+  async function send(piece: Piece): Promise<void> {
+    let from = 0;
+    let isStable = true;
+    while (from < piece.data.length) {
+      const rest = piece.data.subarray(from);
+      const { count, committed, verifier } = await client.write(
+        handle,
+        piece.offset + from,
+        rest,
+        stability.unstable,
+        options,
+      );
+      if (count === 0) throw new Error('the server wrote nothing, and gave no reason');
+      // Of a piece that went in several parts, the oldest verifier counts: it is the one that may be forgotten.
+      if (from === 0) piece.verifier = verifier;
+      else if (verifier !== piece.verifier) {
+        from = 0;
+        continue;
+      }
+      isStable &&= committed !== stability.unstable;
+      from += count;
+    }
+    if (isStable) forget(piece);
+  }
+
+  function forget(piece: Piece): void {
+    if (unsafe.delete(piece)) bytes -= piece.data.length;
+  }
+
+  function start(piece: Piece): Promise<void> {
+    const work = limit
+      .run(() => send(piece))
+      .catch((cause: unknown) => {
+        failure ??= { cause };
+      });
+    underWay.add(work);
+    void work.then(() => underWay.delete(work));
+    return work;
+  }
+
+  async function settle(): Promise<void> {
+    while (underWay.size > 0) await Promise.all(underWay);
+    if (failure !== undefined) throw failure.cause;
+  }
+
+  async function flush(): Promise<void> {
+    for (let round = 0; ; round++) {
+      await settle();
+      if (unsafe.size === 0) return;
+      if (round === mostRounds) throw new Error('the server forgot what was written to it, again and again');
+      const { verifier } = await client.commit(handle, 0, 0, options);
+      const forgotten: Piece[] = [];
+      for (const piece of unsafe) {
+        if (piece.verifier === verifier) forget(piece);
+        else forgotten.push(piece);
+      }
+      for (const piece of forgotten) void start(piece);
+    }
+  }
+
+  return {
+    flush,
+    write: async (offset, data) => {
+      for (let from = 0; from < data.length; from += size) {
+        if (failure !== undefined) throw failure.cause;
+        if (bytes >= window) await flush();
+        const piece: Piece = { offset: offset + from, data: data.subarray(from, from + size), verifier: 0n };
+        unsafe.add(piece);
+        bytes += piece.data.length;
+        void start(piece);
+      }
+    },
+  };
+}
+
+/** As a stream of Node's: 'finish' means that all of it is on the server's stable storage. */
+export function createWriteStream(
+  client: NfsClient,
+  handle: FileHandle,
+  options: FileWriterOptions & { readonly start?: number } = {},
+): Writable {
+  const writer = createFileWriter(client, handle, options);
+  let at = options.start ?? 0;
+  const settle = (work: Promise<void>, done: (error?: Error | null) => void): void => {
+    work.then(() => done(), done);
+  };
+  return new Writable({
+    highWaterMark: options.size ?? maxTransfer,
+    // Data that wait to be committed must not change; a stream's chunks belong to whoever reads them.
+    write: (chunk: Buffer, _encoding, done) => {
+      const from = at;
+      at += chunk.length;
+      settle(writer.write(from, chunk), done);
+    },
+    final: (done) => settle(writer.flush(), done),
+  });
+}

@@ -1,0 +1,124 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import type { NfsClient } from './client.ts';
+import { listDirectory } from './listing.ts';
+import type { ReaddirArgs } from './procedures.ts';
+import { NfsError, nfsStatus } from './status.ts';
+import type { EntryPlus } from './structures.ts';
+
+const entry = (name: string, cookie: number): EntryPlus => ({
+  ...{
+    fileId: BigInt(cookie),
+    name,
+    bytes: undefined,
+    cookie: BigInt(cookie),
+    attributes: undefined,
+    handle: undefined,
+  },
+});
+const badCookie = (): NfsError => new NfsError('READDIRPLUS', nfsStatus.BAD_COOKIE, false);
+const handle = new Uint8Array(8);
+
+type Answer = { readonly entries: readonly EntryPlus[]; readonly isEnd: boolean; readonly verifier: bigint };
+
+/** Answers as the script says. */
+function scripted(answer: (args: ReaddirArgs, call: number) => Answer): Pick<NfsClient, 'readdirplus' | 'readdir'> {
+  let calls = 0;
+  const next = async (args: ReaddirArgs): Promise<Answer> => answer(args, ++calls);
+  return { readdirplus: next, readdir: next };
+}
+
+const names = async (client: Pick<NfsClient, 'readdirplus' | 'readdir'>): Promise<string[]> =>
+  (await Array.fromAsync(listDirectory(client, handle))).flat().map(({ name }) => name);
+
+/** A directory of that many, in pages. */
+const directory =
+  (count: number, perPage: number) =>
+  (args: ReaddirArgs): Answer => {
+    const from = Number(args.cookie);
+    const entries = Array.from({ length: Math.min(perPage, count - from) }, (_, i) =>
+      entry(`f${from + i}`, from + i + 1),
+    );
+    return { entries, isEnd: from + entries.length >= count, verifier: 7n };
+  };
+
+describe('listing a directory', () => {
+  test('gives every page, without . and .., and of what no directory can hold nothing', async () => {
+    expect(await names(scripted(directory(1000, 17)))).toHaveLength(1000);
+    expect(await names(scripted(() => ({ entries: [], isEnd: true, verifier: 0n })))).toEqual([]);
+    const odd = ['.', '..', 'a/b', '../../etc', '', 'x\0y', 'n'.repeat(256), 'good'];
+    const page = { entries: odd.map((name, i) => entry(name, i + 1)), isEnd: true, verifier: 0n };
+    expect(await names(scripted(() => page))).toEqual(['good']);
+  });
+
+  test('begins anew when the server forgot where it was, and gives nothing twice', async () => {
+    const list = directory(100, 10);
+    let failed = false;
+    const client = scripted((args) => {
+      if (args.cookie !== 50n || failed) return list(args);
+      failed = true;
+      throw badCookie();
+    });
+    expect(await names(client)).toEqual(Array.from({ length: 100 }, (_, i) => `f${i}`));
+  });
+
+  test('goes from READDIRPLUS to READDIR, and to the size a server can do', async () => {
+    const asked: number[] = [];
+    const client: Pick<NfsClient, 'readdirplus' | 'readdir'> = {
+      readdirplus: async () => {
+        throw new NfsError('READDIRPLUS', nfsStatus.NOTSUPP, false);
+      },
+      readdir: async (args) => {
+        asked.push(args.bytes);
+        if (args.bytes < 200_000) throw new NfsError('READDIR', nfsStatus.TOOSMALL, false);
+        return directory(3, 10)(args);
+      },
+    };
+    expect(await names(client)).toEqual(['f0', 'f1', 'f2']);
+    expect(asked).toEqual([65_536, 262_144]);
+  });
+
+  test.each([
+    ['empty pages without end', () => ({ entries: [], isEnd: false, verifier: 0n })],
+    ['a page that leads to itself', () => ({ entries: [entry('a', 1)], isEnd: false, verifier: 0n })],
+    [
+      'pages in a circle',
+      ({ cookie }: ReaddirArgs) => {
+        const from = Number(cookie) % 30;
+        return {
+          entries: Array.from({ length: 10 }, (_, i) => entry(`f${from + i}`, ((from + i) % 30) + 1)),
+          isEnd: false,
+          verifier: 0n,
+        };
+      },
+    ],
+    [
+      'an eternally bad cookie',
+      ({ cookie }: ReaddirArgs) => {
+        if (cookie !== 0n) throw badCookie();
+        return { entries: [entry('a', 1)], isEnd: false, verifier: 0n };
+      },
+    ],
+  ] as [string, (args: ReaddirArgs) => Answer][])('%s are not followed for ever', async (_what, answer) => {
+    await expect(names(scripted(answer))).rejects.toThrow();
+  });
+
+  test('whatever a server does, it ends, and no name comes twice', async () => {
+    const page = fc.record({
+      entries: fc.array(fc.tuple(fc.constantFrom('a', 'b', 'c', 'd', '.', 'x/y'), fc.nat(5)), { maxLength: 4 }),
+      isEnd: fc.boolean(),
+      fails: fc.integer({ min: 0, max: 5 }).map((n) => n === 0),
+    });
+    await fc.assert(
+      fc.asyncProperty(fc.array(page, { minLength: 1, maxLength: 6 }), async (pages) => {
+        const client = scripted((_args, call) => {
+          const { entries, isEnd, fails } = pages[call % pages.length] as (typeof pages)[number];
+          if (fails) throw badCookie();
+          return { entries: entries.map(([name, cookie]) => entry(name, cookie)), isEnd, verifier: 0n };
+        });
+        const seen = await names(client).catch(() => []);
+        expect(new Set(seen).size).toBe(seen.length);
+      }),
+    );
+  });
+});
