@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { cp, mkdir, mkdtemp, readdir, readFile, realpath, rm, writeFile } from 'node:fs/promises';
+import { cp, mkdir, mkdtemp, readdir, readFile, realpath, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -118,6 +118,26 @@ describe.skipIf(needs('linux'))('stores that would hold each other', () => {
       expect(refused.body, uri).toMatchObject({ status: 400, reason: 'store-overlaps' });
     }
     expect((await readdir(outer)).sort()).toEqual(['inner']);
+  });
+
+  test('in one directory are refused with the name of the first, unless they only read', async () => {
+    const stowage = await start();
+    await mkdir(join(top, 'images'));
+    await symlink(join(top, 'images'), join(top, 'link'));
+    const add = (name: string, uri: string) => stowage.api('POST', '/v1/stores', { name, uri });
+    expect((await add('img', `local://${top}/images`)).status).toBe(201);
+    for (const uri of [`local://${top}/images`, `local://${top}/images/?layout=image`, `local://${top}/link`]) {
+      expect((await add('again', uri)).body, uri).toMatchObject({
+        status: 409,
+        code: 'exists',
+        reason: 'store-place-taken',
+        detail: `store 'again' cannot be in ${top}/images: store 'img' is already there`,
+      });
+    }
+    expect((await add('look', `local://${top}/images?readOnly=true`)).status).toBe(201);
+    // Once it is gone, its place is free.
+    expect((await stowage.api('DELETE', '/v1/stores/img')).status).toBe(204);
+    expect((await add('again', `local://${top}/images`)).status).toBe(201);
   });
 
   test('a copy of a store does not take the volumes of the original', async () => {

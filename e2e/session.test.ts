@@ -1,18 +1,28 @@
 import { mkdir, mkdtemp, readFile, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { program, run, type Stowage, startStowage } from './stowage.ts';
 
-async function started(command?: readonly string[]): Promise<{ readonly server: Stowage; readonly top: string }> {
-  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-session-')));
-  const server = await startStowage({ state: join(top, 'state'), ...(command && { command }) });
+interface Started {
+  readonly server: Stowage;
+  readonly top: string;
+  readonly socket: string;
+}
+
+async function started(
+  command: (socket: string) => readonly string[] = () => [program],
+  folder = 'stowage-session-',
+): Promise<Started> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), folder)));
+  const socket = join(top, 'state', 'stowage.sock');
+  const server = await startStowage({ state: join(top, 'state'), command: command(socket) });
   onTestFinished(async () => {
     await server.stop();
     await rm(top, { recursive: true });
   });
-  return { server, top };
+  return { server, top, socket };
 }
 
 async function good(result: ReturnType<Stowage['cli']>): Promise<string> {
@@ -78,19 +88,75 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('the sessi
 });
 
 describe.skipIf(needs('linux'))('a first start', () => {
-  test('says where it listens, which store is the default and what to try next', async () => {
+  test('says where it listens, and which store is the default', async () => {
     const { server, top } = await started();
-    const lines = server.output().split('\n');
-    expect(lines[0]).toMatch(/^stowage ready in \d+\.\d s$/);
+    expect(server.output().split('\n')[0]).toMatch(/^stowage ready in \d+\.\d s$/);
     expect(server.output()).toContain(`  socket   ${join(top, 'state', 'stowage.sock')}`);
     expect(server.output()).toContain(`  default  local  local://${join(top, 'state', 'stores', 'local')}`);
-    const next = lines.slice(lines.indexOf('Try next:') + 1).filter((line) => line.startsWith('  '));
-    expect(next).toHaveLength(3);
-    // Each of them works as it is printed.
-    for (const line of next) {
-      const [, ...args] = line.trim().split(' ');
-      expect((await server.cli(...args)).status, line).toBeLessThanOrEqual(args[0] === 'doctor' ? 1 : 0);
-    }
+  });
+
+  test('what to try next works as it is printed, wherever the socket is', async () => {
+    const { server } = await started(undefined, "stowage's session-");
+    await expectToWork(tryNext(server));
+    expect(await good(server.cli('volume', 'list'))).toContain('local/photos');
+  });
+
+  test('what to try next names no socket where it is the usual one', async () => {
+    const { server, socket } = await started((at) => ['env', '-u', 'STOWAGE_URL', `STOWAGE_SOCKET=${at}`, program]);
+    expect(tryNext(server).join('\n')).not.toContain('--socket');
+    await expectToWork(tryNext(server), `STOWAGE_SOCKET=${socket}`);
+  });
+});
+
+const tryNext = (server: Stowage): string[] => {
+  const lines = server.output().split('\n');
+  return lines.slice(lines.indexOf('Try next:') + 1).filter((line) => line.startsWith('  '));
+};
+
+/** In a shell that knows nothing of the server but what the lines say. */
+async function expectToWork(lines: readonly string[], ...env: readonly string[]): Promise<void> {
+  expect(lines).toHaveLength(3);
+  for (const line of lines) {
+    const { status, stderr } = await run('env', [
+      '-u',
+      'STOWAGE_SOCKET',
+      '-u',
+      'STOWAGE_URL',
+      ...env,
+      'sh',
+      '-c',
+      line,
+    ]);
+    // The doctor found something that this machine lacks.
+    const most = line.endsWith(' doctor') ? 1 : 0;
+    expect(status, `${line}\n${stderr}`).toBeLessThanOrEqual(most);
+    expect(stderr).toBe('');
+  }
+}
+
+describe.skipIf(needs('linux'))('help', () => {
+  test('the way to delete all with a label works, also when there is none', async () => {
+    const { server, socket } = await started();
+    const [, line = ''] =
+      /^ +(stowage volume list .*\| .*)$/m.exec(await good(server.cli('volume', 'list', '--help'))) ?? [];
+    const inShell = (): ReturnType<typeof run> => {
+      const env = [`PATH=${dirname(program)}:${process.env['PATH']}`, `STOWAGE_SOCKET=${socket}`];
+      return run('env', [...env, 'sh', '-c', line]);
+    };
+    expect(await inShell()).toEqual({ status: 0, stdout: '', stderr: '' });
+    await good(server.cli('volume', 'create', 'kept'));
+    await good(server.cli('volume', 'create', 'one', '--label', 'temporary=yes'));
+    await good(server.cli('volume', 'create', 'two', '--label', 'temporary=yes'));
+    expect(await inShell()).toEqual({ status: 0, stdout: 'deleted local/one\ndeleted local/two\n', stderr: '' });
+    expect(await good(server.cli('volume', 'list'))).toMatch(/^VOLUME.*\nlocal\/kept .*\n$/);
+  });
+
+  test('the most operations that --limit says can be asked for', async () => {
+    const { server } = await started();
+    const [, most = ''] =
+      /--limit <n> .* up to (\d+)/.exec(await good(server.cli('operations', 'list', '--help'))) ?? [];
+    await good(server.cli('volume', 'create', 'x'));
+    expect(await good(server.cli('operations', 'list', '--limit', most))).toContain('volume.create');
   });
 });
 
@@ -120,7 +186,7 @@ describe.skipIf(needs('linux'))('a system that is not Linux', () => {
     // Only what Node says of the system is another; the kernel underneath is what it is.
     const pretend = "data:text/javascript,Object.defineProperty(process,'platform',{value:'darwin'})";
     const main = join(program, '../../src/app/main.ts');
-    const { server, top } = await started([
+    const { server, top } = await started(() => [
       process.execPath,
       '--import',
       pretend,
@@ -141,7 +207,7 @@ describe.skipIf(needs('linux'))('a system that is not Linux', () => {
 describe.skipIf(needs('linux', 'node26'))('Node 26', () => {
   test('runs the server and the command line from the sources', async () => {
     const main = join(program, '../../src/app/main.ts');
-    const { server } = await started([toolPath('node26'), '--disable-warning=ExperimentalWarning', main]);
+    const { server } = await started(() => [toolPath('node26'), '--disable-warning=ExperimentalWarning', main]);
     await good(server.cli('volume', 'create', 'photos', '--label', 'made=by-26'));
     expect(JSON.parse(await good(server.cli('volume', 'list', '--json')))).toMatchObject([
       { name: 'photos', labels: { made: 'by-26' } },

@@ -10,6 +10,19 @@ const entries = (value: unknown): readonly (readonly [string, Json])[] =>
 const text = (value: unknown): string => (typeof value === 'string' ? value : '');
 const list = (value: unknown): readonly Json[] => (Array.isArray(value) ? value.filter(isJson) : []);
 
+/** The value with each `$ref` replaced by what it refers to; `around` are those it stands in, for a schema may hold itself. */
+function resolved(value: unknown, document: unknown, around: readonly string[] = []): unknown {
+  if (Array.isArray(value)) return value.map((part) => resolved(part, document, around));
+  if (!isJson(value)) return value;
+  const to = value['$ref'];
+  if (typeof to !== 'string')
+    return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, resolved(part, document, around)]));
+  if (around.includes(to)) return { type: 'object' };
+  const found = to.startsWith('#/') ? within(document, ...to.slice(2).split('/')) : undefined;
+  if (found === undefined) throw new Error(`the OpenAPI document refers to ${to}, which is not in it`);
+  return resolved(found, document, [...around, to]);
+}
+
 /** A schema in a few words. */
 function typeOf(schema: unknown): string {
   if (!isJson(schema)) return 'anything';
@@ -67,8 +80,21 @@ function answerLines(operation: Json, heading: string, seen: Seen): readonly str
   return [said, '', ...rows, ''];
 }
 
-/** What every change takes is said once, at the top. */
+/** What they mean is said once, at the top. */
 const everywhere = ['Idempotency-Key', 'Prefer'];
+
+function aboutLine(operation: Json): string {
+  const summary = text(operation['summary']);
+  const open = Array.isArray(operation['security']) && operation['security'].length === 0;
+  const background = list(operation['parameters']).some((one) => one['name'] === 'Prefer');
+  return [
+    `${summary}${summary.endsWith('?') ? '' : '.'}`,
+    open ? 'Needs no token.' : text(operation['description']),
+    background ? 'Takes `Prefer: respond-async`.' : '',
+  ]
+    .filter((sentence) => sentence !== '')
+    .join(' ');
+}
 
 function operationLines(path: string, method: string, operation: Json, seen: Seen): readonly string[] {
   const heading = `${method.toUpperCase()} ${path}`;
@@ -82,13 +108,11 @@ function operationLines(path: string, method: string, operation: Json, seen: See
     ]);
   const body = within(operation, 'requestBody', 'content', 'application/json', 'schema');
   const optional = within(operation, 'requestBody', 'required') === false ? ' (may be left out)' : '';
-  const open = Array.isArray(operation['security']) && operation['security'].length === 0;
-  const summary = text(operation['summary']);
   const bodyRows = body === undefined ? [] : table(['Field', 'Type', 'Required', ''], fieldRows(body));
   return [
     `### ${heading}`,
     '',
-    `${summary}${summary.endsWith('?') ? '' : '.'} ${open ? 'Needs no token.' : text(operation['description'])}`.trimEnd(),
+    aboutLine(operation),
     '',
     ...(parameters.length === 0 ? [] : [...table(['Parameter', 'In', 'Type', ''], parameters), '']),
     ...(bodyRows.length === 0 ? [] : [`Body${optional}:`, '', ...bodyRows, '']),
@@ -98,7 +122,7 @@ function operationLines(path: string, method: string, operation: Json, seen: See
 
 /** One section per tag, in the order in which the routes are given. */
 export function apiPage(document: unknown): string {
-  const operations = entries(within(document, 'paths')).flatMap(([path, methods]) =>
+  const operations = entries(resolved(within(document, 'paths'), document)).flatMap(([path, methods]) =>
     entries(methods).map(([method, operation]) => ({ path, method, operation })),
   );
   const byTag = Map.groupBy(operations, ({ operation }) => String(operation['tags']));
@@ -109,9 +133,9 @@ export function apiPage(document: unknown): string {
     'Made from the OpenAPI document that the server serves at `/openapi.json`. [The API guide](../api.md) says how to use it,',
     'with examples. Every error is a [problem](errors.md).',
     '',
-    'Every request that changes something (`POST`, `PATCH`, `DELETE`) also takes the headers `Idempotency-Key` (the same key',
-    'gives the same answer for a day) and `Prefer: respond-async` (answer `202` with an operation as soon as the work is on',
-    'record).',
+    'Every request that changes something (`POST`, `PATCH`, `DELETE`) also takes the header `Idempotency-Key`: the same key',
+    'gives the same answer for a day. Those that say so take `Prefer: respond-async`: they answer `202` with an',
+    '[operation](#get-v1operationsid) as soon as the work is on record.',
     '',
     ...[...byTag].flatMap(([tag, found]) => [
       `## ${tag}`,

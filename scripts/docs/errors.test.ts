@@ -34,6 +34,14 @@ test('a function that is handed the words is followed to its callers, in other f
   ]);
 });
 
+test('a code that was taken over from the cause is said to be that', () => {
+  const text =
+    'function told(e) { const { code, message } = stowageError(e.cause); ' +
+    "return new StowageError(`${message}; it goes on`, { code, reason: 'still-running', action: 'Wait.' }); }";
+  expect(failures(text)).toEqual(['<that of the cause> still-running: <message>; it goes on -> Wait.']);
+  expect(() => failures(text.replace('stowageError(e.cause)', 'e'))).toThrow('src/a.ts: still-running');
+});
+
 test('a reason that cannot be followed to a code stops the generator', () => {
   const text = "throw fail({ code: codeOf(cause), reason: 'lost', action: 'Look.' });";
   expect(() => failures(text)).toThrow('src/a.ts: lost');

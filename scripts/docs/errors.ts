@@ -128,6 +128,21 @@ function waysOf({ source, code, reason }: Place): Known['ways'][] {
   );
 }
 
+const ofCause = '<that of the cause>';
+
+/** `const { code } = stowageError(cause)`: it is whatever the cause has. */
+function isOfCause(code: Syntax | undefined, around: readonly Syntax[]): boolean {
+  const name = nameOf(code);
+  const declared = around
+    .flatMap((part) => (part.type === 'BlockStatement' ? partsOf(part['body']) : []))
+    .flatMap((part) => partsOf(part['declarations']));
+  return declared.some((one) => {
+    const [to, from] = [partOf(one['id']), partOf(one['init'])];
+    const isFunnel = from?.type === 'CallExpression' && nameOf(partOf(from['callee'])) === 'stowageError';
+    return isFunnel && to !== undefined && name !== undefined && propertiesOf(to).has(name);
+  });
+}
+
 function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
   const { source, around, message, code, reason, action } = place;
   const wrapper = wrapperOf(source, around, [message, code, reason, action]);
@@ -135,13 +150,14 @@ function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
     waysOf(place).map((ways) => {
       const text = (part: Syntax | undefined): string => rendered(source, part, { ways, given });
       const said = message === undefined ? '<what the HTTP layer found wrong>' : place.before + text(message);
-      return { reason: text(reason), code: text(code), message: said, action: text(action) };
+      const named = isOfCause(code, around) ? ofCause : text(code);
+      return { reason: text(reason), code: named, message: said, action: text(action) };
     }),
   );
 }
 
 const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
-const isCode = (text: string): boolean => Object.hasOwn(errorCodes, text);
+const isCode = (text: string): boolean => text === ofCause || Object.hasOwn(errorCodes, text);
 
 /** Everything that can go wrong, read from the sources. Throws when a reason stands there that was not understood. */
 export function failuresIn(sources: readonly Source[]): readonly Failure[] {

@@ -16,10 +16,7 @@ function foldersFor(options: UpOptions): Folders {
   const usual = defaultFolders({ root: isRoot, home: homedir(), env: process.env });
   const state = options.state === undefined ? usual.state : resolve(options.state);
   // A server with a state folder of its own is a second one: its socket must not be the first one's.
-  const socket =
-    options.socket ??
-    process.env['STOWAGE_SOCKET'] ??
-    (options.state === undefined ? usual.socket : join(state, 'stowage.sock'));
+  const socket = options.socket ?? (options.state === undefined ? usual.socket : join(state, 'stowage.sock'));
   return { ...usual, state, socket: resolve(socket) };
 }
 

@@ -1,7 +1,9 @@
 import process from 'node:process';
 import type { Folders } from '#base/folders.ts';
 import type { Log } from '#base/log.ts';
+import { wayTo } from '#cli/connection.ts';
 import type { UpOptions } from '#cli/io.ts';
+import { shellWord } from '#cli/text.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { createLog, type LogLevel, logLevels } from './logger.ts';
 import { type Running, startUp } from './up.ts';
@@ -19,11 +21,11 @@ function levelFrom(text: string | undefined): LogLevel {
 function greeting(running: Running, program: string, seconds: number): string {
   const { stores, mounter } = running.engine;
   const view = stores.defaultName === undefined ? undefined : stores.view(stores.defaultName);
-  const socket = running.addresses.find((address) => address.startsWith('unix:'));
+  const socket = running.addresses.find((address) => address.startsWith('unix:'))?.slice('unix:'.length) ?? '';
   const http = running.addresses.find((address) => address.startsWith('http:'));
   const lines = [
     `stowage ready in ${seconds.toFixed(1)} s`,
-    `  socket   ${socket?.slice('unix:'.length)}`,
+    `  socket   ${socket}`,
     http === undefined ? '  http     none' : `  http     ${http} (token in ${running.state.tokenFile})`,
     `  default  ${view === undefined ? 'no store' : `${view.config.name}  ${view.config.uri}`}`,
   ];
@@ -31,12 +33,11 @@ function greeting(running: Running, program: string, seconds: number): string {
     if (problem) lines.push(`  trouble  store ${config.name}: ${problem.message}. ${problem.action}`);
   if (mounter.unable !== undefined)
     lines.push(`  note     volumes cannot be mounted: ${mounter.unable.why}. ${mounter.unable.action}`);
+  const call = shellWord(program) + wayTo(socket, process.env);
   lines.push(
     '',
     'Try next:',
-    `  ${program} volume create photos --size 1G`,
-    `  ${program} volume list`,
-    `  ${program} doctor`,
+    ...['volume create photos --size 1G', 'volume list', 'doctor'].map((line) => `  ${call} ${line}`),
     '',
   );
   return `${lines.join('\n')}\n`;

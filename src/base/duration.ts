@@ -14,9 +14,9 @@ export function parseDuration(text: string): number | undefined {
   return match === null || factor === undefined ? undefined : Number(match[1]) * factor;
 }
 
-/** The largest unit that says it exactly. */
+/** The largest unit that says it exactly; never weeks, for `7d` is what people write, and what the documents say. */
 export function formatDuration(ms: number): string {
   for (const [unit, factor] of Object.entries(units).reverse())
-    if (ms >= factor && ms % factor === 0) return `${ms / factor}${unit}`;
+    if (unit !== 'w' && ms >= factor && ms % factor === 0) return `${ms / factor}${unit}`;
   return `${ms}ms`;
 }

@@ -1,5 +1,8 @@
 import type { CommandNode, Kind } from './tree.ts';
 
+/** Which server is asked is for these to say, also while somebody types. */
+export const reaching = ['--socket', '--url', '--token-file'];
+
 /** `a|b|c`, as patterns of a case. */
 const either = (patterns: readonly string[]): string => patterns.map((pattern) => `'${pattern}'`).join('|');
 
@@ -49,8 +52,13 @@ function aliasLines(nodes: readonly CommandNode[], indent: string): string[] {
 /** The words before the cursor: which command they lead to, and which option still waits for its value. */
 export function wordLoop(nodes: readonly CommandNode[]): string {
   const paths = nodes.flatMap((node) => [node.path, ...node.aliases]).filter((path) => path !== '');
-  return `    if [[ -n $option ]]; then option=''; continue; fi
+  return `    if [[ -n $option ]]; then
+      case $option in ${either(reaching)}) via+=("$option" "$word") ;; esac
+      option=''
+      continue
+    fi
     case $word in
+      ${reaching.map((option) => `'${option}='*`).join('|')}) via+=("$word") ;;
       ${either([...valued(nodes).keys()])}) option=$word ;;
       -*) ;;
       *)
@@ -73,6 +81,7 @@ export function bashScript(nodes: readonly CommandNode[]): string {
   return `# bash completion for stowage; load it with: source <(stowage completion bash)
 _stowage() {
   local cur=\${COMP_WORDS[COMP_CWORD]} at='' position=0 option='' kind='' word next i
+  local -a via=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=\${COMP_WORDS[i]}
 ${wordLoop(nodes)}
@@ -103,7 +112,7 @@ ${nodes
     'ask '*)
       while IFS= read -r word; do
         [[ $word == "$cur"* ]] && COMPREPLY+=("$word")
-      done < <(stowage --timeout 2s __complete "\${kind#ask }" 2>/dev/null)
+      done < <(stowage --timeout 2s __complete "\${kind#ask }" "\${via[@]}" 2>/dev/null)
       ;;
     files)
       compopt -o filenames 2>/dev/null

@@ -1,4 +1,4 @@
-import { valued } from './completion-bash.ts';
+import { reaching, valued } from './completion-bash.ts';
 import type { CommandNode, Kind } from './tree.ts';
 
 const quote = (text: string): string => `'${text.replaceAll('\\', '\\\\').replaceAll("'", "\\'")}'`;
@@ -9,7 +9,7 @@ function takes(kind: Kind): string {
     case 'words':
       return ` -x -a ${quote(kind.words.join(' '))}`;
     case 'ask':
-      return ` -x -a ${quote(`(stowage --timeout 2s __complete ${kind.what} 2>/dev/null)`)}`;
+      return ` -x -a ${quote(`(__stowage_ask ${kind.what})`)}`;
     case 'files':
       return ' -r -F';
     case 'anything':
@@ -73,6 +73,24 @@ ${aliases.join('\n')}
   end
   test "$at" = "$want"; or return 1
   test -z "$place"; or test "$place" = "$position"
+end
+function __stowage_ask --argument-names what
+  set -l via
+  set -l option ''
+  for word in (commandline -opc)[2..-1]
+    if test -n "$option"
+      set -a via $option $word
+      set option ''
+      continue
+    end
+    switch $word
+      case ${reaching.map(quote).join(' ')}
+        set option $word
+      case ${reaching.map((option) => quote(`${option}=*`)).join(' ')}
+        set -a via $word
+    end
+  end
+  stowage --timeout 2s __complete $what $via 2>/dev/null
 end
 complete -c stowage -f
 ${nodes.flatMap(lines).join('\n')}`;

@@ -15,7 +15,7 @@ export function zshScript(nodes: readonly CommandNode[]): string {
 # zsh completion for stowage; load it with: source <(stowage completion zsh)
 _stowage() {
   local cur=\${words[CURRENT]} at='' position=0 option='' kind='' word next i
-  local -a entries
+  local -a entries via
   for ((i = 2; i < CURRENT; i++)); do
     word=\${words[i]}
 ${wordLoop(nodes)}
@@ -45,7 +45,7 @@ ${nodes
   if (( \${#entries} )); then _describe 'stowage' entries; return; fi
   case $kind in
     'words '*) compadd -- \${=kind#words } ;;
-    'ask '*) compadd -- \${(f)"$(stowage --timeout 2s __complete \${kind#ask } 2>/dev/null)"} ;;
+    'ask '*) compadd -- \${(f)"$(stowage --timeout 2s __complete \${kind#ask } $via 2>/dev/null)"} ;;
     files) _files ;;
   esac
 }

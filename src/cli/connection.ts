@@ -1,9 +1,11 @@
 import { open } from 'node:fs/promises';
 import { homedir } from 'node:os';
+import { resolve } from 'node:path';
 import { defaultFolders } from '#base/folders.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Io } from './io.ts';
 import { invalid } from './problem.ts';
+import { shellWord } from './text.ts';
 
 export interface ConnectionOptions {
   readonly socket?: string;
@@ -24,8 +26,7 @@ export async function findServer(options: ConnectionOptions, io: Io, warn: (text
     throw invalid('both --url and --socket were given', 'connection-ambiguous', 'Give one of them.');
   }
   const url = options.url ?? (options.socket === undefined ? io.env['STOWAGE_URL'] || undefined : undefined);
-  if (url === undefined)
-    return { kind: 'socket', path: options.socket ?? (io.env['STOWAGE_SOCKET'] || defaultSocket(io)) };
+  if (url === undefined) return { kind: 'socket', path: options.socket ?? usualSocket(io.env) };
   const address = parseUrl(url);
   const token = options.tokenFile === undefined ? io.env['STOWAGE_TOKEN'] : await readToken(options.tokenFile, warn);
   if (token !== undefined && token !== '' && !/^[\x21-\x7e]+$/.test(token)) {
@@ -41,9 +42,16 @@ export async function findServer(options: ConnectionOptions, io: Io, warn: (text
   return { kind: 'url', url: address, token: token || undefined };
 }
 
-function defaultSocket(io: Io): string {
-  return defaultFolders({ root: process.getuid?.() === 0, home: io.env['HOME'] || homedir(), env: io.env }).socket;
+/** The socket that is meant when none is named. */
+function usualSocket(env: Io['env']): string {
+  const usual = (): string =>
+    defaultFolders({ root: process.getuid?.() === 0, home: env['HOME'] || homedir(), env }).socket;
+  return env['STOWAGE_SOCKET'] || usual();
 }
+
+/** What must stand after `stowage` for it to find this socket: nothing where it looks there anyway. */
+export const wayTo = (socket: string, env: Io['env']): string =>
+  !env['STOWAGE_URL'] && resolve(usualSocket(env)) === socket ? '' : ` --socket ${shellWord(socket)}`;
 
 const isLoopback = (host: string): boolean => host === 'localhost' || host === '[::1]' || /^127\./.test(host);
 

@@ -147,7 +147,8 @@ async function listTrash({ client, out, clock }: Session, options: { readonly st
   const entries = await client.all<TrashEntryJson>('/v1/trash', { ...options });
   if (out.json) return out.value(entries);
   if (out.quiet) return entries.forEach((entry) => void out.line(shown(entry.id)));
-  if (entries.length === 0) return out.note('the trash is empty');
+  if (entries.length === 0)
+    return out.note(options.store === undefined ? 'the trash is empty' : `nothing of ${options.store} is in the trash`);
   out.table(
     ['VOLUME', 'SIZE', 'DELETED', 'KEPT UNTIL', 'ID'],
     entries.map((entry) => [

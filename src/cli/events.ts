@@ -19,6 +19,7 @@ export function addEventCommands(program: Verb, act: Act): void {
         followEvents(session, (event) => {
           const { out } = session;
           if (out.json) return out.event(event);
+          if (out.quiet) return out.line(shown(event.subject));
           out.line(`${shown(event.at)}  ${shown(event.type.padEnd(20))}  ${shown(about(event))}`);
         }),
       ),

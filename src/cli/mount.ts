@@ -37,6 +37,8 @@ export function addMountCommands(program: Verb, act: Act): void {
 
 /** Relative paths mean our own folder, so they mean nothing to a server elsewhere. */
 function target(session: Session, path: string): string {
+  if (path === '')
+    throw invalid('the path is empty', 'path-empty', 'Write a path, such as /mnt/demo; for this folder: . (a dot)');
   if (session.local || isAbsolute(path)) return resolve(path);
   throw invalid(
     `the path ${shown(path)} is relative, and the server has another working folder`,

@@ -56,12 +56,14 @@ export function durationIn(text: string): number {
   );
 }
 
-export function numberIn(option: string, text: string): number {
-  if (/^[0-9]{1,9}$/.test(text)) return Number(text);
+export function numberIn(option: string, text: string, range?: { readonly from: number; readonly to: number }): number {
+  const number = /^[0-9]{1,9}$/.test(text) ? Number(text) : Number.NaN;
+  const { from, to } = range ?? { from: 0, to: number };
+  if (number >= from && number <= to) return number;
   throw invalid(
-    `'${shown(text)}' is not a number for ${option}`,
+    `'${shown(text)}' is not a number that ${option} takes`,
     'number-invalid',
-    `Write a whole number: ${option} 20`,
+    `Write a whole number${range === undefined ? '' : ` from ${from} to ${to}`}: ${option} 20`,
   );
 }
 

@@ -6,6 +6,9 @@ import type { Act, Session } from './session.ts';
 import type { Cell, Tone } from './table.ts';
 import { age, date, shown } from './text.ts';
 
+/** As many as the server gives at once. */
+const mostListed = 1000;
+
 const pathOf = (id: string): string => `/v1/operations/${step('operation', id)}`;
 
 export function addOperationCommands(program: Verb, act: Act): void {
@@ -19,7 +22,7 @@ export function addOperationCommands(program: Verb, act: Act): void {
     .command('list', { isDefault: true })
     .alias('ls')
     .description('List running and recent operations, the newest first.')
-    .option('--limit <n>', 'how many at most', '20')
+    .option('--limit <n>', `how many at most, up to ${mostListed}`, '20')
     .option('--watch', 'go on with those that begin and end from now on')
     .example('stowage operations list --limit 100', 'further back')
     .example('stowage operations --watch', 'until Ctrl-C')
@@ -55,7 +58,7 @@ function far({ progress, error }: OperationJson): string {
 
 async function list(session: Session, options: { readonly limit: string; readonly watch?: boolean }): Promise<void> {
   const { client, out, clock } = session;
-  const limit = numberIn('--limit', options.limit);
+  const limit = numberIn('--limit', options.limit, { from: 1, to: mostListed });
   // Not every page: the limit is how many are wanted in all.
   const { items } = await client.get<{ items: OperationJson[] }>('/v1/operations', { limit: String(limit) });
   if (options.watch === true) return await watch(session, items);
@@ -71,6 +74,7 @@ async function list(session: Session, options: { readonly limit: string; readonl
 async function show({ client, out }: Session, id: string): Promise<void> {
   const operation = await client.get<OperationJson>(pathOf(id));
   if (out.json) return out.value(operation);
+  if (out.quiet) return out.line(shown(operation.id));
   const { error } = operation;
   out.fields([
     ['id', operation.id],

@@ -1,17 +1,10 @@
-import { execFile } from 'node:child_process';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
-import { delimiter, join } from 'node:path';
-import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { errorCodes } from '#core/errors.ts';
-import { needs } from '#testbed/needs.ts';
 import { createProgram } from './program.ts';
 import { cliReference } from './reference.ts';
-import { run, scriptedServer, store, volume } from './scripted-server.ts';
+import { run } from './scripted-server.ts';
 import { walk } from './tree.ts';
 
-const exec = promisify(execFile);
 const program = createProgram({ version: '1.2.3', program: 'stowage' }, () => async () => undefined);
 const commands = walk(program).map(({ path, command }) => ({ name: path.join(' '), path, command }));
 
@@ -51,11 +44,15 @@ describe('help', () => {
   test.each(commands.flatMap(({ name, command }) => command.examples.map(({ line }) => ({ name, line }))))(
     'the example “$line” of $name is understood',
     async ({ line }) => {
-      const words = /.*stowage ([^|>)]*)/.exec(line)?.[1] ?? '';
-      const argv = (words.match(/'[^']*'|"[^"]*"|\S+/g) ?? []).map((word) => word.replace(/^['"]|['"]$/g, ''));
-      // Nobody answers at that socket: anything but a misunderstanding is fine.
-      const { stderr } = await run({ socket: '/nonexistent/s.sock' }, argv);
-      expect(stderr).not.toMatch(/unknown|missing required|too many/);
+      const calls = [...line.matchAll(/(xargs -r )?stowage ([^|>)]*)/g)];
+      expect(calls).not.toEqual([]);
+      for (const [, piped, words = ''] of calls) {
+        const given = (words.match(/'[^']*'|"[^"]*"|\S+/g) ?? []).map((word) => word.replace(/^['"]|['"]$/g, ''));
+        const argv = piped === undefined ? given : [...given, 'piped'];
+        // Nobody answers at that socket: anything but a misunderstanding is fine.
+        const { stderr } = await run({ socket: '/nonexistent/s.sock' }, argv);
+        expect(stderr).not.toMatch(/unknown|missing required|too many/);
+      }
     },
   );
 
@@ -88,74 +85,5 @@ describe('help', () => {
     for (const { name } of commands.slice(1)) expect(page).toMatch(new RegExp(`^#+ stowage ${name}$`, 'm'));
     expect(page).toContain('| 130 | Cancelled | `canceled` |');
     expect(page).not.toContain('__complete');
-  });
-});
-
-describe('completion', () => {
-  test('an option takes a value in every command or in none, for the scripts know it by its name alone', () => {
-    const kinds = new Map<string, boolean>();
-    for (const option of commands.flatMap(({ command }) => command.options)) {
-      const takes = option.required || option.optional;
-      expect(kinds.get(option.long ?? '') ?? takes).toBe(takes);
-      kinds.set(option.long ?? '', takes);
-    }
-  });
-
-  for (const shell of ['bash', 'zsh', 'fish'] as const) {
-    test.skipIf(shell !== 'bash' && needs(shell))(`the script for ${shell} is valid`, async () => {
-      const folder = await mkdtemp(join(tmpdir(), 'stowage-cli-'));
-      try {
-        const { stdout, status } = await run(undefined, ['completion', shell]);
-        expect(status).toBe(0);
-        await writeFile(join(folder, 'script'), stdout);
-        await exec(shell, ['-n', join(folder, 'script')], { timeout: 10_000 });
-      } finally {
-        await rm(folder, { recursive: true });
-      }
-    });
-  }
-
-  test('in bash completes commands, options, choices, and names from the server', async () => {
-    const folder = await mkdtemp(join(tmpdir(), 'stowage-cli-'));
-    try {
-      const { stdout: script } = await run(undefined, ['completion', 'bash']);
-      await writeFile(join(folder, 'stowage'), '#!/bin/sh\necho "$4"/one; echo "$4"/two\n', { mode: 0o755 });
-      await writeFile(
-        join(folder, 'ask'),
-        `${script}\nCOMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _stowage; printf '%s\\n' "\${COMPREPLY[@]}"\n`,
-      );
-      const env = { PATH: `${folder}${delimiter}${process.env['PATH'] ?? ''}` };
-      const after = async (...words: string[]): Promise<string[]> => {
-        const { stdout } = await exec('bash', [join(folder, 'ask'), 'stowage', ...words], { env, timeout: 10_000 });
-        return stdout.trim().split('\n');
-      };
-      expect(await after('vol')).toEqual(['volume']);
-      expect(await after('volume', 'trash', '')).toEqual(['list', 'purge']);
-      expect(await after('--json', 'volume', 'create', '--si')).toEqual(['--size']);
-      expect(await after('volume', 'create', 'x', '--store', '')).toEqual(['stores/one', 'stores/two']);
-      expect(await after('volume', 'rm', 'a', 'volumes/t')).toEqual(['volumes/two']);
-      expect(await after('token', 'create', 'x', '--role', '')).toEqual(['viewer', 'user', 'admin']);
-      expect(await after('operations', '--wa')).toEqual(['--watch']);
-    } finally {
-      await rm(folder, { recursive: true });
-    }
-  });
-
-  test('names that mean something to a shell are left out, and nothing is ever said', async () => {
-    await using server = await scriptedServer({
-      'GET /v1/volumes': [
-        200,
-        { items: [volume('local', 'good'), volume('local', '$(reboot)'), volume('local', 'a b')], next: null },
-      ],
-      'GET /v1/stores': [200, { items: [store('-x'), store('local')], next: null }],
-    });
-    expect(await run(server, ['__complete', 'volumes'])).toEqual({ status: 0, stdout: 'local/good\n', stderr: '' });
-    expect(await run(server, ['__complete', 'stores'])).toEqual({ status: 0, stdout: 'local\n', stderr: '' });
-    expect(await run(server, ['__complete', 'nonsense'])).toEqual({ status: 0, stdout: '', stderr: '' });
-    expect(await run({ socket: '/nonexistent/s.sock' }, ['__complete', 'volumes'])).toEqual({
-      status: 0,
-      stdout: '',
-      stderr: '',
-    });
   });
 });

@@ -32,7 +32,7 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
     .description('Storage for containers with nothing installed on the host.')
     .version(injected.version, '-V, --version', 'print the version')
     .option('--json', 'print whole objects as JSON; errors too, on standard error')
-    .option('-q, --quiet', 'print only ids or names, or nothing')
+    .option('-q, --quiet', 'print only ids or names, or what is wrong, or nothing')
     .option('--no-color', 'no colours (as NO_COLOR does)')
     .option('--socket <path>', 'the Unix socket of the server (or STOWAGE_SOCKET)')
     .option('--url <url>', 'the address of the server in place of the socket (or STOWAGE_URL)')

@@ -170,6 +170,13 @@ describe('what is asked', () => {
     [['volume', 'label', 'x', 'nonsense'], "error: 'nonsense' is not a label"],
     [['volume', 'create', 'a/x', '--store', 'b'], 'error: two stores were given: a and b'],
     [['volume', 'delete', 'a', 'b', '--if-revision', '1'], 'error: a revision was given for several volumes'],
+    [['mount', 'x', ''], 'error: the path is empty'],
+    [['mount', 'x', '', '--url', 'http://127.0.0.1:1'], 'error: the path is empty'],
+    [['unmount', ''], 'error: the path is empty'],
+    [['unmount', 'x', ''], 'error: the path is empty'],
+    [['unmount', '', '/mnt/x'], "error: '' names no volume"],
+    [['operations', '--limit', '1001'], "error: '1001' is not a number that --limit takes"],
+    [['operations', '--limit', '0'], "error: '0' is not a number that --limit takes"],
     [['status', '--timeout', 'soon'], "error: 'soon' is not a duration"],
     [['status', '--url', 'ftp://x'], 'error: the address of the server is not an http or https URL'],
     [['status', '--url', 'http://u:p@x'], 'error: the address of the server contains a user name or password'],
@@ -356,6 +363,7 @@ describe('stores and operations', () => {
       /error {4}it is in use\naction {3}Stop it\.\n$/,
     );
     expect((await run(server, ['operations', 'cancel', 'op1-x'])).stdout).toBe('op1-x was told to stop\n');
+    expect((await run(server, ['operations', '--limit', '5000'])).stderr).toContain('from 1 to 1000');
   });
 });
 

@@ -26,15 +26,24 @@ export function addStatusCommands(program: Verb, act: Act): void {
 async function showStatus({ client, out, clock }: Session): Promise<void> {
   const status = await client.get<StatusJson>('/v1/status');
   if (out.json) return out.value(status);
-  const { mounting } = status;
+  if (out.quiet) return;
+  const { mounting, pid, state } = status;
   out.fields([
-    ['server', `stowage ${status.version}, pid ${status.pid}, up ${age(status.startedAt, clock.now())}`],
+    [
+      'server',
+      `stowage ${status.version}${pid === null ? '' : `, pid ${pid}`}, up ${age(status.startedAt, clock.now())}`,
+    ],
     ['state', status.ready ? { text: 'ready', tone: 'good' } : { text: 'starting', tone: 'warn' }],
     ['node', status.node],
     ['instance', status.instance],
     ['listens on', status.listen],
-    ['state folder', status.state],
-    ['configuration', status.config ?? 'none (defaults)'],
+    // Not for everybody to know.
+    ...(state === null
+      ? []
+      : ([
+          ['state folder', state],
+          ['configuration', status.config ?? 'none (defaults)'],
+        ] as const)),
     ['default store', status.defaultStore ?? 'none'],
     [
       'mounting',

@@ -125,6 +125,7 @@ const origins: Readonly<Record<string, string>> = {
 async function show({ client, out }: Session, name: string): Promise<void> {
   const store = await client.get<StoreJson>(pathOf(name));
   if (out.json) return out.value(store);
+  if (out.quiet) return out.line(shown(store.name));
   const enforced = store.enforcesCapacity === null ? 'unknown' : store.enforcesCapacity ? 'yes' : 'no';
   out.fields([
     ['name', store.name + (store.default ? ' (default)' : '')],
@@ -168,6 +169,7 @@ async function check({ client, out }: Session, name: string): Promise<number> {
 async function orphans({ client, out }: Session, name: string): Promise<void> {
   const found = await client.all<OrphanJson>(`${pathOf(name)}/orphans`);
   if (out.json) return out.value(found);
+  if (out.quiet) return found.forEach((orphan) => void out.line(shown(orphan.name)));
   if (found.length === 0) return out.note(`nothing is left over on ${name}`);
   out.table(
     ['NAME', 'KIND', 'DETAIL', 'ACTION'],

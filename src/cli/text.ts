@@ -10,6 +10,10 @@ export function shown(text: string): string {
   return text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, escaped);
 }
 
+/** One word for a shell, whatever is in it; most need no quotes. */
+export const shellWord = (text: string): string =>
+  /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+
 /** JSON for a terminal: JSON.stringify leaves DEL, C1 and direction marks as they are; escaped they mean the same. */
 export function shownJson(value: unknown, indent?: number): string {
   return JSON.stringify(value, undefined, indent).replace(

@@ -29,7 +29,7 @@ export interface CommandNode {
   readonly repeats: boolean;
 }
 
-/** Names of arguments and options say what the server must be asked for. */
+/** Names of arguments and options say what the server must be asked for; in one command they can mean something else. */
 const asked: Readonly<Record<string, string>> = {
   store: 'stores',
   volume: 'volumes',
@@ -38,12 +38,14 @@ const asked: Readonly<Record<string, string>> = {
   operation: 'operations',
   token: 'tokens',
   'path-or-volume': 'mounts',
+  'unmount path': 'mounts',
+  'operations/cancel operation': 'running',
 };
 const files = new Set(['path', 'file', 'dir']);
 
-function kindOf(name: string, choices: readonly string[] | undefined): Kind {
+function kindOf(name: string, choices: readonly string[] | undefined, command = ''): Kind {
   if (choices !== undefined) return { kind: 'words', words: choices };
-  const what = asked[name];
+  const what = asked[`${command} ${name}`] ?? asked[name];
   if (what !== undefined) return { kind: 'ask', what };
   return files.has(name) ? { kind: 'files' } : { kind: 'anything' };
 }
@@ -76,7 +78,7 @@ export function walk(
 }
 
 export function commandNodes(program: Verb): CommandNode[] {
-  return walk(program).map(({ path, command }) => {
+  const nodes = walk(program).map(({ path, command }): CommandNode => {
     const args = command.registeredArguments as readonly Argument[];
     const own = [...command.options, ...(defaultChild(command)?.options ?? [])].map(optionNode);
     return {
@@ -85,10 +87,25 @@ export function commandNodes(program: Verb): CommandNode[] {
       about: firstSentence(command.description()),
       children: childrenOf(command).map((child) => ({ name: child.name(), about: firstSentence(child.description()) })),
       options: path.length > 0 ? own : [...own, { long: '--help', short: '-h', about: 'show help', takes: undefined }],
-      arguments: args.map((argument) => kindOf(argument.name(), argument.argChoices)),
+      arguments: args.map((argument) => kindOf(argument.name(), argument.argChoices, path.join('/'))),
       repeats: args.at(-1)?.variadic ?? false,
     };
   });
+  return nodes.flatMap((node) => (node.path === 'help' ? helpNodes(nodes) : [node]));
+}
+
+/** After `help` stands what could stand without it, as far as it is a command. */
+function helpNodes(nodes: readonly CommandNode[]): CommandNode[] {
+  const topic = { name: 'exit-codes', about: 'what each exit status means' };
+  return nodes
+    .filter(({ children }) => children.length > 0)
+    .map((node) => ({
+      ...node,
+      path: node.path === '' ? 'help' : `help/${node.path}`,
+      aliases: node.aliases.map((alias) => `help/${alias}`),
+      children: node.path === '' ? [...node.children, topic] : node.children,
+      options: [],
+    }));
 }
 
 /** `stowage operations --watch`: the options of the command that is meant when none is named. */

@@ -39,7 +39,10 @@ function addReading(volume: Verb, act: Act): void {
     .option('--label <key=value>', 'only those with this label (may be repeated)', collect)
     .option('--contains <text>', 'only those with this in their name')
     .example('stowage volume list --store local --label team=blue', 'the blue team’s volumes on local')
-    .example('stowage volume delete $(stowage volume list --quiet --label temporary=yes)', 'delete all with a label')
+    .example(
+      'stowage volume list --quiet --label temporary=yes | xargs -r stowage volume delete',
+      'delete all with a label',
+    )
     .action(act(list));
   volume
     .command('show')
@@ -127,6 +130,8 @@ async function list(
   const volumes = await client.all<VolumeJson>('/v1/volumes', { ...options });
   if (out.json) return out.value(volumes);
   if (out.quiet) return volumes.forEach((volume) => void out.line(shown(volume.id)));
+  if (volumes.length === 0 && Object.keys(options).length > 0)
+    return out.note('no volume matches; see all with: stowage volume list');
   if (volumes.length === 0) return out.note('no volumes; create one with: stowage volume create NAME');
   out.table(
     ['VOLUME', 'SIZE', 'ACCESS', 'LABELS', 'AGE'],
@@ -143,6 +148,7 @@ async function list(
 async function show({ client, out, clock }: Session, ref: string): Promise<void> {
   const volume = await client.get<VolumeDetailJson>(volumePath(ref));
   if (out.json) return out.value(volume);
+  if (out.quiet) return out.line(shown(volume.id));
   const enforced = volume.bytes === null ? '' : volume.enforced ? ' (enforced)' : ' (not enforced by the store)';
   const condition = volume.detail === null ? volume.condition : `${volume.condition}: ${volume.detail}`;
   out.fields([
@@ -163,7 +169,8 @@ async function usage({ client, out }: Session, ref: string): Promise<void> {
   const measured = await client.get<UsageJson>(`${volumePath(ref)}/usage`);
   if (out.json) return out.value(measured);
   const least = measured.complete ? '' : 'at least ';
-  out.line(`${least}${size(measured.bytes)} in ${least}${shown(measured.files)} files`);
+  const files = measured.files === '1' ? '1 file' : `${measured.files} files`;
+  out.said(`${least}${size(measured.bytes)} in ${least}${files}`);
 }
 
 interface CreateOptions {

@@ -1,0 +1,73 @@
+import { execFile } from 'node:child_process';
+import { copyFile, mkdir, mkdtempDisposable, readFile, symlink } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+import { needs } from '#testbed/needs.ts';
+import { type Stowage, startStowage } from './stowage.ts';
+
+const exec = promisify(execFile);
+
+/** What we promise of the product. They are far from what it needs, so that a machine with other work keeps to them too. */
+const readyWithinMs = 3_000;
+const idleBytes = 120 * 1024 * 1024;
+
+describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
+  let home: Awaited<ReturnType<typeof mkdtempDisposable>>;
+  let starts = 0;
+
+  // Without the sources beside it the bundle, made of them just now, is all that can run.
+  beforeAll(async () => {
+    home = await mkdtempDisposable(join(tmpdir(), 'stowage-bundle-'));
+    for (const folder of ['bin', 'dist', 'node_modules/.bin'])
+      await mkdir(join(home.path, folder), { recursive: true });
+    await copyFile(join(repository, 'bin/stowage'), join(home.path, 'bin/stowage'));
+    await symlink(process.execPath, join(home.path, 'node_modules/.bin/node'));
+    const build = [join(repository, 'scripts/build.ts'), join(home.path, 'dist')];
+    await exec(process.execPath, build, { timeout: 60_000 });
+  });
+  afterAll(() => home?.remove());
+
+  async function start(): Promise<{ readonly server: Stowage; readonly ms: number }> {
+    const began = performance.now();
+    const server = await startStowage({
+      state: join(home.path, `state-${++starts}`),
+      listen: '127.0.0.1:0',
+      command: [join(home.path, 'bin/stowage')],
+    });
+    onTestFinished(() => server.stop());
+    return { server, ms: performance.now() - began };
+  }
+
+  test(`is ready within ${readyWithinMs / 1000} s, a state folder made and Node started`, async () => {
+    const times: number[] = [];
+    // Other tests may take the processors from one of them, hardly from all three.
+    while (times.length < 3 && !times.some((ms) => ms < readyWithinMs)) {
+      const { server, ms } = await start();
+      const [, program] =
+        /dist\/(stowage\.mjs)\0up\0/.exec(await readFile(`/proc/${server.pid}/cmdline`, 'utf8')) ?? [];
+      expect(program).toBe('stowage.mjs');
+      times.push(ms);
+      await server.stop();
+    }
+    expect(Math.min(...times)).toBeLessThan(readyWithinMs);
+  });
+
+  test(`takes less than ${idleBytes / 1024 / 1024} MB when it has nothing to do, after some work too`, async () => {
+    const { server } = await start();
+    const resident = async (): Promise<number> => {
+      const text = await readFile(`/proc/${server.pid}/status`, 'utf8');
+      return Number(/^VmRSS:\s+(\d+) kB$/m.exec(text)?.[1]) * 1024;
+    };
+    expect(await resident()).toBeLessThan(idleBytes);
+    for (let i = 0; i < 50; i++) expect((await server.api('POST', '/v1/volumes', { name: `v${i}` })).status).toBe(201);
+    for (let i = 0; i < 50; i++) expect((await server.api('GET', '/v1/volumes')).status).toBe(200);
+    // The collector takes its time once there is nothing else to do; only that it gets there counts.
+    const until = performance.now() + 20_000;
+    while ((await resident()) >= idleBytes && performance.now() < until) await delay(200);
+    expect(await resident()).toBeLessThan(idleBytes);
+  });
+});

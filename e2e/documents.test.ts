@@ -1,0 +1,119 @@
+import { execFile } from 'node:child_process';
+import { mkdtempDisposable, readFile, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
+import { needs } from '#testbed/needs.ts';
+
+const exec = promisify(execFile);
+
+/** A command of a document. Where no output is shown it only has to succeed. */
+interface Step {
+  readonly command: string;
+  readonly shown: string | undefined;
+}
+
+interface Session {
+  /** What `stowage up` is said to print. */
+  readonly greeting: string | undefined;
+  readonly steps: readonly Step[];
+}
+
+function sessionIn(text: string): Session {
+  const blocks = [...text.matchAll(/^```(console|sh)\n(.*?)^```/gms)];
+  const greeting = blocks.find(([, kind, body = '']) => kind === 'console' && body.startsWith('stowage ready'))?.[2];
+  const steps = blocks.flatMap(([, kind, body = '']): Step[] => {
+    if (kind === 'sh') {
+      // Installing and starting are what brought us here.
+      const lines = body.split('\n').filter((line) => line !== '' && !line.startsWith('npm '));
+      return lines.map((command) => ({ command, shown: undefined }));
+    }
+    return body
+      .split(/^\$ /m)
+      .slice(1)
+      .map((part) => {
+        const [command = '', ...lines] = part.split('\n');
+        return { command, shown: lines.join('\n') };
+      });
+  });
+  return { greeting, steps };
+}
+
+/**
+ * Runs the session as it stands, one shell for all of it. It has mounts of its own and empty folders where the document
+ * has its paths; the repository is bound elsewhere, for it may lie in one of them.
+ */
+async function play(session: Session): Promise<{ readonly greeting: string; readonly outputs: readonly string[] }> {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-documents-'));
+  const said = (what: string | number): string => join(folder.path, `${what}.txt`);
+  const script = [
+    'set -eu',
+    'mkdir "$TOP/repository" && mount --bind "$REPOSITORY" "$TOP/repository" && cd "$TOP/repository"',
+    'for covered in /mnt /srv /run /var/lib; do mount -t tmpfs none "$covered"; done',
+    `bin/stowage up --config none --listen 127.0.0.1:0 > ${said('greeting')} 2>&1 &`,
+    'server=$!',
+    `until grep -q '^Try next' ${said('greeting')}; do kill -0 $server; sleep 0.1; done`,
+    'PATH=$PWD/bin:$PATH',
+    'set +e',
+    ...session.steps.flatMap(({ command }, i) => [
+      `{ ${command}\n} > ${said(i)} 2>&1 < /dev/null`,
+      `echo "status $?" >> ${said(i)}`,
+    ]),
+    'kill $server; wait $server',
+  ];
+  await writeFile(join(folder.path, 'script'), `${script.join('\n')}\n`);
+  const { PATH = '' } = process.env;
+  const env = { PATH, HOME: folder.path, TOP: folder.path, REPOSITORY: repository, LC_ALL: 'C' };
+  // Whatever is started in there ends with the shell.
+  const processes = ['--pid', '--fork', '--kill-child', '--mount-proc'];
+  const args = [...slaveMounts, ...processes, 'bash', join(folder.path, 'script')];
+  await exec('unshare', args, { env, timeout: 120_000 }).catch(async (cause: Error) => {
+    throw new Error(`${cause.message}\n${await readFile(said('greeting'), 'utf8')}`, { cause });
+  });
+  const outputs = session.steps.map((_, i) => readFile(said(i), 'utf8'));
+  return { greeting: await readFile(said('greeting'), 'utf8'), outputs: await Promise.all(outputs) };
+}
+
+/** What is another each time: ids, times, devices, the machine's name, what file systems take for themselves. */
+const wild: readonly (readonly [RegExp, string])[] = [
+  [/sv1-[0-9a-f-]{36}/g, 'sv1-ID'],
+  [/\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{3}Z| \d\d:\d\d UTC)/g, 'DATE'],
+  [/ \d+s$/gm, ' AGE'],
+  [/ on \S+$/gm, ' on NODE'],
+  [/ +/g, ' '],
+  [/^\/dev\/loop\d+ (\S+) \S+ \S+ \d+% /gm, 'DEVICE $1 USED FREE % '],
+  [/^\S+ in (\d+ files?)$/gm, 'SIZE in $1'],
+  [/ready in \d+\.\d s/g, 'ready in TIME'],
+  [/127\.0\.0\.1:\d+/g, '127.0.0.1:PORT'],
+];
+const loosely = (text: string): string =>
+  wild.reduce((all, [pattern, word]) => all.replaceAll(pattern, word), text).trim();
+
+/** `ok  kernel: Linux 6.18`: of a list that ends in … only the names have to be there. */
+const namesIn = (text: string): string[] => [...text.matchAll(/^\w+ +([^:\n]+):/gm)].map(([, name = '']) => name);
+
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'jq'))('what the documents show', () => {
+  test.each(['README.md', 'docs/getting-started.md'])(
+    'is what happens: %s',
+    async (document) => {
+      const session = sessionIn(await readFile(join(repository, document), 'utf8'));
+      expect(session.steps.length).toBeGreaterThan(5);
+      const { greeting, outputs } = await play(session);
+      if (session.greeting !== undefined) {
+        // A machine can have more to say of itself, between the store and what to try.
+        const lines = loosely(greeting).split('\n');
+        for (const line of loosely(session.greeting).split('\n')) expect(lines, greeting).toContain(line);
+      }
+      for (const [i, { command, shown }] of session.steps.entries()) {
+        const [, output = '', status] = /^(.*)status (\d+)\n$/s.exec(outputs[i] ?? '') ?? [];
+        if (shown === undefined) expect({ command, status, output }).toMatchObject({ command, status: '0' });
+        else if (shown.includes('…')) expect(namesIn(output), command).toEqual(expect.arrayContaining(namesIn(shown)));
+        else expect(`$ ${command}\n${loosely(output)}`).toBe(`$ ${command}\n${loosely(shown)}`);
+      }
+    },
+    180_000,
+  );
+});
