@@ -1,35 +1,43 @@
 import { silentLog } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
+import { isEverywhere, maySee, type Principal } from '#front/rest/principal.ts';
 import type { StatusJson } from '#front/rest/schemas.ts';
 import { version } from './version.ts';
 
-export async function statusOf(about: {
+interface About {
   readonly engine: Engine;
   readonly startedAt: number;
   readonly ready: boolean;
   readonly addresses: readonly string[];
   readonly state: string;
   readonly config: string | undefined;
-}): Promise<StatusJson> {
+}
+
+/** For a token with a scope: what is in that scope, and nothing of the machine's insides. */
+export async function statusOf(about: About, principal: Principal): Promise<StatusJson> {
   const { engine } = about;
-  const stores = engine.stores.list();
+  const everywhere = isEverywhere(principal);
+  const visible = (store: string | undefined): boolean => maySee(principal, store);
+  const stores = engine.stores.list().filter(({ config }) => visible(config.name));
+  const mounts = await engine.mounts.list({ signal: AbortSignal.timeout(5_000), log: silentLog() });
   const { unable } = engine.mounter;
+  const { defaultName } = engine.stores;
   return {
     version,
     instance: engine.instance,
     node: engine.node,
-    pid: process.pid,
+    pid: everywhere ? process.pid : null,
     startedAt: new Date(about.startedAt).toISOString(),
     ready: about.ready,
-    defaultStore: engine.stores.defaultName ?? null,
-    listen: [...about.addresses],
-    state: about.state,
-    config: about.config ?? null,
+    defaultStore: defaultName !== undefined && visible(defaultName) ? defaultName : null,
+    listen: about.addresses.filter((address) => everywhere || !address.startsWith('unix:')),
+    state: everywhere ? about.state : null,
+    config: everywhere ? (about.config ?? null) : null,
     mounting: { able: unable === undefined, why: unable?.why ?? null, action: unable?.action ?? null },
     stores: stores.length,
     volumes: stores.reduce((sum, { config }) => sum + engine.records.volumes.totals(config.name).volumes, 0),
-    mounts: (await engine.mounts.list({ signal: AbortSignal.timeout(5_000), log: silentLog() })).length,
-    operations: engine.operations.running,
+    mounts: mounts.filter(({ volumeId }) => visible(engine.records.volumes.byId(volumeId)?.store)).length,
+    operations: engine.operations.runningIn(visible),
     rssBytes: process.memoryUsage.rss(),
   };
 }

@@ -88,7 +88,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     version,
     signal: settings.signal,
     isReady: () => ready,
-    status: () => statusOf({ engine, startedAt, ready, addresses, state: state.path, config: file && configFile }),
+    status: (principal) =>
+      statusOf({ engine, startedAt, ready, addresses, state: state.path, config: file && configFile }, principal),
     doctor: (signal) => examineMachine(state.path, { signal, log }),
   });
   undo.defer(() => rest.close(0));

@@ -3,15 +3,15 @@ import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
-import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
+import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
 import type { Records, Store, VolumeQuery } from './ports.ts';
 import type { Stores } from './stores.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
 export interface Catalogue {
   /**
-   * By id, `store..name`, or a bare name: in the default store, else the only one of that name. `visible` says in which
-   * stores a bare name is looked for; whether the asker may use what was found is the caller's to decide.
+   * By id, `store..name`, or a bare name: in the default store, else the only one of that name. Only in the stores that
+   * are `visible`: what is in others is answered for as if it did not exist.
    */
   resolve(ref: string, scope: Scope, visible?: (store: string) => boolean): Promise<Volume>;
   page(
@@ -42,11 +42,12 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
 
   return {
     resolve: async (ref, scope, visible = () => true) => {
-      if (isVolumeId(ref)) return await look.byId(ref, scope);
-      // The last '..': a store's name may end in a dot, a volume's cannot begin with one.
-      const cut = ref.lastIndexOf('..');
-      if (cut === -1) return await look.bare(ref, visible, scope);
-      return await look.inStore(ref.slice(0, cut), ref.slice(cut + 2), scope);
+      if (isVolumeId(ref)) return await look.byId(ref, visible, scope);
+      const qualified = partsOfQualified(ref);
+      if (qualified === undefined) return await look.bare(ref, visible, scope);
+      const { store, name } = qualified;
+      if (!visible(store)) throw unknown(`${store}/${name}`);
+      return await look.inStore(store, name, scope);
     },
     page: async (query, scope) => {
       const all = parts.stores().list();
@@ -99,10 +100,12 @@ function createRefresh({ records, stores, instance }: CatalogueParts): Catalogue
 
 const isConfigured = (stores: Stores, name: string): boolean => stores.list().some((view) => view.config.name === name);
 
+type Visible = (store: string) => boolean;
+
 interface Lookup {
-  byId(id: VolumeId, scope: Scope): Promise<Volume>;
+  byId(id: VolumeId, visible: Visible, scope: Scope): Promise<Volume>;
   inStore(store: string, name: string, scope: Scope): Promise<Volume>;
-  bare(name: string, visible: (store: string) => boolean, scope: Scope): Promise<Volume>;
+  bare(name: string, visible: Visible, scope: Scope): Promise<Volume>;
   /** Stores that others can change are asked; what only we change is in our records already. Gives those that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
 }
@@ -137,7 +140,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue[
     return wanted.filter((_name, index) => !asked[index]);
   };
 
-  const names = (visible: (store: string) => boolean): StoreName[] =>
+  const names = (visible: Visible): StoreName[] =>
     parts
       .stores()
       .list()
@@ -146,14 +149,15 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue[
 
   return {
     refreshAll,
-    byId: async (id, scope) => {
-      const cached = records.volumes.byId(id);
+    byId: async (id, visible, scope) => {
+      const recorded = (): Volume | undefined => {
+        const volume = records.volumes.byId(id);
+        return volume !== undefined && visible(volume.store) ? volume : undefined;
+      };
+      const cached = recorded();
       if (cached !== undefined) return cached;
-      const down = await refreshAll(
-        names(() => true),
-        scope,
-      );
-      const found = records.volumes.byId(id);
+      const down = await refreshAll(names(visible), scope);
+      const found = recorded();
       if (found !== undefined) return found;
       // A store that is down must never make a volume look gone.
       throw down.length > 0 ? notSure(id, down) : unknown(id);

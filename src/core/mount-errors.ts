@@ -26,8 +26,9 @@ export function requireSame(present: Mount, volume: Volume, readOnly: boolean): 
   });
 }
 
-export function otherThere(target: string, other: string): StowageError {
-  return new StowageError(`another volume is mounted at ${quoted(target)}: ${other}`, {
+/** Not which one: who asks may not be allowed to know it. */
+export function otherThere(target: string): StowageError {
+  return new StowageError(`another volume is mounted at ${quoted(target)}`, {
     code: 'conflict',
     reason: 'mount-other',
     action: 'See what is mounted where: stowage mounts',

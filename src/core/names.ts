@@ -48,3 +48,10 @@ export const newOperationId = (): OperationId => `op1-${randomUUID()}` as Operat
 export function qualified(store: StoreName, name: VolumeName): string {
   return `${store}..${name}`;
 }
+
+/** Undefined: not of that form. Nothing is checked. */
+export function partsOfQualified(ref: string): { readonly store: string; readonly name: string } | undefined {
+  // The last '..': a store's name may end in a dot, a volume's cannot begin with one.
+  const cut = ref.lastIndexOf('..');
+  return cut === -1 ? undefined : { store: ref.slice(0, cut), name: ref.slice(cut + 2) };
+}

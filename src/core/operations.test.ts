@@ -23,7 +23,7 @@ const create = (name: string, call: Partial<Call> = {}): Promise<Volume> =>
     aCall(call),
   );
 
-const newest = (): Operation | undefined => server.engine.operations.list(1)[0]?.operation;
+const newest = (): Operation | undefined => server.engine.operations.page({ limit: 1 }).items[0]?.operation;
 
 test('an operation is on record before its work begins', async () => {
   const gate = kind.close('create');
@@ -88,7 +88,7 @@ describe('cancel', () => {
     const second = create('a', { signal: mine.signal });
     mine.abort();
     await expect(second).rejects.toThrow();
-    expect(server.engine.operations.list(10)).toHaveLength(1);
+    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(1);
     gate.open();
     await first;
   });
@@ -113,7 +113,7 @@ describe('drain', () => {
       reason: 'stopping',
       message: 'Stowage is stopping and begins nothing new',
     });
-    expect(server.engine.operations.list(10)).toHaveLength(0);
+    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(0);
   });
 
   test('who waits in line when it begins is refused, not left waiting', async () => {
@@ -147,7 +147,10 @@ describe('drain', () => {
     gate.open();
     await using next = await startServer({ folder: server.folder, listen: 'none' });
     expect(await next.engine.catalogue.resolve('late', aCall())).toMatchObject({ name: 'late' });
-    expect(next.engine.operations.list(1)[0]?.operation).toMatchObject({ subject: 'local/late', state: 'done' });
+    expect(next.engine.operations.page({ limit: 1 }).items[0]?.operation).toMatchObject({
+      subject: 'local/late',
+      state: 'done',
+    });
   });
 });
 
@@ -156,5 +159,5 @@ test('ended operations are kept in a bounded number', async () => {
   for (let i = 0; i < many.length; i += 100) {
     await Promise.all(many.slice(i, i + 100).map((n) => create(`v${n}`)));
   }
-  expect(server.engine.operations.list(5000).length).toBeLessThan(1101);
+  expect(server.engine.operations.page({ limit: 5000 }).items.length).toBeLessThan(1101);
 });

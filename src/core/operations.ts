@@ -7,7 +7,7 @@ import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
 import { newOperationId } from './names.ts';
 import { createPerform, publishOperation, type Running, refusedWhileStopping, ShuttingDown } from './perform.ts';
-import type { Records } from './ports.ts';
+import type { OperationQuery, Page, Records } from './ports.ts';
 
 /** Who asks, and how to be told about it. */
 export interface Call extends Scope {
@@ -58,10 +58,13 @@ export interface Operations {
   /** Does the work of an intent that a crash left behind. */
   resume(operation: Operation, scope: Scope, work: (scope: Work) => Promise<Outcome<unknown>>): Promise<void>;
   get(id: OperationId): OperationView | undefined;
-  list(limit: number): readonly OperationView[];
+  /** Newest first. */
+  page(query: OperationQuery): Page<OperationView>;
   /** False: it is not running. */
   cancel(id: OperationId): boolean;
   readonly running: number;
+  /** Of those, the ones that concern such a store. */
+  runningIn(visible: (store: string | undefined) => boolean): number;
   /** Begins nothing new and waits for what runs; after `graceMs` the rest is interrupted and stays recorded for the next start. */
   drain(graceMs: number): Promise<void>;
 }
@@ -111,7 +114,10 @@ export function createOperations(parts: {
       const operation = records.operations.get(id);
       return operation && view(operation);
     },
-    list: (limit) => records.operations.recent(limit).map(view),
+    page: (query) => {
+      const { items, next } = records.operations.page(query);
+      return { items: items.map(view), next };
+    },
     cancel: (id) => {
       const entry = running.get(id);
       entry?.controller.abort(canceled());
@@ -120,6 +126,7 @@ export function createOperations(parts: {
     get running() {
       return running.size;
     },
+    runningIn: (visible) => [...running.values()].filter(({ operation }) => visible(operation.store)).length,
     drain: async (graceMs) => {
       stopping = true;
       await drain(running, graceMs, clock);

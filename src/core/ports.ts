@@ -204,7 +204,7 @@ export interface Records {
     unfinished(): readonly Operation[];
     get(id: OperationId): Operation | undefined;
     /** Newest first. */
-    recent(limit: number): readonly Operation[];
+    page(query: OperationQuery): Page<Operation>;
     /** Keeps the newest `keep` ended ones. */
     prune(keep: number): void;
   };
@@ -236,6 +236,20 @@ export interface StoredAnswer {
   readonly status: number | undefined;
   readonly body: string;
   readonly at: number;
+}
+
+export interface OperationQuery {
+  /** Undefined: everything, also what concerns no store. Empty: none at all. */
+  readonly stores?: readonly string[] | undefined;
+  /** The `next` of the page before. */
+  readonly after?: number | undefined;
+  readonly limit: number;
+}
+
+export interface Page<T> {
+  readonly items: readonly T[];
+  /** Undefined: there is nothing more. */
+  readonly next: number | undefined;
 }
 
 export interface VolumeQuery {

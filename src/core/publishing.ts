@@ -135,8 +135,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const resolved = async (): Promise<string> => (await mounter.inspectTarget(given, 'filesystem', call)).target;
     const target = isRecorded(given) ? given : await resolved().catch(() => given);
     if (!isRecorded(target)) {
-      const other = records.mounts.at(target);
-      if (other !== undefined) throw otherThere(given, titled(parts, other.volumeId));
+      if (records.mounts.at(target) !== undefined) throw otherThere(given);
       return;
     }
     requireMounting(mounter);

@@ -2,14 +2,12 @@ import { StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
 
-export function unknownStore(name: string, others: readonly string[]): StowageError {
+/** Names no others: who asks may not be allowed to know them. */
+export function unknownStore(name: string): StowageError {
   return new StowageError(`there is no store ${quoted(name)}`, {
     code: 'not-found',
     reason: 'store-unknown',
-    action:
-      others.length === 0
-        ? 'Add one: stowage store add NAME URI'
-        : `Use one of: ${others.join(', ')}; or ask the administrator to add it.`,
+    action: 'See which there are: stowage store list. The administrator adds one with: stowage store add NAME URI',
   });
 }
 

@@ -112,7 +112,7 @@ describe('add and remove', () => {
     await expect(server.engine.stores.remove('nope', aCall())).rejects.toMatchObject({
       code: 'not-found',
       message: "there is no store 'nope'",
-      action: 'Use one of: local; or ask the administrator to add it.',
+      action: 'See which there are: stowage store list. The administrator adds one with: stowage store add NAME URI',
     });
   });
 
@@ -244,6 +244,17 @@ describe('finding volumes', () => {
     const preferred = await create('local', 'x');
     expect(await resolve('x')).toEqual(preferred);
     expect(await resolve('one..x')).toEqual(here);
+  });
+
+  test('what is in a store that is not visible is answered for as if it did not exist', async () => {
+    await add('one');
+    await add('two');
+    const { id } = await create('two', 'x');
+    const outside = { code: 'not-found', reason: 'volume-unknown', action: 'See what there is: stowage volume list' };
+    for (const ref of [id, newVolumeId(), 'two..x', 'two..nobody', 'nope..x', 'x']) {
+      const found = server.engine.catalogue.resolve(ref, aCall(), (store) => store === 'one');
+      await expect(found, ref).rejects.toMatchObject(outside);
+    }
   });
 
   test('a store whose name ends in a dot, and names with dots, are told apart', async () => {

@@ -129,7 +129,7 @@ function createReading({ records, clock }: StoresParts, { all }: Entries): Readi
 
   function known(name: string): Entry {
     const entry = all.get(name);
-    if (entry === undefined) throw unknownStore(name, [...all.keys()]);
+    if (entry === undefined) throw unknownStore(name);
     return entry;
   }
 

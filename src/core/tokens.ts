@@ -1,4 +1,5 @@
-import { createHash, randomBytes } from 'node:crypto';
+import { createHash, randomBytes, randomUUID } from 'node:crypto';
+import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { parseDuration } from '#base/duration.ts';
 import { StowageError } from './errors.ts';
@@ -14,8 +15,11 @@ export interface NewToken {
 }
 
 export interface Tokens {
-  /** The secret is given out once; only its hash is kept. */
-  create(want: NewToken): { readonly token: Token; readonly secret: string };
+  /**
+   * The secret is given out once; only its hash is kept. The same request again is the same token with a new secret, and
+   * the secret before it ends: whoever repeats has not got that, and nobody else should have it.
+   */
+  create(want: NewToken, requestId?: string): { readonly token: Token; readonly secret: string };
   list(): readonly Token[];
   revoke(id: string): void;
   /** Undefined: unknown, revoked or expired. */
@@ -27,27 +31,25 @@ const longestMs = 1000 * 365 * 86_400_000;
 
 // 256 random bits need no slow hash: there is nothing to guess.
 const hash = (secret: string): string => createHash('sha256').update(secret).digest('hex');
+const idOf = (requestId: string): string => `tk1-${hash(requestId).slice(0, 16)}`;
 
 export function createTokens(records: Records, clock: Clock): Tokens {
   return {
-    create: (want) => {
-      const life = want.expiresIn === undefined ? undefined : parseDuration(want.expiresIn);
-      if (want.expiresIn !== undefined && (life === undefined || life === 0 || life > longestMs)) {
-        throw new StowageError(`${quoted(want.expiresIn)} is not a usable duration`, {
-          code: 'invalid',
-          reason: 'duration-invalid',
-          action: 'Write it as 12h, 30d or 52w, of at most 1000 years.',
-        });
-      }
+    create: (want, requestId = randomUUID()) => {
+      const life = lifeOf(want.expiresIn);
       const now = clock.now();
       const token: Token = {
-        id: `tk1-${randomBytes(8).toString('hex')}`,
+        id: idOf(requestId),
         name: want.name,
         role: want.role,
         stores: want.stores.map(storeName),
         createdAt: now,
         expiresAt: life === undefined ? undefined : now + life,
       };
+      requireSame(
+        records.tokens.list().find(({ id }) => id === token.id),
+        token,
+      );
       const secret = `stowage_${randomBytes(32).toString('base64url')}`;
       records.tokens.put(token, hash(secret));
       return { token, secret };
@@ -67,4 +69,28 @@ export function createTokens(records: Records, clock: Clock): Tokens {
       return token?.expiresAt !== undefined && token.expiresAt <= clock.now() ? undefined : token;
     },
   };
+}
+
+function lifeOf(expiresIn: string | undefined): number | undefined {
+  if (expiresIn === undefined) return undefined;
+  const life = parseDuration(expiresIn);
+  if (life !== undefined && life > 0 && life <= longestMs) return life;
+  throw new StowageError(`${quoted(expiresIn)} is not a usable duration`, {
+    code: 'invalid',
+    reason: 'duration-invalid',
+    action: 'Write it as 12h, 30d or 52w, of at most 1000 years.',
+  });
+}
+
+function requireSame(present: Token | undefined, want: Token): void {
+  const asked = ({ name, role, stores, createdAt, expiresAt }: Token): unknown[] => [
+    ...[name, role, stores],
+    expiresAt === undefined ? undefined : expiresAt - createdAt,
+  ];
+  if (present === undefined || isDeepStrictEqual(asked(present), asked(want))) return;
+  throw new StowageError(`token ${quoted(present.id)} was made by the same request with other parameters`, {
+    code: 'exists',
+    reason: 'request-differs',
+    action: 'Use a new request id (Idempotency-Key) for a different request.',
+  });
 }

@@ -61,9 +61,9 @@ describe('create', () => {
   test('the same request twice gives the same volume, without a second operation', async () => {
     const call = aCall();
     const first = await server.engine.volumes.create(want('a', { bytes: 5n }), call);
-    const operations = server.engine.operations.list(10).length;
+    const operations = server.engine.operations.page({ limit: 10 }).items.length;
     expect(await server.engine.volumes.create(want('a', { bytes: 5n }), call)).toEqual(first);
-    expect(server.engine.operations.list(10)).toHaveLength(operations);
+    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(operations);
   });
 
   test('the same request again, after somebody renamed the volume, finds it and makes no second one', async () => {
@@ -121,7 +121,7 @@ describe('create', () => {
     await writeFile(join(server.storeFolder, 'mine', 'file'), 'text');
     await expect(create('mine')).rejects.toMatchObject({ code: 'exists' });
     expect(await readdir(server.storeFolder)).toEqual(['.stowage', 'mine']);
-    expect(server.engine.operations.list(1)[0]?.operation.state).toBe('failed');
+    expect(server.engine.operations.page({ limit: 1 }).items[0]?.operation.state).toBe('failed');
   });
 });
 

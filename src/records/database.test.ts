@@ -158,7 +158,7 @@ describe('kill -9', () => {
         expect(records.operations.get(`op1-${n}` as OperationId)?.state).toBe('done');
       }
       expect(records.operations.unfinished()).toEqual([]);
-      expect(records.operations.recent(10_000)).toHaveLength(volumes);
+      expect(records.operations.page({ limit: 10_000 }).items).toHaveLength(volumes);
     },
   );
 });
@@ -202,7 +202,7 @@ describe('a file of format 0', () => {
     expect(records.volumes.totals('default' as StoreName).volumes).toBe(30);
     expect(records.volumes.byName('images' as StoreName, 'volume-8' as VolumeName)?.id).toBe(volumeId(8));
 
-    expect(records.operations.recent(10).map(({ id }) => id)).toEqual(['op1-b', 'op1-a', 'op1-c']);
+    expect(records.operations.page({ limit: 10 }).items.map(({ id }) => id)).toEqual(['op1-b', 'op1-a', 'op1-c']);
     expect(records.operations.unfinished()).toMatchObject([{ id: 'op1-b', params: { n: 2 }, startedAt: start + 8 }]);
     expect(records.operations.get('op1-a' as OperationId)?.error?.message).toBe("it's full");
     const [one, two] = records.mounts.list();

@@ -1,6 +1,6 @@
 import type { Records } from '#core/ports.ts';
 import type { Database } from './database.ts';
-import { fromError, fromOperation, toOperation } from './rows.ts';
+import { fromError, fromOperation, sequenceOf, toOperation } from './rows.ts';
 
 export function createOperations(db: Database): Records['operations'] {
   const begin = db.prepare(`
@@ -13,7 +13,9 @@ export function createOperations(db: Database): Records['operations'] {
   const end = db.prepare("UPDATE operations SET state = ?, ended_at = ?, error = ? WHERE id = ? AND state = 'running'");
   const unfinished = db.prepare("SELECT * FROM operations WHERE state = 'running' ORDER BY sequence");
   const get = db.prepare('SELECT * FROM operations WHERE id = ?');
-  const recent = db.prepare('SELECT * FROM operations ORDER BY sequence DESC LIMIT ?');
+  const page = db.prepare(`
+    SELECT * FROM operations
+    WHERE sequence < ? AND (? IS NULL OR store IN (SELECT value FROM json_each(?))) ORDER BY sequence DESC LIMIT ?`);
   // The newest by their end: long work that ended a moment ago is what somebody is about to ask for.
   const prune = db.prepare(`
     DELETE FROM operations WHERE state <> 'running' AND (ended_at, sequence) <=
@@ -30,7 +32,15 @@ export function createOperations(db: Database): Records['operations'] {
       const row = get.get(id);
       return row === undefined ? undefined : toOperation(row);
     },
-    recent: (limit) => recent.all(Math.max(0, Math.trunc(limit))).map(toOperation),
+    page: ({ stores, after, limit }) => {
+      const within = stores === undefined ? null : JSON.stringify(stores);
+      // One more than asked for, which tells whether there is a next page.
+      const rows = page.all(after ?? Number.MAX_SAFE_INTEGER, within, within, limit + 1);
+      const shown = rows.slice(0, limit);
+      const last = shown.at(-1);
+      const next = rows.length > limit && last !== undefined ? sequenceOf(last) : undefined;
+      return { items: shown.map(toOperation), next };
+    },
     prune: (keep) => {
       prune.run(Math.max(0, Math.trunc(keep)));
     },

@@ -115,6 +115,9 @@ export function toOperation(row: Row): Operation {
   };
 }
 
+/** Where it stands among all operations. */
+export const sequenceOf = (row: Row): number => integer(row, 'sequence');
+
 export const fromError = (error: Operation['error']): string | null =>
   error === undefined ? null : JSON.stringify(error);
 

@@ -108,9 +108,37 @@ describe('operations', () => {
 
   test('the newest come first, as many as asked for', () => {
     for (let n = 1; n <= 5; n++) records.operations.begin(operation(n));
-    expect(records.operations.recent(3).map(({ id }) => id)).toEqual(['op1-5', 'op1-4', 'op1-3']);
-    expect(records.operations.recent(100)).toHaveLength(5);
-    expect(records.operations.recent(0)).toEqual([]);
+    expect(records.operations.page({ limit: 3 }).items.map(({ id }) => id)).toEqual(['op1-5', 'op1-4', 'op1-3']);
+    expect(records.operations.page({ limit: 100 }).items).toHaveLength(5);
+    expect(records.operations.page({ limit: 0 }).items).toEqual([]);
+  });
+
+  test.each<[stores: string[] | undefined, ids: string[]]>([
+    [undefined, ['op1-7', 'op1-6', 'op1-5', 'op1-4', 'op1-3', 'op1-2', 'op1-1']],
+    [
+      ['gold', 'unknown'],
+      ['op1-6', 'op1-4', 'op1-2'],
+    ],
+    [['silver'], []],
+    [[], []],
+  ])('pages of the stores %j follow each other, also when what one ended with is gone', (stores, ids) => {
+    for (let n = 1; n <= 7; n++) records.operations.begin(operation(n));
+    const seen: string[] = [];
+    for (let after: number | undefined, more = true; more; ) {
+      const { items, next } = records.operations.page({ stores, after, limit: 2 });
+      seen.push(...items.map(({ id }) => id));
+      for (const { id } of items) records.operations.end(id, 'done', 5000, undefined);
+      records.operations.prune(0);
+      after = next;
+      more = next !== undefined;
+    }
+    expect(seen).toEqual(ids);
+  });
+
+  test('a last page that is full says that there is nothing more', () => {
+    for (let n = 1; n <= 4; n++) records.operations.begin(operation(n));
+    const { next } = records.operations.page({ limit: 2 });
+    expect(records.operations.page({ after: next, limit: 2 })).toMatchObject({ items: [{}, {}], next: undefined });
   });
 
   test('pruning keeps the last to end and never touches what still runs', () => {
@@ -118,7 +146,7 @@ describe('operations', () => {
     for (let n = 2; n <= 9; n++) records.operations.end(operation(n).id, 'done', 5000, undefined);
     // Began first, ended last.
     records.operations.end(operation(1).id, 'done', 9000, undefined);
-    const ids = (): string[] => records.operations.recent(100).map(({ id }) => id);
+    const ids = (): string[] => records.operations.page({ limit: 100 }).items.map(({ id }) => id);
     records.operations.prune(3);
     records.operations.prune(3);
     expect(ids()).toEqual(['op1-10', 'op1-9', 'op1-8', 'op1-1']);

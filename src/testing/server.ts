@@ -55,6 +55,7 @@ export interface Api {
 
 export interface Stream extends Disposable {
   readonly status: number;
+  readonly headers: IncomingHttpHeaders;
   /** The next event; undefined when the server ended the stream. */
   next(): Promise<ServerEvent | undefined>;
   /** Reads until an event of that type, and gives it. */
@@ -97,7 +98,11 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
     engine: running.engine,
     storeFolder: join(folder, 'stores', 'local'),
     as: async (role, ...stores) => {
-      const { status, body } = await admin.post('/v1/tokens', { name: randomUUID(), role, stores });
+      const { status, body } = await admin.post('/v1/tokens', {
+        name: randomUUID(),
+        role,
+        ...(stores.length > 0 && { stores }),
+      });
       if (status !== 201) throw new Error(`no token: ${JSON.stringify(body)}`);
       return remote(body.secret);
     },
@@ -160,7 +165,8 @@ function follow(options: RequestOptions): Promise<Stream> {
         if (event.type === type) return event;
       }
     };
-    resolve({ status: response.statusCode ?? 0, next, until, [Symbol.dispose]: () => sent.destroy() });
+    const { statusCode = 0, headers } = response;
+    resolve({ status: statusCode, headers, next, until, [Symbol.dispose]: () => sent.destroy() });
   });
   sent.on('error', reject);
   sent.end();

@@ -2,8 +2,9 @@ import { mkdir, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { type Answer, type Api, firstToken, startServer, type TestServer } from '#testing/server.ts';
+import { type Answer, type Api, aCall, firstToken, startServer, type TestServer } from '#testing/server.ts';
 
 type Role = 'viewer' | 'user' | 'admin';
 
@@ -89,7 +90,8 @@ describe.each(routes)('$method $path', (route) => {
     expect(answer).toMatchObject({ status: 401, body: { code: 'unauthenticated' } });
     expect(answer.headers['www-authenticate']).toBe('Bearer realm="stowage"');
     expect(answer.headers['content-type']).toContain('application/problem+json');
-    expect(answer.body.action).toContain("Send 'Authorization: Bearer TOKEN'");
+    for (const way of ["'Authorization: Bearer TOKEN'", '--token-file', 'STOWAGE_TOKEN'])
+      expect(answer.body.action).toContain(way);
   });
 
   test.each(ranks)('as %s', async (role) => {
@@ -188,8 +190,6 @@ describe('a token for one store', () => {
     ['POST', '/v1/volumes/two..a/expand', { bytes: '10' }],
     ['POST', '/v1/volumes/two..a/rename', { name: 'b' }],
     ['POST', '/v1/volumes', { name: 'x', store: 'two' }],
-    // The default store is not in its scope either.
-    ['POST', '/v1/volumes', { name: 'x' }],
     ['GET', '/v1/stores/two'],
     ['GET', '/v1/stores/unknown'],
     ['POST', '/v1/stores/two/check'],
@@ -197,6 +197,109 @@ describe('a token for one store', () => {
     ['GET', '/v1/trash?store=two'],
   ])('%s %s is out of its scope', async (method, path, body?: unknown) => {
     expect(await user.call(method, path, { body })).toMatchObject(outOfScope);
+  });
+
+  test.each([
+    ['GET', '/v1/volumes/STORE..NAME'],
+    ['GET', '/v1/volumes/STORE..NAME/usage'],
+    ['DELETE', '/v1/volumes/STORE..NAME'],
+    ['PATCH', '/v1/volumes/STORE..NAME', { labels: { x: '1' } }],
+    ['POST', '/v1/volumes/STORE..NAME/mount', { target: '/nope' }],
+    ['POST', '/v1/volumes/STORE..NAME/unmount', { target: '/nope' }],
+    ['GET', '/v1/stores/STORE'],
+  ])('%s %s does not tell what exists outside', async (method, path, body?: unknown) => {
+    const ask = async (store: string, name: string): Promise<unknown> => {
+      const answer = await api.call(method, path.replace('STORE', store).replace('NAME', name), { body });
+      const { requestId: _, ...said } = answer.body;
+      return { ...said, detail: said.detail.replace(store, 'STORE') };
+    };
+    const there = await ask('two', 'only-two');
+    expect(there).toMatchObject({ ...outOfScope.body, action: expect.stringContaining('It is for: one.') });
+    expect(await ask('two', 'nobody')).toEqual(there);
+    expect(await ask('nope', 'only-two')).toEqual(there);
+    expect(await ask('two', 'not%20a%20name')).toEqual(there);
+  });
+
+  test.each([
+    ['GET', '/v1/volumes/ID'],
+    ['GET', '/v1/volumes/ID/usage'],
+    ['DELETE', '/v1/volumes/ID'],
+    ['POST', '/v1/volumes/ID/mount', { target: '/nope' }],
+  ])('%s %s of a volume outside is answered as for one that never was', async (method, path, body?: unknown) => {
+    const { id } = (await server.admin.get('/v1/volumes/two..only-two')).body;
+    const ask = async (volume: string): Promise<unknown> => {
+      const answer = await api.call(method, path.replace('ID', volume), { body });
+      const { requestId: _, ...said } = answer.body;
+      return { ...said, detail: said.detail.replace(volume, 'ID') };
+    };
+    const never = await ask('sv1-00000000-0000-4000-8000-000000000000');
+    expect(never).toMatchObject({ status: 404, reason: 'volume-unknown' });
+    expect(await ask(id)).toEqual(never);
+  });
+
+  test('a volume without a store is not made in a default store outside, which is not named either', async () => {
+    const answer = await user.post('/v1/volumes', { name: 'x' });
+    expect(answer).toMatchObject(outOfScope);
+    expect(answer.body.action).toContain('The token is for: one.');
+    expect(answer.text).not.toContain('local');
+  });
+
+  test('whose store was removed learns nothing of the others', async () => {
+    await mkdir(join(server.folder, 'brief'));
+    await server.admin.post('/v1/stores', { name: 'brief', uri: `local://${join(server.folder, 'brief')}` });
+    const late = await server.as('admin', 'brief');
+    await server.admin.delete('/v1/stores/brief');
+    for (const [method, path, body] of [
+      ['GET', '/v1/stores/brief'],
+      ['GET', '/v1/volumes/brief..a'],
+      ['GET', '/v1/volumes?store=brief'],
+      ['GET', '/v1/trash?store=brief'],
+      ['POST', '/v1/volumes', { name: 'x', store: 'brief' }],
+      ['POST', '/v1/stores/brief/check'],
+      ['POST', '/v1/stores/brief/adopt'],
+    ] as const) {
+      const answer = await late.call(method, path, { body });
+      expect(answer, path).toMatchObject({ status: 404, body: { reason: 'store-unknown' } });
+      expect(answer.text, path).not.toMatch(/\b(local|two)\b/);
+    }
+  });
+
+  test('sees the figures of its store, and of the whole process, and no others', async () => {
+    const { text } = await user.get('/metrics');
+    expect(new Set(text.match(/store="\w+"/g))).toEqual(new Set(['store="one"']));
+    expect(text).toMatch(/^stowage_volumes\{store="one"\} \d+$/m);
+    expect(text).toMatch(/^stowage_volume_bytes\{store="one"\} \d+$/m);
+    expect(text).toMatch(/^stowage_store_open\{store="one"\} 1$/m);
+    expect(text).toMatch(/^stowage_operations_running \d+$/m);
+    expect(text).toMatch(/^process_resident_memory_bytes \d+$/m);
+    const all = (await client('viewer').get('/metrics')).text;
+    expect(new Set(all.match(/store="\w+"/g))).toEqual(new Set(['store="local"', 'store="one"', 'store="two"']));
+  });
+
+  test("sees a status of its store, without the machine's insides", async () => {
+    const whole = (await client('viewer').get('/v1/status')).body;
+    expect(whole).toMatchObject({ pid: process.pid, state: server.folder, stores: 3, defaultStore: 'local' });
+    expect(whole.listen[0]).toBe(`unix:${join(server.folder, 's')}`);
+    const { items } = (await user.get('/v1/volumes')).body;
+    const answer = await user.get('/v1/status');
+    expect(answer.body).toMatchObject({
+      ...{ version: whole.version, ready: true, stores: 1, volumes: items.length, mounts: 0, operations: 0 },
+      ...{ pid: null, state: null, config: null, defaultStore: null },
+      listen: [`http://127.0.0.1:${server.port}`],
+    });
+    expect(answer.text).not.toContain(server.folder);
+    await server.admin.post('/v1/stores/one/default');
+    expect((await user.get('/v1/status')).body.defaultStore).toBe('one');
+    await server.admin.post('/v1/stores/local/default');
+  });
+
+  test('gets its operations however many there are of others', async () => {
+    for (let n = 0; n < 3; n++) await server.admin.patch('/v1/volumes/two..a', { labels: { n: `${n}` } });
+    const { items, next } = (await user.get('/v1/operations?limit=1')).body;
+    expect(items).toMatchObject([{ store: 'one' }]);
+    const second = (await user.get(`/v1/operations?limit=1&after=${next}`)).body;
+    expect(second.items).toMatchObject([{ store: 'one' }]);
+    expect(second.items[0].id).not.toBe(items[0].id);
   });
 
   test.each([
@@ -226,6 +329,62 @@ describe('a token for one store', () => {
   test('works in its own store', async () => {
     expect((await user.post('/v1/volumes', { name: 'mine', store: 'one' })).status).toBe(201);
     expect((await user.delete('/v1/volumes/one..mine')).status).toBe(200);
+  });
+});
+
+describe('cancelling needs the role that beginning needs', () => {
+  const beginners: Readonly<Record<string, Role>> = {
+    'volume.create': 'user',
+    'volume.expand': 'user',
+    'volume.rename': 'user',
+    'volume.label': 'user',
+    'volume.delete': 'user',
+    'volume.restore': 'user',
+    'volume.mount': 'admin',
+    'volume.unmount': 'admin',
+    'trash.purge': 'admin',
+    'store.adopt': 'admin',
+  };
+
+  test('these are all kinds of work that a crash can interrupt', () => {
+    const { volumes, deletions, adoptions } = server.engine;
+    const steps = [volumes, deletions, adoptions].flatMap((one) => Object.keys(one.steps));
+    expect([...steps, 'volume.mount', 'volume.unmount'].sort()).toEqual(Object.keys(beginners).sort());
+  });
+
+  test.each([...Object.entries(beginners), ['of.later', 'admin'] as const])('%s: %s', async (kind, needed) => {
+    const { promise: begun, resolve } = Promise.withResolvers<string>();
+    const call = aCall({ onOperation: ({ id }) => resolve(id) });
+    const work = server.engine.operations.run({ kind, store: 'one', subject: 'x', params: {} }, call, ({ signal }) => {
+      const { promise, reject } = Promise.withResolvers<never>();
+      signal.addEventListener('abort', () => reject(signal.reason), { once: true });
+      return promise;
+    });
+    const ended = expect(work).rejects.toMatchObject({ code: 'canceled' });
+    const cancel = (who: string): Promise<Answer> =>
+      begun.then((id) => client(who).post(`/v1/operations/${id}/cancel`));
+    if (needed === 'admin') {
+      expect(await cancel('user')).toMatchObject({ status: 403, body: { reason: 'role-insufficient' } });
+      expect(server.engine.operations.running).toBe(1);
+    }
+    expect((await cancel(needed)).status).toBe(200);
+    await ended;
+  });
+});
+
+describe.skipIf(needs('mount'))('a path where a volume of another store is mounted', () => {
+  test('is said to be taken, and not by what', async () => {
+    const target = `${server.folder}-mount`;
+    const api = await server.as('admin', 'one');
+    expect((await server.admin.post('/v1/volumes/two..a/mount', { target })).status).toBe(200);
+    for (const verb of ['mount', 'unmount']) {
+      const answer = await api.post(`/v1/volumes/one..a/${verb}`, { target });
+      expect(answer.status).toBe(409);
+      expect(answer.text).not.toContain('two');
+    }
+    expect((await api.get('/v1/status')).body.mounts).toBe(0);
+    expect((await server.admin.get('/v1/status')).body.mounts).toBe(1);
+    expect((await server.admin.post('/v1/volumes/two..a/unmount', { target })).status).toBe(204);
   });
 });
 

@@ -142,6 +142,7 @@ describe('ending', () => {
     const own = createServer((request, response) =>
       streamEvents(server.engine, request, response, {
         principal: { id: 'x', role: 'viewer', stores: [] },
+        requestId: 'x',
         signal: stop.signal,
         stillAllowed: () => true,
         ...pace,
@@ -199,7 +200,33 @@ describe('ending', () => {
     expect(text).not.toContain('test.event');
   });
 
-  test('who may no longer read is cut off at the next heartbeat', async () => {
+  test('a revoked token reads not one event more', async () => {
+    const { body } = await api.post('/v1/tokens', { name: 'x', role: 'viewer' });
+    using stream = await server.remote(body.secret).follow();
+    await stream.until('hello');
+    publish(1);
+    expect(await stream.next()).toMatchObject({ type: 'test.event' });
+    await api.delete(`/v1/tokens/${body.id}`);
+    publish(1);
+    expect(await stream.next()).toBeUndefined();
+  });
+
+  test('nor does it learn that it missed something', async () => {
+    let allowed = true;
+    const { api: own } = await paced({ stillAllowed: () => allowed });
+    using stream = await own.follow();
+    await stream.until('hello');
+    // In one go, and more than the stream takes: the reader falls out of the ring.
+    publish(10_000, 'local', { filler: 'x'.repeat(2000) });
+    allowed = false;
+    for (;;) {
+      const event = await stream.next();
+      if (event === undefined) break;
+      expect(event.type).toBe('test.event');
+    }
+  });
+
+  test('who may no longer read while nothing happens is cut off at the next heartbeat', async () => {
     let allowed = true;
     const { api: own } = await paced({ heartbeatMs: 20, stillAllowed: () => allowed });
     using stream = await own.follow();

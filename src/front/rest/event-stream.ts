@@ -3,14 +3,16 @@ import type { Engine } from '#core/engine.ts';
 import type { Event } from '#core/events.ts';
 import type { Volume } from '#core/model.ts';
 import type { OperationView } from '#core/operations.ts';
+import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';
 
 export interface StreamOptions {
   readonly principal: Principal;
+  readonly requestId: string;
   /** Ends the stream: the server stops. */
   readonly signal: AbortSignal;
-  /** Asked now and then: a token can be revoked or expire while its reader is connected. */
+  /** Asked before anything is written: a token can be revoked or expire while its reader is connected. */
   readonly stillAllowed: () => boolean;
   readonly heartbeatMs?: number;
   /** A reader that takes nothing for this long is cut off; it comes back and resumes, or starts afresh. */
@@ -45,16 +47,19 @@ function positionOf(engine: Engine, id: string): number | undefined {
   return epoch === engine.events.epoch ? Number(seq) : undefined;
 }
 
+interface PumpOptions extends Pick<StreamOptions, 'principal' | 'stillAllowed'> {
+  readonly finish: () => void;
+}
+
 /**
  * Writes events from the ring as fast as the reader takes them. Nothing is queued for a slow one: it falls behind in the
  * ring, and past its end it is told to start afresh.
  */
-function createPump(engine: Engine, principal: Principal, response: ServerResponse, from: number) {
+function createPump(engine: Engine, response: ServerResponse, from: number, options: PumpOptions) {
   const { events } = engine;
+  const { principal, stillAllowed, finish } = options;
   let position = from;
   let waitingSince: number | undefined;
-  const visible = (event: Event): boolean =>
-    event.store === undefined ? principal.stores.length === 0 : maySee(principal, event.store);
   const say = (text: string): void => {
     if (!response.write(text)) waitingSince ??= performance.now();
   };
@@ -66,14 +71,18 @@ function createPump(engine: Engine, principal: Principal, response: ServerRespon
   function pump(): void {
     while (waitingSince === undefined) {
       const missed = events.since(position);
+      if (missed?.length === 0) return;
+      if (!stillAllowed()) {
+        finish();
+        return;
+      }
       if (missed === undefined) {
         mark('reset');
         continue;
       }
-      if (missed.length === 0) return;
       for (const event of missed) {
         position = event.seq;
-        if (visible(event)) say(written(engine, event));
+        if (maySee(principal, event.store)) say(written(engine, event));
         if (waitingSince !== undefined) break;
       }
     }
@@ -89,7 +98,8 @@ function createPump(engine: Engine, principal: Principal, response: ServerRespon
     waitingMs: () => (waitingSince === undefined ? 0 : performance.now() - waitingSince),
     // With the position, so that a reader that sees little need not start afresh because of what it may not see.
     beat: () => {
-      if (waitingSince === undefined) say(`: still here\nid: ${events.epoch}-${position}\n\n`);
+      if (!stillAllowed()) finish();
+      else if (waitingSince === undefined) say(`: still here\nid: ${events.epoch}-${position}\n\n`);
     },
   };
 }
@@ -101,43 +111,35 @@ export function streamEvents(
   response: ServerResponse,
   options: StreamOptions,
 ): void {
-  const { principal, signal, stillAllowed, heartbeatMs = 15_000, stuckMs = 60_000 } = options;
+  const { requestId, signal, heartbeatMs = 15_000, stuckMs = 60_000 } = options;
   response.writeHead(200, {
+    ...commonHeaders(requestId),
     'content-type': 'text/event-stream',
-    'cache-control': 'no-store',
     'x-accel-buffering': 'no',
-    'x-content-type-options': 'nosniff',
   });
   response.write('retry: 1000\n\n');
-  const last = request.headers['last-event-id'];
-  const resumed = typeof last === 'string' ? positionOf(engine, last) : undefined;
-  const pump = createPump(engine, principal, response, resumed ?? engine.events.last);
-  // A first reader gets a place to come back to before anything happened.
-  if (resumed === undefined) pump.mark(last === undefined ? 'hello' : 'reset');
-  pump.pump();
-  using stack = new DisposableStack();
-  stack.use(engine.events.subscribe(pump.pump));
-  const beat = stack.adopt(
-    setInterval(() => {
-      if (!stillAllowed()) finish();
-      else if (pump.waitingMs() > stuckMs) response.destroy();
-      else pump.beat();
-    }, heartbeatMs),
-    clearInterval,
-  );
-  beat.unref();
-  const open = stack.move();
+  const open = new DisposableStack();
   const finish = (): void => {
     open.dispose();
     // What a stuck reader has not taken it will never take.
     if (pump.waitingMs() > 0) response.destroy();
     else response.end();
   };
-  response.on('drain', pump.drained);
+  const last = request.headers['last-event-id'];
+  const resumed = typeof last === 'string' ? positionOf(engine, last) : undefined;
+  const pump = createPump(engine, response, resumed ?? engine.events.last, { ...options, finish });
+  open.use(engine.events.subscribe(pump.pump));
+  const beat = setInterval(() => {
+    if (pump.waitingMs() > stuckMs) response.destroy();
+    else pump.beat();
+  }, heartbeatMs);
+  open.adopt(beat.unref(), clearInterval);
   signal.addEventListener('abort', finish, { once: true });
-  response.on('close', () => {
-    open.dispose();
-    signal.removeEventListener('abort', finish);
-  });
+  open.defer(() => signal.removeEventListener('abort', finish));
+  response.on('drain', pump.drained);
+  response.on('close', () => open.dispose());
+  // A first reader gets a place to come back to before anything happened.
+  if (resumed === undefined) pump.mark(last === undefined ? 'hello' : 'reset');
+  pump.pump();
   if (signal.aborted) finish();
 }

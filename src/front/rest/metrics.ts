@@ -5,7 +5,8 @@ import type { StoreView } from '#core/stores.ts';
 
 export interface Metrics {
   readonly contentType: string;
-  text(): Promise<string>;
+  /** With the figures of the stores that are visible; those of the whole process are for everybody. */
+  text(visible: (store: string) => boolean): Promise<string>;
   request(method: string, route: string, status: number, seconds: number): void;
 }
 
@@ -24,7 +25,14 @@ export function createMetrics(engine: Engine, version: string): Metrics {
       this.set({ version }, 1);
     },
   });
-  addGauges(engine, registry);
+  new Gauge({
+    name: 'stowage_operations_running',
+    help: 'Operations under way',
+    registers,
+    collect() {
+      this.set(engine.operations.running);
+    },
+  });
   countOperations(engine, registry);
   const requests = new Counter({
     name: 'stowage_http_requests_total',
@@ -41,7 +49,7 @@ export function createMetrics(engine: Engine, version: string): Metrics {
   });
   return {
     contentType: registry.contentType,
-    text: () => registry.metrics(),
+    text: (visible) => Registry.merge([registry, storeGauges(engine, visible)]).metrics(),
     request: (method, route, status, took) => {
       requests.inc({ method, route, status });
       seconds.observe({ method, route }, took);
@@ -49,17 +57,10 @@ export function createMetrics(engine: Engine, version: string): Metrics {
   };
 }
 
-/** What is asked of the engine at the moment somebody looks. */
-function addGauges(engine: Engine, registry: Registry): void {
-  const registers = [registry];
-  new Gauge({
-    name: 'stowage_operations_running',
-    help: 'Operations under way',
-    registers,
-    collect() {
-      this.set(engine.operations.running);
-    },
-  });
+/** For one look, since who looks decides which stores are in it. */
+function storeGauges(engine: Engine, visible: (store: string) => boolean): Registry {
+  const registry = new Registry();
+  const views = engine.stores.list().filter((view) => visible(view.config.name));
   const totals = (view: StoreView) => engine.records.volumes.totals(view.config.name);
   const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number])[] = [
     ['stowage_volumes', 'Volumes in a store', (view) => totals(view).volumes],
@@ -67,17 +68,10 @@ function addGauges(engine: Engine, registry: Registry): void {
     ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (view.store === undefined ? 0 : 1)],
   ];
   for (const [name, help, value] of perStore) {
-    new Gauge({
-      name,
-      help,
-      labelNames: ['store'],
-      registers,
-      collect() {
-        this.reset();
-        for (const view of engine.stores.list()) this.set({ store: view.config.name }, value(view));
-      },
-    });
+    const gauge = new Gauge({ name, help, labelNames: ['store'], registers: [registry] });
+    for (const view of views) gauge.set({ store: view.config.name }, value(view));
   }
+  return registry;
 }
 
 function countOperations(engine: Engine, registry: Registry): void {

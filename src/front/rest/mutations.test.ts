@@ -41,7 +41,7 @@ describe('Idempotency-Key', () => {
     const [one, two] = await Promise.all(both);
     expect(one?.status).toBe(201);
     expect(two?.text).toBe(one?.text);
-    expect(server.engine.operations.list(10)).toHaveLength(1);
+    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(1);
   });
 
   test('for another request it is a conflict, also while the first still runs', async () => {
@@ -86,6 +86,27 @@ describe('Idempotency-Key', () => {
     expect(other).toMatchObject({ status: 201, body: { name: 'b' } });
   });
 
+  test('so another who asks for the same with the same key does not get what the first made', async () => {
+    const { body } = await server.admin.post('/v1/tokens', { name: 'other', role: 'user' });
+    expect((await create('a', 'k1')).status).toBe(201);
+    expect(await create('a', 'k1', server.remote(body.secret))).toMatchObject({
+      status: 409,
+      body: { reason: 'volume-exists' },
+    });
+    await create('b', 'k2', server.remote(body.secret));
+    const { requestId } = JSON.parse(await readFile(join(server.storeFolder, 'b.meta'), 'utf8'));
+    expect(requestId).toBe(`${body.id} k2`);
+  });
+
+  test('with another If-Match it is another request', async () => {
+    await create('a', 'k1');
+    const remove = (revision: string) =>
+      api.delete('/v1/volumes/a', { 'idempotency-key': 'k2', 'if-match': `"${revision}"` });
+    expect((await remove('7')).status).toBe(412);
+    expect(await remove('1')).toMatchObject({ status: 409, body: { reason: 'idempotency-key-reused' } });
+    expect(await count()).toBe(1);
+  });
+
   test('it survives a restart, and so does the volume it made', async () => {
     const first = await create('a', 'k1', api, { bytes: '10' });
     await server.stop();
@@ -122,6 +143,40 @@ describe('Idempotency-Key', () => {
       expect(text).not.toContain(body.secret);
       expect(text).not.toContain(again.body.secret);
     }
+  });
+
+  describe('of a new token', () => {
+    const make = (by: Api, about: object = {}) =>
+      by.post('/v1/tokens', { name: 't', role: 'viewer', ...about }, { 'idempotency-key': 'k1' });
+    const works = async (by: TestServer, secret: string): Promise<boolean> =>
+      (await by.remote(secret).get('/v1/volumes')).status === 200;
+
+    test('a repeat gives the same token a new secret, and the first secret ends', async () => {
+      const first = await make(server.admin);
+      const second = await make(server.admin);
+      expect(second.body.id).toBe(first.body.id);
+      expect(await works(server, first.body.secret)).toBe(false);
+      expect(await works(server, second.body.secret)).toBe(true);
+      const { items } = (await server.admin.get('/v1/tokens')).body;
+      expect(items.filter((one: { name: string }) => one.name === 't')).toHaveLength(1);
+    });
+
+    test('that holds when the server was killed before it kept the key; and for no other token', async () => {
+      const first = await make(server.admin, { expiresIn: '1h' });
+      await server.stop();
+      const db = new DatabaseSync(join(server.folder, 'state.db'));
+      db.exec('DELETE FROM answers');
+      db.close();
+      await using next = await startServer({ folder: server.folder });
+      for (const about of [{}, { expiresIn: '2h' }, { expiresIn: '1h', role: 'admin' }]) {
+        expect(await make(next.admin, about)).toMatchObject({ status: 409, body: { reason: 'request-differs' } });
+        next.engine.records.answers.prune(Number.MAX_SAFE_INTEGER);
+      }
+      expect(await works(next, first.body.secret)).toBe(true);
+      expect((await make(next.admin, { expiresIn: '1h' })).body.id).toBe(first.body.id);
+      expect(await works(next, first.body.secret)).toBe(false);
+      expect((await make(await next.as('admin'), { expiresIn: '1h' })).body.id).not.toBe(first.body.id);
+    });
   });
 
   test('without one, the same request twice is two requests', async () => {
@@ -184,6 +239,57 @@ describe('Prefer: respond-async', () => {
     const first = await api.post('/v1/volumes', { name: 'a' }, headers);
     const again = await api.post('/v1/volumes', { name: 'a' }, headers);
     expect(again).toMatchObject({ status: 202, body: { id: first.body.id } });
+  });
+
+  test('as it is by then, also after a restart', async () => {
+    const headers = { ...later, 'idempotency-key': 'k1' };
+    const gate = kind.close('create');
+    const ask = (by: Api) => by.post('/v1/volumes', { name: 'a' }, headers);
+    const { body } = await ask(api);
+    await gate.reached;
+    expect(await ask(api)).toMatchObject({ status: 202, body: { id: body.id, state: 'running', result: null } });
+    gate.open();
+    await vi.waitFor(async () => expect(await show(body.id)).toMatchObject({ state: 'done' }));
+    const done = { status: 202, body: { id: body.id, state: 'done', result: { name: 'a' } } };
+    expect(await ask(api)).toMatchObject(done);
+    expect((await ask(api)).headers['location']).toBe(`/v1/operations/${body.id}`);
+    await server.stop();
+    await using next = await startServer({ folder: server.folder });
+    expect(await ask(next.remote(await firstToken(server.folder)))).toMatchObject(done);
+  });
+
+  test('after a failure the key is forgotten, and the work is tried again', async () => {
+    const headers = { ...later, 'idempotency-key': 'k1' };
+    const gate = kind.close('create');
+    const ask = () => api.post('/v1/volumes', { name: 'a' }, headers);
+    const first = (await ask()).body;
+    await gate.reached;
+    await api.post(`/v1/operations/${first.id}/cancel`);
+    await vi.waitFor(async () => expect(await show(first.id)).toMatchObject({ state: 'canceled' }));
+    gate.open();
+    const second = await ask();
+    expect(second).toMatchObject({ status: 202, body: { state: 'running' } });
+    expect(second.body.id).not.toBe(first.id);
+    await vi.waitFor(async () => expect(await show(second.body.id)).toMatchObject({ state: 'done' }));
+    expect(await count()).toBe(1);
+    expect(await api.post('/v1/volumes', { name: 'b' }, headers)).toMatchObject({ status: 409 });
+  });
+
+  test('so it is when the failure came to light only at the next start', async () => {
+    const headers = { ...later, 'idempotency-key': 'k1' };
+    const { body } = await api.post('/v1/volumes', { name: 'a' }, headers);
+    await vi.waitFor(async () => expect(await show(body.id)).toMatchObject({ state: 'done' }));
+    await api.delete('/v1/volumes/a');
+    await server.stop();
+    const db = new DatabaseSync(join(server.folder, 'state.db'));
+    db.prepare("UPDATE operations SET state = 'failed' WHERE id = ?").run(body.id);
+    // As it was kept while the work ran.
+    db.exec(`UPDATE answers SET body = replace(body, '"done"', '"running"')`);
+    db.close();
+    await using next = await startServer({ folder: server.folder });
+    const again = await next.remote(await firstToken(server.folder)).post('/v1/volumes', { name: 'a' }, headers);
+    expect(again.status).toBe(202);
+    expect(again.body.id).not.toBe(body.id);
   });
 
   test('cancelling what runs makes its request fail, and what ended stays as it is', async () => {

@@ -1,36 +1,41 @@
 import { createHash, randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
+import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Operation, OperationId } from '#core/model.ts';
-import type { Call } from '#core/operations.ts';
-import type { Records } from '#core/ports.ts';
+import type { Call, OperationView } from '#core/operations.ts';
+import type { StoredAnswer } from '#core/ports.ts';
 import { operationJson } from './json.ts';
 import type { Answer } from './route.ts';
+import type { OperationJson } from './schemas.ts';
 
 export interface Mutation {
   readonly principal: string;
   readonly key: string | undefined;
-  /** Method, path and body: the same key must mean the same request. */
+  /** Method, path, body and condition: the same key must mean the same request. */
   readonly content: () => string;
   /** The client said `Prefer: respond-async`. */
   readonly detached: boolean;
   readonly keepAnswer: boolean;
 }
 
+type Handle = (call: Call) => Promise<Answer> | Answer;
+
 export interface Mutations {
-  run(
-    mutation: Mutation,
-    scope: Omit<Call, 'requestId' | 'onOperation'>,
-    work: (call: Call) => Promise<Answer> | Answer,
-  ): Promise<Answer>;
+  run(mutation: Mutation, scope: Omit<Call, 'requestId' | 'onOperation'>, work: Handle): Promise<Answer>;
   resultOf(operation: OperationId): unknown;
+}
+
+interface Performed {
+  readonly answer: Answer;
+  /** The answer is a 202 with that operation, and the work goes on. */
+  readonly going?: { readonly operation: OperationId; readonly finished: Promise<Answer> };
 }
 
 const keptResults = 256;
 
 /** Requests that change something: a repeated Idempotency-Key gets the first answer, and long work can be left to itself. */
-export function createMutations(records: Pick<Records, 'answers'>, clock: Clock): Mutations {
-  const inFlight = new Map<string, { readonly fingerprint: string; readonly answer: Promise<Answer> }>();
+export function createMutations(engine: Pick<Engine, 'records' | 'operations'>, clock: Clock): Mutations {
   const results = new Map<OperationId, unknown>();
 
   function keepResult(id: OperationId, body: unknown): void {
@@ -39,59 +44,103 @@ export function createMutations(records: Pick<Records, 'answers'>, clock: Clock)
     if (results.size > keptResults && oldest !== undefined) results.delete(oldest);
   }
 
+  const accepted = (view: OperationView): Answer => ({
+    status: 202,
+    body: operationJson(view, results.get(view.operation.id)),
+    headers: { location: `/v1/operations/${view.operation.id}`, 'preference-applied': 'respond-async' },
+  });
+
   /** Answers as soon as the work has its record; the work goes on. */
-  async function detach(call: Call, work: (call: Call) => Promise<Answer> | Answer): Promise<Answer> {
+  async function detach(call: Call, work: Handle): Promise<Performed> {
     const { promise: began, resolve: begin } = Promise.withResolvers<Operation>();
     const finished = Promise.resolve(work({ ...call, onOperation: begin }));
-    void began.then((operation) =>
-      finished.then((answer) => keepResult(operation.id, answer.body)).catch(() => undefined),
-    );
     const first = await Promise.race([began, finished]);
-    if (!('kind' in first)) return first;
+    if (!('kind' in first)) return { answer: first };
+    finished.then(
+      ({ body }) => keepResult(first.id, body),
+      () => undefined,
+    );
     return {
-      status: 202,
-      body: operationJson({ operation: first, progress: undefined }, undefined),
-      headers: { location: `/v1/operations/${first.id}`, 'preference-applied': 'respond-async' },
+      answer: accepted({ operation: first, progress: undefined }),
+      going: { operation: first.id, finished },
     };
   }
 
-  async function once(
-    key: string,
-    fingerprint: string,
-    mutation: Mutation,
-    perform: () => Promise<Answer>,
-  ): Promise<Answer> {
-    const running = inFlight.get(key);
-    if (running !== undefined) {
-      if (running.fingerprint !== fingerprint) throw reused();
-      return await running.answer;
-    }
-    const stored = records.answers.get(key);
-    if (stored !== undefined && stored.fingerprint !== fingerprint) throw reused();
-    if (stored?.status !== undefined) return JSON.parse(stored.body) as Answer;
-    records.answers.put(key, { fingerprint, status: undefined, body: '', at: clock.now() });
-    const answer = perform();
-    inFlight.set(key, { fingerprint, answer });
+  const once = createOnce(engine, clock, accepted);
+  return {
+    run: async (mutation, scope, work) => {
+      const { key } = mutation;
+      // A key is its sender's own: what another did under the same one is another request.
+      const requestId = key === undefined ? randomUUID() : `${mutation.principal} ${key}`;
+      const call: Call = { ...scope, requestId };
+      const perform = async (): Promise<Performed> =>
+        mutation.detached ? await detach(call, work) : { answer: await work(call) };
+      return key === undefined ? (await perform()).answer : await once(requestId, mutation, perform);
+    },
+    resultOf: (operation) => results.get(operation),
+  };
+}
+
+type Once = (key: string, mutation: Mutation, perform: () => Promise<Performed>) => Promise<Answer>;
+
+function createOnce(
+  { records: { answers }, operations }: Pick<Engine, 'records' | 'operations'>,
+  clock: Clock,
+  accepted: (view: OperationView) => Answer,
+): Once {
+  const inFlight = new Map<string, { readonly fingerprint: string; readonly performed: Promise<Performed> }>();
+
+  /** Without an answer the work is done again at the next request with that key. */
+  function keep(key: string, fingerprint: string, answer: Answer | undefined): void {
+    const body = answer === undefined ? '' : JSON.stringify(answer);
+    answers.put(key, { fingerprint, status: answer?.status, body, at: clock.now() });
+  }
+
+  /** What was answered with 202 gets the answer that fits how it ended. */
+  async function keepEnd(key: string, fingerprint: string, going: NonNullable<Performed['going']>): Promise<void> {
+    const done = await going.finished.then(
+      () => true,
+      () => false,
+    );
     try {
-      const done = await answer;
-      // A failure is not kept: the repeat may succeed, and doing the work again is safe. Nor is a secret, ever.
-      if (mutation.keepAnswer)
-        records.answers.put(key, { fingerprint, status: done.status, body: JSON.stringify(done), at: clock.now() });
-      return done;
-    } finally {
-      inFlight.delete(key);
+      const view = operations.get(going.operation);
+      keep(key, fingerprint, done && view !== undefined ? accepted(view) : undefined);
+    } catch {
+      // Then the 202 stays, and the operation itself is asked.
     }
   }
 
-  return {
-    run: async (mutation, scope, work) => {
-      const call: Call = { ...scope, requestId: mutation.key ?? randomUUID() };
-      const perform = async (): Promise<Answer> => (mutation.detached ? await detach(call, work) : await work(call));
-      if (mutation.key === undefined) return await perform();
-      const fingerprint = createHash('sha256').update(mutation.content()).digest('base64url');
-      return await once(`${mutation.principal} ${mutation.key}`, fingerprint, mutation, perform);
-    },
-    resultOf: (operation) => results.get(operation),
+  function answerFrom(stored: StoredAnswer): Answer | undefined {
+    if (stored.status === undefined) return undefined;
+    const kept = JSON.parse(stored.body) as Answer;
+    if (kept.status !== 202) return kept;
+    const { id, state } = kept.body as OperationJson;
+    const view = state === 'running' ? operations.get(id as OperationId) : undefined;
+    if (view === undefined) return kept;
+    const isFailure = view.operation.state === 'failed' || view.operation.state === 'canceled';
+    return isFailure ? undefined : accepted(view);
+  }
+
+  return async (key, mutation, perform) => {
+    const fingerprint = createHash('sha256').update(mutation.content()).digest('base64url');
+    const running = inFlight.get(key);
+    const stored = answers.get(key);
+    if (((running ?? stored)?.fingerprint ?? fingerprint) !== fingerprint) throw reused();
+    if (running !== undefined) return (await running.performed).answer;
+    const known = stored && answerFrom(stored);
+    if (known !== undefined) return known;
+    keep(key, fingerprint, undefined);
+    const performed = perform();
+    inFlight.set(key, { fingerprint, performed });
+    try {
+      const { answer, going } = await performed;
+      // A failure is not kept: the repeat may succeed, and doing the work again is safe. Nor is a secret, ever.
+      if (mutation.keepAnswer) keep(key, fingerprint, answer);
+      if (going !== undefined) void keepEnd(key, fingerprint, going);
+      return answer;
+    } finally {
+      inFlight.delete(key);
+    }
   };
 }
 

@@ -1,6 +1,7 @@
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Role } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
 
 /** Who is asking: the owner of the socket, or a token. */
 export interface Principal {
@@ -25,7 +26,8 @@ export function authenticate(engine: Engine, authorization: string | undefined, 
       code: 'unauthenticated',
       reason: secret === undefined ? 'token-missing' : 'token-refused',
       action:
-        "Send 'Authorization: Bearer TOKEN'. The first one is in the file `token` in the state folder; more: stowage token create",
+        "Give one with --token-file FILE or in STOWAGE_TOKEN; without the command line, send 'Authorization: Bearer TOKEN'. " +
+        'The first one is in the file `token` in the state folder; more: stowage token create',
     },
   );
 }
@@ -41,21 +43,35 @@ export function requireRole(principal: Principal, role: Role): void {
   });
 }
 
-export const maySee = (principal: Principal, store: string): boolean =>
-  principal.stores.length === 0 || principal.stores.includes(store);
+export const isEverywhere = (principal: Principal): boolean => principal.stores.length === 0;
 
+/** What concerns no store in particular is for those who see all. */
+export const maySee = (principal: Principal, store: string | undefined): boolean =>
+  isEverywhere(principal) || (store !== undefined && principal.stores.includes(store));
+
+/** Before anything is looked up: whether a store outside the scope exists is not said. */
 export function requireStore(principal: Principal, store: string): void {
   if (maySee(principal, store)) return;
-  throw new StowageError(`the token is not for store '${store}'`, {
+  throw new StowageError(`the token is not for store ${quoted(store)}`, {
     code: 'denied',
     reason: 'store-out-of-scope',
     action: `It is for: ${principal.stores.join(', ')}. Ask the administrator for a wider one.`,
   });
 }
 
+/** The store for what names none. */
+export function requireDefault(principal: Principal, store: string | undefined): void {
+  if (maySee(principal, store)) return;
+  throw new StowageError('the token is not for the default store', {
+    code: 'denied',
+    reason: 'store-out-of-scope',
+    action: `Say which store is meant: --store NAME. The token is for: ${principal.stores.join(', ')}.`,
+  });
+}
+
 /** For what concerns the whole server. */
 export function requireEverywhere(principal: Principal): void {
-  if (principal.stores.length === 0) return;
+  if (isEverywhere(principal)) return;
   throw new StowageError('the token is limited to some stores, and this concerns all', {
     code: 'denied',
     reason: 'store-out-of-scope',

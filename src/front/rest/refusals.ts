@@ -1,8 +1,10 @@
+import { randomUUID } from 'node:crypto';
 import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import { commonHeaders, requestIdFrom } from './headers.ts';
 import { httpFailure, problemFrom, problemType } from './problems.ts';
 import type { ProblemJson } from './schemas.ts';
 
@@ -36,7 +38,7 @@ export function answerErrors(app: FastifyInstance, log: Log): void {
 
 /** Addresses that Fastify's router cannot read: hooks and error handlers do not run for them. */
 export function refuseAddress(error: Error, request: FastifyRequest, reply: FastifyReply): void {
-  send(reply.header('x-request-id', request.id), problemFrom(error, request.id));
+  send(reply.headers(commonHeaders(request.id)), problemFrom(error, request.id));
 }
 
 /** 405 with what is allowed, rather than a misleading 404; said before the body is looked at. */
@@ -74,19 +76,21 @@ export function refuseUnparsable(error: Error & { readonly code?: string }, sock
     socket.destroy();
     return;
   }
-  const problem = problemFrom(httpFailure(parserStatus[error.code ?? ''] ?? 400), 'none');
+  const problem = problemFrom(httpFailure(parserStatus[error.code ?? ''] ?? 400), randomUUID());
   const body = JSON.stringify(problem);
-  const head = [
-    `HTTP/1.1 ${problem.status} ${STATUS_CODES[problem.status]}`,
-    `content-type: ${problemType}`,
-    `content-length: ${Buffer.byteLength(body)}`,
-    'connection: close',
-  ];
-  socket.end(`${head.join('\r\n')}\r\n\r\n${body}`);
+  const headers = {
+    ...commonHeaders(problem.requestId),
+    'content-type': problemType,
+    'content-length': Buffer.byteLength(body),
+    connection: 'close',
+  };
+  const head = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
+  socket.end(`HTTP/1.1 ${problem.status} ${STATUS_CODES[problem.status]}\r\n${head.join('')}\r\n${body}`);
 }
 
 /** `Expect:` with anything but 100-continue. */
-export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
-  const problem = problemFrom(httpFailure(417), 'none');
-  response.writeHead(problem.status, { 'content-type': problemType }).end(JSON.stringify(problem));
+export function refuseExpectation(request: IncomingMessage, response: ServerResponse): void {
+  const problem = problemFrom(httpFailure(417), requestIdFrom(request.headers));
+  const headers = { ...commonHeaders(problem.requestId), 'content-type': problemType };
+  response.writeHead(problem.status, headers).end(JSON.stringify(problem));
 }

@@ -58,7 +58,7 @@ export function createHandler(
       principal: principal.id,
       key: idempotencyKey(request),
       // What was checked, not what was sent: that can be nested deeper than JSON.stringify can go.
-      content: () => JSON.stringify([request.method, request.url, input.body]),
+      content: () => JSON.stringify([request.method, request.url, input.body, input.expected]),
       detached: prefersAsync(request),
       keepAnswer: route.secret !== true,
     };

@@ -36,8 +36,8 @@ export interface Route {
   readonly bodyOptional?: boolean;
   /** The answer holds a secret: it is not kept for a repeated Idempotency-Key. */
   readonly secret?: boolean;
-  /** Runs as an operation: `Prefer: respond-async` is answered with 202. */
-  readonly operation?: boolean;
+  /** The kind of operation it runs as: `Prefer: respond-async` is answered with 202. */
+  readonly operation?: string;
   /** Takes If-Match. */
   readonly conditional?: boolean;
   /** Where the usual time is not enough. */

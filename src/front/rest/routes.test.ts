@@ -270,7 +270,8 @@ describe.skipIf(needs('mount'))('mounts', () => {
     expect((await api.get(`/v1/volumes/${id}`)).body.users).toMatchObject([{ kind: 'path', name: target }]);
     expect(await api.delete(`/v1/volumes/${id}`)).toMatchObject(problem(409, 'in-use'));
     expect((await api.post('/v1/volumes/mounted/unmount', { target })).status).toBe(204);
-    expect(await api.post('/v1/volumes/mounted/unmount', { target })).toMatchObject(problem(404, 'not-found'));
+    // Already so is success.
+    expect((await api.post('/v1/volumes/mounted/unmount', { target })).status).toBe(204);
     expect(existsSync(target)).toBe(false);
   });
 

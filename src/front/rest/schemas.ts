@@ -2,7 +2,9 @@
  * What goes over the wire, written once: Fastify validates with these, TypeScript derives its types from them, and
  * /openapi.json is made of them. Sizes are decimal strings (a volume can be larger than a JSON number is exact).
  */
+
 import { type Static, type TObject, type TProperties, type TSchema, Type } from 'typebox';
+import { namePattern } from '#core/names.ts';
 
 const object = <P extends TProperties>(properties: P, description?: string): TObject<P> =>
   Type.Object(properties, { additionalProperties: false, ...(description === undefined ? {} : { description }) });
@@ -11,14 +13,19 @@ const oneOf = <T extends string>(...values: T[]) => Type.Unsafe<T>(Type.Enum(val
 
 const time = Type.String({ format: 'date-time', description: 'RFC 3339, UTC' });
 const bytes = Type.String({ pattern: '^[0-9]{1,19}$', description: 'Bytes, as a decimal string' });
-const name = Type.String({
-  pattern: '^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$',
-  description: "1 to 128 of A-Z a-z 0-9 _ . -, beginning with a letter or digit; no '..', not ending in '.meta'",
-});
+/** The titles tell validation.ts that core itself says what is wrong with it. */
+const nameOf = (what: 'Volume' | 'Store') =>
+  Type.String({
+    title: `${what} name`,
+    pattern: namePattern,
+    description: "1 to 128 of A-Z a-z 0-9 _ . -, beginning with a letter or digit; no '..', not ending in '.meta'",
+  });
+const volumeName = nameOf('Volume');
+const storeName = nameOf('Store');
 const labelPattern = '^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$';
 const labelKey = Type.String({ pattern: labelPattern });
 const labelValue = Type.String({ maxLength: 256, pattern: '^[^\\u0000-\\u001f\\u007f]*$' });
-const labels = Type.Record(labelKey, labelValue, { maxProperties: 64, additionalProperties: false });
+const labels = Type.Record(labelKey, labelValue, { title: 'Labels', maxProperties: 64, additionalProperties: false });
 
 export const access = oneOf('filesystem', 'block');
 export const role = oneOf('viewer', 'user', 'admin');
@@ -63,17 +70,18 @@ export const usage = object({
 });
 
 export const newVolume = object({
-  name,
-  store: Type.Optional(name),
+  name: volumeName,
+  store: Type.Optional(storeName),
   bytes: Type.Optional(bytes),
   access: Type.Optional(access),
   labels: Type.Optional(labels),
 });
 
 export const expansion = object({ bytes });
-export const renaming = object({ name });
+export const renaming = object({ name: volumeName });
 export const labelChange = object({
   labels: Type.Record(labelKey, nullable(labelValue), {
+    title: 'Labels',
     maxProperties: 64,
     additionalProperties: false,
     description: 'Merged into the labels; null removes one',
@@ -90,13 +98,15 @@ export const trashEntry = object({
   deletedAt: time,
   expiresAt: time,
 });
-export const restoring = object({ name: Type.Optional(name) });
+export const restoring = object({ name: Type.Optional(volumeName) });
 
 export const mounting = object({
   target: Type.String({ minLength: 1, maxLength: 4096, description: "Absolute path on the server's machine" }),
   readOnly: Type.Optional(Type.Boolean()),
 });
-export const unmounting = object({ target: Type.String({ minLength: 1, maxLength: 4096 }) });
+export const unmounting = object({
+  target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's machine" }),
+});
 
 export const store = object({
   name: Type.String(),
@@ -120,7 +130,7 @@ export const store = object({
 });
 
 export const newStore = object({
-  name,
+  name: storeName,
   uri: Type.String({
     minLength: 1,
     maxLength: 4096,
@@ -142,7 +152,9 @@ export const storeCheck = object({
 export const adopting = object({
   dryRun: Type.Optional(Type.Boolean()),
   directories: Type.Optional(Type.Boolean({ description: 'Also take in data that have no record (default true)' })),
-  names: Type.Optional(Type.Array(name, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' })),
+  names: Type.Optional(
+    Type.Array(volumeName, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' }),
+  ),
 });
 export const adoption = object({
   adopted: Type.Array(object({ name: Type.String(), id: nullable(Type.String()), how: oneOf('record', 'data') })),
@@ -181,29 +193,39 @@ export const token = object({
   expiresAt: nullable(time),
 });
 export const newToken = object({
-  name: Type.String({ minLength: 1, maxLength: 128, pattern: '^[^\\u0000-\\u001f\\u007f]*$' }),
+  name: Type.String({
+    minLength: 1,
+    maxLength: 128,
+    pattern: '^[^\\u0000-\\u001f\\u007f]*$',
+    description: '1 to 128 characters, none of them a control character',
+  }),
   role,
-  stores: Type.Optional(Type.Array(name, { maxItems: 64 })),
-  expiresIn: Type.Optional(Type.String({ pattern: '^[1-9][0-9]{0,4}(s|m|h|d|w)$', description: 'e.g. 30d' })),
+  stores: Type.Optional(
+    Type.Array(storeName, { minItems: 1, maxItems: 64, description: 'One or more; leave it out for every store' }),
+  ),
+  expiresIn: Type.Optional(
+    Type.String({ pattern: '^[1-9][0-9]{0,4}(s|m|h|d|w)$', description: 'A number and s, m, h, d or w; e.g. 30d' }),
+  ),
 });
 export const createdToken = object({
   ...token.properties,
   secret: Type.String({ description: 'Shown once, kept only as a hash' }),
 });
 
+const hidden = 'Null for a token with stores';
 export const status = object({
   version: Type.String(),
   instance: Type.String(),
   node: Type.String(),
-  pid: Type.Integer(),
+  pid: nullable(Type.Integer({ description: hidden })),
   startedAt: time,
   ready: Type.Boolean(),
-  defaultStore: nullable(Type.String()),
+  defaultStore: nullable(Type.String({ description: 'Null too where the token is not for it' })),
   listen: Type.Array(Type.String()),
-  state: Type.String(),
-  config: nullable(Type.String()),
+  state: nullable(Type.String({ description: hidden })),
+  config: nullable(Type.String({ description: hidden })),
   mounting: object({ able: Type.Boolean(), why: nullable(Type.String()), action: nullable(Type.String()) }),
-  stores: Type.Integer(),
+  stores: Type.Integer({ description: 'As this and the next three: of the stores that the token is for' }),
   volumes: Type.Integer(),
   mounts: Type.Integer(),
   operations: Type.Integer({ description: 'Running now' }),

@@ -1,4 +1,3 @@
-import { randomUUID } from 'node:crypto';
 import { createServer, type IncomingMessage, type Server } from 'node:http';
 import fastify, { type FastifyInstance, type FastifyRequest } from 'fastify';
 import type { Clock } from '#base/clock.ts';
@@ -6,10 +5,11 @@ import type { Log } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import { streamEvents } from './event-stream.ts';
+import { commonHeaders, requestIdFrom } from './headers.ts';
 import { createMetrics, type Metrics } from './metrics.ts';
 import { createMutations } from './mutations.ts';
 import { openApi } from './openapi.ts';
-import { authenticate, type Principal, requireRole } from './principal.ts';
+import { authenticate, maySee, type Principal, requireRole } from './principal.ts';
 import { httpFailure } from './problems.ts';
 import { answerErrors, refuseAddress, refuseExpectation, refuseOtherMethods, refuseUnparsable } from './refusals.ts';
 import { createHandler } from './requests.ts';
@@ -100,10 +100,7 @@ function createApp(): FastifyInstance {
     // Longer than any header can be: what is too long is said by the schema, as for everything else.
     routerOptions: { maxParamLength: maxHeaderSize },
     frameworkErrors: refuseAddress,
-    genReqId: (request) => {
-      const given = request.headers['x-request-id'];
-      return typeof given === 'string' && /^[A-Za-z0-9._-]{1,64}$/.test(given) ? given : randomUUID();
-    },
+    genReqId: (request) => requestIdFrom(request.headers),
   });
   app.removeAllContentTypeParsers();
   app.addContentTypeParser('application/json', { parseAs: 'string' }, (_request, body, done) => {
@@ -126,9 +123,7 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
     throw stopped();
   });
   app.addHook('onSend', async (request, reply) => {
-    reply.header('x-request-id', request.id);
-    reply.header('cache-control', 'no-store');
-    reply.header('x-content-type-options', 'nosniff');
+    reply.headers(commonHeaders(request.id));
     if (stopping.signal.aborted) reply.header('connection', 'close');
   });
   app.addHook('onResponse', async (request, reply) => {
@@ -139,7 +134,7 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
 /** Gives the methods at each path. */
 function addApi(shared: Shared): Map<string, Set<string>> {
   const { app, engine, clock, version } = shared;
-  const mutations = createMutations(engine.records, clock);
+  const mutations = createMutations(engine, clock);
   const routes: readonly Route[] = [
     ...volumeRoutes,
     ...storeRoutes,
@@ -171,8 +166,9 @@ function addPlain({ app, isReady, principalOf }: Shared, metrics: Metrics): read
     });
   });
   app.get('/metrics', async (request, reply) => {
-    requireRole(principalOf(request), 'viewer');
-    return reply.type(metrics.contentType).send(await metrics.text());
+    const principal = principalOf(request);
+    requireRole(principal, 'viewer');
+    return reply.type(metrics.contentType).send(await metrics.text((store) => maySee(principal, store)));
   });
   return ['/healthz', '/readyz', '/metrics'];
 }
@@ -190,7 +186,8 @@ function addEvents({ app, engine, stopping, principalOf }: Shared): void {
       }
     };
     reply.hijack();
-    streamEvents(engine, request.raw, reply.raw, { principal, signal: stopping.signal, stillAllowed });
+    const options = { principal, requestId: request.id, signal: stopping.signal, stillAllowed };
+    streamEvents(engine, request.raw, reply.raw, options);
   });
 }
 

@@ -1,7 +1,8 @@
 import type { TObject } from 'typebox';
 import { Compile } from 'typebox/compile';
 import { StowageError } from '#core/errors.ts';
-import { quoted } from '#core/names.ts';
+import { checkLabels } from '#core/labels.ts';
+import { quoted, storeName, volumeName } from '#core/names.ts';
 
 /** Gives the value if it fits; otherwise says which part does not, and why. */
 export type Check = (value: unknown) => unknown;
@@ -14,7 +15,7 @@ export function bodyCheck(schema: TObject, optional: boolean): Check {
       throw refuse('the request has no body', 'Send a JSON object with content-type application/json.');
     }
     if (validator.Check(value)) return value;
-    throw wrong('body', schema, validator.Errors(value));
+    throw wrong('body', schema, value, validator.Errors(value));
   };
 }
 
@@ -30,7 +31,7 @@ export function textCheck(schema: TObject, what: string): Check {
       ]),
     );
     if (validator.Check(read)) return read;
-    throw wrong(what, schema, validator.Errors(read));
+    throw wrong(what, schema, read, validator.Errors(read));
   };
 }
 
@@ -46,26 +47,51 @@ interface SchemaFault {
   readonly message: string;
 }
 
-function wrong(what: string, schema: TObject, [first]: readonly SchemaFault[]): StowageError {
+function wrong(what: string, schema: TObject, value: unknown, [first]: readonly SchemaFault[]): StowageError {
   const path = first?.instancePath.slice(1).split('/') ?? [];
+  const part = partAt({ schema, value, help: undefined }, path);
+  refuseInCore(part);
   const where = path.join('.');
-  const help = helpAt(schema, path);
   return refuse(
     `the ${what}${where === '' ? '' : ` has a wrong ${quoted(where)}`}: ${said(first?.message)}`,
-    help === undefined ? 'See /openapi.json for what is expected.' : `Expected: ${help}.`,
+    part.help === undefined ? 'See /openapi.json for what is expected.' : `Expected: ${part.help}.`,
   );
 }
 
-/** What the schema says about that part, in words. */
-function helpAt(schema: TObject, [key = '', ...below]: readonly string[]): string | undefined {
-  const part: unknown = Object.hasOwn(schema.properties, key) ? schema.properties[key] : undefined;
-  if (below.length > 0 || typeof part !== 'object' || part === null || !('description' in part)) return undefined;
-  return String(part.description);
+interface Part {
+  readonly schema: unknown;
+  readonly value: unknown;
+  /** What the schema says about it, or about what it is a part of, in words. */
+  readonly help: string | undefined;
 }
 
-/** TypeBox's words for a key that is not in the schema help nobody. */
+/** As deep as the schema has something to say of its own. */
+function partAt(part: Part, [key, ...below]: readonly string[]): Part {
+  const inner = key === undefined ? undefined : (own(own(part.schema, 'properties'), key) ?? own(part.schema, 'items'));
+  if (key === undefined || inner === undefined) return part;
+  const description = own(inner, 'description');
+  const help = typeof description === 'string' ? description : part.help;
+  return partAt({ schema: inner, value: own(part.value, key), help }, below);
+}
+
+const own = (value: unknown, key: string): unknown =>
+  typeof value === 'object' && value !== null && Object.hasOwn(value, key)
+    ? (value as Readonly<Record<string, unknown>>)[key]
+    : undefined;
+
+/** Names and labels: the pattern is for readers of the document, core says in words what is wrong. */
+function refuseInCore({ schema, value }: Part): void {
+  const title = own(schema, 'title');
+  if (title === 'Volume name' && typeof value === 'string') volumeName(value);
+  if (title === 'Store name' && typeof value === 'string') storeName(value);
+  if (title === 'Labels' && typeof value === 'object' && value !== null && !Array.isArray(value))
+    checkLabels(Object.fromEntries(Object.entries(value).filter(([, text]) => typeof text === 'string')));
+}
+
+/** TypeBox's words for a key that is not in the schema help nobody, nor do regular expressions. */
 function said(message = 'it does not fit'): string {
-  return message === 'schema is false' ? 'there is no such key' : message;
+  if (message === 'schema is false') return 'there is no such key';
+  return message.startsWith('must match pattern') ? 'it is not of the expected form' : message;
 }
 
 function refuse(message: string, action: string): StowageError {

@@ -1,17 +1,19 @@
 import { Type } from 'typebox';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
-import type { OperationId } from '#core/model.ts';
+import type { OperationId, Role } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { OperationView } from '#core/operations.ts';
 import { mountJson, operationJson, tokenJson } from '../json.ts';
-import { maySee, type Principal, requireEverywhere } from '../principal.ts';
+import { isEverywhere, maySee, type Principal, requireEverywhere, requireRole } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
+import { storeRoutes } from './stores.ts';
+import { volumeRoutes } from './volumes.ts';
 
 /** What only the program around the API knows. */
 export interface Surroundings {
-  status(): Promise<schemas.StatusJson>;
+  status(principal: Principal): Promise<schemas.StatusJson>;
   doctor(signal: AbortSignal): Promise<readonly schemas.FindingJson[]>;
   /** What an operation that was answered with 202 would have answered. */
   resultOf(operation: OperationId): unknown;
@@ -19,18 +21,23 @@ export interface Surroundings {
 
 const idParams = Type.Object({ id: Type.String({ minLength: 1, maxLength: 64 }) }, { additionalProperties: false });
 const operationQuery = Type.Object(
-  { limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })) },
+  {
+    after: Type.Optional(Type.String({ pattern: '^[0-9]{1,15}$', description: 'The `next` of the page before' })),
+    limit: Type.Optional(Type.Integer({ minimum: 1, maximum: 1000 })),
+  },
   { additionalProperties: false },
 );
 
-function visible(principal: Principal, view: OperationView): boolean {
-  const { store } = view.operation;
-  return store === undefined ? principal.stores.length === 0 : maySee(principal, store);
-}
+/** Who may not begin such work may not stop it either. */
+const roleFor = new Map<string, Role>(
+  [...volumeRoutes, ...storeRoutes].flatMap(({ operation, role }) =>
+    operation === undefined ? [] : [[operation, role]],
+  ),
+);
 
 function operationOf(engine: Engine, principal: Principal, id: string): OperationView {
   const view = engine.operations.get(id as OperationId);
-  if (view !== undefined && visible(principal, view)) return view;
+  if (view !== undefined && maySee(principal, view.operation.store)) return view;
   throw new StowageError(`there is no operation ${quoted(id)}`, {
     code: 'not-found',
     reason: 'operation-unknown',
@@ -47,7 +54,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     summary: 'What runs, where, and how much of it',
     role: 'viewer',
     success: { status: 200, description: 'The status', schema: schemas.status },
-    handle: async () => ok(await around.status()),
+    handle: async ({ principal }) => ok(await around.status(principal)),
   }),
   route({
     method: 'GET',
@@ -75,9 +82,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
         mount,
         volume: engine.records.volumes.byId(mount.volumeId),
       }));
-      const seen = mounts.filter(({ volume }) =>
-        volume === undefined ? principal.stores.length === 0 : maySee(principal, volume.store),
-      );
+      const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
     },
   }),
@@ -92,10 +97,17 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     summary: 'What is being done, and what was done lately, newest first',
     role: 'viewer',
     query: operationQuery,
-    success: { status: 200, description: 'The operations', schema: schemas.listOf(schemas.operation) },
+    success: { status: 200, description: 'A page of operations', schema: schemas.listOf(schemas.operation) },
     handle: ({ engine, principal, query }) => {
-      const views = engine.operations.list(query.limit ?? 50).filter((view) => visible(principal, view));
-      return ok({ items: views.map((view) => operationJson(view, around.resultOf(view.operation.id))), next: null });
+      const { items, next } = engine.operations.page({
+        stores: isEverywhere(principal) ? undefined : principal.stores,
+        after: query.after === undefined ? undefined : Number(query.after),
+        limit: query.limit ?? 50,
+      });
+      return ok({
+        items: items.map((view) => operationJson(view, around.resultOf(view.operation.id))),
+        next: next === undefined ? null : String(next),
+      });
     },
   }),
   route({
@@ -115,12 +127,13 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     path: '/v1/operations/{id}/cancel',
     id: 'cancelOperation',
     tag: 'operations',
-    summary: 'Stop an operation; what it had done is undone or can be repeated',
+    summary: 'Stop an operation, as who may begin such; what it had done is undone or can be repeated',
     role: 'user',
     params: idParams,
     success: { status: 200, description: 'The operation, which ends soon', schema: schemas.operation },
     handle: ({ engine, principal, params }) => {
       const view = operationOf(engine, principal, params.id);
+      requireRole(principal, roleFor.get(view.operation.kind) ?? 'admin');
       engine.operations.cancel(view.operation.id);
       return ok(operationJson(view, around.resultOf(view.operation.id)));
     },
@@ -146,20 +159,17 @@ const tokenRoutes: readonly Route[] = [
     path: '/v1/tokens',
     id: 'createToken',
     tag: 'tokens',
-    summary: 'Create a token; its secret is in this answer and nowhere else',
+    summary:
+      'Create a token; its secret is in this answer and nowhere else, so a repeated Idempotency-Key gives a new one',
     role: 'admin',
     body: schemas.newToken,
     secret: true,
     success: { status: 201, description: 'The token', schema: schemas.createdToken },
-    handle: ({ engine, principal, body }) => {
+    handle: ({ engine, principal, body, call }) => {
       requireEverywhere(principal);
       for (const store of body.stores ?? []) engine.stores.view(store);
-      const { token, secret } = engine.tokens.create({
-        name: body.name,
-        role: body.role,
-        stores: body.stores ?? [],
-        expiresIn: body.expiresIn,
-      });
+      const { name, role, stores = [], expiresIn } = body;
+      const { token, secret } = engine.tokens.create({ name, role, stores, expiresIn }, call.requestId);
       return created({ ...tokenJson(token), secret });
     },
   }),

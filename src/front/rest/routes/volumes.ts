@@ -1,8 +1,9 @@
 import { Type } from 'typebox';
 import type { Engine } from '#core/engine.ts';
 import type { Labels, Volume } from '#core/model.ts';
+import { partsOfQualified } from '#core/names.ts';
 import { mountJson, time, usageJson, volumeDetailJson, volumeJson } from '../json.ts';
-import { maySee, type Principal, requireStore } from '../principal.ts';
+import { maySee, type Principal, requireDefault, requireStore } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
 
@@ -37,9 +38,9 @@ async function allowed(
   ref: string,
   call: Parameters<Engine['catalogue']['resolve']>[1],
 ): Promise<Volume> {
-  const volume = await engine.catalogue.resolve(ref, call, (store) => maySee(principal, store));
-  requireStore(principal, volume.store);
-  return volume;
+  const store = partsOfQualified(ref)?.store;
+  if (store !== undefined) requireStore(principal, store);
+  return await engine.catalogue.resolve(ref, call, (one) => maySee(principal, one));
 }
 
 function labelsFrom(pairs: readonly string[]): Labels {
@@ -90,7 +91,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'POST',
     path: '/v1/volumes',
     id: 'createVolume',
-    operation: true,
+    operation: 'volume.create',
     tag,
     summary: 'Create a volume',
     role: 'user',
@@ -98,7 +99,8 @@ export const volumeRoutes: readonly Route[] = [
     success: { status: 201, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, body, call }) => {
       const store = body.store ?? engine.stores.defaultName;
-      if (store !== undefined) requireStore(principal, store);
+      if (body.store === undefined) requireDefault(principal, store);
+      else requireStore(principal, body.store);
       const want = {
         store,
         name: body.name,
@@ -144,7 +146,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'POST',
     path: '/v1/volumes/{volume}/expand',
     id: 'expandVolume',
-    operation: true,
+    operation: 'volume.expand',
     tag,
     summary: 'Enlarge a volume, mounted or not',
     role: 'user',
@@ -162,7 +164,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'POST',
     path: '/v1/volumes/{volume}/rename',
     id: 'renameVolume',
-    operation: true,
+    operation: 'volume.rename',
     tag,
     summary: 'Rename a volume that is not in use',
     role: 'user',
@@ -180,7 +182,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'PATCH',
     path: '/v1/volumes/{volume}',
     id: 'labelVolume',
-    operation: true,
+    operation: 'volume.label',
     tag,
     summary: 'Change labels',
     role: 'user',
@@ -198,7 +200,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'DELETE',
     path: '/v1/volumes/{volume}',
     id: 'deleteVolume',
-    operation: true,
+    operation: 'volume.delete',
     tag,
     summary: "Delete a volume; its data are destroyed, kept in the trash or left, as the store's onDelete says",
     role: 'user',
@@ -215,7 +217,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'POST',
     path: '/v1/volumes/{volume}/mount',
     id: 'mountVolume',
-    operation: true,
+    operation: 'volume.mount',
     tag: 'mounts',
     summary: "Mount a volume at a path of the server's machine",
     role: 'admin',
@@ -237,7 +239,7 @@ export const volumeRoutes: readonly Route[] = [
     method: 'POST',
     path: '/v1/volumes/{volume}/unmount',
     id: 'unmountVolume',
-    operation: true,
+    operation: 'volume.unmount',
     tag: 'mounts',
     summary: 'Unmount a volume from a path',
     role: 'admin',
