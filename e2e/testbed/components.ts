@@ -2,9 +2,13 @@ import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { byTestbed, type Component, fails, missingPrograms, repository } from './component.ts';
+import { ganesha } from './ganesha.ts';
+import { goNfs } from './go-nfs.ts';
 import { slaveMounts } from './mount-namespace.ts';
+import { rustNfs } from './nfs3-server.ts';
 import { node26 } from './node26.ts';
 import { asOrdinaryUser } from './ordinary-user.ts';
+import { rpcbind } from './rpcbind.ts';
 import { schemathesis } from './schemathesis.ts';
 
 const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'ip'];
@@ -87,6 +91,16 @@ export const components = {
   },
   schemathesis,
   node26,
+  ganesha,
+  rpcbind,
+  libnfs: {
+    what: 'libnfs: nfs-ls, nfs-cp and nfs-cat, and what C programs are built with',
+    probe: () => missingPrograms('nfs-ls', 'nfs-cp', 'nfs-cat', 'gcc') ?? cannotOpen('/usr/include/nfsc/libnfs.h', 'r'),
+    command: byTestbed,
+    packages: () => ['libnfs-utils', 'libnfs-dev', ...unlessOnPath(['gcc'], ['gcc', 'libc6-dev'])],
+  },
+  'go-nfs': goNfs,
+  'nfs3-server': rustNfs,
 } satisfies Readonly<Record<string, Component>>;
 
 export type ComponentName = keyof typeof components;
@@ -116,9 +130,9 @@ function cannotMount(): string | undefined {
   }
 }
 
-function cannotOpen(device: string): string | undefined {
+function cannotOpen(path: string, how = 'r+'): string | undefined {
   try {
-    closeSync(openSync(device, 'r+'));
+    closeSync(openSync(path, how));
     return undefined;
   } catch (error) {
     return error instanceof Error ? error.message : String(error);

@@ -28,7 +28,7 @@ export function metricPage(text: string): string {
   return [
     '# Metrics',
     '',
-    'Served at `/metrics` in the Prometheus text format, to any token and on the socket ([how to scrape](../operations.md#metrics)).',
+    'Served at `/metrics` in the Prometheus text format, on the socket and to any token, which sees the figures of its own stores only ([how to scrape](../operations.md#metrics)).',
     'Beside these there are the usual `process_*` and `nodejs_*` ones of the Prometheus client: memory, CPU, event loop,',
     'garbage collection.',
     '',

@@ -42,7 +42,8 @@ export function addOperationCommands(program: Verb, act: Act): void {
       act(async ({ client, out }, id: string) => {
         const { body } = await client.change({ method: 'POST', path: `${pathOf(id)}/cancel` });
         if (out.json && body !== undefined) return out.value(body);
-        out.said(`${id} was told to stop`);
+        const { state } = body as OperationJson;
+        out.said(state === 'running' ? `${id} was told to stop` : `${id} had ended before: ${state}`);
       }),
     );
 }

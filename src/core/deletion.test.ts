@@ -116,12 +116,13 @@ describe('the trash', () => {
     await server.stop();
     clock.jump(30 * day);
     server = await startServer({ folder: server.folder, listen: 'none', clock });
-    onTestFinished(() => server[Symbol.asyncDispose]());
     await server.engine.tend(aCall());
     expect(await trash()).toHaveLength(1);
     clock.advance(hour);
     await server.engine.tend(aCall());
     expect(await trash()).toEqual([]);
+    await server.stop();
+    await rm(server.folder, { recursive: true });
   });
 
   test('restores under the old name, with everything, and a repeat finds it done', async () => {

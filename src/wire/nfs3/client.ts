@@ -1,11 +1,20 @@
 import type { Clock } from '#base/clock.ts';
 import type { CallOptions, RpcClient } from '../rpc/client.ts';
+import { RpcError } from '../rpc/errors.ts';
 import type { Procedure } from '../rpc/procedure.ts';
 import type { Text } from '../xdr/writer.ts';
 import { checkName } from './names.ts';
 import * as procedures from './procedures.ts';
-import { isNfsError } from './status.ts';
-import { type Attributes, type FileHandle, fileType, type Place, type SetAttributes, type Time } from './structures.ts';
+import { isNfsError, NfsError, nfsStatus } from './status.ts';
+import {
+  type Attributes,
+  type FileHandle,
+  fileType,
+  maxTransfer,
+  type Place,
+  type SetAttributes,
+  type Time,
+} from './structures.ts';
 
 type Result<P> = P extends Procedure<never, infer R> ? R : never;
 
@@ -81,10 +90,13 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> =>
     rpc.call(procedure, args, options).catch((cause: unknown) => {
       if (isNfsError(cause, 'JUKEBOX')) return patient(procedure, args, options);
+      // A server without the procedure at all means the same as one that says it does not support it.
+      if (cause instanceof RpcError && cause.failure === 'no-procedure')
+        throw new NfsError(procedure.name, nfsStatus.NOTSUPP, false);
       throw cause;
     });
 
-  const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> => {
+  const find = async (place: Place, options: CallOptions | undefined): Promise<procedures.Found> => {
     checkName(place.name);
     return call(procedures.lookup, place, options);
   };
@@ -135,7 +147,9 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       const { target } = await call(procedures.readlink, handle, options);
       return target.bytes ?? target.text;
     },
-    read: (handle, offset, into, options) => call(procedures.read, { handle, offset, into }, options),
+    read: (handle, offset, into, options) =>
+      // More would be a reply longer than is taken.
+      call(procedures.read, { handle, offset, into: into.subarray(0, maxTransfer) }, options),
     write: (handle, offset, data, stable, options) => call(procedures.write, { handle, offset, data, stable }, options),
     create: (directory, name, how, options) =>
       make(procedures.create, { directory, name, how }, fileType.regular, options),

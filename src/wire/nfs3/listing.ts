@@ -16,6 +16,7 @@ const leastBytes = 4096;
 /** Names that are remembered, so that a listing can begin anew without giving anything twice. */
 const mostRemembered = 1_000_000;
 const mostRestarts = 16;
+const slack = 64;
 
 /**
  * What is in a directory, page by page, without `.` and `..`. A server that no longer knows where it was is asked from
@@ -30,7 +31,10 @@ export async function* listDirectory(
   const pages = createPages(client, directory, options);
   const seen = new Set<string>();
   let position = { cookie: 0n, verifier: 0n };
-  for (let restarts = 0; ; ) {
+  let restarts = 0;
+  /** Entries in a row that were given before. */
+  let stale = 0;
+  for (;;) {
     const page = await pages.next(position).catch((cause: unknown) => {
       if (!isNfsError(cause, 'BAD_COOKIE') || position.cookie === 0n || seen.size >= mostRemembered) throw cause;
       if (++restarts > mostRestarts) throw new XdrError('the directory changes faster than the server can list it');
@@ -40,16 +44,16 @@ export async function* listDirectory(
       position = { cookie: 0n, verifier: 0n };
       continue;
     }
-    const last = page.entries.at(-1);
     const fresh = page.entries.filter((entry) => isPossibleName(nameOf(entry)) && !wasSeen(seen, entry));
-    if (fresh.length > 0) yield fresh;
+    if (fresh.length > 0) {
+      // It goes on, however often it has to begin anew.
+      restarts = stale = 0;
+      yield fresh;
+    } else stale += Math.max(1, page.entries.length);
     if (page.isEnd) return;
-    // Nothing new, and no end: from the beginning that can be after a restart, otherwise it is a circle.
-    if (
-      last === undefined ||
-      last.cookie === position.cookie ||
-      (fresh.length === 0 && restarts === 0 && page.entries.length > 2)
-    )
+    const last = page.entries.at(-1);
+    // Listed anew it gives at most what it gave before; more than that is a circle.
+    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack)
       throw new XdrError('the server lists a directory without coming to its end');
     position = { cookie: last.cookie, verifier: page.verifier };
   }

@@ -7,6 +7,7 @@ export class NameError extends Error {
 }
 
 const slash = 0x2f;
+const tooLong = `it is longer than ${maxName} bytes`;
 
 /** Throws NameError. `..` and `.` are no names: they would lead out of the directory. */
 export function checkName(name: Text): void {
@@ -23,15 +24,16 @@ function wrongWithText(name: string): string | undefined {
   if (name.includes('/')) return 'it contains a slash';
   if (name.includes('\0')) return 'it contains a NUL character';
   // Most names are short enough whatever they are made of.
-  if (name.length > maxName / 3 && Buffer.byteLength(name) > maxName) return `it is longer than ${maxName} bytes`;
+  if (name.length > maxName / 3 && Buffer.byteLength(name) > maxName) return tooLong;
   return undefined;
 }
 
+/** A short one is looked at as text, in which nothing but its bytes counts. */
 function wrongWithBytes(name: Uint8Array): string | undefined {
+  if (name.length > maxName) return tooLong;
   if (name.includes(slash)) return 'it contains a slash';
   if (name.includes(0)) return 'it contains a NUL character';
-  if (name.length > maxName) return `it is longer than ${maxName} bytes`;
-  return wrongWithText(Buffer.from(name).toString('latin1'));
+  return name.length <= 2 ? wrongWithText(Buffer.from(name).toString('latin1')) : undefined;
 }
 
 /** Whether a server may have meant this as an entry of a directory. What is not one is left out of listings. */

@@ -55,7 +55,8 @@ export function readAttributes(reader: XdrReader): Attributes {
   const at = reader.take(attributesLength);
   return {
     type: view.getUint32(at),
-    mode: view.getUint32(at + 4),
+    // Permissions; some servers put more of their own there.
+    mode: view.getUint32(at + 4) & 0o7777,
     links: view.getUint32(at + 8),
     uid: view.getUint32(at + 12),
     gid: view.getUint32(at + 16),

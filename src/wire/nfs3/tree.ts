@@ -176,7 +176,7 @@ export async function removeTree(
       return await client.rmdir(parent, name, options);
     } catch (cause) {
       if (isGone(cause)) return;
-      if (!isNfsError(cause, 'NOTEMPTY', 'EXIST') || pass >= mostPasses) throw cause;
+      if (!isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') || pass >= mostPasses) throw cause;
     }
   }
 }

@@ -11,7 +11,7 @@ export interface CallOptions {
   readonly deadlineMs?: number | undefined;
 }
 
-export interface RpcClient {
+export interface RpcClient extends Disposable {
   call<A, R>(procedure: Procedure<A, R>, args: A, options?: CallOptions): Promise<R>;
   /** Calls that have no reply yet. */
   readonly pending: number;
@@ -38,7 +38,7 @@ export interface RpcClientOptions {
   readonly deadlineMs?: number;
   /** For one attempt to connect. */
   readonly dialMs?: number;
-  /** How often all addresses are tried before the calls that wait fail. */
+  /** How often all addresses are tried before the calls fail that were never sent. Others are tried until their deadline. */
   readonly dialRounds?: number;
   /** With several addresses: one that has not sent anything for so long, while calls wait, is given up for the next. */
   readonly stallMs?: number;
@@ -100,6 +100,13 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     if (inFlight > 0) sweeping = clock.after(sweepMs, sweep);
   }
 
+  const close = (): void => {
+    closing.abort(closed());
+    sweeping?.[Symbol.dispose]();
+    for (const call of calls(lanes, waiting)) abandon(call, closed());
+    for (const lane of lanes) lane.close();
+  };
+
   return {
     call: (procedure, args, { signal, deadlineMs: limit = deadlineMs } = {}) => {
       if (closing.signal.aborted) return Promise.reject(closed());
@@ -129,12 +136,8 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     get address() {
       return dialing.first();
     },
-    close: () => {
-      closing.abort(closed());
-      sweeping?.[Symbol.dispose]();
-      for (const call of calls(lanes, waiting)) abandon(call, closed());
-      for (const lane of lanes) lane.close();
-    },
+    close,
+    [Symbol.dispose]: close,
   };
 }
 

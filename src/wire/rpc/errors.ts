@@ -4,7 +4,8 @@
  * - `deadline`: no reply in time; whether the call was done is not known
  * - `canceled`: the caller gave up
  * - `denied`: the server does not accept who we say we are
- * - `unsupported`: no such program, version or procedure there
+ * - `unsupported`: no such program or version there
+ * - `no-procedure`: the program is there, the procedure is not
  * - `garbled`: what came back does not follow the protocol
  * - `tls`: encryption was asked for and could not be had
  * - `closed`: we closed the connection ourselves
@@ -16,6 +17,7 @@ export type RpcFailure =
   | 'canceled'
   | 'denied'
   | 'unsupported'
+  | 'no-procedure'
   | 'garbled'
   | 'tls'
   | 'closed';

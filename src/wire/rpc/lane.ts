@@ -104,10 +104,13 @@ export function createLane(parts: LaneParts): Lane {
       try {
         connection = await parts.connect(handlers);
       } catch (cause) {
-        if (round >= parts.dialRounds || isHopeless(cause) || closing.aborted)
-          for (const call of pending.values()) fail(call, cannotConnect(cause, call.sent));
+        const isOver = isHopeless(cause) || closing.aborted;
+        for (const call of pending.values()) {
+          // What the server may have done already is asked for until its deadline: a restart takes a moment.
+          if (isOver || (round >= parts.dialRounds && !call.sent)) fail(call, cannotConnect(cause, call.sent));
+        }
         // Half of it at random: many clients shall not come back to a server at the same moment.
-        else await clock.sleep(backOff * (0.5 + Math.random() / 2), closing).catch(() => undefined);
+        if (pending.size > 0) await clock.sleep(backOff * (0.5 + Math.random() / 2), closing).catch(() => undefined);
         backOff = Math.min(backOff * 2, longestBackOffMs);
       }
     }

@@ -31,7 +31,7 @@ export function credential(identity: Identity | undefined): Buffer {
   const { uid, gid, groups, machine } = identity;
   writer.u32(authSys);
   const lengthAt = writer.at;
-  writer.u32(0).u32(0).string(machine.slice(0, 255)).u32(uid).u32(gid);
+  writer.u32(0).u32(0).string(Buffer.from(machine).subarray(0, 255)).u32(uid).u32(gid);
   const sent = groups.slice(0, maxGroups);
   writer.u32(sent.length);
   for (const group of sent) writer.u32(group);
@@ -70,7 +70,8 @@ export function readReplyHead(reader: XdrReader, what: string): void {
   const status = reader.u32();
   if (status === 0) return;
   const why = acceptFailures[status] ?? `accept status ${status}`;
-  throw new RpcError(`${what}: ${why}`, { failure: status <= 3 ? 'unsupported' : 'garbled' });
+  const failure = status <= 2 ? 'unsupported' : status === 3 ? 'no-procedure' : 'garbled';
+  throw new RpcError(`${what}: ${why}`, { failure });
 }
 
 function rejected(reader: XdrReader, what: string): RpcError {

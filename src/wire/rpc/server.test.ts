@@ -125,7 +125,7 @@ describe('an RPC server', () => {
       ],
       [
         { ...double, number: 99 },
-        { failure: 'unsupported', message: 'DOUBLE: the procedure is not there' },
+        { failure: 'no-procedure', message: 'DOUBLE: the procedure is not there' },
       ],
       [
         { ...double, encode: () => undefined },

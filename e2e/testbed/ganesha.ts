@@ -1,0 +1,142 @@
+import { globSync, readFileSync } from 'node:fs';
+import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { type Component, kept, missingPrograms, onPath } from './component.ts';
+import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
+import { type NfsServer, nfsServer } from './nfs-server.ts';
+import { digest } from './rootfs.ts';
+
+const source = join(import.meta.dirname, 'ganesha', 'preload.c');
+const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so');
+const backEnd = '/usr/lib{,/*}/ganesha/libfsalvfs.so';
+
+/** The NFS server in user space that storage products ship. Its back end for local folders needs root. */
+export const ganesha: Component = {
+  what: 'nfs-ganesha with its back end for local folders',
+  probe: () =>
+    missingPrograms('ganesha.nfsd', 'setpriv') ??
+    (globSync(backEnd).length === 0 ? `not found: ${backEnd}` : preload.probe()),
+  command: 'npm run testbed, as root',
+  packages: () => [
+    ...(missingPrograms('ganesha.nfsd') === undefined && globSync(backEnd).length > 0
+      ? []
+      : ['nfs-ganesha', 'nfs-ganesha-vfs']),
+    ...(missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+  ],
+  make: async (run) => {
+    await rm(preload.folder(), { recursive: true, force: true });
+    await mkdir(preload.folder(), { recursive: true });
+    await run('gcc', ['-shared', '-fPIC', '-O2', '-Wall', '-Werror', '-o', preload.tool(), source, '-ldl']);
+    await writeFile(preload.marker(), '');
+  },
+};
+
+export interface GaneshaExport {
+  /** Of a folder that is there. What is mounted below it is not exported. */
+  readonly path: string;
+  /** Another name to mount it by. */
+  readonly tag: string;
+  readonly squash?: 'none' | 'root' | 'all';
+  readonly readOnly?: boolean;
+  /** Calls from ports above 1023 are refused. */
+  readonly privilegedPort?: boolean;
+}
+
+export interface GaneshaOptions {
+  readonly exports: readonly [GaneshaExport, ...GaneshaExport[]];
+  readonly signal: AbortSignal;
+}
+
+/** On a loopback address of its own, without rpcbind. Needs root. */
+export async function startGanesha({ exports, signal }: GaneshaOptions): Promise<NfsServer> {
+  const host = loopbackAddress();
+  const [nfsPort = 0, mountPort = 0] = await freePorts(host, 2);
+  const folder = await mkdtemp(join(tmpdir(), 'stowage-ganesha-'));
+  const mounts = join(folder, 'mounts');
+  const start = async () => {
+    await writeFile(mounts, await mountsOf(exports.map(({ path }) => path)));
+    const env = { ...quiet(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts };
+    return await ganeshaDaemon({ folder, exports, listen: { host, nfsPort, mountPort }, env, signal });
+  };
+  return await nfsServer({ host, nfsPort, mountPort }, start, () => rm(folder, { recursive: true, force: true }));
+}
+
+export interface GaneshaParts extends GaneshaOptions {
+  /** For its settings, log and state. */
+  readonly folder: string;
+  readonly listen: Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'>;
+  readonly env: Readonly<Record<string, string>>;
+  /** Put before the command. */
+  readonly inside?: readonly string[];
+}
+
+export async function ganeshaDaemon({ folder, exports, listen, env, inside = [], signal }: GaneshaParts) {
+  const config = join(folder, 'ganesha.conf');
+  await writeFile(config, await settings(exports, listen));
+  const program = onPath('ganesha.nfsd') ?? 'ganesha.nfsd';
+  const args = ['-F', '-L', 'STDOUT', '-f', config, '-p', join(folder, 'pid')];
+  const [first, ...rest] = [...inside, program, ...args] as const;
+  return await startDaemon({
+    command: [first as string, ...rest],
+    env,
+    logFile: join(folder, 'log'),
+    isReady: (log) => log.includes('NFS SERVER INITIALIZED'),
+    signal,
+  });
+}
+
+/** What it would otherwise share with the machine: the system's message bus and the cache of block devices. */
+export const quiet = (folder: string): Record<string, string> => ({
+  DBUS_SYSTEM_BUS_ADDRESS: `unix:path=${join(folder, 'no-bus')}`,
+  BLKID_FILE: join(folder, 'blkid'),
+});
+
+const squashes = { none: 'No_Root_Squash', root: 'Root_Squash', all: 'All_Squash' } as const;
+
+async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts['listen']): Promise<string> {
+  const one = async (what: GaneshaExport, i: number): Promise<string> =>
+    block('EXPORT', {
+      ...{ Export_Id: i + 1, Path: `"${await realpath(what.path)}"`, Pseudo: `/${what.tag}`, Tag: what.tag },
+      // Of its own for each: otherwise two exports of one file system share their handles.
+      Filesystem_Id: `${i + 1}.${i + 1}`,
+      Squash: squashes[what.squash ?? 'none'],
+      Access_Type: what.readOnly === true ? 'RO' : 'RW',
+      PrivilegedPort: what.privilegedPort === true,
+      FSAL: '{ Name = VFS; }',
+    });
+  return [
+    block('NFS_CORE_PARAM', {
+      ...{ Protocols: 3, NFS_Port: listen.nfsPort, MNT_Port: listen.mountPort, Bind_addr: listen.host },
+      ...{ Enable_NLM: false, Enable_RQUOTA: false, mount_path_pseudo: false },
+    }),
+    block('NFS_KRB5', { Active_krb5: false }),
+    block('EXPORT_DEFAULTS', { SecType: 'sys', Protocols: 3, Transports: 'TCP' }),
+    block('LOG', { Default_Log_Level: 'EVENT' }),
+    ...(await Promise.all(exports.map(one))),
+  ].join('');
+}
+
+function block(name: string, values: Readonly<Record<string, string | number | boolean>>): string {
+  const lines = Object.entries(values).map(([key, value]) =>
+    typeof value === 'string' && value.startsWith('{') ? `  ${key} ${value}\n` : `  ${key} = ${value};\n`,
+  );
+  return `${name} {\n${lines.join('')}}\n`;
+}
+
+/** The lines of the machine's table of mounts that the paths lie on, as a table of its own. */
+async function mountsOf(paths: readonly string[]): Promise<string> {
+  const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n').filter(Boolean);
+  const points = lines.map((line) => plain(line.split(' ')[1] ?? ''));
+  const found = await Promise.all(paths.map(async (path) => nearest(await realpath(path), points)));
+  // The last line for a mount point is the one on top.
+  return [...new Set(found)].map((point) => `${lines[points.lastIndexOf(point)]}\n`).join('');
+}
+
+function nearest(path: string, points: readonly string[]): string {
+  for (let at = path; ; at = dirname(at)) if (points.includes(at) || at === '/') return at;
+}
+
+/** Spaces and the like are written as octal numbers there. */
+const plain = (text: string): string =>
+  text.replace(/\\([0-7]{3})/g, (_, code: string) => String.fromCharCode(Number.parseInt(code, 8)));

@@ -1,0 +1,49 @@
+import { readFileSync } from 'node:fs';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { byTestbed, type Component, kept, missingPrograms } from './component.ts';
+import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
+import { type NfsServer, nfsServer } from './nfs-server.ts';
+import { digest } from './rootfs.ts';
+
+const version = '0.0.4';
+const source = join(import.meta.dirname, 'go-nfs');
+const sources = ['main.go', 'go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
+const place = kept('go-nfs', `${version}-${digest(...sources)}`, 'go-nfs');
+
+/** A library that others build NFS servers from; it does not follow the protocol in all things. */
+export const goNfs: Component = {
+  what: `github.com/willscott/go-nfs ${version} as a server`,
+  probe: () => {
+    const why = place.probe();
+    const lacking = missingPrograms('go');
+    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
+  },
+  tool: place.tool,
+  command: byTestbed,
+  packages: () => (missingPrograms('go') === undefined ? [] : ['golang-go']),
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await run('go', ['build', '-mod=readonly', '-buildvcs=false', '-trimpath', '-o', place.tool(), '.'], {
+      cwd: source,
+    });
+    await writeFile(place.marker(), '');
+  },
+};
+
+/** Exports the folder under every name, to everybody, with MOUNT and NFS on one port. */
+export async function startGoNfs(options: { readonly path: string; readonly signal: AbortSignal }): Promise<NfsServer> {
+  const host = loopbackAddress();
+  const [port = 0] = await freePorts(host, 1);
+  const folder = await mkdtemp(join(tmpdir(), 'stowage-go-nfs-'));
+  const start = () =>
+    startDaemon({
+      command: [place.tool(), `${host}:${port}`, options.path],
+      logFile: join(folder, 'log'),
+      isReady: (log) => log.includes('listening on'),
+      signal: options.signal,
+    });
+  return await nfsServer({ host, nfsPort: port, mountPort: port }, start, () => rm(folder, { recursive: true }));
+}

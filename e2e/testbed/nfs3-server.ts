@@ -1,0 +1,61 @@
+import { readFileSync } from 'node:fs';
+import { cp, mkdir, mkdtemp, mkdtempDisposable, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { type Component, kept, missingPrograms, type Run } from './component.ts';
+import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
+import { type NfsServer, nfsServer } from './nfs-server.ts';
+import { digest } from './rootfs.ts';
+
+const version = '0.11.1';
+const source = join(import.meta.dirname, 'nfs3-server');
+const sources = ['main.rs', 'Cargo.toml', 'crates.lock'].map((name) => readFileSync(join(source, name), 'utf8'));
+const place = kept('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-server');
+
+/** The Rust crate with its file system in memory. Debian 12 and 13 have no cargo that is new enough for it. */
+export const rustNfs: Component = {
+  what: `the Rust crate nfs3_server ${version} as a server`,
+  probe: () => {
+    const why = place.probe();
+    const lacking = missingPrograms('cargo', 'gcc');
+    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
+  },
+  tool: place.tool,
+  command: 'install Rust 1.88 or newer with rustup, then npm run testbed',
+  packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-cargo-'));
+    const build = join(work.path, 'source');
+    await cp(source, build, { recursive: true });
+    await lock(build, run);
+    const flags = ['--locked', '--no-track', '--target-dir', join(work.path, 'target'), '--root', place.folder()];
+    await run('cargo', ['install', '--path', build, ...flags]);
+    await writeFile(place.marker(), '');
+  },
+};
+
+/** Our list of crates says which versions, with their checksums; from where they come is cargo's own to say. */
+async function lock(build: string, run: Run): Promise<void> {
+  const file = join(build, 'Cargo.lock');
+  await run('cargo', ['generate-lockfile', '--manifest-path', join(build, 'Cargo.toml')]);
+  const [from = ''] = /^source = "registry\+.*"$/m.exec(await readFile(file, 'utf8')) ?? [];
+  const crates = await readFile(join(build, 'crates.lock'), 'utf8');
+  await writeFile(file, crates.replaceAll(/^source = "registry"$/gm, () => from));
+}
+
+/** Exports an empty folder in memory as `/`, with MOUNT and NFS on one port. What is in it ends with the process. */
+export async function startRustNfs(signal: AbortSignal): Promise<NfsServer> {
+  const host = loopbackAddress();
+  const [port = 0] = await freePorts(host, 1);
+  const folder = await mkdtemp(join(tmpdir(), 'stowage-nfs3-server-'));
+  const start = () =>
+    startDaemon({
+      command: [place.tool(), `${host}:${port}`],
+      logFile: join(folder, 'log'),
+      isReady: (log) => log.includes('listening on'),
+      signal,
+    });
+  return await nfsServer({ host, nfsPort: port, mountPort: port }, start, () => rm(folder, { recursive: true }));
+}

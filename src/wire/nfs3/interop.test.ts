@@ -1,0 +1,502 @@
+import { execFileSync } from 'node:child_process';
+import { randomBytes, randomInt } from 'node:crypto';
+import type { Stats } from 'node:fs';
+import * as fs from 'node:fs';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { type GaneshaExport, startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
+import type { Text } from '../xdr/writer.ts';
+import type { NfsClient } from './client.ts';
+import { listDirectory } from './listing.ts';
+import { listExports, mnt, unmnt } from './mount.ts';
+import { accessRight, getattr } from './procedures.ts';
+import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf, stability } from './structures.ts';
+
+const seconds = (ms: number): number => Math.floor(ms / 1000);
+const text = (bytes: Text): string => Buffer.from(bytes as Uint8Array).toString('latin1');
+/** What an ordinary user, with no rights of his own on the folder, is called here. */
+const somebody = 4321;
+
+async function everything(
+  client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
+  directory: FileHandle,
+  bytes?: number,
+): Promise<EntryPlus[]> {
+  const all: EntryPlus[] = [];
+  for await (const page of listDirectory(client, directory, bytes === undefined ? {} : { bytes })) all.push(...page);
+  return all;
+}
+
+/** What the protocol says about a file must be what the kernel says about it. */
+function expectSame(attributes: Attributes, stat: Stats): void {
+  expect(attributes).toMatchObject({
+    ...{ mode: stat.mode & 0o7777, links: stat.nlink, uid: stat.uid, gid: stat.gid, size: stat.size },
+    ...{ used: stat.blocks * 512, fileId: BigInt(stat.ino) },
+    ...{ mtime: seconds(stat.mtimeMs), ctime: seconds(stat.ctimeMs), atime: seconds(stat.atimeMs) },
+  });
+}
+
+const kinds = [
+  { kind: 'ext4', mount: (ground: Ground) => ['-o', 'loop', ground.image('disk', 256, 'ext4')] },
+  { kind: 'tmpfs', mount: () => ['-t', 'tmpfs', '-o', 'size=256m', 'stowage-nfs'] },
+] as const;
+
+describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('ganesha on $kind', ({ mount }) => {
+  let ground: Ground;
+  let server: NfsServer;
+  let open: OpenExport;
+  let nfs: NfsClient;
+  /** Of the export; of the folder in it that each test has for itself. */
+  let disk: string;
+  let folder: string;
+  let directory: FileHandle;
+  let count = 0;
+
+  const exported = (tag: string): string => join(disk, tag);
+  const on = (name: string): string => join(folder, name);
+  const create = async (name: Text, mode = 0o644): Promise<FileHandle> =>
+    (await nfs.create(directory, name, { mode: 'guarded', set: { mode } })).handle;
+
+  beforeAll(async () => {
+    ground = createGround();
+    disk = join(ground.folder, 'exported');
+    fs.mkdirSync(disk);
+    execFileSync('mount', [...mount(ground), disk]);
+    const exports: readonly [GaneshaExport, ...GaneshaExport[]] = [
+      { tag: 'rw', path: exported('rw') },
+      { tag: 'ro', path: exported('ro'), readOnly: true },
+      { tag: 'squash', path: exported('squash'), squash: 'root' },
+      { tag: 'low', path: exported('low'), privilegedPort: true },
+    ];
+    for (const { path } of exports) fs.mkdirSync(path);
+    fs.mkdirSync(join(exported('squash'), 'for-all'));
+    fs.chmodSync(join(exported('squash'), 'for-all'), 0o777);
+    server = await startGanesha({ exports, signal: ground.scope.signal });
+    open = await openExport(server, exported('rw'));
+    ({ nfs } = open);
+  });
+  afterAll(async () => {
+    open?.[Symbol.dispose]();
+    await server?.[Symbol.asyncDispose]();
+    ground?.[Symbol.dispose]();
+  });
+  beforeEach(async () => {
+    const name = `test-${++count}`;
+    folder = join(exported('rw'), name);
+    ({ handle: directory } = await nfs.mkdir(open.root, name, { mode: 0o755 }));
+  });
+
+  describe('MOUNT', () => {
+    test('an export is mounted by its path and by its tag, listed, and unmounted', async () => {
+      using mounting = rpcTo(server.host, server.mountPort, { identity: user(0) });
+      const byPath = await mounting.call(mnt, exported('rw'));
+      expect(byPath.flavors).toContain(1);
+      expect((await mounting.call(mnt, 'rw')).handle).toEqual(byPath.handle);
+      const paths = (await mounting.call(listExports, undefined)).map(({ path }) => path);
+      expect(paths.toSorted()).toEqual(['low', 'ro', 'rw', 'squash'].map(exported));
+      await mounting.call(unmnt, exported('rw'));
+      expectSame(await nfs.getattr(byPath.handle), fs.statSync(exported('rw')));
+    });
+
+    // To ganesha, what is not there is forbidden too: only the list of exports tells which.
+    test('what is not exported is refused', async () => {
+      using mounting = rpcTo(server.host, server.mountPort, { identity: user(0) });
+      await expect(mounting.call(mnt, '/no/such')).rejects.toMatchObject({ name: 'MountError', statusName: 'ACCES' });
+    });
+  });
+
+  describe('the file system', () => {
+    test('NULL, FSSTAT, FSINFO and PATHCONF say what it can do', async () => {
+      await nfs.null();
+      const stat = fs.statfsSync(folder);
+      const fsstat = await nfs.fsstat(directory);
+      expect(fsstat.totalBytes).toBe(BigInt(stat.blocks) * BigInt(stat.bsize));
+      expect(fsstat.totalFiles).toBe(BigInt(stat.files));
+      const fsinfo = await nfs.fsinfo(directory);
+      expect(fsinfo.maxWrite).toBeGreaterThanOrEqual(1024 * 1024);
+      expect(fsinfo.maxRead).toBeGreaterThanOrEqual(1024 * 1024);
+      expect(await nfs.pathconf(directory)).toMatchObject({ refusesLongNames: true, ignoresCase: false });
+    });
+
+    test('GETATTR and LOOKUP tell of every kind of file what the kernel does', async () => {
+      fs.writeFileSync(on('regular'), 'twelve bytes', { mode: 0o640 });
+      fs.mkdirSync(on('directory'), { mode: 0o711 });
+      fs.symlinkSync('regular', on('link'));
+      execFileSync('mkfifo', [on('fifo')]);
+      execFileSync('mknod', [on('character'), 'c', '1', '3']);
+      execFileSync('mknod', [on('block'), 'b', '7', '0']);
+      const listening = createServer().listen(on('socket'));
+      for (const name of Object.keys(fileType) as (keyof typeof fileType)[]) {
+        const { handle, attributes } = await nfs.lookup(directory, name);
+        expect(attributes).toEqual(await nfs.getattr(handle));
+        expect(attributes?.type).toBe(fileType[name]);
+        expectSame(attributes as Attributes, fs.lstatSync(on(name)));
+      }
+      expect(await nfs.lookup(directory, 'character')).toMatchObject({ attributes: { major: 1, minor: 3 } });
+      listening.close();
+    });
+
+    test('READDIR and READDIRPLUS give thousands of entries once each, in pages of any size', async () => {
+      const names = Array.from({ length: 3000 }, (_, i) => `entry-${i}-${'x'.repeat(i % 200)}`);
+      for (const name of names) fs.writeFileSync(on(name), '');
+      const withAttributes = await everything(nfs, directory);
+      expect(withAttributes.map(({ name }) => name).toSorted()).toEqual(names.toSorted());
+      for (const { name, fileId, attributes, handle } of withAttributes.slice(0, 20)) {
+        expect(fileId).toBe(BigInt(fs.statSync(on(name)).ino));
+        expect(attributes?.fileId).toBe(fileId);
+        expect(await nfs.getattr(handle as FileHandle)).toMatchObject({ fileId });
+      }
+      for (const bytes of [4096, 1024 * 1024]) {
+        const plain = { readdir: nfs.readdir, readdirplus: () => Promise.reject(new Error('not asked for')) };
+        const pages: number[] = [];
+        let [cookie, verifier] = [0n, 0n];
+        for (let isEnd = false; !isEnd; ) {
+          const page = await plain.readdir({ directory, cookie, verifier, bytes });
+          pages.push(...page.entries.map(({ name }) => names.indexOf(name)));
+          cookie = page.entries.at(-1)?.cookie ?? cookie;
+          ({ verifier, isEnd } = page);
+        }
+        expect(pages.filter((i) => i >= 0).toSorted((a, b) => a - b)).toEqual(names.map((_, i) => i));
+        expect(await everything(nfs, directory, bytes)).toHaveLength(names.length);
+      }
+    });
+  });
+
+  describe('names', () => {
+    const odd = {
+      'of 255 bytes': Buffer.from('n'.repeat(255)),
+      'of 255 bytes in 85 characters': Buffer.from('語'.repeat(85)),
+      'that are not UTF-8': Buffer.from([0x66, 0xff, 0xfe, 0x80, 0x2e]),
+      'with the replacement character itself': Buffer.from('a\ufffdb'),
+      'that end a line': Buffer.from('a\n\\b '),
+    };
+    test.each(Object.entries(odd))('%s come back as they went', async (_, bytes) => {
+      const handle = await create(bytes);
+      expect(fs.readdirSync(folder, { encoding: 'buffer' }).map(text)).toEqual([text(bytes)]);
+      const [entry] = await everything(nfs, directory);
+      expect(text(Buffer.from(nameOf(entry as EntryPlus) as Uint8Array))).toBe(text(bytes));
+      const { handle: found } = await nfs.lookup(directory, nameOf(entry as EntryPlus));
+      expect(await nfs.getattr(found)).toEqual(await nfs.getattr(handle));
+      await nfs.rename({ directory, name: bytes }, { directory, name: bytes.subarray(1) });
+      await nfs.remove(directory, bytes.subarray(1));
+      expect(fs.readdirSync(folder)).toEqual([]);
+    });
+
+    test.each([['a'.repeat(256)], ['語'.repeat(86)], ['a/b'], ['..'], ['.'], [''], ['a\0b']])(
+      '%j is no name, and the server is not asked',
+      async (name) => {
+        await expect(nfs.lookup(directory, name)).rejects.toMatchObject({ name: 'NameError' });
+        await expect(nfs.mkdir(directory, name, {})).rejects.toMatchObject({ name: 'NameError' });
+      },
+    );
+  });
+
+  describe('changes', () => {
+    test('SETATTR sets mode, owner, size and times, each alone', async () => {
+      const handle = await create('file');
+      await nfs.setattr(handle, { mode: 0o4751 });
+      await nfs.setattr(handle, { uid: 4_000_000_000, gid: 77 });
+      await nfs.setattr(handle, { size: 12_345 });
+      await nfs.setattr(handle, {
+        atime: { seconds: 1_000_000_000, nanoseconds: 123_456_789 },
+        mtime: { seconds: 2_000_000_000, nanoseconds: 987_654_321 },
+      });
+      const { atimeNs, mtimeNs, ...stat } = fs.statSync(on('file'), { bigint: true });
+      expect([stat.uid, stat.gid, stat.size]).toEqual([4_000_000_000n, 77n, 12_345n]);
+      expect([atimeNs, mtimeNs]).toEqual([1_000_000_000_123_456_789n, 2_000_000_000_987_654_321n]);
+      expectSame(await nfs.getattr(handle), fs.statSync(on('file')));
+      const before = seconds(Date.now());
+      await nfs.setattr(handle, { mtime: 'now' });
+      const { mtime, atime } = await nfs.getattr(handle);
+      expect([mtime >= before - 1, atime]).toEqual([true, 1_000_000_000]);
+    });
+
+    test('SETATTR with a guard does nothing once the file has changed', async () => {
+      const handle = await create('file');
+      const { ctime, ctimeNs } = await nfs.getattr(handle);
+      const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
+      await nfs.setattr(handle, { mode: 0o600 }, { ifChangedAt });
+      await expect(nfs.setattr(handle, { mode: 0o777 }, { ifChangedAt })).rejects.toThrow('SETATTR: NFS3ERR_NOT_SYNC');
+      expect(fs.statSync(on('file')).mode & 0o7777).toBe(0o600);
+    });
+
+    test('CREATE: unchecked takes what is there, guarded does not', async () => {
+      const { handle, attributes } = await nfs.create(directory, 'file', {
+        mode: 'unchecked',
+        set: { mode: 0o640, uid: 12, gid: 34 },
+      });
+      expect(attributes).toMatchObject({ type: fileType.regular, mode: 0o640, uid: 12, gid: 34, size: 0 });
+      fs.writeFileSync(on('file'), 'content');
+      expect((await nfs.create(directory, 'file', { mode: 'unchecked', set: {} })).handle).toEqual(handle);
+      expect(fs.readFileSync(on('file'), 'utf8')).toBe('content');
+      await nfs.create(directory, 'file', { mode: 'unchecked', set: { size: 0 } });
+      expect(fs.statSync(on('file')).size).toBe(0);
+      await expect(create('file')).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+    });
+
+    test('CREATE: exclusive again with the same verifier finds the file, with another it does not', async () => {
+      const how = { mode: 'exclusive', verifier: 0x0102_0304_f5f6_f7f8n } as const;
+      const { handle } = await nfs.create(directory, 'file', how);
+      expect((await nfs.create(directory, 'file', how)).handle).toEqual(handle);
+      await expect(nfs.create(directory, 'file', { ...how, verifier: 1n })).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+      // The verifier is kept in the file's times until they are set.
+      await nfs.setattr(handle, { mode: 0o600, atime: 'now', mtime: 'now' });
+      await expect(nfs.create(directory, 'file', how)).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+      expect(fs.readdirSync(folder)).toEqual(['file']);
+    });
+
+    test('MKDIR, RMDIR and REMOVE', async () => {
+      const { handle, attributes } = await nfs.mkdir(directory, 'sub', { mode: 0o2750, uid: 5, gid: 6 });
+      expect(attributes).toMatchObject({ type: fileType.directory, uid: 5, gid: 6 });
+      expectSame(await nfs.getattr(handle), fs.statSync(on('sub')));
+      await expect(nfs.mkdir(directory, 'sub', {})).rejects.toThrow('MKDIR: NFS3ERR_EXIST');
+      await nfs.create(handle, 'file', { mode: 'guarded', set: {} });
+      await expect(nfs.rmdir(directory, 'sub')).rejects.toThrow('RMDIR: NFS3ERR_NOTEMPTY');
+      await expect(nfs.rmdir(handle, 'file')).rejects.toThrow('RMDIR: NFS3ERR_NOTDIR');
+      await expect(nfs.remove(directory, 'sub')).rejects.toThrow('REMOVE: NFS3ERR_ISDIR');
+      await nfs.remove(handle, 'file');
+      await expect(nfs.remove(handle, 'file')).rejects.toThrow('REMOVE: NFS3ERR_NOENT');
+      await nfs.rmdir(directory, 'sub');
+      await expect(nfs.rmdir(directory, 'sub')).rejects.toThrow('RMDIR: NFS3ERR_NOENT');
+      expect(fs.readdirSync(folder)).toEqual([]);
+    });
+
+    test('SYMLINK and READLINK keep every byte of the target', async () => {
+      const targets = ['../elsewhere', Buffer.from([0x2f, 0xff, 0x01, 0x80]), 'x'.repeat(1000), '語'];
+      for (const [i, target] of targets.entries()) {
+        const { handle, attributes } = await nfs.symlink(directory, `link-${i}`, target, { uid: 9 });
+        expect(attributes?.type).toBe(fileType.link);
+        const bytes = Buffer.from(target as Uint8Array);
+        expect(fs.readlinkSync(on(`link-${i}`), { encoding: 'buffer' })).toEqual(bytes);
+        expect(Buffer.from((await nfs.readlink(handle)) as Uint8Array)).toEqual(bytes);
+      }
+      await expect(nfs.symlink(directory, 'link-0', 'x', {})).rejects.toThrow('SYMLINK: NFS3ERR_EXIST');
+      await expect(nfs.readlink(await create('file'))).rejects.toThrow('READLINK: NFS3ERR_INVAL');
+    });
+
+    test('MKNOD makes pipes, sockets and devices', async () => {
+      const make = (name: string, type: number, device = {}) =>
+        nfs.mknod({ directory, name, type, set: { mode: 0o620 }, ...device });
+      await make('fifo', fileType.fifo);
+      await make('socket', fileType.socket);
+      await make('null', fileType.character, { major: 1, minor: 3 });
+      await make('loop', fileType.block, { major: 7, minor: 300 });
+      const stats = ['fifo', 'socket', 'null', 'loop'].map((name) => fs.lstatSync(on(name)));
+      expect(
+        stats.map((stat) => [stat.isFIFO(), stat.isSocket(), stat.isCharacterDevice(), stat.isBlockDevice()]),
+      ).toEqual([0, 1, 2, 3].map((i) => [0, 1, 2, 3].map((j) => i === j)));
+      expect(stats.map(({ mode }) => mode & 0o777)).toEqual([0o620, 0o620, 0o620, 0o620]);
+      expect((await nfs.lookup(directory, 'loop')).attributes).toMatchObject({ major: 7, minor: 300 });
+      expect(execFileSync('stat', ['-c', '%t,%T', on('null'), on('loop')], { encoding: 'utf8' })).toBe('1,3\n7,12c\n');
+    });
+
+    test('RENAME moves between directories and over files, not over what has something in it', async () => {
+      const { handle: sub } = await nfs.mkdir(directory, 'sub', {});
+      const handle = await create('a');
+      await create('b');
+      fs.writeFileSync(on('a'), 'from a');
+      await nfs.rename({ directory, name: 'a' }, { directory: sub, name: 'b' });
+      await nfs.rename({ directory: sub, name: 'b' }, { directory, name: 'b' });
+      expect(fs.readdirSync(folder).toSorted()).toEqual(['b', 'sub']);
+      expect(fs.readFileSync(on('b'), 'utf8')).toBe('from a');
+      expect((await nfs.lookup(directory, 'b')).handle).toEqual(handle);
+      await expect(nfs.rename({ directory, name: 'a' }, { directory, name: 'c' })).rejects.toThrow(
+        'RENAME: NFS3ERR_NOENT',
+      );
+      await nfs.create(sub, 'inside', { mode: 'guarded', set: {} });
+      await nfs.mkdir(directory, 'other', {});
+      await expect(nfs.rename({ directory, name: 'other' }, { directory, name: 'sub' })).rejects.toThrow(
+        /NFS3ERR_(NOTEMPTY|EXIST)/,
+      );
+    });
+
+    test('LINK gives a file a second name', async () => {
+      const handle = await create('one');
+      await nfs.link(handle, { directory, name: 'two' });
+      expect(fs.statSync(on('two')).ino).toBe(fs.statSync(on('one')).ino);
+      expect((await nfs.getattr(handle)).links).toBe(2);
+      await expect(nfs.link(handle, { directory, name: 'two' })).rejects.toThrow('LINK: NFS3ERR_EXIST');
+      await nfs.remove(directory, 'one');
+      expect((await nfs.getattr(handle)).links).toBe(1);
+    });
+  });
+
+  describe('data', () => {
+    const lengths = [0, 1, 3, 4, 4095, 65_537, 1024 * 1024 - 1, 1024 * 1024];
+    test.each(lengths)('%d bytes are written and read as they are, at an odd offset', async (length) => {
+      const data = randomBytes(length);
+      const handle = await create('file');
+      const { verifier, count: written, committed } = await nfs.write(handle, 7, data, stability.unstable);
+      expect([written, committed]).toEqual([length, stability.unstable]);
+      expect((await nfs.commit(handle, 0, 0)).verifier).toBe(verifier);
+      expect(
+        fs
+          .readFileSync(on('file'))
+          .subarray(length === 0 ? 0 : 7)
+          .equals(data),
+      ).toBe(true);
+      const into = Buffer.alloc(length + 5, 0xee);
+      const { count: read, isEnd, attributes } = await nfs.read(handle, 7, into);
+      expect([read, isEnd, attributes?.size]).toEqual([length, true, length === 0 ? 0 : length + 7]);
+      expect(into.subarray(0, length).equals(data)).toBe(true);
+      expect(into.subarray(length)).toEqual(Buffer.alloc(5, 0xee));
+    });
+
+    test('sixteen reads and writes at once keep apart', async () => {
+      const handle = await create('file');
+      const pieces = Array.from({ length: 16 }, (_, i) => randomBytes(100_000 + i * 4097));
+      const starts = pieces.map((_, i) => pieces.slice(0, i).reduce((sum, piece) => sum + piece.length, 0));
+      await Promise.all(pieces.map((data, i) => nfs.write(handle, starts[i] as number, data, stability.unstable)));
+      await nfs.commit(handle, 0, 0);
+      expect(fs.readFileSync(on('file')).equals(Buffer.concat(pieces))).toBe(true);
+      const read = pieces.map(({ length }) => Buffer.alloc(length));
+      await Promise.all(read.map((into, i) => nfs.read(handle, starts[i] as number, into)));
+      expect(Buffer.concat(read).equals(Buffer.concat(pieces))).toBe(true);
+    });
+
+    test('offsets beyond 4 GiB, and reading beyond the end', async () => {
+      const handle = await create('file');
+      const offset = 5 * 2 ** 30 + 3;
+      expect((await nfs.write(handle, offset, Buffer.from('far'), stability.fileSync)).committed).toBe(
+        stability.fileSync,
+      );
+      expect((await nfs.getattr(handle)).size).toBe(offset + 3);
+      const into = Buffer.alloc(8);
+      expect(await nfs.read(handle, offset - 2, into)).toMatchObject({ count: 5, isEnd: true });
+      expect(into.toString()).toBe('\0\0far\0\0\0');
+      expect(await nfs.read(handle, offset + 100, into)).toMatchObject({ count: 0, isEnd: true });
+    });
+
+    test('DATA_SYNC is answered by at least that', async () => {
+      const { committed } = await nfs.write(await create('file'), 0, Buffer.from('x'), stability.dataSync);
+      expect(committed).toBeGreaterThanOrEqual(stability.dataSync);
+    });
+  });
+
+  describe('who may', () => {
+    test('ACCESS differs between root and others', async () => {
+      const handle = await create('file', 0o600);
+      const all = accessRight.read | accessRight.modify | accessRight.extend;
+      expect(await nfs.access(handle, all)).toBe(all);
+      using other = await openExport(server, 'rw', { identity: user(somebody) });
+      expect(await other.nfs.access(handle, all)).toBe(0);
+      await expect(other.nfs.read(handle, 0, Buffer.alloc(1))).rejects.toThrow('READ: NFS3ERR_ACCES');
+      await expect(other.nfs.create(directory, 'mine', { mode: 'guarded', set: {} })).rejects.toThrow(
+        'CREATE: NFS3ERR_ACCES',
+      );
+      await expect(other.nfs.setattr(handle, { uid: somebody })).rejects.toThrow('SETATTR: NFS3ERR_PERM');
+    });
+
+    test('of 17 groups, 16 count, and nothing is refused for the last', async () => {
+      const groups = Array.from({ length: 17 }, (_, i) => 5000 + i);
+      for (const group of [5000, 5015, 5016]) {
+        const handle = await create(`of-${group}`, 0o040);
+        await nfs.setattr(handle, { gid: group });
+      }
+      using other = await openExport(server, 'rw', { identity: user(somebody, somebody, groups) });
+      const mayRead = async (name: string): Promise<number> =>
+        await other.nfs.access((await other.nfs.lookup(directory, name)).handle, accessRight.read);
+      expect(await Promise.all(['of-5000', 'of-5015', 'of-5016'].map(mayRead))).toEqual([1, 1, 0]);
+    });
+
+    test('who says nothing of himself is refused by the server, not by the file', async () => {
+      using nobody = rpcTo(server.host, server.nfsPort, {});
+      await expect(nobody.call(getattr, directory)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
+    });
+
+    test('root squash: root is a stranger', async () => {
+      using squashed = await openExport(server, 'squash');
+      const { nfs: client, root } = squashed;
+      const make = (at: FileHandle) => client.create(at, 'file', { mode: 'guarded', set: {} });
+      await expect(make(root)).rejects.toThrow('CREATE: NFS3ERR_ACCES');
+      const { handle } = await make((await client.lookup(root, 'for-all')).handle);
+      expect((await client.getattr(handle)).uid).toBe(4_294_967_294);
+    });
+
+    test('a read-only export says ROFS to every change', async () => {
+      fs.writeFileSync(join(exported('ro'), 'there'), 'there');
+      using readOnly = await openExport(server, 'ro');
+      const { nfs: client, root } = readOnly;
+      const { handle } = await client.lookup(root, 'there');
+      const into = Buffer.alloc(5);
+      await client.read(handle, 0, into);
+      expect(into.toString()).toBe('there');
+      const changes = {
+        CREATE: () => client.create(root, 'x', { mode: 'guarded', set: {} }),
+        MKDIR: () => client.mkdir(root, 'x', {}),
+        SYMLINK: () => client.symlink(root, 'x', 'y', {}),
+        MKNOD: () => client.mknod({ directory: root, name: 'x', type: fileType.fifo, set: {} }),
+        WRITE: () => client.write(handle, 0, into, stability.fileSync),
+        SETATTR: () => client.setattr(handle, { mode: 0 }),
+        REMOVE: () => client.remove(root, 'there'),
+        RMDIR: () => client.rmdir(root, 'there'),
+        RENAME: () => client.rename({ directory: root, name: 'there' }, { directory: root, name: 'x' }),
+        LINK: () => client.link(handle, { directory: root, name: 'x' }),
+      };
+      for (const [name, change] of Object.entries(changes)) {
+        await expect(change(), name).rejects.toThrow(`${name}: NFS3ERR_ROFS`);
+      }
+      expect(fs.readdirSync(exported('ro'))).toEqual(['there']);
+    });
+
+    test('an export for privileged ports denies others, and takes us from one', async () => {
+      using high = await openExport(server, 'low');
+      await expect(high.nfs.getattr(high.root)).rejects.toMatchObject({ name: 'RpcError', failure: 'denied' });
+      // One that is taken is no reason to give up: the next attempt is from another.
+      using low = await openExport(server, 'low', { localPort: () => randomInt(512, 1024), dialRounds: 10 });
+      expectSame(await low.nfs.getattr(low.root), fs.statSync(exported('low')));
+    });
+  });
+
+  describe('handles', () => {
+    test('of something removed are STALE, and no handles at all are BADHANDLE', async () => {
+      const handle = await create('file');
+      await nfs.remove(directory, 'file');
+      await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
+      const { handle: sub } = await nfs.mkdir(directory, 'sub', {});
+      await nfs.rmdir(directory, 'sub');
+      await expect(nfs.create(sub, 'x', { mode: 'guarded', set: {} })).rejects.toMatchObject({ statusName: 'STALE' });
+      for (const bogus of [Buffer.alloc(0), Buffer.from('bogus'), Buffer.alloc(64, 0xff)])
+        await expect(nfs.getattr(bogus)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
+    });
+
+    test('outlive the server, and writes that were not committed are told by the verifier', async () => {
+      const handle = await create('file');
+      const { verifier } = await nfs.write(handle, 0, Buffer.from('before'), stability.unstable);
+      await server.kill();
+      // Its verifier is the second it started in.
+      const killedIn = seconds(Date.now());
+      await expect.poll(() => seconds(Date.now()), { timeout: 5000 }).toBeGreaterThan(killedIn);
+      await server.restart();
+      const again = await nfs.commit(handle, 0, 0);
+      expect(again.verifier).not.toBe(verifier);
+      expect((await nfs.getattr(directory)).type).toBe(fileType.directory);
+    });
+
+    test('errors of lookup: NOENT, NOTDIR', async () => {
+      await expect(nfs.lookup(directory, 'missing')).rejects.toThrow('LOOKUP: NFS3ERR_NOENT');
+      await expect(nfs.lookup(await create('file'), 'x')).rejects.toThrow('LOOKUP: NFS3ERR_NOTDIR');
+      await expect(
+        nfs.readdirplus({ directory: await create('g'), cookie: 0n, verifier: 0n, bytes: 8192 }),
+      ).rejects.toThrow('READDIRPLUS: NFS3ERR_NOTDIR');
+    });
+  });
+
+  test('a frozen server: the deadline passes, and what was asked for is done later', async () => {
+    await server.freeze();
+    try {
+      await expect(nfs.mkdir(directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject({
+        ...{ name: 'RpcError', failure: 'deadline', maybeDone: true },
+      });
+    } finally {
+      server.thaw();
+    }
+    await expect.poll(() => fs.readdirSync(folder)).toEqual(['late']);
+    expect((await nfs.lookup(directory, 'late')).attributes?.type).toBe(fileType.directory);
+  });
+});
