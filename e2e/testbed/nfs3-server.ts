@@ -42,7 +42,10 @@ async function lock(build: string, run: Run): Promise<void> {
   await run('cargo', ['generate-lockfile', '--manifest-path', join(build, 'Cargo.toml')]);
   const [from = ''] = /^source = "registry\+.*"$/m.exec(await readFile(file, 'utf8')) ?? [];
   const crates = await readFile(join(build, 'crates.lock'), 'utf8');
-  await writeFile(file, crates.replaceAll(/^source = "registry"$/gm, () => from));
+  await writeFile(
+    file,
+    crates.replaceAll(/^source = "registry"$/gm, () => from),
+  );
 }
 
 /** Exports an empty folder in memory as `/`, with MOUNT and NFS on one port. What is in it ends with the process. */

@@ -1,0 +1,36 @@
+export { type CallOptions, createRpcClient, type RpcClient, type RpcClientOptions } from '../rpc/client.ts';
+export { RpcError, type RpcFailure } from '../rpc/errors.ts';
+export type { Identity } from '../rpc/message.ts';
+export { findPort, portmapPort } from '../rpc/portmap.ts';
+export { createNfsClient, type New, type NfsClient } from './client.ts';
+export { type CopyOptions, copyTree } from './copy.ts';
+export { createReadStream, type FileReaderOptions, readFile, readFully } from './file-reader.ts';
+export { createFileWriter, createWriteStream, type FileWriter, type FileWriterOptions } from './file-writer.ts';
+export { type ListingOptions, listDirectory } from './listing.ts';
+export {
+  type Export,
+  listExports,
+  MountError,
+  type Mounted,
+  mnt,
+  mountProgram,
+  mountVersion,
+  unmnt,
+} from './mount.ts';
+export { NameError } from './names.ts';
+export { accessRight, type ReadResult, type WriteResult } from './procedures.ts';
+export { isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
+export {
+  type Attributes,
+  type Entry,
+  type EntryPlus,
+  type FileHandle,
+  fileType,
+  nameOf,
+  nfsProgram,
+  nfsVersion,
+  type SetAttributes,
+  stability,
+  type Time,
+} from './structures.ts';
+export { emptyDirectory, removeTree, type TreeOptions, type Visited, walkTree } from './tree.ts';
