@@ -122,7 +122,7 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
       if (isKnown(seen) || !wanted(seen.name)) continue;
       const home = homeElsewhere(seen);
       if (home !== undefined) {
-        skipped.push({ name: seen.name, reason: `it is a copy of the volume ${home}, and has the same id` });
+        skipped.push({ name: seen.name, reason: 'it is a copy of a volume of another store, and has the same id' });
         continue;
       }
       const volume = dryRun ? seen : await take(store, seen, scope);

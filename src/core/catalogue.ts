@@ -85,9 +85,11 @@ function createRefresh({ records, stores, instance }: CatalogueParts): Catalogue
     for (const name of await store.names(scope)) {
       if (recorded.delete(name) && !thorough) continue;
       const found = await read(store, name, scope);
+      scope.signal.throwIfAborted();
       if (found === undefined || isElsewhere(found)) continue;
       if (store.shared || found.instance === instance) records.volumes.put(found);
     }
+    scope.signal.throwIfAborted();
     // What is left is recorded here and gone there. The store answered, so that is the truth.
     records.transaction(() => {
       for (const [name, id] of recorded) {

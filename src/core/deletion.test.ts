@@ -61,6 +61,15 @@ describe('delete', () => {
     expect(existsSync(join(root, 'a'))).toBe(true);
   });
 
+  test('retain of a volume that was renamed, and adopting brings the same one back', async () => {
+    await add('onDelete=retain');
+    const { id } = await create('a');
+    await server.engine.volumes.rename(id, 'b', undefined, aCall());
+    await remove(id);
+    const { adopted } = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    expect(adopted).toEqual([{ name: 'b', id, how: 'data' }]);
+  });
+
   test('retain leaves the data, and adopting brings the same volume back', async () => {
     await add('onDelete=retain');
     const { id } = await create('a');

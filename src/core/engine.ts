@@ -92,6 +92,7 @@ export function createEngine(parts: EngineParts): Engine {
     tend: async (scope) => {
       await stores.retry(scope);
       await deletions.expire(scope);
+      reclaim.again();
       records.answers.prune(clock.now() - day);
     },
     close: async () => {

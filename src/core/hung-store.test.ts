@@ -125,6 +125,100 @@ describe('opening a store whose disk does not answer', () => {
   });
 });
 
+describe('an opening that nobody waits for any more', () => {
+  const names = async (server: TestServer): Promise<string[]> =>
+    (await server.admin.get('/v1/volumes')).body.items.map(({ name }: { name: string }) => name);
+
+  test('touches nothing of the store that has its name by now', async () => {
+    const config = join(folder, 'stowage.yaml');
+    const at = (place: string): Promise<void> => writeFile(config, `stores:\n  a: local://${folder}/${place}\n`);
+    await at('a');
+    await mkdir(join(folder, 'a', 'ghost'));
+    const gate = kind.close('open', { deaf: true });
+    const starting = started({ config });
+    await gate.reached;
+    clock.advance(2_000);
+    const server = await starting;
+    await at('b');
+    await server.running.reload();
+    expect(server.engine.stores.view('a')).toMatchObject({
+      config: { uri: `local://${folder}/b` },
+      problem: { reason: 'store-opening' },
+    });
+    gate.open();
+    await vi.waitFor(async () => {
+      await server.engine.tend(aCall());
+      expect(server.engine.stores.view('a').problem).toBeUndefined();
+    });
+    expect((await server.admin.post('/v1/volumes', { name: 'precious' })).status).toBe(201);
+    expect(await names(server)).toEqual(['precious']);
+    // Nothing was begun in the place that is none any more.
+    expect(await readdir(join(folder, 'a'))).toEqual(['ghost']);
+  });
+
+  test('keeps a name from being opened a second time, and is over when the disk answers', async () => {
+    const server = await started();
+    const gate = kind.close('open', { deaf: true, store: 'a' });
+    const first = add(server, 'a');
+    const refused = expect(first).rejects.toMatchObject({ reason: 'store-opening' });
+    await gate.reached;
+    clock.advance(60_000);
+    await refused;
+    await expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-opening' });
+    expect(gate.waiting()).toBe(1);
+    gate.open();
+    await vi.waitFor(() => add(server, 'a'));
+    expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
+  });
+
+  test('of a store that was removed leaves nothing on record', async () => {
+    const server = await started();
+    await add(server, 'a');
+    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    const { folder: state } = server;
+    await server.stop();
+    const gate = kind.close('open', { deaf: true, store: 'a' });
+    const starting = startServer({ listen: 'none', kinds: [kind], clock, folder: state });
+    await gate.reached;
+    clock.advance(2_000);
+    const next = await starting;
+    expect((await next.admin.delete('/v1/stores/a')).status).toBe(204);
+    gate.open();
+    await vi.waitFor(() => add(next, 'a').then(() => next.engine.stores.remove('a', aCall())));
+    expect(await names(next)).toEqual([]);
+    await next.stop();
+  });
+});
+
+describe('what one store lacks does not keep others from theirs', () => {
+  test('a volume is restored from its trash while another store does not answer', async () => {
+    const server = await started();
+    await add(server, 'a', '?onDelete=archive');
+    await add(server, 'b');
+    const { body } = await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    await server.admin.delete('/v1/volumes/a..x');
+    const gate = kind.close('trash', { deaf: true, store: 'b' });
+    expect((await server.admin.post(`/v1/trash/${body.id}/restore`)).status).toBe(200);
+    gate.open();
+  });
+
+  test('the identity of a place that could not be taken up is not that of the place before', async () => {
+    const server = await started();
+    await add(server, 'a');
+    await server.engine.stores.remove('a', aCall());
+    const sweep = kind.close('sweep');
+    const failing = new AbortController();
+    const other = server.engine.stores.add('a', `local://${folder}/b`, aCall({ signal: failing.signal }));
+    const refused = expect(other).rejects.toThrow();
+    await sweep.reached;
+    failing.abort(new Error('no more'));
+    await refused;
+    sweep.open();
+    await vi.waitFor(() => server.engine.stores.add('a', `local://${folder}/b`, aCall()));
+    expect(server.engine.stores.view('a').problem).toBeUndefined();
+  });
+});
+
 describe('closing a store', () => {
   test('that is in use is refused after a while, and it stays as it was', async () => {
     const server = await started();

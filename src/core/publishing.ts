@@ -134,14 +134,12 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const isRecorded = (at: string): boolean => records.mounts.at(at)?.volumeId === volume;
     const resolved = async (): Promise<string> => (await mounter.inspectTarget(given, 'filesystem', call)).target;
     const target = isRecorded(given) ? given : await resolved().catch(() => given);
-    if (!isRecorded(target)) {
-      if (records.mounts.at(target) !== undefined) throw otherThere(given);
-      return;
-    }
-    requireMounting(mounter);
+    // Before looking: a mount may be on its way there, and must not appear after we said that there is none.
     using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
-    if (mount?.volumeId !== volume) return;
+    if (mount === undefined) return;
+    if (mount.volumeId !== volume) throw otherThere(given);
+    requireMounting(mounter);
     const store = records.volumes.byId(volume)?.store;
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };
     await operations.run(intent, call, async (work) => {

@@ -7,6 +7,8 @@ import type { Stores } from './stores.ts';
 /** Frees the space of deleted volumes behind their deletion, which is answered at once however large they were. */
 export interface Reclaim {
   soon(store: string): void;
+  /** Goes on with what was stopped because its store was to be closed, and then was not. */
+  again(): void;
   stop(): Promise<void>;
 }
 
@@ -18,19 +20,21 @@ export function createReclaim(parts: { readonly stores: Stores; readonly clock: 
   const { stores, clock, log } = parts;
   const stopping = new AbortController();
   const wanted = new Set<string>();
+  const stopped = new Set<string>();
   /** Each store by itself: one whose disk hangs does not keep the others waiting. */
   const running = new Map<string, Promise<void>>();
 
   async function pass(name: string): Promise<void> {
     let ending = stopping.signal;
     try {
-      await stores.use(name, async (store, _config, closing) => {
+      await stores.useBehind(name, async (store, closing) => {
         ending = AbortSignal.any([stopping.signal, closing]);
         await store.reclaim({ signal: ending, log });
       });
     } catch (thrown) {
       // It is taken up again at the next deletion and at the next start.
-      if (!ending.aborted) log.warn('space could not be freed', { store: name, why: stowageError(thrown).message });
+      if (ending.aborted) stopped.add(name);
+      else log.warn('space could not be freed', { store: name, why: stowageError(thrown).message });
     }
   }
 
@@ -43,11 +47,19 @@ export function createReclaim(parts: { readonly stores: Stores; readonly clock: 
     running.delete(name);
   }
 
+  const soon = (store: string): void => {
+    if (stopping.signal.aborted) return;
+    wanted.add(store);
+    if (!running.has(store)) running.set(store, work(store));
+  };
+
   return {
-    soon: (store) => {
-      if (stopping.signal.aborted) return;
-      wanted.add(store);
-      if (!running.has(store)) running.set(store, work(store));
+    soon,
+    again: () => {
+      const isOpen = (name: string): boolean =>
+        stores.list().some(({ config, store }) => config.name === name && store !== undefined);
+      for (const name of stopped) if (isOpen(name)) soon(name);
+      stopped.clear();
     },
     stop: async () => {
       stopping.abort();

@@ -45,6 +45,7 @@ export function createRecovery(parts: {
       .filter((operation) => operation.store === store.name && operation.kind in steps);
     for (const operation of mine) await replay(operation, store, config, scope);
     await store.sweep(scope);
+    scope.signal.throwIfAborted();
     identities.remember(config, store);
     // Only a power cut can take back what our records say of volumes, and it needs a new start of the machine.
     const compared = `compared ${store.name}`;

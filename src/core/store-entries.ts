@@ -16,6 +16,8 @@ export interface Entry {
   /** Under way, also when nobody waits for it any more. */
   opening: Promise<void> | undefined;
   users: number;
+  /** Of these, such as end by themselves when the store is to be closed. */
+  background: number;
   idle: PromiseWithResolvers<void> | undefined;
   /** Ends what is done in the background, so that the store can be closed. */
   closing: AbortController;
@@ -42,6 +44,8 @@ export interface Entries {
   bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
   /** Waits until nobody uses it, and closes it. Throws 'busy' when that takes too long: it then stays open. */
   shut(entry: Entry): Promise<void>;
+  /** It is no longer one of them; what is under way to open it ends, and touches nothing any more. */
+  drop(entry: Entry): void;
   /** False: the new options do not work, so it goes on with the old ones. */
   replace(entry: Entry, config: StoreConfig, scope: Scope): Promise<boolean>;
 }
@@ -52,21 +56,27 @@ const openPatienceMs = 2_000;
 export const askedPatienceMs = 60_000;
 const openDeadlineMs = 30_000;
 const drainDeadlineMs = 30_000;
+const closeDeadlineMs = 5_000;
 
 export function createEntries(parts: EntryParts): Entries {
   const { clock, log } = parts;
   const all = new Map<string, Entry>();
-  const isCurrent = (entry: Entry): boolean => all.get(entry.config.name) === entry;
+  /** Openings of entries that are none any more, on disks that do not answer. Nobody begins another one beside them. */
+  const abandoned = new Map<string, Promise<void>>();
 
   async function attempt(entry: Entry, scope: Scope): Promise<void> {
-    const { config } = entry;
+    const { config, closing: dropped } = entry;
     try {
-      const store = await openTaken(parts, config, scope);
-      if (!isCurrent(entry)) return await store.close();
+      const store = await openTaken(parts, config, {
+        ...scope,
+        signal: AbortSignal.any([scope.signal, dropped.signal]),
+      });
+      if (dropped.signal.aborted) return await store.close();
       entry.store = store;
       entry.problem = undefined;
       log.info('store open', { store: config.name, uri: config.uri });
     } catch (thrown) {
+      if (dropped.signal.aborted) return;
       entry.problem = stowageError(thrown);
       const { message, action } = entry.problem;
       log.warn('store cannot be opened', { store: config.name, why: message, action });
@@ -77,15 +87,30 @@ export function createEntries(parts: EntryParts): Entries {
 
   async function open(entry: Entry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
     if (entry.store !== undefined) return;
+    if (abandoned.has(entry.config.name)) {
+      entry.problem ??= opening(entry.config.name);
+      return;
+    }
     entry.opening ??= attempt(entry, scope);
     if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= opening(entry.config.name);
   }
 
   async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry> {
     const entry = newEntry(config);
+    const before = all.get(config.name);
+    if (before !== undefined) drop(before);
     all.set(config.name, entry);
     await open(entry, scope, patienceMs);
     return entry;
+  }
+
+  function drop(entry: Entry): void {
+    const { name } = entry.config;
+    if (all.get(name) === entry) all.delete(name);
+    entry.closing.abort(closing(name));
+    if (entry.opening === undefined) return;
+    const left = entry.opening.finally(() => abandoned.delete(name));
+    abandoned.set(name, left);
   }
 
   async function shut(entry: Entry): Promise<void> {
@@ -94,7 +119,12 @@ export function createEntries(parts: EntryParts): Entries {
     entry.store = undefined;
     entry.problem = closing(entry.config.name);
     entry.closing.abort(entry.problem);
-    if (await isIdle(entry, clock)) return await store.close();
+    if (await isIdle(entry, clock)) {
+      // A disk that does not answer may keep even this; nobody else shall wait for it.
+      if (!(await endsWithin(store.close(), closeDeadlineMs, clock)))
+        log.warn('store is still being closed', { store: entry.config.name });
+      return;
+    }
     const { users } = entry;
     Object.assign(entry, { store, problem: undefined, closing: new AbortController() });
     throw busy(entry.config.name, users);
@@ -105,11 +135,12 @@ export function createEntries(parts: EntryParts): Entries {
     open,
     bring,
     shut,
+    drop,
     replace: async (entry, config, scope) => {
       const worked = entry.store !== undefined;
       await shut(entry);
       const { problem } = await bring(config, scope, askedPatienceMs);
-      if (problem === undefined || !worked) return true;
+      if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });
       await bring(entry.config, scope);
@@ -120,7 +151,7 @@ export function createEntries(parts: EntryParts): Entries {
 
 function newEntry(config: StoreConfig): Entry {
   const [store, problem, opening, idle, pending] = [undefined, undefined, undefined, undefined, undefined];
-  return { config, store, problem, opening, users: 0, idle, closing: new AbortController(), pending };
+  return { config, store, problem, opening, users: 0, background: 0, idle, closing: new AbortController(), pending };
 }
 
 async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
@@ -140,6 +171,8 @@ async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): 
   using limit = parts.clock.deadline(openDeadlineMs, scope.signal);
   const store = await kind.open(config, config.policy, context, { ...scope, signal: limit.signal });
   try {
+    // It may have been given up while it was opened; then another one has its name, and its records.
+    scope.signal.throwIfAborted();
     await parts.takeUp(store, config, scope);
     return store;
   } catch (cause) {

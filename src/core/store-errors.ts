@@ -35,6 +35,15 @@ export function opening(name: string): StowageError {
   });
 }
 
+/** For those who may not know what else is there. */
+export function unusablePlace(name: string): StowageError {
+  return new StowageError(`store '${name}' cannot use the place it was given`, {
+    code: 'conflict',
+    reason: 'store-place-unusable',
+    action: 'Ask the administrator, who can see why.',
+  });
+}
+
 export function busy(name: string, users: number): StowageError {
   return new StowageError(`store '${name}' is busy with ${users} call${users === 1 ? '' : 's'} that did not end`, {
     code: 'busy',

@@ -35,7 +35,9 @@ export function createIdentities({ records, clock }: { readonly records: Records
 
   return {
     known: (config) =>
-      settings.get(placeKey(config.name)) === placeOf(config) ? settings.get(identityKey(config.name)) : undefined,
+      settings.get(placeKey(config.name)) === placeOf(config)
+        ? settings.get(identityKey(config.name)) || undefined
+        : undefined,
     forgetOtherPlace: (config) => {
       const before = settings.get(placeKey(config.name));
       if (before === placeOf(config)) return;
@@ -47,11 +49,16 @@ export function createIdentities({ records, clock }: { readonly records: Records
           }
         }
         keep(placeKey(config.name), placeOf(config));
+        // Not the old one's, should opening the new one fail before it has said its own.
+        keep(identityKey(config.name), '');
       });
     },
     remember: (config, { identity }) => {
       if (identity !== undefined) keep(identityKey(config.name), identity);
     },
-    forget: (name) => keep(placeKey(name), ''),
+    forget: (name) => {
+      keep(placeKey(name), '');
+      keep(identityKey(name), '');
+    },
   };
 }

@@ -26,9 +26,11 @@ export interface Stores {
   view(name: string): StoreView;
   /**
    * For the length of `work` the store stays open. Throws 'not-found', or 'unavailable' with the reason it cannot be
-   * opened. Work that nobody waits for ends when the store is to be `closing`.
+   * opened.
    */
-  use<T>(name: string, work: (store: Store, config: StoreConfig, closing: AbortSignal) => Promise<T>): Promise<T>;
+  use<T>(name: string, work: (store: Store, config: StoreConfig) => Promise<T>): Promise<T>;
+  /** The same for work that nobody waits for: it must end when the store is to be closed. */
+  useBehind<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
   readonly defaultName: StoreName | undefined;
   setDefault(name: string): StoreView;
   add(name: string, uri: string, scope: Scope): Promise<StoreView>;
@@ -74,14 +76,29 @@ export function createStores(parts: StoresParts): Stores {
     list: reading.list,
     view: (name) => reading.view(reading.known(name)),
     use: reading.use,
+    useBehind: async (name, work) => {
+      const entry = reading.known(name);
+      entry.background++;
+      try {
+        return await reading.use(name, (store) => work(store, entry.closing.signal));
+      } finally {
+        entry.background--;
+      }
+    },
     get defaultName() {
       return reading.defaultName();
     },
     ...createChanges(parts, entries, reading, exclusively),
     ...configuring,
     check: async (name, scope) => {
-      const entry = reading.known(name);
-      if (entry.store === undefined) await exclusively(scope, () => entries.open(entry, scope, checkDeadlineMs));
+      const opened = async (): Promise<Entry> => {
+        // Looked up again where nobody else changes it: it may have been removed while this waited.
+        const found = reading.known(name);
+        await entries.open(found, scope, checkDeadlineMs);
+        return found;
+      };
+      const known = reading.known(name);
+      const entry = known.store === undefined ? await exclusively(scope, opened) : known;
       if (entry.store !== undefined) return await answeredCheck(reading, name, scope, clock);
       const { message, action } = unavailable(entry.config, entry.problem);
       return failedCheck({ step: 'open', ok: false, detail: message, action });
@@ -90,6 +107,7 @@ export function createStores(parts: StoresParts): Stores {
       exclusively(scope, async () => {
         const entry = reading.known(name);
         if (entry.problem?.reason !== 'store-identity') return;
+        refuseWhileMounted(parts, entry.config);
         identities.forget(name);
         await entries.open(entry, scope, askedPatienceMs);
       }),
@@ -159,7 +177,7 @@ function createReading({ records, clock }: StoresParts, { all }: Entries): Readi
       if (store === undefined) throw unavailable(entry.config, entry.problem);
       entry.users++;
       try {
-        return await work(store, entry.config, entry.closing.signal);
+        return await work(store, entry.config);
       } finally {
         if (--entry.users === 0) entry.idle?.resolve();
       }
@@ -195,7 +213,7 @@ function createChanges(
         if (present !== undefined) throw taken(config.name);
         const entry = await entries.bring(config, scope, askedPatienceMs);
         if (entry.problem !== undefined) {
-          entries.all.delete(config.name);
+          entries.drop(entry);
           throw cannotAdd(entry.problem);
         }
         records.stores.put(config.name, uri);
@@ -208,7 +226,7 @@ function createChanges(
         if (entry.config.origin !== 'api') throw notOurs(entry.config);
         refuseWhileMounted(parts, entry.config);
         await entries.shut(entry);
-        entries.all.delete(entry.config.name);
+        entries.drop(entry);
         parts.identities.forget(entry.config.name);
         records.transaction(() => {
           records.stores.remove(entry.config.name);
@@ -267,7 +285,7 @@ function createConfiguring(
       return;
     }
     await entries.shut(entry);
-    entries.all.delete(entry.config.name);
+    entries.drop(entry);
     published(events, 'removed', entry.config);
   }
 
@@ -305,8 +323,10 @@ function createConfiguring(
       }),
     retry: (scope) =>
       exclusively(scope, async () => {
+        // Not while it is in use: to wait for that would keep everybody out of it again and again.
         for (const entry of [...entries.all.values()])
-          if (entry.pending !== undefined) await follow(entry, entry.pending.config, scope);
+          if (entry.pending !== undefined && entry.users <= entry.background)
+            await follow(entry, entry.pending.config, scope);
         await Promise.all([...entries.all.values()].map((entry) => entries.open(entry, scope)));
       }),
   };

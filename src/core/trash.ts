@@ -41,15 +41,29 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
     list,
     find: async (id, allowed, scope) => {
       if (!isVolumeId(id)) throw notThere(id);
+      const isIt = (one: Trashed): boolean => one.volume.id === id;
       const visible = stores.list().filter((view) => allowed(view.config.name));
       const answering = visible.filter((view) => view.store?.readOnly === false).map((view) => view.config.name);
-      const entry = (await list(answering, scope)).find((one) => one.volume.id === id);
+      const entry = await firstOf(answering.map(async (name) => (await listOne(name, scope)).find(isIt)));
       if (entry !== undefined) return entry;
       const down = visible.find((view) => view.store === undefined);
       if (down !== undefined) throw unsure(id, down.config.name);
       throw notThere(id);
     },
   };
+}
+
+/** What the first of them found: a store that does not answer keeps nobody from what another one has. */
+async function firstOf<T>(searches: readonly Promise<T | undefined>[]): Promise<T | undefined> {
+  const nothing = Symbol('nothing');
+  const found = searches.map(async (search) => (await search) ?? Promise.reject(nothing));
+  try {
+    return await Promise.any(found);
+  } catch (thrown) {
+    const failure = (thrown as AggregateError).errors.find((cause) => cause !== nothing);
+    if (failure !== undefined) throw failure;
+    return undefined;
+  }
 }
 
 export function createRestore(parts: DeletionParts, finder: TrashFinder, steps: DeletionSteps): Deletions['restore'] {

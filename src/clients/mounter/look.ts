@@ -38,6 +38,7 @@ export function createLook(clock: Clock): Look {
           (found) => (left ? letGo(found) : undefined),
           () => undefined,
         )
+        .catch(() => undefined)
         .finally(() => taken[Symbol.dispose]());
       return await patiently(looking, limit.signal, clock);
     } catch (cause) {

@@ -26,7 +26,19 @@ export const callsAtOnce = 4;
 /** The most file calls that one store can have under way, whatever is asked of it. */
 export const mostFileCalls = shortCalls + longCalls * callsAtOnce;
 
-export const createInFlight = (): InFlight => ({ short: createPlaces(shortCalls), long: createPlaces(longCalls) });
+/** By device: several stores on one disk that does not answer hold no more than one would. */
+export type InFlightOn = (device: bigint) => InFlight;
+
+export function createInFlightByDevice(): InFlightOn {
+  const disks = new Map<bigint, InFlight>();
+  return (device) => {
+    const known = disks.get(device) ?? createInFlight();
+    disks.set(device, known);
+    return known;
+  };
+}
+
+const createInFlight = (): InFlight => ({ short: createPlaces(shortCalls), long: createPlaces(longCalls) });
 
 export function createPlaces(count: number): Places {
   let free = count;

@@ -7,6 +7,7 @@ import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
 import { createAdopt } from './adopt.ts';
 import { checkStore } from './check.ts';
 import { createCreate } from './create.ts';
+import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
 import { createDirectoryLayout } from './layout-directory.ts';
 import { createImageLayout } from './layout-image.ts';
 import { optionHelp, parseOptions } from './options.ts';
@@ -21,13 +22,14 @@ import { createVolumes } from './volumes.ts';
 
 /** Volumes in a directory of this machine: `local:///srv/data?layout=directory|image`. */
 export function createLocalStoreKind(clock: Clock = systemClock()): StoreKind {
+  const inFlightOn = createInFlightByDevice();
   return {
     scheme: 'local',
     options: optionHelp,
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();
-        return await open(config, policy, context, clock, scope);
+        return await open(config, policy, context, { clock, inFlightOn }, scope);
       } catch (cause) {
         throw stowageError(cause);
       }
@@ -39,14 +41,14 @@ async function open(
   config: StoreConfig,
   policy: StorePolicy,
   context: StoreContext,
-  clock: Clock,
+  { clock, inFlightOn }: { readonly clock: Clock; readonly inFlightOn: InFlightOn },
   scope: Scope,
 ): Promise<Store> {
   const options = parseOptions(config.uri, config.options);
   const { readOnly } = policy;
   const place = readOnly
-    ? await openReadOnlyPlace(options, config.name, context)
-    : await openPlace(options, config.name, context, scope.log);
+    ? await openReadOnlyPlace(options, config.name, context, inFlightOn)
+    : await openPlace(options, config.name, context, scope.log, inFlightOn);
   try {
     const layout =
       options.layout === 'image'

@@ -9,7 +9,7 @@ import type { StoreContext } from '#core/ports.ts';
 import { errno, isFull, rootChanged, rootMissing, storeFailure } from './errors.ts';
 import { coalesced, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
 import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from './identity.ts';
-import { createInFlight, type InFlight } from './in-flight.ts';
+import type { InFlight, InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, formatVersion } from './meta.ts';
@@ -44,6 +44,7 @@ const folders = ['tmp', 'deleting', 'trash', 'retained'];
 
 interface Found {
   readonly root: string;
+  readonly device: bigint;
   verify(): Promise<void>;
 }
 
@@ -68,13 +69,14 @@ async function find(options: LocalOptions): Promise<Found> {
     const now = await stat(root, { bigint: true }).catch(missing);
     if (now.dev !== first.dev || now.ino !== first.ino) throw rootChanged(root);
   });
-  return { root, verify };
+  return { root, device: first.dev, verify };
 }
 
 export async function openReadOnlyPlace(
   options: LocalOptions,
   store: StoreName,
   context: StoreContext,
+  inFlightOn: InFlightOn,
 ): Promise<Place> {
   const found = await find(options);
   const own = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
@@ -89,7 +91,7 @@ export async function openReadOnlyPlace(
     throw new Error('a read-only store was about to be written');
   };
   return {
-    ...{ store, context, own, layout: options.layout, identity: recorded?.uuid, inFlight: createInFlight() },
+    ...{ store, context, own, layout: options.layout, identity: recorded?.uuid, inFlight: inFlightOn(found.device) },
     ...found,
     metaPath: (name) => join(found.root, `${name}.meta`),
     scratch: never,
@@ -105,6 +107,7 @@ export async function openPlace(
   store: StoreName,
   context: StoreContext,
   log: Log,
+  inFlightOn: InFlightOn,
 ): Promise<Place> {
   const found = await find(options);
   const { root } = found;
@@ -129,7 +132,7 @@ export async function openPlace(
     // Kept open for fsync: opening it anew each time would double the calls of every create and delete.
     const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
     stack.defer(() => handle.close());
-    const inFlight = createInFlight();
+    const inFlight = inFlightOn(found.device);
     const shared = coalesced(() => handle.sync());
     const sync = (): Promise<void> => inFlight.short.lend(shared);
     const replace = async (path: string, meta: Meta): Promise<void> => {

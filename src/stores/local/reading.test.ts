@@ -7,6 +7,7 @@ import type { NodeName } from '#core/model.ts';
 import { newVolumeId, storeName, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createCreate } from './create.ts';
+import { createInFlightByDevice } from './in-flight.ts';
 import { createDirectoryLayout } from './layout-directory.ts';
 import { parseOptions } from './options.ts';
 import { createParts } from './parts.ts';
@@ -21,7 +22,7 @@ test.each(['usage', 'source'] as const)(
     stack.defer(() => rm(root, { recursive: true }));
     const options = parseOptions(`local://${root}`, {});
     const context = { instance: 'instance-1', node: 'node-1' as NodeName };
-    const place = await openPlace(options, storeName('test'), context, scope.log);
+    const place = await openPlace(options, storeName('test'), context, scope.log, createInFlightByDevice());
     stack.defer(() => place.close());
     const clock = systemClock();
     const parts = createParts(place, await createDirectoryLayout(options, place, clock, false), clock);

@@ -5,7 +5,7 @@ import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { dataUnrecorded, nameTaken } from './errors.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
-import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
+import { type Meta, sameLabels, settled } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { usable } from './reading.ts';
 
@@ -30,8 +30,9 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
       }),
     release: (ref, scope) =>
       emptying(called('releasing', ref.name), ref, scope, async (meta) => {
-        // Outside the root the file's name no longer tells the volume's: an abandoned intent must not either.
-        if (isMoving(meta)) await place.replace(place.metaPath(meta.name), settled(meta, meta.name));
+        // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
+        // before it was renamed, or an abandoned intent, must not.
+        await place.replace(place.metaPath(meta.name), settled(meta, meta.name));
         await renameIfThere(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
         await place.sync();
       }),

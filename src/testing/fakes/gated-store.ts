@@ -12,6 +12,8 @@ type Verb =
   | 'check'
   | 'reclaim'
   | 'get'
+  | 'sweep'
+  | 'trash'
   | 'usage';
 
 export interface Gate {
@@ -79,7 +81,11 @@ export function gated(inner: StoreKind): GatedKind {
       };
       return [verb, gatedVerb];
     });
-    return Object.fromEntries(verbs) as Store;
+    const list: Store['trash']['list'] = async (scope) => {
+      await through('trash', store.name, scope);
+      return await store.trash.list(scope);
+    };
+    return { ...(Object.fromEntries(verbs) as Store), trash: { ...store.trash, list } };
   };
 
   return {

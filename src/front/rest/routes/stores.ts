@@ -1,9 +1,10 @@
 import { Type } from 'typebox';
 import { adoptDeadlineMs } from '#core/adoption.ts';
 import type { Engine } from '#core/engine.ts';
+import { unusablePlace } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
-import { maySee, requireEverywhere, requireStore } from '../principal.ts';
+import { isEverywhere, maySee, type Principal, requireEverywhere, requireStore } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
 
@@ -20,6 +21,13 @@ const trashQuery = Type.Object(
 
 const json = (engine: Engine, view: StoreView) => storeJson(view, engine.records.volumes.totals(view.config.name));
 
+/** What is wrong with a store can name another one, which a token for this one need not know. */
+const tellsOfOthers = ['store-overlaps', 'store-place-taken', 'store-locked'];
+const asSeenBy = (principal: Principal, view: StoreView): StoreView =>
+  isEverywhere(principal) || !tellsOfOthers.includes(view.problem?.reason ?? '')
+    ? view
+    : { ...view, problem: unusablePlace(view.config.name) };
+
 export const storeRoutes: readonly Route[] = [
   route({
     method: 'GET',
@@ -31,7 +39,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'All stores', schema: schemas.listOf(schemas.store) },
     handle: ({ engine, principal }) => {
       const visible = engine.stores.list().filter((view) => maySee(principal, view.config.name));
-      return ok({ items: visible.map((view) => json(engine, view)), next: null });
+      return ok({ items: visible.map((view) => json(engine, asSeenBy(principal, view))), next: null });
     },
   }),
   route({
@@ -61,7 +69,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The store', schema: schemas.store },
     handle: ({ engine, principal, params: p }) => {
       requireStore(principal, p.store);
-      return ok(json(engine, engine.stores.view(p.store)));
+      return ok(json(engine, asSeenBy(principal, engine.stores.view(p.store))));
     },
   }),
   route({

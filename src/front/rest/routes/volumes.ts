@@ -1,9 +1,10 @@
 import { Type } from 'typebox';
 import type { Engine } from '#core/engine.ts';
+import { stowageError } from '#core/errors.ts';
 import type { Labels, Volume } from '#core/model.ts';
-import { partsOfQualified } from '#core/names.ts';
+import { isVolumeId, partsOfQualified } from '#core/names.ts';
 import { mountJson, time, usageJson, volumeDetailJson, volumeJson } from '../json.ts';
-import { maySee, type Principal, requireDefault, requireStore } from '../principal.ts';
+import { isEverywhere, maySee, type Principal, requireDefault, requireStore } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
 
@@ -247,8 +248,14 @@ export const volumeRoutes: readonly Route[] = [
     body: schemas.unmounting,
     success: { status: 204, description: 'It is unmounted' },
     handle: async ({ engine, principal, params: p, body, call }) => {
-      const volume = await allowed(engine, principal, p.volume, call);
-      await engine.mounts.unpublish(body.target, volume.id, call);
+      const { id } = await allowed(engine, principal, p.volume, call).catch((thrown: unknown) => {
+        // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
+        const isGone = stowageError(thrown).reason === 'volume-unknown';
+        const { volume } = p;
+        if (isGone && isEverywhere(principal) && isVolumeId(volume)) return { id: volume };
+        throw thrown;
+      });
+      await engine.mounts.unpublish(body.target, id, call);
       return nothing;
     },
   }),
