@@ -9,6 +9,11 @@ const copiedData = 4096;
 /** Takes what it writes about, so that no function is made for each call. */
 export type Encode<A> = (writer: XdrWriter, about: A) => Uint8Array | undefined;
 
+interface Part {
+  readonly bytes: Uint8Array;
+  readonly sent: (() => void) | undefined;
+}
+
 /**
  * What is sent in one turn of the event loop goes out in one system call: that call is most of what a small RPC costs.
  * Calls are laid out one behind the other in a slab, which is used again once the kernel has taken all of it.
@@ -16,18 +21,25 @@ export type Encode<A> = (writer: XdrWriter, about: A) => Uint8Array | undefined;
 export interface Sender {
   /** Lays out one record. What `encode` gives is the data of its last opaque, whose length it wrote: they go uncopied. */
   record<A>(encode: Encode<A>, about: A): void;
-  /** Bytes that the kernel has not taken yet. */
+  /** Bytes that the kernel has not taken yet, those of this turn too. */
   readonly queued: number;
 }
 
-export function createSender(socket: Socket, onError: (cause: unknown) => void): Sender {
+/** `onSent`: data that went uncopied are not needed any more; their memory may be used again. */
+export function createSender(
+  socket: Socket,
+  onError: (cause: unknown) => void,
+  onSent?: (data: Uint8Array) => void,
+): Sender {
   let slab = new XdrWriter(slabSize);
   let sentTo = 0;
-  let parts: Uint8Array[] = [];
+  let parts: Part[] = [];
   let scheduled = false;
+  /** Of `parts`. */
+  let waiting = 0;
 
   function cut(): void {
-    if (slab.at > sentTo) parts.push(slab.buffer.subarray(sentTo, slab.at));
+    if (slab.at > sentTo) parts.push({ bytes: slab.buffer.subarray(sentTo, slab.at), sent: undefined });
     sentTo = slab.at;
   }
 
@@ -37,15 +49,17 @@ export function createSender(socket: Socket, onError: (cause: unknown) => void):
     const [only] = parts;
     if (only === undefined || socket.destroyed) {
       parts = [];
+      waiting = 0;
       return;
     }
-    if (parts.length === 1) socket.write(only);
+    if (parts.length === 1) socket.write(only.bytes, only.sent);
     else {
       socket.cork();
-      for (const part of parts) socket.write(part);
+      for (const { bytes, sent } of parts) socket.write(bytes, sent);
       socket.uncork();
     }
     parts = [];
+    waiting = 0;
     reuse();
   }
 
@@ -71,7 +85,8 @@ export function createSender(socket: Socket, onError: (cause: unknown) => void):
       return;
     }
     cut();
-    parts.push(data);
+    parts.push({ bytes: data, sent: onSent && (() => onSent(data)) });
+    waiting += data.length;
     slab.reserve(4);
     slab.pad(data.length);
   }
@@ -98,7 +113,7 @@ export function createSender(socket: Socket, onError: (cause: unknown) => void):
       process.nextTick(flushSafely);
     },
     get queued() {
-      return socket.writableLength;
+      return socket.writableLength + waiting + slab.at - sentTo;
     },
   };
 }

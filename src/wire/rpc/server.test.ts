@@ -4,6 +4,7 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { connect as connectTls } from 'node:tls';
 import fc from 'fast-check';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -179,6 +180,67 @@ describe('an RPC server', () => {
     });
   });
 
+  test('answers NULL to everybody, and the rest only to whom it shall', async () => {
+    const { procedures } = served();
+    const withNull = new Map([...procedures, [0, { name: 'NULL', handle: () => () => undefined }]]);
+    const { port } = await listening({
+      programs: [{ number: program, version: 3, procedures: withNull }],
+      admits: ({ identity }) => identity?.uid === 7,
+    });
+    const nothing: Procedure<undefined, undefined> = {
+      ...about(0, 'NULL'),
+      encode: () => undefined,
+      decode: () => undefined,
+    };
+    await client(port).call(nothing, undefined);
+    await expect(client(port).call(double, 1)).rejects.toMatchObject({
+      failure: 'denied',
+      message: 'DOUBLE: a stronger kind of authentication is required',
+    });
+    const named = client(port, { identity: { uid: 7, gid: 7, groups: [], machine: 'here' } });
+    expect(await named.call(double, 1)).toBe(2);
+  });
+
+  test('a client that asks for more than it takes waits, and others do not', async () => {
+    const size = 256 * 1024;
+    let made = 0;
+    let sent = 0;
+    const handle: ServedProcedure['handle'] = () => {
+      made++;
+      return (writer) => {
+        writer.u32(size);
+        return Buffer.alloc(size, made);
+      };
+    };
+    const { procedures } = served();
+    const { port } = await listening({
+      programs: [{ number: program, version: 3, procedures: new Map([...procedures, [5, { name: 'MUCH', handle }]]) }],
+      onSent: () => sent++,
+    });
+    const calls = 1000;
+    const socket = connect(port, '127.0.0.1');
+    onTestFinished(() => void socket.destroy());
+    const message = Buffer.alloc(calls * 44);
+    for (let i = 0; i < calls; i++)
+      for (const [j, word] of [0x8000_0028, i, 0, 2, program, 3, 5, 0, 0, 0, 0].entries())
+        message.writeUInt32BE(word >>> 0, i * 44 + j * 4);
+    socket.pause();
+    socket.write(message);
+    await expect.poll(() => made).toBeGreaterThan(10);
+    const good = client(port);
+    for (let i = 0; i < 50; i++) expect(await good.call(double, i)).toBe(i * 2);
+    // What the kernel takes for it, and a few MiB.
+    expect(made).toBeLessThan(120);
+    let received = 0;
+    socket.on('data', (chunk) => {
+      received += chunk.length;
+    });
+    socket.resume();
+    await expect.poll(() => received, { timeout: 30_000 }).toBe(calls * (4 + 24 + 4 + size));
+    expect(made).toBe(calls);
+    expect(sent).toBe(calls);
+  });
+
   test('whatever is sent, it neither falls nor stops to serve others', async () => {
     const { port } = await listening();
     const good = client(port);
@@ -234,6 +296,27 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     });
   });
 
+  test('what somebody put before it in the clear is forgotten', async () => {
+    const own = certificate('server');
+    const { port, calls } = await listening({ tls: { key: own.key, cert: own.cert } });
+    const plain = connect(port, '127.0.0.1');
+    onTestFinished(() => void plain.destroy());
+    const words = (...all: number[]): Buffer => {
+      const bytes = Buffer.alloc(all.length * 4);
+      for (const [i, word] of all.entries()) bytes.writeUInt32BE(word >>> 0, i * 4);
+      return bytes;
+    };
+    // The question for TLS, and the beginning of a call that would swallow what the client says next.
+    plain.write(Buffer.concat([words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0), words(0x8000_1000, 2, 0)]));
+    await once(plain, 'data');
+    const secure = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+    await once(secure, 'secureConnect');
+    secure.write(words(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
+    const [answer] = (await once(secure, 'data')) as [Buffer];
+    expect(answer.readUInt32BE(4)).toBe(3);
+    expect(calls()).toBe(1);
+  });
+
   test('a client shows its own certificate where that is required', async () => {
     const [own, mine] = [certificate('server'), certificate('client')];
     const { port } = await listening({
@@ -242,6 +325,10 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const options = { ca: own.cert };
     const good = client(port, { tls: { options: { ...options, ...mine }, program, version: 3 } });
     expect(await good.call(double, 1)).toBe(2);
+    const stranger = client(port, {
+      tls: { options: { ...options, ...certificate('stranger') }, program, version: 3 },
+    });
+    await expect(stranger.call(double, 1, { deadlineMs: 3_000 })).rejects.toMatchObject({ name: 'RpcError' });
     const bare = client(port, { tls: { options, program, version: 3 }, dialRounds: 1 });
     await expect(bare.call(double, 1, { deadlineMs: 3_000 })).rejects.toMatchObject({ name: 'RpcError' });
   });

@@ -1,11 +1,23 @@
 import { createServer, type Server, type Socket } from 'node:net';
-import { TLSSocket, type TlsOptions } from 'node:tls';
+import type { TlsOptions } from 'node:tls';
 import { crc32 } from 'node:zlib';
 import { XdrError, XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
-import { authNone, authSys, authTls, type Identity, maxAuth, maxGroups, messageCall, messageReply } from './message.ts';
-import { createReceiver } from './receiver.ts';
+import {
+  accepted,
+  badCredential,
+  createCallReader,
+  failed,
+  type ReceivedCall,
+  startTls,
+  tooWeak,
+  wrongRpcVersion,
+} from './call.ts';
+import { readByEvents, readDirectly } from './input.ts';
+import { type Identity, messageReply } from './message.ts';
+import { createReceiver, type Receiver } from './receiver.ts';
 import { createReplayCache, type Layout, type ReplayCache } from './replay-cache.ts';
+import { createSecure, type Secure } from './secure.ts';
 import { createSender, type Sender } from './sender.ts';
 
 /** Who calls, as far as that is known: an address, and who they say they are. */
@@ -38,193 +50,229 @@ export interface RpcServerOptions {
   readonly programs: readonly ServedProgram[];
   /** Undefined: nobody is refused by address. */
   readonly mayConnect?: (address: string) => boolean;
+  /** Refused is told that its way of calling is too weak. NULL, by which a client tries what is there, is always answered. */
+  readonly admits?: (caller: Caller) => boolean;
   /** RFC 9289: whoever asks for it is spoken to in private. */
   readonly tls?: TlsOptions | undefined;
   /** The longest call that is taken. */
   readonly maxRecord?: number;
   readonly maxConnections?: number;
+  /** Data that a reply gave are sent, and their memory may be used again. Not told of those that nobody took. */
+  readonly onSent?: (data: Uint8Array) => void;
   readonly onError?: (what: string, cause: unknown) => void;
 }
 
-/** Calls of one connection that are worked on at once; then it is not read from. */
+/** Calls of one connection that are worked on at once, and their bytes; then it is not read from. */
 const maxInFlight = 128;
+const maxInFlightBytes = 4 * 1024 * 1024;
 /** Bytes a client has not taken yet; then it is not read from either. */
-const maxQueued = 8 * 1024 * 1024;
+const maxQueued = 4 * 1024 * 1024;
+/** The same for all connections together: then those that hold something wait. */
+const maxHeld = 256 * 1024 * 1024;
+/** Who takes nothing of what is waiting for it for so long is gone. */
+const stuckMs = 60_000;
+
+/** What the connections of one server share. */
+interface Shared {
+  readonly options: RpcServerOptions;
+  readonly programs: ReadonlyMap<number, ReadonlyMap<number, ServedProgram>>;
+  readonly replays: ReplayCache;
+  readonly onError: (what: string, cause: unknown) => void;
+  readonly secure: Secure | undefined;
+  held: number;
+}
 
 export function createRpcServer(options: RpcServerOptions): Server {
-  const { mayConnect = () => true, maxConnections = 1024 } = options;
-  const replays = createReplayCache();
-  const server = createServer({ noDelay: true, keepAlive: true, keepAliveInitialDelay: 30_000 }, (socket) => {
+  const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined } = options;
+  const shared: Shared = {
+    ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(), held: 0 },
+    secure: options.tls && createSecure(options.tls),
+  };
+  const how = { noDelay: true, keepAlive: true, keepAliveInitialDelay: 30_000, pauseOnConnect: true };
+  const server = createServer(how, (socket) => {
     if (!mayConnect(plain(socket.remoteAddress))) socket.destroy();
-    else serve(socket, options, replays);
+    else serve(socket, shared);
   });
   server.maxConnections = maxConnections;
   return server;
 }
 
+function byNumber(programs: readonly ServedProgram[]): Shared['programs'] {
+  const numbers = new Map<number, Map<number, ServedProgram>>();
+  for (const program of programs) {
+    const versions = numbers.get(program.number) ?? new Map<number, ServedProgram>();
+    numbers.set(program.number, versions.set(program.version, program));
+  }
+  return numbers;
+}
+
 /** IPv4 in IPv6, as a socket for both gives it, is IPv4. */
 const plain = (address: string | undefined): string => (address ?? '').replace(/^::ffff:/, '');
 
-function serve(socket: Socket, options: RpcServerOptions, replays: ReplayCache): void {
-  const { maxRecord = 2 * 1024 * 1024, onError = () => undefined } = options;
+function serve(socket: Socket, shared: Shared): void {
   const from = { address: plain(socket.remoteAddress), port: socket.remotePort ?? 0 };
-  let current: Socket = socket;
-  let isEncrypted = false;
+  const { secure } = shared;
+  if (secure === undefined) {
+    carry((receiver) => readDirectly(socket, receiver), { ...from, isEncrypted: false }, shared, undefined);
+    return;
+  }
+  const open = (receiver: Receiver): Socket => readByEvents(socket, receiver);
+  carry(open, { ...from, isEncrypted: false }, shared, () => {
+    // Whatever came in the clear and is not used up is forgotten with its receiver: it may be another's.
+    socket.removeAllListeners('data').removeAllListeners('drain').setTimeout(0);
+    secure(socket, (secured) => {
+      const openSecured = (receiver: Receiver): Socket => readByEvents(secured, receiver);
+      carry(openSecured, { ...from, isEncrypted: true }, shared, undefined);
+    });
+  });
+}
+
+/** Answers the calls of one connection. `onTls`: it shall be made private. */
+function carry(
+  open: (receiver: Receiver) => Socket,
+  from: Omit<Caller, 'identity'>,
+  shared: Shared,
+  onTls: (() => void) | undefined,
+): void {
+  const { onError } = shared;
+  const readCall = createCallReader(from);
+  const reader = new XdrReader();
+  /** Calls that came when enough was under way already, of what was received at once. */
+  const waiting: Buffer[] = [];
   let inFlight = 0;
-  let sender: Sender;
+  let inFlightBytes = 0;
+  let held = 0;
+  let isWorking = false;
 
   const drop = (what: string, cause: unknown): void => {
     onError(what, cause);
-    current.destroy();
+    socket.destroy();
   };
-
-  const flow = (): void => {
-    const isTooMuch = inFlight >= maxInFlight || sender.queued > maxQueued;
-    if (isTooMuch && !current.isPaused()) current.pause();
-    else if (!isTooMuch && current.isPaused()) current.resume();
-  };
-
   const receiver = createReceiver({
-    maxRecord,
+    maxRecord: shared.options.maxRecord ?? 2 * 1024 * 1024,
     onRecord: (buffer, view, at, end) => {
-      const reader = new XdrReader().reset(buffer, view, at, end);
-      const call = readCall(reader, { ...from, isEncrypted });
-      if (call.asksForTls) return options.tls === undefined ? answer(call.xid, tooWeak) : secure(call.xid, options.tls);
-      inFlight++;
-      flow();
-      const done = perform(call, reader, options.programs, replays, onError);
-      const finish = (reply: Layout | undefined): void => {
-        inFlight--;
-        if (reply !== undefined && !current.destroyed) answer(call.xid, reply);
-        flow();
-      };
-      if (done instanceof Promise) done.then(finish, (cause: unknown) => drop('a call could not be answered', cause));
-      else finish(done);
+      if (waiting.length > 0 || isBusy()) waiting.push(Buffer.from(buffer.subarray(at, end)));
+      else take(buffer, view, at, end);
     },
   });
-
-  const answer = (xid: number, layout: Layout): void => {
-    sender.record((writer) => {
-      writer.u32(xid).u32(messageReply);
-      return layout(writer);
-    }, undefined);
+  /** A client that breaks the protocol loses its connection; nothing it sends may reach the top of the stack. */
+  const attempt = (step: () => void): void => {
+    try {
+      step();
+    } catch (cause) {
+      drop('a client broke the protocol', cause);
+    }
+    if (waiting.length > 0 || held > 0) work();
   };
+  const socket = open({
+    buffer: receiver.buffer,
+    received: (bytes) => attempt(() => receiver.received(bytes)),
+    push: (chunk) => attempt(() => receiver.push(chunk)),
+  });
+  const sender = createSender(socket, (cause) => drop('a reply could not be sent', cause), shared.options.onSent);
 
-  function attach(to: Socket): void {
-    current = to;
-    sender = createSender(to, (cause) => drop('a reply could not be sent', cause));
-    to.on('data', (chunk: Buffer) => {
-      try {
-        receiver.push(chunk);
-      } catch (cause) {
-        drop('a client broke the protocol', cause);
+  function isBusy(): boolean {
+    const own = socket.destroyed ? 0 : sender.queued + inFlightBytes;
+    shared.held += own - held;
+    held = own;
+    const isTooMuch = inFlight >= maxInFlight || inFlightBytes > maxInFlightBytes || sender.queued > maxQueued;
+    return isTooMuch || (own > 0 && shared.held > maxHeld);
+  }
+
+  function take(buffer: Buffer, view: DataView, at: number, end: number): void {
+    const call = readCall(reader.reset(buffer, view, at, end));
+    const { xid } = call;
+    if (call.asksForTls) {
+      send(sender, xid, onTls === undefined ? tooWeak : startTls);
+      // The answer goes out in the clear; everything after it is private.
+      if (onTls !== undefined) setImmediate(onTls);
+      return;
+    }
+    const done = perform(call, reader, shared);
+    if (!(done instanceof Promise)) {
+      if (done !== undefined) send(sender, xid, done);
+      return;
+    }
+    const length = end - at;
+    inFlight++;
+    inFlightBytes += length;
+    done
+      .then((reply) => {
+        if (reply !== undefined && !socket.destroyed) send(sender, xid, reply);
+      })
+      .finally(() => {
+        inFlight--;
+        inFlightBytes -= length;
+        work();
+      })
+      .catch((cause: unknown) => drop('a call could not be answered', cause));
+  }
+
+  /** Does what waits, as long as there is room, and reads on when nothing waits any more. */
+  function work(): void {
+    if (isWorking) return;
+    isWorking = true;
+    try {
+      while (waiting.length > 0 && !socket.destroyed && !isBusy()) {
+        const next = waiting.shift() as Buffer;
+        take(next, new DataView(next.buffer, next.byteOffset, next.length), 0, next.length);
       }
-    });
-    to.on('drain', flow);
-    to.on('error', () => to.destroy());
+    } catch (cause) {
+      drop('a client broke the protocol', cause);
+    }
+    isWorking = false;
+    const isFull = waiting.length > 0 || isBusy();
+    if (isFull !== socket.isPaused()) isFull ? socket.pause() : socket.resume();
   }
 
-  /** The answer goes out in the clear; everything after it is private. */
-  function secure(xid: number, tls: TlsOptions): void {
-    answer(xid, startTls);
-    setImmediate(() => {
-      socket.removeAllListeners('data');
-      isEncrypted = true;
-      const private_ = new TLSSocket(socket, { ...tls, isServer: true, ALPNProtocols: ['sunrpc'] });
-      attach(private_);
-    });
-  }
-
-  attach(socket);
+  socket.on('drain', work).on('close', () => {
+    waiting.length = 0;
+    shared.held -= held;
+    held = 0;
+  });
+  socket.on('error', () => socket.destroy());
+  socket.setTimeout(stuckMs, () => {
+    if (sender.queued > 0) drop('a client took nothing for too long', undefined);
+  });
 }
 
-const accepted = (writer: XdrWriter, status: number): XdrWriter => writer.u32(0).u32(authNone).u32(0).u32(status);
+interface Answer {
+  xid: number;
+  layout: Layout;
+}
 
-const failed =
-  (status: number, ...more: readonly number[]): Layout =>
-  (writer) => {
-    accepted(writer, status);
-    for (const word of more) writer.u32(word);
-    return undefined;
-  };
+/** Used for every answer in turn: it is laid out before the next. */
+const answer: Answer = { xid: 0, layout: () => undefined };
 
-const denied =
-  (...words: readonly number[]): Layout =>
-  (writer) => {
-    writer.u32(1);
-    for (const word of words) writer.u32(word);
-    return undefined;
-  };
-
-const tooWeak = denied(1, 5);
-const startTls: Layout = (writer) => {
-  writer.u32(0).u32(authNone).opaque(Buffer.from('STARTTLS')).u32(0);
-  return undefined;
+const encodeAnswer = (writer: XdrWriter, { xid, layout }: Answer): Uint8Array | undefined => {
+  writer.u32(xid).u32(messageReply);
+  return layout(writer);
 };
 
-interface ReceivedCall {
-  readonly xid: number;
-  readonly rpcVersion: number;
-  readonly program: number;
-  readonly version: number;
-  readonly procedure: number;
-  readonly asksForTls: boolean;
-  /** Undefined: a kind of credential that is not taken, or a malformed one. */
-  readonly caller: Caller | undefined;
+function send(sender: Sender, xid: number, layout: Layout): void {
+  answer.xid = xid;
+  answer.layout = layout;
+  sender.record(encodeAnswer, answer);
 }
-
-function readCall(reader: XdrReader, from: Omit<Caller, 'identity'>): ReceivedCall {
-  const xid = reader.u32();
-  if (reader.u32() !== messageCall) throw new XdrError('a reply came where a call should');
-  const [rpcVersion, program, version, procedure] = [reader.u32(), reader.u32(), reader.u32(), reader.u32()];
-  const flavor = reader.u32();
-  const body = reader.window(maxAuth);
-  reader.u32();
-  reader.window(maxAuth);
-  const asksForTls = flavor === authTls && procedure === 0;
-  const about = { xid, rpcVersion, program, version, procedure, asksForTls };
-  if (flavor === authNone) return { ...about, caller: { ...from, identity: undefined } };
-  const identity = flavor === authSys ? readIdentity(body) : undefined;
-  return { ...about, caller: identity && { ...from, identity } };
-}
-
-function readIdentity(body: Buffer): Identity | undefined {
-  try {
-    const view = new DataView(body.buffer, body.byteOffset, body.length);
-    const reader = new XdrReader().reset(body, view, 0, body.length);
-    reader.u32();
-    const machine = reader.string(255);
-    const [uid, gid, count] = [reader.u32(), reader.u32(), reader.u32()];
-    if (count > maxGroups) return undefined;
-    return { machine, uid, gid, groups: Array.from({ length: count }, () => reader.u32()) };
-  } catch {
-    return undefined;
-  }
-}
-
-const badCredential = denied(1, 1);
 
 function perform(
   call: ReceivedCall,
   reader: XdrReader,
-  programs: readonly ServedProgram[],
-  replays: ReplayCache,
-  onError: (what: string, cause: unknown) => void,
+  shared: Shared,
 ): Layout | undefined | Promise<Layout | undefined> {
-  if (call.rpcVersion !== 2) return denied(0, 2, 2);
-  const versions = programs.filter((program) => program.number === call.program);
-  if (versions.length === 0) return failed(1);
-  const program = versions.find((one) => one.version === call.version);
-  const numbers = versions.map(({ version }) => version);
-  if (program === undefined) return failed(2, Math.min(...numbers), Math.max(...numbers));
+  if (call.rpcVersion !== 2) return wrongRpcVersion;
+  const versions = shared.programs.get(call.program);
+  if (versions === undefined) return failed(1);
+  const program = versions.get(call.version);
+  if (program === undefined) return failed(2, Math.min(...versions.keys()), Math.max(...versions.keys()));
   const procedure = program.procedures.get(call.procedure);
   if (procedure === undefined) return failed(3);
   const { caller } = call;
   if (caller === undefined) return badCredential;
-  const work = (): Layout | Promise<Layout> => run(procedure, reader, caller, onError);
-  if (procedure.once !== true) return work();
+  if (call.procedure !== 0 && shared.options.admits?.(caller) === false) return tooWeak;
+  if (procedure.once !== true) return run(procedure, reader, caller, shared.onError);
   const key = `${caller.address} ${call.xid} ${call.program} ${call.procedure} ${crc32(reader.buffer.subarray(reader.at, reader.end))}`;
-  return replays.once(key, work);
+  return shared.replays.once(key, () => run(procedure, reader, caller, shared.onError));
 }
 
 function run(

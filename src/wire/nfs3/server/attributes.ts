@@ -1,0 +1,61 @@
+import { type BigIntStats, constants } from 'node:fs';
+import type { XdrWriter } from '../../xdr/writer.ts';
+import { type Attributes, fileType, writePostAttributes } from '../structures.ts';
+import type { Identities } from './identities.ts';
+
+const { S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFBLK, S_IFCHR, S_IFSOCK, S_IFIFO } = constants;
+const types: ReadonlyMap<number, number> = new Map([
+  [S_IFREG, fileType.regular],
+  [S_IFDIR, fileType.directory],
+  [S_IFLNK, fileType.link],
+  [S_IFBLK, fileType.block],
+  [S_IFCHR, fileType.character],
+  [S_IFSOCK, fileType.socket],
+  [S_IFIFO, fileType.fifo],
+]);
+
+const perSecond = 1_000_000_000n;
+/** Times are 32 bits of seconds on the wire; before 1970 there are none. */
+const seconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns / perSecond) >>> 0);
+const nanoseconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns % perSecond));
+
+export type Describe = (stats: BigIntStats) => Attributes;
+
+/** fattr3 of what the system says. The device number can be another one after a restart, so it is not the file system's. */
+export function createDescribe(fsid: bigint, identities: Pick<Identities, 'shownUid' | 'shownGid'>): Describe {
+  return (stats) => {
+    const mode = Number(stats.mode);
+    const rdev = Number(stats.rdev);
+    return {
+      type: types.get(mode & S_IFMT) ?? fileType.regular,
+      mode: mode & 0o7777,
+      links: Number(stats.nlink),
+      uid: identities.shownUid(Number(stats.uid)),
+      gid: identities.shownGid(Number(stats.gid)),
+      size: Number(stats.size),
+      used: Number(stats.blocks) * 512,
+      // As glibc's major() and minor() for numbers that fit.
+      major: (rdev >>> 8) & 0xfff,
+      minor: (rdev & 0xff) | ((rdev >>> 12) & 0xfff00),
+      fsid,
+      fileId: stats.ino,
+      atime: seconds(stats.atimeNs),
+      atimeNs: nanoseconds(stats.atimeNs),
+      mtime: seconds(stats.mtimeNs),
+      mtimeNs: nanoseconds(stats.mtimeNs),
+      ctime: seconds(stats.ctimeNs),
+      ctimeNs: nanoseconds(stats.ctimeNs),
+    };
+  };
+}
+
+/** Size and times, by which a client sees whether only its own call changed something. */
+export interface Change {
+  readonly before: Attributes;
+  readonly after: Attributes | undefined;
+}
+
+export function writeChange(writer: XdrWriter, { before, after }: Change): void {
+  writer.bool(true).size(before.size).u32(before.mtime).u32(before.mtimeNs).u32(before.ctime).u32(before.ctimeNs);
+  writePostAttributes(writer, after);
+}

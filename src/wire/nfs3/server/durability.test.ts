@@ -1,0 +1,107 @@
+import * as fs from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { XdrWriter } from '../../xdr/writer.ts';
+import { stability } from '../structures.ts';
+import { createDescribe } from './attributes.ts';
+import { createData } from './data.ts';
+import { createSharing } from './durability.ts';
+import type { Export } from './export.ts';
+import { createHandles } from './handles.ts';
+import { createIdentities } from './identities.ts';
+import { createNode, createNodes } from './nodes.ts';
+import { readerOf, servedProcedure } from './procedure.ts';
+import { createReadMemory } from './read-memory.ts';
+import { createTree } from './tree.ts';
+
+describe('those who wait for the same file', () => {
+  const node = createNode(1n, 1n, undefined, '');
+  const other = createNode(2n, 1n, undefined, '');
+
+  test('share a run that begins after all of them asked', async () => {
+    const share = createSharing();
+    const runs: PromiseWithResolvers<void>[] = [];
+    const run = (): Promise<void> => {
+      runs.push(Promise.withResolvers());
+      return runs.at(-1)?.promise ?? Promise.resolve();
+    };
+    const done: string[] = [];
+    const wait = (name: string): void => void share(node, run).then(() => done.push(name));
+    wait('first');
+    wait('second');
+    wait('third');
+    expect(runs).toHaveLength(1);
+    void share(other, run);
+    expect(runs).toHaveLength(2);
+    runs[0]?.resolve();
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(done).toEqual(['first']);
+    expect(runs).toHaveLength(3);
+    wait('fourth');
+    runs[2]?.resolve();
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(done).toEqual(['first', 'second', 'third']);
+    expect(runs).toHaveLength(4);
+    runs[3]?.resolve();
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(done).toEqual(['first', 'second', 'third', 'fourth']);
+  });
+
+  test('are told when it fails; those after them are not', async () => {
+    const share = createSharing();
+    let runs = 0;
+    const run = async (): Promise<void> => {
+      if (++runs === 1) throw new Error('no');
+    };
+    const [first, second] = [share(node, run), share(node, run)];
+    await expect(first).rejects.toThrow('no');
+    await second;
+    expect(runs).toBe(2);
+  });
+});
+
+describe.skipIf(needs('linux'))('a disk that fails', () => {
+  test('is told to who wrote, and the verifier changes for all others', async () => {
+    const directory = fs.mkdtempSync(join(tmpdir(), 'stowage-nfs-disk-'));
+    onTestFinished(() => fs.rmSync(directory, { recursive: true }));
+    fs.writeFileSync(join(directory, 'f'), '');
+    const handles = createHandles(Buffer.alloc(32, 1));
+    const nodes = createNodes(handles, 10);
+    const tree = createTree({ path: directory, maxDescriptors: 10, ownsProcess: false }, nodes);
+    onTestFinished(() => tree.close());
+    const identities = createIdentities({
+      ...{ squash: 'none', anonymous: { uid: 1, gid: 1 }, users: [], groups: [] },
+      only: { uid: 0, gid: 0, groups: [], isRoot: true },
+    });
+    const renewed: number[] = [];
+    const errors: string[] = [];
+    const broken = Object.assign(new Error('the disk is broken'), { code: 'EIO' });
+    const exported = {
+      ...{ tree, nodes, handles, identities, isReadOnly: false, isDurable: true },
+      describe: createDescribe(1n, identities),
+      durability: { data: () => Promise.reject(broken), changes: () => Promise.resolve() },
+      verifier: { bytes: Buffer.alloc(8), renew: () => renewed.push(1) },
+      onError: (what: string) => errors.push(what),
+    } as unknown as Export;
+    const [, write, commit] = createData(createReadMemory(), 1).map((one) => servedProcedure(exported, one));
+    const stats = fs.lstatSync(join(directory, 'f'), { bigint: true });
+    const handle = nodes.handleOf(tree.child(tree.root, 'f', stats));
+    const caller = { address: '::1', port: 1, isEncrypted: false, identity: undefined };
+    const status = async (procedure: typeof write, args: XdrWriter): Promise<number> => {
+      const reply = await procedure?.handle(readerOf(Buffer.from(args.written)), caller);
+      const writer = new XdrWriter();
+      reply?.(writer);
+      return writer.written.readUInt32BE(0);
+    };
+    const writing = (stable: number): XdrWriter =>
+      new XdrWriter().opaque(handle).size(0).u32(1).u32(stable).opaque(Buffer.from('x'));
+    expect(await status(write, writing(stability.unstable))).toBe(0);
+    expect(renewed).toHaveLength(0);
+    expect(await status(write, writing(stability.fileSync))).toBe(5);
+    expect(await status(commit, new XdrWriter().opaque(handle).size(0).u32(0))).toBe(5);
+    expect(renewed).toHaveLength(2);
+    expect(errors).toEqual(['WRITE failed', 'COMMIT failed']);
+  });
+});

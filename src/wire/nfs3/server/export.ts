@@ -1,0 +1,57 @@
+import type { XdrReader } from '../../xdr/reader.ts';
+import { maxHandle } from '../structures.ts';
+import type { Describe } from './attributes.ts';
+import type { Durability } from './durability.ts';
+import type { Handles } from './handles.ts';
+import type { Identities } from './identities.ts';
+import type { Listings } from './listing.ts';
+import { createNode, type Node, type Nodes } from './nodes.ts';
+import { refuse } from './refusal.ts';
+import type { Search } from './search.ts';
+import type { Tree } from './tree.ts';
+
+/** What all procedures work on. */
+export interface Export {
+  readonly tree: Tree;
+  readonly nodes: Nodes;
+  readonly handles: Handles;
+  readonly search: Search;
+  readonly identities: Identities;
+  readonly describe: Describe;
+  readonly listings: Listings;
+  readonly durability: Durability;
+  /** Changes of names and attributes are on the disk before they are answered. */
+  readonly isDurable: boolean;
+  readonly isReadOnly: boolean;
+  /** RFC 1813, section 3.3.7: another one tells clients that what they did not commit may be lost. */
+  readonly verifier: { readonly bytes: Buffer; renew(): void };
+  /** Tells the cookies of this server from those of another that has its place. */
+  readonly cookieVerifier: bigint;
+  readonly onError: (what: string, cause: unknown) => void;
+}
+
+/** The file that a call is about. One that was seen before costs no more than to compare its handle. */
+export function nodeOf({ nodes, handles, tree }: Export, reader: XdrReader): Node {
+  const handle = reader.window(maxHandle);
+  const known = nodes.byHandle(handle);
+  if (known !== undefined) return known;
+  const origin = handles.open(handle);
+  if (origin === undefined) return refuse('BADHANDLE');
+  const { root } = tree;
+  if (origin.ino === root.ino && origin.birth === root.birth) {
+    nodes.add(root);
+    return root;
+  }
+  const present = nodes.find(origin.ino);
+  // The same file by another handle, from before it was moved.
+  if (present !== undefined && present.birth === origin.birth) return present;
+  // Another file has its number now: then it is gone, unless that one is gone, too.
+  if (present !== undefined && !present.isGone && tree.stat(present).nlink > 0n) refuse('STALE');
+  const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.trail };
+  nodes.add(node);
+  return node;
+}
+
+export function checkWritable({ isReadOnly }: Export): void {
+  if (isReadOnly) refuse('ROFS');
+}

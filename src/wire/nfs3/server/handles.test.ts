@@ -1,0 +1,68 @@
+import { createHmac, randomBytes } from 'node:crypto';
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { createCode, createHandles, maxTrail, trailByte } from './handles.ts';
+
+const key = randomBytes(32);
+const origin = fc.record({
+  ino: fc.bigInt({ min: 0n, max: 2n ** 64n - 1n }),
+  birth: fc.bigInt({ min: 0n, max: 2n ** 63n }),
+  trail: fc.uint8Array({ maxLength: maxTrail }),
+});
+
+describe('a file handle', () => {
+  test('says what it was made of, in at most 64 bytes', () => {
+    const handles = createHandles(key);
+    fc.assert(
+      fc.property(origin, (made) => {
+        const handle = handles.make(made);
+        expect(handle.length).toBeLessThanOrEqual(64);
+        const opened = handles.open(handle);
+        expect({ ...opened, trail: [...(opened?.trail ?? [])] }).toEqual({ ...made, trail: [...made.trail] });
+      }),
+    );
+  });
+
+  test('with one bit changed, cut off or made longer is none of ours', () => {
+    const handles = createHandles(key);
+    fc.assert(
+      fc.property(origin, fc.nat(), (made, place) => {
+        const handle = handles.make(made);
+        const forged = Buffer.from(handle);
+        const bit = place % (handle.length * 8);
+        forged[bit >> 3] = (forged[bit >> 3] as number) ^ (1 << (bit & 7));
+        expect(handles.open(forged)).toBeUndefined();
+        expect(handles.open(handle.subarray(0, place % handle.length))).toBeUndefined();
+        expect(handles.open(Buffer.concat([handle, Buffer.alloc(1)]))).toBeUndefined();
+      }),
+    );
+  });
+
+  test('of another key is none of ours', () => {
+    const made = { ino: 5n, birth: 6n, trail: new Uint8Array([1, 2]) };
+    expect(createHandles(randomBytes(32)).open(createHandles(key).make(made))).toBeUndefined();
+  });
+
+  test('whatever bytes come, nothing is thrown', () => {
+    const handles = createHandles(key);
+    fc.assert(
+      fc.property(fc.uint8Array({ maxLength: 64 }), (bytes) => {
+        expect(handles.open(bytes)).toBeUndefined();
+      }),
+    );
+  });
+});
+
+test('the code is HMAC-SHA-256', () => {
+  const code = createCode(key);
+  fc.assert(
+    fc.property(fc.uint8Array({ maxLength: 200 }), (message) => {
+      expect(code(message)).toEqual(createHmac('sha256', key).update(message).digest());
+    }),
+  );
+});
+
+test('neighbouring directories rarely have the same byte', () => {
+  const bytes = new Set(Array.from({ length: 64 }, (_, i) => trailByte(1_000_000n + BigInt(i))));
+  expect(bytes.size).toBeGreaterThan(48);
+});

@@ -1,0 +1,147 @@
+import * as fs from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { as, startOwnServer } from '#testing/own-nfs-server.ts';
+import { accessRight, getattr } from '../procedures.ts';
+import { createIdentities } from './identities.ts';
+
+const file = { mode: 'guarded', set: { mode: 0o644 } } as const;
+
+describe.skipIf(needs('root'))('who calls', () => {
+  test('owns what he makes, in his group or that of the directory', async () => {
+    const own = await startOwnServer();
+    const on = (name: string) => fs.lstatSync(join(own.directory, name));
+    fs.chmodSync(own.directory, 0o777);
+    const { nfs, root } = await own.mount(as(1001, 50));
+    const { handle } = await nfs.mkdir(root, 'd', { mode: 0o750 });
+    await nfs.create(root, 'f', file);
+    await nfs.symlink(root, 'l', 'target', {});
+    for (const name of ['d', 'f', 'l']) expect(on(name)).toMatchObject({ uid: 1001, gid: 1001 });
+    expect(on('d').mode & 0o7777).toBe(0o750);
+    await nfs.setattr(handle, { gid: 50, mode: 0o2770 });
+    await nfs.mkdir(handle, 'sub', { mode: 0o755 });
+    await nfs.create(handle, 'file', file);
+    expect(on('d/sub')).toMatchObject({ uid: 1001, gid: 50 });
+    expect(on('d/sub').mode & 0o7777).toBe(0o2755);
+    expect(on('d/file')).toMatchObject({ uid: 1001, gid: 50 });
+  });
+
+  test('may do what the mode says, and no more', async () => {
+    const own = await startOwnServer();
+    const at = (name: string): string => join(own.directory, name);
+    fs.chmodSync(own.directory, 0o755);
+    fs.mkdirSync(at('private'), { mode: 0o700 });
+    fs.writeFileSync(at('secret'), 'secret', { mode: 0o600 });
+    fs.writeFileSync(at('group'), 'group', { mode: 0o640 });
+    fs.chownSync(at('group'), 0, 50);
+    const { nfs, root } = await own.mount(as(1001, 50));
+    const denied = { statusName: 'ACCES' };
+    await expect(nfs.create(root, 'f', file)).rejects.toMatchObject(denied);
+    await expect(nfs.mkdir(root, 'f', {})).rejects.toMatchObject(denied);
+    await expect(nfs.remove(root, 'secret')).rejects.toMatchObject(denied);
+    await expect(
+      nfs.rename({ directory: root, name: 'secret' }, { directory: root, name: 'mine' }),
+    ).rejects.toMatchObject(denied);
+    const { handle: secret } = await nfs.lookup(root, 'secret');
+    await expect(nfs.read(secret, 0, Buffer.alloc(9))).rejects.toMatchObject(denied);
+    await expect(nfs.write(secret, 0, Buffer.from('x'), 0)).rejects.toMatchObject(denied);
+    await expect(nfs.setattr(secret, { mode: 0o777 })).rejects.toMatchObject({ statusName: 'PERM' });
+    await expect(nfs.link(secret, { directory: root, name: 'l' })).rejects.toMatchObject(denied);
+    const { handle: closed } = await nfs.lookup(root, 'private');
+    await expect(nfs.lookup(closed, 'x')).rejects.toMatchObject(denied);
+    await expect(nfs.readdir({ directory: closed, cookie: 0n, verifier: 0n, bytes: 4096 })).rejects.toMatchObject(
+      denied,
+    );
+    const { handle: group } = await nfs.lookup(root, 'group');
+    expect((await nfs.read(group, 0, Buffer.alloc(9))).count).toBe(5);
+    expect(await nfs.access(group, 63)).toBe(accessRight.read);
+    expect(await nfs.access(secret, 63)).toBe(0);
+    expect(fs.readFileSync(at('secret'), 'latin1')).toBe('secret');
+  });
+
+  test('and owns a file may read and write it, whatever its mode has become', async () => {
+    const own = await startOwnServer();
+    fs.chmodSync(own.directory, 0o777);
+    const { nfs, root } = await own.mount(as(1001));
+    const { handle } = await nfs.create(root, 'f', { mode: 'guarded', set: { mode: 0o000 } });
+    await nfs.write(handle, 0, Buffer.from('mine'), 0);
+    expect((await nfs.read(handle, 0, Buffer.alloc(9))).count).toBe(4);
+    const other = await own.mount(as(1002));
+    await expect(other.nfs.read(handle, 0, Buffer.alloc(9))).rejects.toMatchObject({ statusName: 'ACCES' });
+  });
+
+  test('writes to a program that runs as its owner, which then no longer does', async () => {
+    const own = await startOwnServer();
+    const path = join(own.directory, 'p');
+    for (const change of ['write', 'truncate'] as const) {
+      fs.writeFileSync(path, 'x');
+      fs.chmodSync(path, 0o6777);
+      const { nfs, root } = await own.mount(as(1001));
+      const { handle } = await nfs.lookup(root, 'p');
+      if (change === 'write') await nfs.write(handle, 0, Buffer.from('evil'), 0);
+      else await nfs.setattr(handle, { size: 0 });
+      expect(fs.statSync(path).mode & 0o7777).toBe(0o777);
+    }
+  });
+
+  test('in a sticky directory takes away only what is his own', async () => {
+    const own = await startOwnServer();
+    fs.chmodSync(own.directory, 0o1777);
+    const [one, other] = [await own.mount(as(1001)), await own.mount(as(1002))];
+    await one.nfs.create(one.root, 'f', file);
+    await expect(other.nfs.remove(other.root, 'f')).rejects.toMatchObject({ statusName: 'ACCES' });
+    await other.nfs.create(other.root, 'g', file);
+    await expect(
+      other.nfs.rename({ directory: other.root, name: 'g' }, { directory: other.root, name: 'f' }),
+    ).rejects.toMatchObject({ statusName: 'ACCES' });
+    await one.nfs.remove(one.root, 'f');
+  });
+
+  test('root is squashed unless told otherwise, everybody where asked for, and so is who does not say', async () => {
+    const own = await startOwnServer({ squash: 'root' });
+    fs.chmodSync(own.directory, 0o777);
+    const owner = (name: string) => fs.statSync(join(own.directory, name)).uid;
+    const made = async (name: string, options: Parameters<typeof own.mount>[0]): Promise<number> => {
+      const { nfs, root } = await own.mount(options);
+      await nfs.create(root, name, file);
+      return owner(name);
+    };
+    expect(await made('a', as(0))).toBe(65_534);
+    expect(await made('b', as(1001))).toBe(1001);
+    expect(await made('c', { identity: undefined })).toBe(65_534);
+    expect(await made('d', as(0xffff_ffff))).toBe(65_534);
+    const { nfs, root } = await own.mount(as(0));
+    const { handle } = await nfs.lookup(root, 'b');
+    await expect(nfs.setattr(handle, { uid: 0 })).rejects.toMatchObject({ statusName: 'PERM' });
+    await expect(nfs.setattr(handle, { uid: 0xffff_ffff })).rejects.toMatchObject({ statusName: 'INVAL' });
+    await own.restart({ squash: 'all', anonymous: { uid: 777, gid: 778 } });
+    expect(await made('e', as(1001))).toBe(777);
+    expect(fs.statSync(join(own.directory, 'e')).gid).toBe(778);
+    await own.restart({ squash: 'none' });
+    expect(await made('f', as(0))).toBe(0);
+  });
+
+  test('is somebody else here, where the administrator says so, in both directions', async () => {
+    const own = await startOwnServer({ users: [{ client: 500, here: 1500 }], groups: [{ client: 500, here: 1600 }] });
+    fs.chmodSync(own.directory, 0o777);
+    const { nfs, root, rpc } = await own.mount(as(500));
+    const { handle } = await nfs.create(root, 'f', file);
+    expect(fs.statSync(join(own.directory, 'f'))).toMatchObject({ uid: 1500, gid: 1600 });
+    expect(await rpc.call(getattr, handle)).toMatchObject({ uid: 500, gid: 500 });
+    const other = await own.mount(as(0));
+    await other.nfs.setattr(handle, { uid: 500, gid: 7 });
+    expect(fs.statSync(join(own.directory, 'f'))).toMatchObject({ uid: 1500, gid: 7 });
+  });
+});
+
+describe('a server that is an ordinary user', () => {
+  const only = { uid: 1000, gid: 1000, groups: [27], isRoot: false };
+  const identities = createIdentities({
+    ...{ squash: 'none', anonymous: { uid: 1, gid: 1 }, users: [], groups: [], only },
+  });
+  test.each([0, 1000, 4242])('does everything as that one, also for %d', (uid) => {
+    const caller = { address: '::1', port: 1, isEncrypted: false, ...as(uid) };
+    expect(identities.who(caller)).toEqual(only);
+  });
+});

@@ -1,0 +1,111 @@
+import { authSys } from '../../rpc/message.ts';
+import type { Caller, Reply, ServedProcedure, ServedProgram } from '../../rpc/server.ts';
+import { mountProgram, mountStatus, mountVersion } from '../mount.ts';
+import { maxPath } from '../structures.ts';
+import type { Export } from './export.ts';
+import { type ByteString, readBytes, toPath } from './names.ts';
+import type { Node } from './nodes.ts';
+import { Refusal } from './refusal.ts';
+import { Lost } from './tree.ts';
+
+/** For people to look at; clients that vanish never say so. */
+const maxRemembered = 1024;
+const maxNameLength = 255;
+
+export interface MountOptions {
+  /** What clients call the exported directory. */
+  readonly path: string;
+  /** Who may mount it, for people to look at. */
+  readonly networks: readonly string[];
+}
+
+const nothing: Reply = () => undefined;
+
+/** MOUNT version 3 (RFC 1813, section 5). A path below the export gives that directory, if it can be walked to. */
+export function createMountProgram(exported: Export, options: MountOptions): ServedProgram {
+  const path = Buffer.from(options.path).toString('latin1');
+  const mounted = new Map<string, { readonly host: string; readonly directory: ByteString }>();
+
+  function remember({ address }: Caller, directory: ByteString): void {
+    mounted.set(`${address} ${directory}`, { host: address, directory });
+    const [oldest] = mounted.keys();
+    if (mounted.size > maxRemembered && oldest !== undefined) mounted.delete(oldest);
+  }
+
+  const mnt: ServedProcedure['handle'] = (reader, caller) => {
+    const wanted = readBytes(reader, maxPath);
+    const node = walk(exported, path, wanted);
+    if (typeof node === 'number') return (writer) => void writer.u32(node) as undefined;
+    remember(caller, wanted);
+    const handle = exported.nodes.handleOf(node);
+    return (writer) => {
+      writer.u32(0).opaque(handle).u32(1).u32(authSys);
+      return undefined;
+    };
+  };
+
+  const dump: ServedProcedure['handle'] = () => (writer) => {
+    for (const { host, directory } of mounted.values())
+      writer.bool(true).string(host.slice(0, maxNameLength)).string(toPath(directory));
+    writer.bool(false);
+    return undefined;
+  };
+
+  const unmount: ServedProcedure['handle'] = (reader, { address }) => {
+    mounted.delete(`${address} ${readBytes(reader, maxPath)}`);
+    return nothing;
+  };
+
+  const unmountAll: ServedProcedure['handle'] = (_reader, { address }) => {
+    for (const [key, { host }] of mounted) if (host === address) mounted.delete(key);
+    return nothing;
+  };
+
+  const exports: ServedProcedure['handle'] = () => (writer) => {
+    writer.bool(true).string(options.path);
+    for (const network of options.networks) writer.bool(true).string(network);
+    writer.bool(false).bool(false);
+    return undefined;
+  };
+
+  const procedures: readonly [string, ServedProcedure['handle']][] = [
+    ['MOUNT NULL', () => nothing],
+    ['MNT', mnt],
+    ['DUMP', dump],
+    ['UMNT', unmount],
+    ['UMNTALL', unmountAll],
+    ['EXPORT', exports],
+  ];
+  return {
+    number: mountProgram,
+    version: mountVersion,
+    procedures: new Map(procedures.map(([name, handle], number) => [number, { name, handle }])),
+  };
+}
+
+/** Steps down name by name, and over no link. */
+function walk(exported: Export, path: ByteString, wanted: ByteString): Node | number {
+  const { tree } = exported;
+  const [from, names] = [partsOf(path), partsOf(wanted)];
+  if (from.some((name, i) => names[i] !== name)) return mountStatus.NOENT;
+  tree.descriptors.turn();
+  try {
+    let node = tree.root;
+    for (const name of names.slice(from.length)) {
+      if (name === '..' || name.length > maxNameLength || name.includes('\0')) return mountStatus.INVAL;
+      const stats = tree.look(node, name);
+      if (stats === undefined) return mountStatus.NOENT;
+      if (!stats.isDirectory()) return mountStatus.NOTDIR;
+      node = tree.child(node, name, stats);
+    }
+    return node;
+  } catch (cause) {
+    if (cause instanceof Lost) return mountStatus.NOENT;
+    if (cause instanceof Refusal) return cause.status;
+    exported.onError('MNT failed', cause);
+    return mountStatus.IO;
+  }
+}
+
+const partsOf = (path: ByteString): readonly ByteString[] =>
+  path.split('/').filter((name) => name !== '' && name !== '.');

@@ -1,0 +1,88 @@
+import type { Descriptor } from './descriptors.ts';
+import { type Handles, isSame, maxTrail, type Origin, trailByte } from './handles.ts';
+import type { ByteString } from './names.ts';
+
+/** A file or directory that a client knows, or came by. */
+export interface Node extends Origin {
+  /** Where it was last seen; undefined: it is the root. */
+  parent: Node | undefined;
+  name: ByteString;
+  /** Its last name was removed. */
+  isGone: boolean;
+  handle: Buffer | undefined;
+  /** A descriptor that names the directory (O_PATH). */
+  directory: Descriptor | undefined;
+  /** A descriptor for its data. */
+  file: Descriptor | undefined;
+  isWritable: boolean;
+}
+
+/** Those that were asked for lately, by inode number: about `limit` to twice as many. */
+export interface Nodes {
+  add(node: Node): void;
+  find(ino: bigint): Node | undefined;
+  handleOf(node: Node): Buffer;
+  /** By a handle that a client gave. */
+  byHandle(handle: Buffer): Node | undefined;
+}
+
+function trailBelow(parent: Node | undefined): Uint8Array {
+  if (parent?.parent === undefined) return new Uint8Array(0);
+  const { trail, ino } = parent;
+  if (trail.length >= maxTrail) return trail;
+  const longer = new Uint8Array(trail.length + 1);
+  longer.set(trail);
+  longer[trail.length] = trailByte(ino);
+  return longer;
+}
+
+export function createNode(ino: bigint, birth: bigint, parent: Node | undefined, name: ByteString): Node {
+  return {
+    ...{ ino, birth, parent, name, trail: trailBelow(parent) },
+    ...{ isGone: false, handle: undefined, directory: undefined, file: undefined, isWritable: false },
+  };
+}
+
+/** Two inode numbers may share a key, beyond 2^53: then one pushes the other out, and is found again by its trail. */
+const keyOf = (ino: bigint): number => Number(ino);
+
+export function createNodes(handles: Handles, limit: number): Nodes {
+  // Two generations instead of a list in order of use, which would have to be changed with every call.
+  let young = new Map<number, Node>();
+  let old = new Map<number, Node>();
+
+  function put(key: number, node: Node): void {
+    young.set(key, node);
+    if (young.size < limit) return;
+    old = young;
+    young = new Map();
+  }
+
+  function byKey(key: number): Node | undefined {
+    const node = young.get(key);
+    if (node !== undefined) return node;
+    const older = old.get(key);
+    if (older !== undefined) put(key, older);
+    return older;
+  }
+
+  function handleOf(node: Node): Buffer {
+    node.handle ??= handles.make(node);
+    return node.handle;
+  }
+
+  return {
+    add: (node) => put(keyOf(node.ino), node),
+    find: (ino) => {
+      const node = byKey(keyOf(ino));
+      return node?.ino === ino ? node : undefined;
+    },
+    handleOf,
+    byHandle: (handle) => {
+      if (handle.length < 12) return undefined;
+      const node = byKey(handle.readUInt32BE(4) * 0x1_0000_0000 + handle.readUInt32BE(8));
+      // The whole of it is compared with one that we made ourselves: then it needs no check of its own.
+      return node !== undefined && isSame(handleOf(node), handle) ? node : undefined;
+    },
+  };
+}

@@ -1,0 +1,103 @@
+import type { Reply, ServedProcedure } from '../../rpc/server.ts';
+import { XdrError, XdrReader } from '../../xdr/reader.ts';
+import type { XdrWriter } from '../../xdr/writer.ts';
+import { nfsStatus } from '../status.ts';
+import type { Export } from './export.ts';
+import type { Who } from './identities.ts';
+import type { Node } from './nodes.ts';
+import { refuse, statusOf } from './refusal.ts';
+import { Lost } from './tree.ts';
+
+export type Run = (exported: Export, reader: XdrReader, who: Who) => Reply | Promise<Reply>;
+
+export interface Definition {
+  readonly number: number;
+  readonly name: string;
+  /** Words behind the status when it is not 0: attributes that are left out, each a "false". */
+  readonly blanks: number;
+  /** Doing it twice is not the same as once. */
+  readonly once?: boolean;
+  readonly run: Run;
+}
+
+export const ok =
+  (write: (writer: XdrWriter) => void): Reply =>
+  (writer) => {
+    writer.u32(0);
+    write(writer);
+    return undefined;
+  };
+
+/** The reply, when what it says is on the disk. */
+export function durable(exported: Export, reply: Reply, ...nodes: readonly Node[]): Reply | Promise<Reply> {
+  if (!exported.isDurable) return reply;
+  return exported.durability.changes(nodes).then(() => reply);
+}
+
+/** A file that is asked for by a good handle, and not where it was, is looked for at most so often in one call. */
+const maxSearches = 4;
+
+export function servedProcedure(exported: Export, { name, blanks, once, run }: Definition): ServedProcedure {
+  const no = createNo(blanks);
+
+  function failed(cause: unknown): Reply {
+    // Found when it is asked for again: by then the call itself will be waiting for it.
+    if (cause instanceof Lost) return no(nfsStatus.JUKEBOX);
+    if (cause instanceof XdrError) throw cause;
+    const status = statusOf(cause);
+    if (status === undefined || status === nfsStatus.IO) exported.onError(`${name} failed`, cause);
+    return no(status ?? nfsStatus.SERVERFAULT);
+  }
+
+  async function afterSearch(first: Lost, args: Buffer, who: Who): Promise<Reply> {
+    let lost = first;
+    for (let search = 0; search < maxSearches; search++) {
+      const found = await exported.search.find(lost.node);
+      if (found === undefined) lost.node.isGone = true;
+      exported.tree.descriptors.turn();
+      try {
+        return await run(exported, readerOf(args), who);
+      } catch (cause) {
+        if (!(cause instanceof Lost)) throw cause;
+        lost = cause;
+      }
+    }
+    return refuse('JUKEBOX');
+  }
+
+  return {
+    name,
+    ...(once === true ? { once } : {}),
+    handle: (reader, caller) => {
+      const who = exported.identities.who(caller);
+      const { at } = reader;
+      exported.tree.descriptors.turn();
+      try {
+        const reply = run(exported, reader, who);
+        return reply instanceof Promise ? reply.catch(failed) : reply;
+      } catch (cause) {
+        if (!(cause instanceof Lost)) return failed(cause);
+        return afterSearch(cause, Buffer.from(reader.buffer.subarray(at, reader.end)), who).catch(failed);
+      }
+    },
+  };
+}
+
+function createNo(blanks: number): (status: number) => Reply {
+  const made = new Map<number, Reply>();
+  return (status) => {
+    const known = made.get(status);
+    if (known !== undefined) return known;
+    const reply: Reply = (writer) => {
+      writer.u32(status);
+      for (let i = 0; i < blanks; i++) writer.u32(0);
+      return undefined;
+    };
+    made.set(status, reply);
+    return reply;
+  };
+}
+
+export function readerOf(bytes: Buffer): XdrReader {
+  return new XdrReader().reset(bytes, new DataView(bytes.buffer, bytes.byteOffset, bytes.length), 0, bytes.length);
+}

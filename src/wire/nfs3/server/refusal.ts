@@ -1,0 +1,60 @@
+import { nfsStatus } from '../status.ts';
+
+/** An answer that is no. One object for each status, made once: an error with a stack costs more than most calls. */
+export class Refusal extends Error {
+  override readonly name = 'Refusal';
+  readonly status: number;
+  constructor(status: number) {
+    super(`NFS status ${status}`);
+    this.status = status;
+  }
+}
+
+const known = new Map<number, Refusal>(Object.values(nfsStatus).map((status) => [status, new Refusal(status)]));
+
+export function refuse(status: keyof typeof nfsStatus): never {
+  throw known.get(nfsStatus[status]) as Refusal;
+}
+
+/** What the system said, in the words of RFC 1813, section 2.6. */
+const byErrno: Readonly<Record<string, keyof typeof nfsStatus>> = {
+  EPERM: 'PERM',
+  ENOENT: 'NOENT',
+  EIO: 'IO',
+  ENXIO: 'NXIO',
+  EACCES: 'ACCES',
+  EEXIST: 'EXIST',
+  EXDEV: 'XDEV',
+  ENODEV: 'NODEV',
+  ENOTDIR: 'NOTDIR',
+  EISDIR: 'ISDIR',
+  EINVAL: 'INVAL',
+  ELOOP: 'INVAL',
+  EFBIG: 'FBIG',
+  ENOSPC: 'NOSPC',
+  EROFS: 'ROFS',
+  EMLINK: 'MLINK',
+  ENAMETOOLONG: 'NAMETOOLONG',
+  ENOTEMPTY: 'NOTEMPTY',
+  EDQUOT: 'DQUOT',
+  ESTALE: 'STALE',
+  EBUSY: 'ACCES',
+  ETXTBSY: 'ACCES',
+  ENOTSUP: 'NOTSUPP',
+  EOPNOTSUPP: 'NOTSUPP',
+  // What the machine lacks now it may have later: the client shall ask again.
+  EMFILE: 'JUKEBOX',
+  ENFILE: 'JUKEBOX',
+  ENOMEM: 'JUKEBOX',
+  EAGAIN: 'JUKEBOX',
+};
+
+export const errnoOf = (thrown: unknown): string | undefined =>
+  thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : undefined;
+
+/** Undefined: not an error that a client caused; somebody should see it. */
+export function statusOf(thrown: unknown): number | undefined {
+  if (thrown instanceof Refusal) return thrown.status;
+  const name = byErrno[errnoOf(thrown) ?? ''];
+  return name === undefined ? undefined : nfsStatus[name];
+}

@@ -1,0 +1,380 @@
+import * as fs from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
+import type { NfsClient } from '../client.ts';
+import { createFileWriter } from '../file-writer.ts';
+import { listDirectory } from '../listing.ts';
+import { accessRight, create, getattr, lookup, mkdir, remove, rename } from '../procedures.ts';
+import { type FileHandle, fileType, nameOf, stability } from '../structures.ts';
+import { createNfsServer } from './server.ts';
+
+interface Place extends Mounted {
+  readonly own: OwnServer;
+  readonly on: (name: string) => string;
+}
+
+async function mounted(...options: Parameters<typeof startOwnServer>): Promise<Place> {
+  const own = await startOwnServer(...options);
+  return { ...(await own.mount()), own, on: (name) => join(own.directory, name) };
+}
+
+const file = { mode: 'guarded', set: { mode: 0o644 } } as const;
+
+async function content(nfs: NfsClient, handle: FileHandle, offset = 0, length = 1024 * 1024): Promise<Buffer> {
+  const into = Buffer.alloc(length);
+  const { count } = await nfs.read(handle, offset, into);
+  return into.subarray(0, count);
+}
+
+async function names(nfs: NfsClient, directory: FileHandle, bytes?: number): Promise<string[]> {
+  const all: string[] = [];
+  for await (const page of listDirectory(nfs, directory, bytes === undefined ? {} : { bytes }))
+    all.push(...page.map((entry) => Buffer.from(nameOf(entry) as string).toString('latin1')));
+  return all.sort();
+}
+
+describe.skipIf(needs('linux'))('files', () => {
+  test('are made, written, read and removed on the disk', async () => {
+    const { nfs, root, on, own } = await mounted();
+    const { handle, attributes } = await nfs.create(root, 'a', file);
+    expect(attributes).toMatchObject({ type: fileType.regular, mode: 0o644, size: 0 });
+    expect(await nfs.write(handle, 3, Buffer.from('hello'), stability.fileSync)).toMatchObject({
+      count: 5,
+      committed: stability.fileSync,
+      attributes: { size: 8 },
+    });
+    expect(readFileSync(on('a'), 'latin1')).toBe('\0\0\0hello');
+    expect(await content(nfs, handle)).toEqual(Buffer.from('\0\0\0hello'));
+    expect(await nfs.read(handle, 5, Buffer.alloc(2))).toMatchObject({ count: 2, isEnd: false });
+    expect(await nfs.read(handle, 6, Buffer.alloc(2))).toMatchObject({ count: 2, isEnd: true });
+    expect(await nfs.read(handle, 600, Buffer.alloc(2))).toMatchObject({ count: 0, isEnd: true });
+    await nfs.remove(root, 'a');
+    expect(readdirSync(own.directory)).toEqual([]);
+    await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
+    await expect(nfs.remove(root, 'a')).rejects.toMatchObject({ statusName: 'NOENT' });
+    expect(own.errors).toEqual([]);
+  });
+
+  test('large ones come and go whole, in however many pieces', async () => {
+    const { nfs, root, on } = await mounted();
+    const { handle } = await nfs.create(root, 'large', file);
+    const data = Buffer.alloc(5 * 1024 * 1024 + 77, 'abcdefghijklm');
+    const writer = createFileWriter(nfs, handle);
+    await writer.write(0, data);
+    await writer.flush();
+    expect(readFileSync(on('large')).equals(data)).toBe(true);
+    const offsets = Array.from({ length: 6 }, (_, i) => i * 1024 * 1024);
+    const pieces = await Promise.all(offsets.map((offset) => content(nfs, handle, offset)));
+    expect(Buffer.concat(pieces).equals(data)).toBe(true);
+  });
+
+  test('are read aside where the disk is slow, and closed only after that', async () => {
+    const { nfs, root, own, on } = await mounted({ limits: { slowReadMs: -1e9, descriptors: 1 } });
+    const size = 100_000;
+    for (let i = 0; i < 40; i++) writeFileSync(on(`f${i}`), Buffer.alloc(size, i));
+    const handles = await Promise.all(Array.from({ length: 40 }, (_, i) => nfs.lookup(root, `f${i}`)));
+    const read = handles.map(async ({ handle }, i) => (await content(nfs, handle)).equals(Buffer.alloc(size, i)));
+    // Whoever asked before them still gets what was there.
+    for (let i = 0; i < 40; i += 2) await nfs.remove(root, `f${i}`);
+    expect(await Promise.all(read)).toEqual(handles.map(() => true));
+    expect(own.errors).toEqual([]);
+  });
+
+  test('what others do to them is seen at once', async () => {
+    const { nfs, root, on } = await mounted();
+    writeFileSync(on('b'), 'one');
+    const { handle } = await nfs.lookup(root, 'b');
+    expect((await content(nfs, handle)).toString()).toBe('one');
+    fs.appendFileSync(on('b'), ' two');
+    expect((await content(nfs, handle)).toString()).toBe('one two');
+    fs.renameSync(on('b'), on('c'));
+    expect((await nfs.getattr(handle)).size).toBe(7);
+    fs.unlinkSync(on('c'));
+    await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'STALE' });
+    await expect(nfs.read(handle, 0, Buffer.alloc(1))).rejects.toMatchObject({ statusName: 'STALE' });
+  });
+
+  test('a handle means its file, also when another has its name', async () => {
+    const { nfs, root, on } = await mounted();
+    writeFileSync(on('a'), 'first');
+    const { handle } = await nfs.lookup(root, 'a');
+    fs.renameSync(on('a'), on('b'));
+    writeFileSync(on('a'), 'the second');
+    expect((await nfs.getattr(handle)).size).toBe(5);
+    fs.renameSync(on('a'), on('c'));
+    fs.renameSync(on('b'), on('a'));
+    fs.renameSync(on('c'), on('b'));
+    await nfs.setattr(handle, { size: 1 });
+    expect([readFileSync(on('a'), 'latin1'), readFileSync(on('b'), 'latin1')]).toEqual(['f', 'the second']);
+  });
+
+  test('attributes are set, exact to a microsecond, and guarded', async () => {
+    const { nfs, root, on } = await mounted();
+    const { handle } = await nfs.create(root, 'f', file);
+    await nfs.write(handle, 0, Buffer.from('0123456789'), stability.unstable);
+    await nfs.setattr(handle, { size: 4, mode: 0o640, mtime: { seconds: 1_700_000_000, nanoseconds: 123_456_789 } });
+    const stats = statSync(on('f'), { bigint: true });
+    expect(stats.size).toBe(4n);
+    expect(Number(stats.mode) & 0o7777).toBe(0o640);
+    expect(stats.mtimeNs / 1000n).toBe(1_700_000_000_123_456n);
+    await nfs.setattr(handle, { atime: { seconds: 77, nanoseconds: 0 } });
+    expect(statSync(on('f'), { bigint: true })).toMatchObject({ atimeNs: 77_000_000_000n, mtimeNs: stats.mtimeNs });
+    await nfs.setattr(handle, { mtime: 'now' });
+    expect(Math.abs(statSync(on('f')).mtimeMs - Date.now())).toBeLessThan(60_000);
+    const { ctime, ctimeNs } = await nfs.getattr(handle);
+    const wrong = { ifChangedAt: { seconds: ctime - 1, nanoseconds: ctimeNs } };
+    await expect(nfs.setattr(handle, { mode: 0o600 }, wrong)).rejects.toMatchObject({ statusName: 'NOT_SYNC' });
+    await nfs.setattr(handle, { mode: 0o600 }, { ifChangedAt: { seconds: ctime, nanoseconds: ctimeNs } });
+    expect(statSync(on('f')).mode & 0o777).toBe(0o600);
+    await expect(nfs.setattr(root, { size: 0 })).rejects.toMatchObject({ statusName: 'ISDIR' });
+  });
+
+  test('ways to create: guarded, unchecked, exclusive', async () => {
+    const { nfs, root, on } = await mounted();
+    writeFileSync(on('there'), 'content');
+    await expect(nfs.create(root, 'there', file)).rejects.toMatchObject({ statusName: 'EXIST' });
+    await nfs.create(root, 'there', { mode: 'unchecked', set: { mode: 0o600 } });
+    expect(readFileSync(on('there'), 'latin1')).toBe('content');
+    await nfs.create(root, 'there', { mode: 'unchecked', set: { size: 0 } });
+    expect(readFileSync(on('there'), 'latin1')).toBe('');
+    const first = await nfs.create(root, 'mine', { mode: 'exclusive', verifier: 0xdead_beef_cafe_f00dn });
+    const again = await nfs.create(root, 'mine', { mode: 'exclusive', verifier: 0xdead_beef_cafe_f00dn });
+    expect(again.handle).toEqual(first.handle);
+    await expect(nfs.create(root, 'mine', { mode: 'exclusive', verifier: 1n })).rejects.toMatchObject({
+      statusName: 'EXIST',
+    });
+    mkdirSync(on('directory'));
+    await expect(nfs.create(root, 'directory', { mode: 'unchecked', set: {} })).rejects.toMatchObject({
+      statusName: 'EXIST',
+    });
+    // Modes are as asked for, whatever the umask of the server is.
+    await nfs.create(root, 'open', { mode: 'guarded', set: { mode: 0o666 } });
+    expect(statSync(on('open')).mode & 0o7777).toBe(0o666);
+  });
+
+  test('what is in the way of a size, a place, a kind', async () => {
+    const { nfs, root, on } = await mounted();
+    mkdirSync(on('d'));
+    const { handle: directory } = await nfs.lookup(root, 'd');
+    await expect(nfs.read(directory, 0, Buffer.alloc(1))).rejects.toMatchObject({ statusName: 'ISDIR' });
+    await expect(nfs.readlink(directory)).rejects.toMatchObject({ statusName: 'INVAL' });
+    const { handle } = await nfs.create(root, 'f', file);
+    await expect(nfs.lookup(handle, 'x')).rejects.toMatchObject({ statusName: 'NOTDIR' });
+    await expect(nfs.rmdir(root, 'f')).rejects.toMatchObject({ statusName: 'NOTDIR' });
+    await expect(nfs.remove(root, 'd')).rejects.toMatchObject({ statusName: 'ISDIR' });
+    await expect(nfs.mknod({ directory: root, name: 'pipe', type: fileType.fifo, set: {} })).rejects.toMatchObject({
+      statusName: 'NOTSUPP',
+    });
+    await expect(nfs.mknod({ directory: root, name: 'pipe', type: 99, set: {} })).rejects.toMatchObject({
+      statusName: 'BADTYPE',
+    });
+  });
+});
+
+describe.skipIf(needs('linux'))('names', () => {
+  test('directories, links and renaming', async () => {
+    const { nfs, root, on, own } = await mounted();
+    const { handle: d } = await nfs.mkdir(root, 'd', { mode: 0o777 });
+    expect(statSync(on('d')).mode & 0o7777).toBe(0o777);
+    const { handle: f } = await nfs.create(d, 'f', file);
+    await nfs.link(f, { directory: root, name: 'g' });
+    expect(statSync(on('g')).ino).toBe(statSync(on('d/f')).ino);
+    await nfs.rename({ directory: d, name: 'f' }, { directory: root, name: 'h' });
+    expect(readdirSync(own.directory).sort()).toEqual(['d', 'g', 'h']);
+    expect((await nfs.getattr(f)).links).toBe(2);
+    // Two names of one file: both stay.
+    await nfs.rename({ directory: root, name: 'g' }, { directory: root, name: 'h' });
+    expect(readdirSync(own.directory).sort()).toEqual(['d', 'g', 'h']);
+    await nfs.remove(root, 'h');
+    expect((await nfs.getattr(f)).links).toBe(1);
+    await nfs.create(d, 'in-the-way', file);
+    await expect(nfs.rmdir(root, 'd')).rejects.toMatchObject({ statusName: 'NOTEMPTY' });
+    await expect(
+      nfs.rename({ directory: root, name: 'd' }, { directory: d, name: 'into-itself' }),
+    ).rejects.toMatchObject({ statusName: 'INVAL' });
+    await nfs.remove(d, 'in-the-way');
+    await nfs.rmdir(root, 'd');
+    await expect(nfs.create(d, 'x', file)).rejects.toMatchObject({ statusName: 'STALE' });
+    await expect(nfs.mkdir(root, 'g', {})).rejects.toMatchObject({ statusName: 'EXIST' });
+    await expect(nfs.link(root, { directory: root, name: 'no' })).rejects.toMatchObject({ statusName: 'ISDIR' });
+  });
+
+  test('a file that replaces another: the other is gone', async () => {
+    const { nfs, root } = await mounted();
+    const [a, b] = [await nfs.create(root, 'a', file), await nfs.create(root, 'b', file)];
+    await nfs.rename({ directory: root, name: 'a' }, { directory: root, name: 'b' });
+    await expect(nfs.getattr(b.handle)).rejects.toMatchObject({ statusName: 'STALE' });
+    expect((await nfs.lookup(root, 'b')).handle).toEqual(a.handle);
+  });
+
+  test('are bytes, up to 255 of them', async () => {
+    const { nfs, root, own } = await mounted();
+    const odd = Buffer.from([0xff, 0x20, 0xc3, 0x28, 0x0a]);
+    const long = Buffer.alloc(255, 0xe4);
+    for (const name of [odd, long]) {
+      const { handle } = await nfs.create(root, name, file);
+      expect((await nfs.lookup(root, name)).handle).toEqual(handle);
+    }
+    expect(await names(nfs, root)).toEqual([odd.toString('latin1'), long.toString('latin1')].sort());
+    const onDisk = readdirSync(own.directory, { encoding: 'buffer' }).map((name) => name.toString('latin1'));
+    expect(onDisk.sort()).toEqual([odd.toString('latin1'), long.toString('latin1')].sort());
+    await nfs.rename({ directory: root, name: odd }, { directory: root, name: 'ä' });
+    expect(readdirSync(own.directory)).toContain('ä');
+  });
+
+  test('that cannot be are refused, each in its way', async () => {
+    const { rpc, root } = await mounted();
+    const asked = (name: string) => rpc.call(lookup, { directory: root, name });
+    await expect(asked('x'.repeat(256))).rejects.toMatchObject({ statusName: 'NAMETOOLONG' });
+    await expect(asked('')).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(asked('a/b')).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(asked('a\0b')).rejects.toMatchObject({ statusName: 'INVAL' });
+    const made = (name: string) => rpc.call(mkdir, { directory: root, name, set: {} });
+    await expect(made('..')).rejects.toMatchObject({ statusName: 'EXIST' });
+    await expect(made('../x')).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(rpc.call(remove, { directory: root, name: '..' })).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(
+      rpc.call(rename, { from: { directory: root, name: '.' }, to: { directory: root, name: 'x' } }),
+    ).rejects.toMatchObject({ statusName: 'INVAL' });
+  });
+
+  test('"." and "..", which end at the export', async () => {
+    const { rpc, nfs, root } = await mounted();
+    const { handle: d } = await nfs.mkdir(root, 'd', {});
+    expect((await rpc.call(lookup, { directory: d, name: '.' })).handle).toEqual(d);
+    expect((await rpc.call(lookup, { directory: d, name: '..' })).handle).toEqual(root);
+    expect((await rpc.call(lookup, { directory: root, name: '..' })).handle).toEqual(root);
+  });
+
+  test('symbolic links are told, never followed', async () => {
+    const { nfs, root, on, own } = await mounted();
+    writeFileSync(join(own.outside, 'secret'), 'secret');
+    const { attributes } = await nfs.symlink(root, 'l', own.outside, {});
+    expect(attributes).toMatchObject({ type: fileType.link });
+    expect(fs.readlinkSync(on('l'))).toBe(own.outside);
+    const { handle } = await nfs.lookup(root, 'l');
+    expect(await nfs.readlink(handle)).toBe(own.outside);
+    await expect(nfs.lookup(handle, 'secret')).rejects.toMatchObject({ statusName: 'NOTDIR' });
+    symlinkSync(join(own.outside, 'secret'), on('s'));
+    const { handle: s } = await nfs.lookup(root, 's');
+    await expect(nfs.read(s, 0, Buffer.alloc(9))).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(nfs.write(s, 0, Buffer.from('x'), 0)).rejects.toMatchObject({ statusName: 'INVAL' });
+    await expect(nfs.setattr(s, { size: 0 })).rejects.toMatchObject({ statusName: 'INVAL' });
+    await nfs.setattr(s, { mtime: { seconds: 5, nanoseconds: 0 }, mode: 0o777 });
+    await nfs.create(root, 's', { mode: 'unchecked', set: { size: 0 } }).catch(() => undefined);
+    expect(readFileSync(join(own.outside, 'secret'), 'latin1')).toBe('secret');
+    expect(statSync(join(own.outside, 'secret')).mtimeMs).toBeGreaterThan(10_000);
+  });
+});
+
+describe.skipIf(needs('linux'))('what the server says about itself', () => {
+  test('sizes, limits and rights', async () => {
+    const { nfs, root, own } = await mounted();
+    const [info, conf, stat] = [await nfs.fsinfo(root), await nfs.pathconf(root), await nfs.fsstat(root)];
+    expect(info).toMatchObject({ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, properties: 0x1b });
+    expect(conf).toMatchObject({ maxName: 255, refusesLongNames: true, chownRestricted: true, ignoresCase: false });
+    const real = fs.statfsSync(own.directory, { bigint: true });
+    expect(stat.totalBytes).toBe(real.blocks * real.bsize);
+    expect(stat.availableBytes).toBeGreaterThan(0n);
+    expect(await nfs.access(root, 63)).toBe(63 & ~accessRight.execute);
+  });
+
+  test('an export that is read-only refuses every change', async () => {
+    const { nfs, root, on, own } = await mounted({ readOnly: true });
+    writeFileSync(on('f'), 'x');
+    const { handle } = await nfs.lookup(root, 'f');
+    expect((await content(nfs, handle)).toString()).toBe('x');
+    const changes = [
+      nfs.write(handle, 0, Buffer.from('y'), 0),
+      nfs.setattr(handle, { mode: 0o777 }),
+      nfs.create(root, 'n', file),
+      nfs.create(root, 'f', { mode: 'unchecked', set: { size: 0 } }),
+      nfs.mkdir(root, 'n', {}),
+      nfs.symlink(root, 'n', 'x', {}),
+      nfs.remove(root, 'f'),
+      nfs.rmdir(root, 'f'),
+      nfs.rename({ directory: root, name: 'f' }, { directory: root, name: 'g' }),
+      nfs.link(handle, { directory: root, name: 'g' }),
+    ];
+    for (const change of changes) await expect(change).rejects.toMatchObject({ statusName: 'ROFS' });
+    expect(await nfs.access(handle, 63)).toBe(accessRight.read);
+    expect(readdirSync(own.directory)).toEqual(['f']);
+  });
+
+  test('a state folder inside of the export, or one that is broken, is refused', async () => {
+    const own = await startOwnServer();
+    const about = { clock: systemClock(), directory: own.directory, port: 0 };
+    await expect(createNfsServer({ ...about, state: join(own.directory, 'state') })).rejects.toThrow(
+      `the state folder ${join(own.directory, 'state')} lies in ${own.directory}, which is exported`,
+    );
+    const state = join(own.outside, 'state');
+    mkdirSync(state);
+    for (const [text, message] of [
+      ['{', 'is not the state of an NFS server; remove it, and clients will have to mount anew'],
+      ['{"version":1,"key":"AAAA"}', 'is not the state of an NFS server'],
+      ['{"version":2}', 'was written by a newer version of this program (format 2)'],
+    ] as const) {
+      writeFileSync(join(state, 'nfs-server.json'), text);
+      await expect(createNfsServer({ ...about, state })).rejects.toThrow(message);
+    }
+  });
+
+  test('a port that is taken is an error, and nothing is left open', async () => {
+    const own = await startOwnServer();
+    const descriptors = (): number => readdirSync('/proc/self/fd').length;
+    const before = descriptors();
+    const about = { clock: systemClock(), directory: own.directory, state: join(own.outside, 'state') };
+    await expect(createNfsServer({ ...about, port: own.server.port })).rejects.toMatchObject({ code: 'EADDRINUSE' });
+    expect(descriptors()).toBe(before);
+  });
+});
+
+describe.skipIf(needs('linux'))('a call that comes twice', () => {
+  test('under the same xid is done once, also after the connection broke', async () => {
+    const { root, own, on } = await mounted();
+    const { connect } = await import('node:net');
+    const { XdrWriter } = await import('../../xdr/writer.ts');
+    const call = async (xid: number, procedure: number, args: (writer: InstanceType<typeof XdrWriter>) => void) => {
+      const writer = new XdrWriter().u32(0).u32(xid).u32(0).u32(2).u32(100003).u32(3).u32(procedure);
+      writer.u32(0).u32(0).u32(0).u32(0);
+      args(writer);
+      writer.view.setUint32(0, (0x8000_0000 | (writer.at - 4)) >>> 0);
+      const socket = connect(own.server.port, '127.0.0.1');
+      onTestFinished(() => void socket.destroy());
+      socket.write(writer.written);
+      const [answer] = await new Promise<[Buffer]>((resolve) => socket.once('data', (data) => resolve([data])));
+      socket.destroy();
+      return { status: answer.readUInt32BE(28), all: answer };
+    };
+    fs.chmodSync(own.directory, 0o777);
+    const making = (xid: number) =>
+      call(xid, 9, (writer) => {
+        writer.opaque(root).string('once').u32(0).u32(0).u32(0).u32(0).u32(0).u32(0);
+      });
+    const removing = (xid: number) => call(xid, 13, (writer) => void writer.opaque(root).string('once'));
+    const [first, again] = [await making(1), await making(1)];
+    expect(first.status).toBe(0);
+    expect(again.all).toEqual(first.all);
+    expect((await making(2)).status).toBe(17);
+    expect((await removing(3)).status).toBe(0);
+    expect((await removing(3)).status).toBe(0);
+    expect((await removing(4)).status).toBe(2);
+    expect(fs.existsSync(on('once'))).toBe(false);
+  });
+
+  test('at 200 at once, all of them are done', async () => {
+    const { rpc, root, own } = await mounted();
+    await Promise.all(
+      Array.from({ length: 200 }, (_, i) =>
+        rpc.call(create, { directory: root, name: `f${i}`, how: { mode: 'guarded', set: {} } }),
+      ),
+    );
+    expect(readdirSync(own.directory)).toHaveLength(200);
+    const all = await Promise.all(Array.from({ length: 1000 }, () => rpc.call(getattr, root)));
+    expect(new Set(all.map(({ fileId }) => fileId)).size).toBe(1);
+  });
+});

@@ -1,0 +1,238 @@
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { statfsSync } from 'node:fs';
+import type { AddressInfo, Server, Socket } from 'node:net';
+import type { TlsOptions } from 'node:tls';
+import type { Clock } from '#base/clock.ts';
+import { type Caller, createRpcServer, type RpcServerOptions, type ServedProgram } from '../../rpc/server.ts';
+import { mountProgram, mountVersion } from '../mount.ts';
+import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
+import { aboutFiles } from './about-files.ts';
+import { createDescribe } from './attributes.ts';
+import { createData } from './data.ts';
+import { createDurability } from './durability.ts';
+import type { Export } from './export.ts';
+import { createCode, createHandles } from './handles.ts';
+import { createIdentities, type IdentityOptions, type Mapped } from './identities.ts';
+import { loadKey } from './key.ts';
+import { cookieSecret, createListings } from './listing.ts';
+import { listingProcedures } from './listing-procedures.ts';
+import { making } from './making.ts';
+import { createMountProgram } from './mount-program.ts';
+import { naming } from './naming.ts';
+import { createMayConnect } from './networks.ts';
+import { createNodes } from './nodes.ts';
+import { createPortmapPrograms } from './portmap-program.ts';
+import { servedProcedure } from './procedure.ts';
+import { createReadMemory, type ReadMemory } from './read-memory.ts';
+import { createSearch } from './search.ts';
+import { createTree } from './tree.ts';
+
+export interface NfsServerOptions {
+  readonly clock: Clock;
+  /** What is exported: all of it, on one file system. */
+  readonly directory: string;
+  /** Where the secret of the file handles is kept. Not in what is exported. */
+  readonly state: string;
+  /** What clients call it; default `/export`. Not `/`: libnfs then cannot copy a file to it. */
+  readonly path?: string;
+  /** Default: this machine only. */
+  readonly host?: string;
+  /** Default 2049; 0: any that is free. */
+  readonly port?: number;
+  /** For clients that ask a portmapper. */
+  readonly portmap?: { readonly port: number } | undefined;
+  readonly readOnly?: boolean;
+  /** Networks and addresses that may connect; none: all that can reach it. */
+  readonly networks?: readonly string[];
+  /** Callers must use a port below 1024, which only root of their machine can. */
+  readonly privilegedPorts?: boolean;
+  readonly squash?: IdentityOptions['squash'];
+  readonly anonymous?: IdentityOptions['anonymous'];
+  readonly users?: readonly Mapped[];
+  readonly groups?: readonly Mapped[];
+  /** RFC 9289. Required: whoever does not ask for it is refused. */
+  readonly tls?: { readonly options: TlsOptions; readonly required: boolean } | undefined;
+  /**
+   * Default true: a change of names or attributes is on the disk before it is answered, as RFC 1813 wants it. False: it
+   * is there within seconds, and may be lost with the machine's power.
+   */
+  readonly durable?: boolean;
+  /**
+   * Nothing else runs in this process: then the server changes its working directory now and then, for a moment, which
+   * makes listings much faster.
+   */
+  readonly ownsProcess?: boolean;
+  readonly maxConnections?: number;
+  readonly limits?: Partial<Limits>;
+  readonly onError?: (what: string, cause: unknown) => void;
+}
+
+/** What is held in memory, and looked through. */
+interface Limits {
+  readonly descriptors: number;
+  readonly nodes: number;
+  readonly namesOfOneDirectory: number;
+  readonly names: number;
+  readonly searchVisits: number;
+  /** A read that takes longer had to wait for the disk: what is in memory takes less. */
+  readonly slowReadMs: number;
+}
+
+const defaultLimits: Limits = {
+  descriptors: 1024,
+  nodes: 50_000,
+  namesOfOneDirectory: 131_072,
+  names: 262_144,
+  searchVisits: 250_000,
+  slowReadMs: 1,
+};
+
+export interface NfsServer {
+  readonly host: string;
+  readonly port: number;
+  readonly portmapPort: number | undefined;
+  close(): Promise<void>;
+}
+
+const nobody = 65_534;
+/** How long something that was moved out of the export, or removed, can still be reached because it is open here. */
+const refreshMs = 10_000;
+
+/** Exports a directory by NFS version 3 over TCP, with MOUNT on the same port. */
+export async function createNfsServer(options: NfsServerOptions): Promise<NfsServer> {
+  const { clock, host = '127.0.0.1', networks = [] } = options;
+  const mayConnect = createMayConnect(networks);
+  const limits = { ...defaultLimits, ...options.limits };
+  const closing = new AbortController();
+  const key = await loadKey(options.state, options.directory);
+  const exported = createExport(options, limits, key, closing.signal);
+  const about: Omit<RpcServerOptions, 'programs'> = {
+    mayConnect,
+    admits: createAdmits(options),
+    maxRecord: maxTransfer + 64 * 1024,
+    maxConnections: options.maxConnections ?? 256,
+    onError: exported.onError,
+  };
+  const mount = createMountProgram(exported, { path: options.path ?? '/export', networks });
+  await using open = new AsyncDisposableStack();
+  open.defer(() => {
+    closing.abort();
+    exported.tree.close();
+  });
+  const memory = createReadMemory();
+  const server = createRpcServer({
+    ...about,
+    programs: [nfs(exported, memory, limits.slowReadMs), mount],
+    tls: options.tls?.options,
+    onSent: memory.giveBack,
+  });
+  const port = await listen(open, server, host, options.port ?? 2049);
+  const portmapPort = options.portmap && (await listenForPortmap(open, about, host, port, options.portmap.port));
+  open.use(repeating(clock, refreshMs, exported.tree.refresh));
+  const all = open.move();
+  return { host, port, portmapPort, close: () => all.disposeAsync() };
+}
+
+function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, closing: AbortSignal): Export {
+  const { clock, directory, onError = () => undefined } = options;
+  const code = createCode(key);
+  const handles = createHandles(key);
+  const nodes = createNodes(handles, limits.nodes);
+  const { ownsProcess = false } = options;
+  const tree = createTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
+  const identities = createIdentities(identityOptions(options));
+  let verifier = randomBytes(8);
+  return {
+    ...{ tree, nodes, handles, identities, onError },
+    search: createSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
+    describe: createDescribe(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
+    listings: createListings(tree, cookieSecret(code(Buffer.from('cookies'))), clock.now, {
+      maxNames: limits.namesOfOneDirectory,
+      maxKept: limits.names,
+    }),
+    durability: createDurability(tree),
+    isDurable: options.durable !== false && !isInMemory(directory),
+    isReadOnly: options.readOnly ?? false,
+    verifier: {
+      get bytes() {
+        return verifier;
+      },
+      renew: () => {
+        verifier = randomBytes(8);
+      },
+    },
+    cookieVerifier: code(Buffer.from('cookie verifier')).readBigUInt64BE(0),
+  };
+}
+
+/** An ordinary user can act as nobody else. */
+function identityOptions(options: NfsServerOptions): IdentityOptions {
+  const [uid, gid] = [process.geteuid?.() ?? nobody, process.getegid?.() ?? nobody];
+  return {
+    squash: options.squash ?? 'root',
+    anonymous: options.anonymous ?? { uid: nobody, gid: nobody },
+    users: options.users ?? [],
+    groups: options.groups ?? [],
+    only: uid === 0 ? undefined : { uid, gid, groups: process.getgroups?.() ?? [], isRoot: false },
+  };
+}
+
+/** tmpfs and ramfs, by the numbers that statfs gives: there is no disk to wait for. */
+const inMemory: readonly number[] = [0x0102_1994, 0x8584_58f6];
+const isInMemory = (directory: string): boolean => inMemory.includes(statfsSync(directory).type);
+
+function createAdmits({ privilegedPorts = false, tls }: NfsServerOptions): (caller: Caller) => boolean {
+  const needsTls = tls?.required ?? false;
+  return ({ port, isEncrypted }) => (!privilegedPorts || port < 1024) && (!needsTls || isEncrypted);
+}
+
+function nfs(exported: Export, memory: ReadMemory, slowReadMs: number): ServedProgram {
+  const definitions = [...aboutFiles, ...createData(memory, slowReadMs), ...making, ...naming, ...listingProcedures];
+  const procedures = new Map(definitions.map((one) => [one.number, servedProcedure(exported, one)]));
+  procedures.set(0, { name: 'NULL', handle: () => () => undefined });
+  return { number: nfsProgram, version: nfsVersion, procedures };
+}
+
+async function listenForPortmap(
+  open: AsyncDisposableStack,
+  about: Omit<RpcServerOptions, 'programs'>,
+  host: string,
+  port: number,
+  portmapPort: number,
+): Promise<number> {
+  const registered = [
+    { program: nfsProgram, version: nfsVersion, port },
+    { program: mountProgram, version: mountVersion, port },
+  ];
+  // Whoever may connect may ask: who knows nothing yet cannot prove anything either.
+  const server = createRpcServer({ ...about, admits: () => true, programs: createPortmapPrograms(() => registered) });
+  return await listen(open, server, host, portmapPort);
+}
+
+/** Throws what the system says: the port is taken, or not allowed. */
+async function listen(open: AsyncDisposableStack, server: Server, host: string, port: number): Promise<number> {
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket: Socket) => {
+    sockets.add(socket);
+    socket.on('close', () => sockets.delete(socket));
+  });
+  server.listen(port, host);
+  await once(server, 'listening');
+  open.defer(async () => {
+    const closed = once(server, 'close');
+    server.close();
+    for (const socket of sockets) socket.destroy();
+    await closed;
+  });
+  return (server.address() as AddressInfo).port;
+}
+
+function repeating(clock: Clock, ms: number, work: () => void): Disposable {
+  let timer = clock.after(ms, again);
+  function again(): void {
+    work();
+    timer = clock.after(ms, again);
+  }
+  return { [Symbol.dispose]: () => timer[Symbol.dispose]() };
+}

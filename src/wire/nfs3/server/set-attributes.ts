@@ -1,0 +1,67 @@
+import { type BigIntStats, chmodSync, chownSync, truncateSync, utimesSync } from 'node:fs';
+import type { SetAttributes, Time } from '../structures.ts';
+import { checkSet, givenMode, modeAfterWrite } from './access.ts';
+import type { Export } from './export.ts';
+import type { Who } from './identities.ts';
+import { errnoOf, refuse } from './refusal.ts';
+
+/** (uid_t)-1 means "leave it" to the system. */
+const leaveIt = 0xffff_ffff;
+const perSecond = 1_000_000_000;
+
+/** As a client gave them, in this machine's numbers. */
+export function localAttributes({ identities }: Export, set: SetAttributes): SetAttributes {
+  for (const time of [set.atime, set.mtime])
+    if (typeof time === 'object' && time.nanoseconds >= perSecond) refuse('INVAL');
+  const { uid, gid } = set;
+  if (uid === undefined && gid === undefined) return set;
+  const given = {
+    ...set,
+    uid: uid === undefined ? undefined : identities.givenUid(uid),
+    gid: gid === undefined ? undefined : identities.givenGid(gid),
+  };
+  if (given.uid === leaveIt || given.gid === leaveIt) refuse('INVAL');
+  return given;
+}
+
+/** `own` is a path that leads to this file whatever its name is by now. */
+export function setAttributes(own: string, stats: BigIntStats, set: SetAttributes, who: Who): void {
+  if (set.size !== undefined && stats.isDirectory()) refuse('ISDIR');
+  if (set.size !== undefined && !stats.isFile()) refuse('INVAL');
+  checkSet(stats, set, who);
+  if (set.size !== undefined) truncateSync(own, set.size);
+  const uid = set.uid ?? Number(stats.uid);
+  const gid = set.gid ?? Number(stats.gid);
+  if (uid !== Number(stats.uid) || gid !== Number(stats.gid)) chownSync(own, uid, gid);
+  const mode = modeToSet(stats, set, gid, who);
+  // A link has no mode of its own.
+  if (mode !== undefined && !stats.isSymbolicLink()) chmodSync(own, mode);
+  setTimes(own, stats, set);
+}
+
+function modeToSet(stats: BigIntStats, set: SetAttributes, gid: number, who: Who): number | undefined {
+  if (set.mode !== undefined) return givenMode(set.mode, gid, stats.isDirectory(), who);
+  return set.size === undefined ? undefined : modeAfterWrite(stats, who);
+}
+
+/** Which Node hands on as it is, and the system takes for "leave it" (libuv 1.51). */
+const untouched = new Date(Number.NaN);
+
+export function setTimes(own: string, stats: BigIntStats, { atime, mtime }: SetAttributes): void {
+  if (atime === undefined && mtime === undefined) return;
+  const now = Date.now() / 1000;
+  const given = (time: Time | 'now' | undefined, otherwise: number | Date): number | Date =>
+    time === undefined ? otherwise : time === 'now' ? now : inSeconds(time);
+  try {
+    utimesSync(own, given(atime, untouched), given(mtime, untouched));
+  } catch (cause) {
+    if (errnoOf(cause) !== 'EINVAL') throw cause;
+    utimesSync(own, given(atime, Number(stats.atimeNs) / 1e9), given(mtime, Number(stats.mtimeNs) / 1e9));
+  }
+}
+
+/** A double has a step of 0.24 µs here, and what does not fit is cut off: so the next above is taken, never one below. */
+function inSeconds({ seconds, nanoseconds }: Time): number {
+  const time = seconds + nanoseconds / perSecond;
+  return Math.floor((time - seconds) * perSecond) < nanoseconds ? time + 2 ** -22 : time;
+}

@@ -1,0 +1,247 @@
+import { type BigIntStats, closeSync, constants, fstatSync, lstatSync, openSync } from 'node:fs';
+import { createDescriptors, type Descriptor, type Descriptors } from './descriptors.ts';
+import { type ByteString, toPath } from './names.ts';
+import { createNode, type Node, type Nodes } from './nodes.ts';
+import { errnoOf, refuse } from './refusal.ts';
+
+/** Names an inode without opening it: no device is touched, no FIFO waits. Node has no name for it. */
+const pathOnly = 0o10000000;
+const asDirectory = pathOnly | constants.O_DIRECTORY | constants.O_NOFOLLOW;
+const asItself = pathOnly | constants.O_NOFOLLOW;
+/** Deeper than any path the kernel takes at once; a chain of parents that were moved below each other has no end. */
+const maxDepth = 2048;
+
+const bigint = { bigint: true } as const;
+const orNothing = { bigint: true, throwIfNoEntry: false } as const;
+
+/** It is no longer where it was seen; it may be elsewhere. */
+export class Lost extends Error {
+  override readonly name = 'Lost';
+  readonly node: Node;
+  constructor(node: Node) {
+    super('a file is not where it was');
+    this.node = node;
+  }
+}
+
+/**
+ * The exported directory. Every step goes from an open directory to one name in it, and no link is ever followed: so
+ * nothing that clients or others plant, move or swap leads outside. Calls are synchronous: such a call takes a few
+ * microseconds, through Node's threads ten times that, and the server has a process of its own.
+ */
+export interface Tree {
+  readonly root: Node;
+  /** Throws Lost, or refuses what is gone. */
+  stat(node: Node): BigIntStats;
+  /** The same for a directory, which is then open. */
+  directory(node: Node): Descriptor;
+  statDirectory(node: Node): BigIntStats;
+  /** Where a name in a directory is, for a system call. */
+  at(directory: Node, name: ByteString): string | Buffer;
+  /** Undefined: no such name. */
+  look(directory: Node, name: ByteString): BigIntStats | undefined;
+  /** For many names of one directory. Nothing else may be done meanwhile. */
+  looking<T>(directory: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T;
+  /** What was found under a name. */
+  child(directory: Node, name: ByteString, stats: BigIntStats): Node;
+  /** Its data. Only regular files have some. */
+  data(node: Node, forWriting: boolean): Descriptor;
+  /** Keeps the descriptor that a new file was made with. */
+  keepData(node: Node, fd: number): void;
+  /** Opens what is there now, whatever it is, so that what is done next is done to that and nothing else. */
+  holding<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T;
+  /** A name is gone; if it was the last one, so is the file. */
+  removed(stats: BigIntStats): void;
+  /** Asks anew where everything is: what was moved away or removed by others is let go. */
+  refresh(): void;
+  readonly descriptors: Descriptors;
+  close(): void;
+}
+
+export function isSameFile(stats: BigIntStats, node: Pick<Node, 'ino' | 'birth'>): boolean {
+  return stats.ino === node.ino && stats.birthtimeNs === node.birth;
+}
+
+export interface TreeOptions {
+  readonly path: string;
+  readonly maxDescriptors: number;
+  /** Nothing else runs in this process, so that its working directory may be changed for a moment. */
+  readonly ownsProcess: boolean;
+}
+
+export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, nodes: Nodes): Tree {
+  const rootFd = openSync(path, pathOnly | constants.O_DIRECTORY);
+  const rootStats = fstatSync(rootFd, bigint);
+  const { dev } = rootStats;
+  const root = createNode(rootStats.ino, rootStats.birthtimeNs, undefined, '');
+  nodes.add(root);
+  const descriptors = createDescriptors(maxDescriptors);
+  root.directory = { fd: rootFd, prefix: `/proc/self/fd/${rootFd}/`, users: 1 };
+
+  /** Other file systems below the export are not part of it: their inode numbers would be taken for ours. */
+  function lookAt(prefix: string, name: ByteString): BigIntStats | undefined {
+    const stats = lstatSync(toPath(prefix + name), orNothing);
+    return stats === undefined || stats.dev !== dev ? undefined : stats;
+  }
+
+  /** A bare name costs the system less than half of what a path through /proc does. */
+  function looking<T>(parent: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T {
+    const { prefix } = directory(parent);
+    if (!ownsProcess || !canEnter(prefix)) return use((name) => lookAt(prefix, name));
+    try {
+      return use((name) => lookAt('', name));
+    } finally {
+      process.chdir('/');
+    }
+  }
+
+  function opened(directory: Node, depth: number): Descriptor | undefined {
+    const { parent } = directory;
+    if (directory.directory !== undefined) {
+      if (parent !== undefined) descriptors.touch(directory.directory);
+      return directory.directory;
+    }
+    const above = parent === undefined || depth > maxDepth ? undefined : opened(parent, depth + 1);
+    const fd = above && openIfThere(toPath(above.prefix + directory.name), asDirectory);
+    if (fd === undefined) return undefined;
+    const stats = fstatSync(fd, bigint);
+    if (!isSameFile(stats, directory) || stats.dev !== dev) {
+      closeSync(fd);
+      return undefined;
+    }
+    directory.directory = descriptors.keep(fd, () => {
+      directory.directory = undefined;
+    });
+    return directory.directory;
+  }
+
+  function directory(node: Node): Descriptor {
+    if (node.isGone) refuse('STALE');
+    const held = opened(node, 0);
+    if (held !== undefined) return held;
+    const stats = stat(node);
+    if (!stats.isDirectory()) refuse('NOTDIR');
+    throw new Lost(node);
+  }
+
+  /** What is open may have lost its last name meanwhile. */
+  function statOpen(node: Node, held: Descriptor): BigIntStats {
+    const stats = fstatSync(held.fd, bigint);
+    if (stats.nlink > 0n) return stats;
+    gone(node);
+    return refuse('STALE');
+  }
+
+  function stat(node: Node): BigIntStats {
+    if (node.isGone) refuse('STALE');
+    const held = node.file ?? node.directory;
+    if (held !== undefined) return statOpen(node, held);
+    const above = node.parent && opened(node.parent, 0);
+    const stats = above && lookAt(above.prefix, node.name);
+    if (stats === undefined || !isSameFile(stats, node)) throw new Lost(node);
+    return stats;
+  }
+
+  function gone(node: Node): void {
+    node.isGone = true;
+    if (node.file !== undefined) descriptors.drop(node.file);
+    if (node.directory !== undefined && node !== root) descriptors.drop(node.directory);
+  }
+
+  function holding<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T {
+    if (node.isGone) refuse('STALE');
+    if (node === root) return use(`/proc/self/fd/${rootFd}`, fstatSync(rootFd, bigint));
+    const above = node.parent && opened(node.parent, 0);
+    const fd = above && openIfThere(toPath(above.prefix + node.name), asItself);
+    if (fd === undefined) throw new Lost(node);
+    try {
+      const stats = fstatSync(fd, bigint);
+      if (!isSameFile(stats, node) || stats.dev !== dev) throw new Lost(node);
+      return use(`/proc/self/fd/${fd}`, stats);
+    } finally {
+      closeSync(fd);
+    }
+  }
+
+  function keepData(node: Node, fd: number, isWritable: boolean): Descriptor {
+    if (node.file !== undefined) descriptors.drop(node.file);
+    node.isWritable = isWritable;
+    node.file = descriptors.keep(fd, () => {
+      node.file = undefined;
+    });
+    return node.file;
+  }
+
+  function data(node: Node, forWriting: boolean): Descriptor {
+    if (node.file !== undefined && (node.isWritable || !forWriting)) {
+      descriptors.touch(node.file);
+      return node.file;
+    }
+    // Through the descriptor that names it: what is opened is what was looked at, and a regular file.
+    const fd = holding(node, (own, stats) => {
+      if (stats.isDirectory()) refuse('ISDIR');
+      if (!stats.isFile()) refuse('INVAL');
+      return openSync(own, forWriting ? constants.O_RDWR : constants.O_RDONLY);
+    });
+    return keepData(node, fd, forWriting);
+  }
+
+  return {
+    root,
+    stat,
+    directory,
+    statDirectory: (node) => statOpen(node, directory(node)),
+    at: (parent, name) => toPath(directory(parent).prefix + name),
+    look: (parent, name) => lookAt(directory(parent).prefix, name),
+    looking,
+    child: (parent, name, stats) => {
+      const known = nodes.find(stats.ino);
+      if (known !== undefined && known.birth === stats.birthtimeNs) {
+        known.isGone = false;
+        if (known === root) return root;
+        known.parent = parent;
+        known.name = name;
+        return known;
+      }
+      const node = createNode(stats.ino, stats.birthtimeNs, parent, name);
+      nodes.add(node);
+      return node;
+    },
+    data,
+    keepData: (node, fd) => void keepData(node, fd, true),
+    holding,
+    removed: (stats) => {
+      const node = nodes.find(stats.ino);
+      if (node === undefined || !isSameFile(stats, node)) return;
+      if (stats.isDirectory() || stats.nlink <= 1n) gone(node);
+      // Another name is left. Which, only a search can tell; the data stay open until then.
+    },
+    refresh: () => descriptors.closeAll(),
+    descriptors,
+    close: () => {
+      // What is still under way must not use a number that is somebody else's by then.
+      root.isGone = true;
+      root.directory = undefined;
+      descriptors.closeAll();
+      closeSync(rootFd);
+    },
+  };
+}
+
+function canEnter(path: string): boolean {
+  try {
+    process.chdir(path);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function openIfThere(path: string | Buffer, flags: number): number | undefined {
+  try {
+    return openSync(path, flags);
+  } catch (cause) {
+    if (['ENOENT', 'ENOTDIR', 'ELOOP'].includes(errnoOf(cause) ?? '')) return undefined;
+    throw cause;
+  }
+}

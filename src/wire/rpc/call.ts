@@ -1,0 +1,110 @@
+import { XdrError, XdrReader } from '../xdr/reader.ts';
+import type { XdrWriter } from '../xdr/writer.ts';
+import { authNone, authSys, authTls, type Identity, maxAuth, maxGroups, messageCall } from './message.ts';
+import type { Layout } from './replay-cache.ts';
+import type { Caller } from './server.ts';
+
+/** The head of a call as a server reads it. One object, used again for each call. */
+export interface ReceivedCall {
+  xid: number;
+  rpcVersion: number;
+  program: number;
+  version: number;
+  procedure: number;
+  asksForTls: boolean;
+  /** Undefined: a kind of credential that is not taken, or a malformed one. */
+  caller: Caller | undefined;
+}
+
+/**
+ * Reads the heads of one connection's calls. Nearly all of them carry the same credential: then it is compared with the
+ * last, byte by byte, which is far cheaper than to read it, and the caller is the same object.
+ */
+export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
+  const call: ReceivedCall = {
+    ...{ xid: 0, rpcVersion: 0, program: 0, version: 0, procedure: 0, asksForTls: false, caller: undefined },
+  };
+  let last: Buffer | undefined;
+  let lastCaller: Caller | undefined;
+
+  function callerOf(flavor: number, body: Buffer): Caller | undefined {
+    if (flavor === authNone) return { ...from, identity: undefined };
+    const identity = flavor === authSys ? readIdentity(body) : undefined;
+    return identity && { ...from, identity };
+  }
+
+  function readCaller(reader: XdrReader): Caller | undefined {
+    const start = reader.at;
+    const flavor = reader.u32();
+    const body = reader.window(maxAuth);
+    const raw = reader.buffer.subarray(start, reader.at);
+    if (last !== undefined && isSame(last, raw)) return lastCaller;
+    lastCaller = callerOf(flavor, body);
+    last = Buffer.from(raw);
+    return lastCaller;
+  }
+
+  return (reader) => {
+    const { view } = reader;
+    const at = reader.take(24);
+    call.xid = view.getUint32(at);
+    if (view.getUint32(at + 4) !== messageCall) throw new XdrError('a reply came where a call should');
+    call.rpcVersion = view.getUint32(at + 8);
+    call.program = view.getUint32(at + 12);
+    call.version = view.getUint32(at + 16);
+    call.procedure = view.getUint32(at + 20);
+    call.asksForTls = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
+    call.caller = readCaller(reader);
+    reader.take(4);
+    reader.window(maxAuth);
+    return call;
+  };
+}
+
+function isSame(a: Buffer, b: Buffer): boolean {
+  if (a.length !== b.length) return false;
+  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
+  return true;
+}
+
+function readIdentity(body: Buffer): Identity | undefined {
+  try {
+    const view = new DataView(body.buffer, body.byteOffset, body.length);
+    const reader = new XdrReader().reset(body, view, 0, body.length);
+    reader.u32();
+    const machine = reader.string(255);
+    const [uid, gid, count] = [reader.u32(), reader.u32(), reader.u32()];
+    if (count > maxGroups) return undefined;
+    return { machine, uid, gid, groups: Array.from({ length: count }, () => reader.u32()) };
+  } catch {
+    return undefined;
+  }
+}
+
+/** RFC 5531, section 9: from after the xid and the type of the message. */
+export const accepted = (writer: XdrWriter, status: number): XdrWriter =>
+  writer.u32(0).u32(authNone).u32(0).u32(status);
+
+export const failed =
+  (status: number, ...more: readonly number[]): Layout =>
+  (writer) => {
+    accepted(writer, status);
+    for (const word of more) writer.u32(word);
+    return undefined;
+  };
+
+const denied =
+  (...words: readonly number[]): Layout =>
+  (writer) => {
+    writer.u32(1);
+    for (const word of words) writer.u32(word);
+    return undefined;
+  };
+
+export const wrongRpcVersion = denied(0, 2, 2);
+export const badCredential = denied(1, 1);
+export const tooWeak = denied(1, 5);
+export const startTls: Layout = (writer) => {
+  writer.u32(0).u32(authNone).opaque(Buffer.from('STARTTLS')).u32(0);
+  return undefined;
+};

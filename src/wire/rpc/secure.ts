@@ -1,0 +1,24 @@
+import type { Socket } from 'node:net';
+import { createServer, type TLSSocket, type TlsOptions } from 'node:tls';
+
+/** Makes a connection private, and gives it when the other side has shown what it had to. */
+export type Secure = (socket: Socket, then: (secured: TLSSocket) => void) => void;
+
+/**
+ * A TLS server that listens nowhere: connections are handed to it. By hand, a client's certificate would be asked for and
+ * not looked at.
+ */
+export function createSecure(options: TlsOptions): Secure {
+  const expected = new Map<string, (secured: TLSSocket) => void>();
+  const key = (socket: Socket): string => `${socket.remoteAddress} ${socket.remotePort}`;
+  const server = createServer({ ...options, ALPNProtocols: ['sunrpc'] }, (secured) => {
+    expected.get(key(secured))?.(secured);
+  });
+  server.on('tlsClientError', (_cause, secured) => secured.destroy());
+  return (socket, then) => {
+    if (socket.destroyed) return;
+    expected.set(key(socket), then);
+    socket.on('close', () => expected.delete(key(socket)));
+    server.emit('connection', socket);
+  };
+}
