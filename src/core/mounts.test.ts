@@ -46,6 +46,18 @@ describe.skipIf(needs('mount'))('mounts', () => {
     await server.engine.deletions.delete(id, undefined, aCall());
   });
 
+  test('an unmount while the mount is on its way waits for it, and takes it away', async () => {
+    const { id } = await create('a');
+    const gate = kind.close('source');
+    const mounted = mount('a', at('m'));
+    await gate.reached;
+    const unmounted = server.engine.mounts.unpublish(at('m'), id, aCall());
+    gate.open();
+    await Promise.all([mounted, unmounted]);
+    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await server.engine.mounts.unpublish(at('m'), id, aCall())).toBeUndefined();
+  });
+
   test('growing a volume while it is mounted a second time makes nobody wait for ever', async () => {
     const { id } = await create('a');
     await mount('a', at('m1'));

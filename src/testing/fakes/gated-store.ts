@@ -13,6 +13,7 @@ type Verb =
   | 'reclaim'
   | 'get'
   | 'sweep'
+  | 'source'
   | 'trash'
   | 'usage';
 
