@@ -1,6 +1,7 @@
 import { mkdir, mkdtemp, readdir, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
@@ -27,6 +28,17 @@ async function started(options: ServerOptions = {}): Promise<TestServer> {
 
 const add = (server: TestServer, name: string, query = '') =>
   server.engine.stores.add(name, `local://${folder}/${name}${query}`, aCall());
+
+/** With store `a`, on which one call does not end before the gate opens. */
+async function busyServer() {
+  const server = await started();
+  await add(server, 'a');
+  await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+  const gate = kind.close('label', { deaf: true });
+  const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
+  await gate.reached;
+  return { server, gate, labelled };
+}
 
 describe('a call on a disk that does not answer', () => {
   test('is answered at its deadline, goes on, and keeps its volume to itself until it ends', async () => {
@@ -171,6 +183,31 @@ describe('an opening that nobody waits for any more', () => {
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
   });
 
+  test('does not come to life after the server has stopped', async () => {
+    const config = join(folder, 'stowage.yaml');
+    await writeFile(config, `stores:\n  late: local://${folder}/late\n`);
+    const server = await started({ config });
+    await mkdir(join(folder, 'late'));
+    // Begun for somebody who has been answered since.
+    const gate = kind.close('open', { deaf: true });
+    const check = server.admin.post('/v1/stores/late/check');
+    await gate.reached;
+    clock.advance(15_000);
+    expect((await check).body).toMatchObject({ ok: false });
+    let isStopped = false;
+    void server.stop().then(() => {
+      isStopped = true;
+    });
+    await vi.waitFor(() => {
+      clock.advance(5_000);
+      expect(isStopped).toBe(true);
+    });
+    gate.open();
+    // Long enough for an opening to have begun.
+    await delay(200);
+    expect(await readdir(join(folder, 'late'))).toEqual([]);
+  });
+
   test('of a store that was removed leaves nothing on record', async () => {
     const server = await started();
     await add(server, 'a');
@@ -221,12 +258,7 @@ describe('what one store lacks does not keep others from theirs', () => {
 
 describe('closing a store', () => {
   test('that is in use is refused after a while, and it stays as it was', async () => {
-    const server = await started();
-    await add(server, 'a');
-    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
-    const gate = kind.close('label', { deaf: true });
-    const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
-    await gate.reached;
+    const { server, gate, labelled } = await busyServer();
     const removed = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
@@ -264,12 +296,7 @@ describe('a change of configuration', () => {
   };
 
   test('that a store in use cannot follow waits, is shown, and is made later', async () => {
-    const server = await started();
-    await add(server, 'a');
-    await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
-    const gate = kind.close('label', { deaf: true });
-    const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
-    await gate.reached;
+    const { server, gate, labelled } = await busyServer();
     const before = server.engine.stores.view('a').store;
     await server.engine.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());
     expect(server.engine.stores.view('a')).toMatchObject({ pending: undefined, store: before });

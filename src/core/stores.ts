@@ -112,9 +112,10 @@ export function createStores(parts: StoresParts): Stores {
         await entries.open(entry, scope, askedPatienceMs);
       }),
     close: async () => {
-      const closed = [...entries.all.values()].map((entry) => entry.store?.close());
-      await endsWithin(Promise.all(closed), closeDeadlineMs, clock);
-      entries.all.clear();
+      const all = [...entries.all.values()];
+      // One that is still being opened must not come to life, and keep its lock, when all is over.
+      for (const entry of all) entries.drop(entry);
+      await endsWithin(Promise.all(all.map((entry) => entry.store?.close())), closeDeadlineMs, clock);
     },
   };
 }
