@@ -1,5 +1,6 @@
 import type { Procedure } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
+import { namesOf } from './status.ts';
 import { type FileHandle, maxPath, readHandle } from './structures.ts';
 
 export const mountProgram = 100005;
@@ -20,9 +21,7 @@ export const mountStatus = {
 
 export type MountStatusName = keyof typeof mountStatus;
 
-const names = new Map<number, MountStatusName>(
-  Object.entries(mountStatus).map(([name, status]) => [status, name as MountStatusName]),
-);
+const names = namesOf(mountStatus);
 
 /** The MOUNT service answered, and the answer is no. */
 export class MountError extends Error {

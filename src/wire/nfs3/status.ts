@@ -32,9 +32,11 @@ export const nfsStatus = {
 
 export type NfsStatusName = keyof typeof nfsStatus;
 
-const names = new Map<number, NfsStatusName>(
-  Object.entries(nfsStatus).map(([name, status]) => [status, name as NfsStatusName]),
-);
+/** The other way round. */
+export const namesOf = <N extends string>(statuses: Readonly<Record<N, number>>): ReadonlyMap<number, N> =>
+  new Map(Object.entries<number>(statuses).map(([name, status]) => [status, name as N]));
+
+const names = namesOf(nfsStatus);
 
 /** The server answered, and the answer is no. */
 export class NfsError extends Error {

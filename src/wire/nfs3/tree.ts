@@ -1,4 +1,4 @@
-import { createLimiter } from '#base/limiter.ts';
+import { createLimiter, type Limiter } from '#base/limiter.ts';
 import type { CallOptions } from '../rpc/client.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
@@ -28,10 +28,12 @@ interface Folder {
   passes: number;
 }
 
+type Visit = (folder: Folder, descend: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>;
+
 /** Hands directories to a few workers, deepest first, and tells when each of them has no unfinished children. */
 function createDescent(
   root: Folder,
-  visit: (folder: Folder, descend: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>,
+  visit: Visit,
   leave: (folder: Folder) => Promise<'again' | 'done'>,
 ): { run(): Promise<void> } {
   const stack: Folder[] = [root];
@@ -103,6 +105,29 @@ async function known(
   }
 }
 
+/** What is in a directory, with handle and attributes, page by page. A directory that is gone by now holds nothing. */
+async function eachKnown(
+  client: NfsClient,
+  directory: FileHandle,
+  limit: Limiter,
+  options: CallOptions,
+  work: (entry: EntryPlus, about: NonNullable<Awaited<ReturnType<typeof known>>>) => Promise<void>,
+): Promise<void> {
+  try {
+    for await (const page of listDirectory(client, directory, options)) {
+      options.signal?.throwIfAborted();
+      await Promise.all(
+        page.map(async (entry) => {
+          const about = await limit.run(() => known(client, directory, entry, options));
+          if (about !== undefined) await work(entry, about);
+        }),
+      );
+    }
+  } catch (cause) {
+    if (!isGone(cause)) throw cause;
+  }
+}
+
 /**
  * Removes everything in a directory, and not the directory. Links are removed, never followed; what others remove
  * meanwhile is fine; what they add is removed too. Stopped at any point, it goes on at the next call.
@@ -124,24 +149,13 @@ export async function emptyDirectory(
     options.onProgress?.(++done);
   }
 
-  async function visit(folder: Folder, descend: (child: Pick<Folder, 'handle' | 'name'>) => void): Promise<void> {
+  const visit: Visit = async (folder, descend) => {
     folder.passes++;
-    try {
-      for await (const page of listDirectory(client, folder.handle, options)) {
-        options.signal?.throwIfAborted();
-        await Promise.all(
-          page.map(async (entry) => {
-            const about = await limit.run(() => known(client, folder.handle, entry, options));
-            if (about === undefined) return;
-            if (about.attributes.type === fileType.directory) descend({ handle: about.handle, name: nameOf(entry) });
-            else await removeFile(folder.handle, entry);
-          }),
-        );
-      }
-    } catch (cause) {
-      if (!isGone(cause)) throw cause;
-    }
-  }
+    await eachKnown(client, folder.handle, limit, options, async (entry, { handle, attributes }) => {
+      if (attributes.type === fileType.directory) descend({ handle, name: nameOf(entry) });
+      else await removeFile(folder.handle, entry);
+    });
+  };
 
   async function leave({ parent, name, passes }: Folder): Promise<'again' | 'done'> {
     if (parent === undefined) return 'done';
@@ -206,24 +220,12 @@ export async function walkTree(
     return names.join('/');
   };
 
-  async function visit(folder: Folder, descend: (child: Pick<Folder, 'handle' | 'name'>) => void): Promise<void> {
-    try {
-      for await (const page of listDirectory(client, folder.handle, options)) {
-        options.signal?.throwIfAborted();
-        await Promise.all(
-          page.map(async (entry) => {
-            const about = await limit.run(() => known(client, folder.handle, entry, options));
-            if (about === undefined) return;
-            await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
-            options.onProgress?.(++done);
-            if (about.attributes.type === fileType.directory) descend({ handle: about.handle, name: nameOf(entry) });
-          }),
-        );
-      }
-    } catch (cause) {
-      if (!isGone(cause)) throw cause;
-    }
-  }
+  const visit: Visit = (folder, descend) =>
+    eachKnown(client, folder.handle, limit, options, async (entry, about) => {
+      await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
+      options.onProgress?.(++done);
+      if (about.attributes.type === fileType.directory) descend({ handle: about.handle, name: nameOf(entry) });
+    });
 
   const root: Folder = { handle: directory, parent: undefined, name: '', children: 1, passes: 0 };
   await createDescent(root, visit, async () => 'done').run();

@@ -178,6 +178,59 @@ describe('a server that does not answer', () => {
   });
 });
 
+describe("data that go into the caller's own buffer", () => {
+  /** Asks for as many bytes as fit, which come behind their length. */
+  const fill: Procedure<Buffer, number> = {
+    ...{ program: 200_000, version: 1, number: 2, name: 'FILL' },
+    encode: (writer, into) => {
+      writer.u32(into.length);
+      return undefined;
+    },
+    decode: (reader, into) => reader.window(into.length).copy(into),
+    head: (reader, into) => {
+      const length = reader.u32();
+      return { target: into.subarray(0, length), result: length };
+    },
+  };
+  const size = 100_000;
+
+  /** The reply to a FILL, all of it sevens. */
+  const reply = (xid: number): Buffer => {
+    const head = record(xid, 1, 0, 0, 0, 0, size);
+    head.writeUInt32BE((0x8000_0000 | (head.length - 4 + size)) >>> 0);
+    return Buffer.concat([head, Buffer.alloc(size, 7)]);
+  };
+
+  test('arrive there in pieces', async () => {
+    server.onCall = async ({ xid, socket }) => {
+      const bytes = reply(xid);
+      for (let at = 0; at < bytes.length; at += 30_000) {
+        socket.write(bytes.subarray(at, at + 30_000));
+        await delay(5);
+      }
+    };
+    const into = Buffer.alloc(size);
+    expect(await client({ ports: [server.port] }).call(fill, into)).toBe(size);
+    expect(into.equals(Buffer.alloc(size, 7))).toBe(true);
+  });
+
+  test('are not put there any more once the caller gave up, and other calls go on', async () => {
+    server.onCall = ({ xid, socket }) => void socket.write(reply(xid).subarray(0, 40_000));
+    const rpc = client({ ports: [server.port] });
+    const into = Buffer.alloc(size);
+    await expect(rpc.call(fill, into, { deadlineMs: 100 })).rejects.toMatchObject({ failure: 'deadline' });
+    expect(into.includes(7)).toBe(true);
+    // The buffer is the caller's again.
+    into.fill(1);
+    const [asked] = server.asked;
+    asked?.socket.write(reply(asked.xid).subarray(40_000));
+    server.onCall = (call) => call.answer();
+    expect(await rpc.call(echo, 3)).toBe(3);
+    await delay(50);
+    expect(into.equals(Buffer.alloc(size, 1))).toBe(true);
+  });
+});
+
 describe('a connection that breaks', () => {
   test('is made again, and what had no reply is sent again under the same xid', async () => {
     const seen: boolean[] = [];

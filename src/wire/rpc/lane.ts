@@ -54,8 +54,16 @@ export function createLane(parts: LaneParts): Lane {
   let connection: Connection | undefined;
   let isDialing = false;
   let heardAt = 0;
+  /** Its data are on their way straight into the caller's own buffer. */
+  let receiving: Call | undefined;
 
   function drop(call: Call): void {
+    // Given up in the middle: the buffer is the caller's again, so nothing more may be put into it. Node has been told
+    // where the next bytes go and cannot be told otherwise, but for ending the connection.
+    if (receiving === call) {
+      receiving = undefined;
+      connection?.close();
+    }
     if (pending.delete(call.xid)) parts.onEnded();
   }
 
@@ -91,8 +99,13 @@ export function createLane(parts: LaneParts): Lane {
     }
   }
 
-  const handlers = createHandlers(pending, drop, () => {
-    heardAt = clock.elapsed();
+  const handlers = createHandlers(pending, drop, {
+    heard: () => {
+      heardAt = clock.elapsed();
+    },
+    receiving: (call) => {
+      receiving = call;
+    },
   });
 
   /** Connects, and sends what has no reply. */
@@ -125,7 +138,7 @@ export function createLane(parts: LaneParts): Lane {
   function lost(which: Connection, why: Error): void {
     which.close();
     if (connection !== which) return;
-    connection = undefined;
+    connection = receiving = undefined;
     // A server that breaks the protocol would do so again.
     if (why instanceof RpcError && why.failure === 'garbled') for (const call of pending.values()) fail(call, why);
     if (pending.size > 0) void keepConnected();
@@ -147,7 +160,17 @@ export function createLane(parts: LaneParts): Lane {
   };
 }
 
-function createHandlers(pending: ReadonlyMap<number, Call>, drop: (call: Call) => void, heard: () => void): Handlers {
+interface Watching {
+  heard(): void;
+  /** Undefined: all of it has arrived. */
+  receiving(call: Call | undefined): void;
+}
+
+function createHandlers(
+  pending: ReadonlyMap<number, Call>,
+  drop: (call: Call) => void,
+  { heard, receiving }: Watching,
+): Handlers {
   const reader = new XdrReader();
 
   function onHead(buffer: Buffer, view: DataView, from: number, have: number): Direct | undefined {
@@ -160,11 +183,11 @@ function createHandlers(pending: ReadonlyMap<number, Call>, drop: (call: Call) =
       if (found === undefined) return undefined;
       const done = (): void => {
         heard();
-        // Its deadline may have come in the middle: then nobody waits for it.
-        if (!pending.has(call.xid)) return;
+        receiving(undefined);
         drop(call);
         call.resolve(found.result);
       };
+      receiving(call);
       return { from: reader.at, target: found.target, done };
     } catch {
       // Not all of the head is there yet, or it is an error: decoded when all of it has arrived.

@@ -3,8 +3,9 @@ import { RpcError } from './errors.ts';
 import type { Procedure } from './procedure.ts';
 
 export const portmapPort = 111;
-const program = 100000;
-const tcp = 6;
+export const portmapProgram = 100000;
+/** The number of the protocol, as version 2 wants it. */
+export const tcp = 6;
 const maxUniversalAddress = 128;
 
 interface Wanted {
@@ -14,7 +15,7 @@ interface Wanted {
 
 /** RFC 1833, section 3: where a program listens on TCP over IPv4; 0: nowhere. */
 export const getPort: Procedure<Wanted, number> = {
-  ...{ program, version: 2, number: 3, name: 'PMAP GETPORT' },
+  ...{ program: portmapProgram, version: 2, number: 3, name: 'PMAP GETPORT' },
   encode: (writer, wanted) => {
     writer.u32(wanted.program).u32(wanted.version).u32(tcp).u32(0);
     return undefined;
@@ -24,7 +25,7 @@ export const getPort: Procedure<Wanted, number> = {
 
 /** RFC 1833, section 2: the same over any network; an empty address: nowhere. */
 const getAddress = (version: 3 | 4): Procedure<Wanted & { readonly network: string }, string> => ({
-  ...{ program, version, number: 3, name: `RPCB GETADDR v${version}` },
+  ...{ program: portmapProgram, version, number: 3, name: `RPCB GETADDR v${version}` },
   encode: (writer, wanted) => {
     writer.u32(wanted.program).u32(wanted.version).string(wanted.network).string('').string('');
     return undefined;

@@ -1,8 +1,7 @@
+import { portmapProgram, tcp } from '../../rpc/portmap.ts';
 import type { Reply, ServedProcedure, ServedProgram } from '../../rpc/server.ts';
 import type { XdrReader } from '../../xdr/reader.ts';
 
-const portmapProgram = 100000;
-const tcp = 6;
 const maxText = 256;
 
 /** A program that listens somewhere. */
