@@ -284,6 +284,48 @@ describe('closing a store', () => {
   });
 });
 
+describe('closing a store on a disk that does not answer', () => {
+  test('keeps nobody from changing other stores', async () => {
+    const never: typeof kind = {
+      ...kind,
+      open: async (config, ...rest) => {
+        const store = await kind.open(config, ...rest);
+        return config.name === 'a' ? { ...store, close: () => new Promise(() => undefined) } : store;
+      },
+    };
+    const server = await started({ kinds: [never] });
+    await add(server, 'a');
+    const removed = server.admin.delete('/v1/stores/a');
+    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    clock.advance(5_000);
+    expect((await removed).status).toBe(204);
+    await add(server, 'b');
+  });
+
+  test('that is then not closed goes on freeing space', async () => {
+    const { server, gate, labelled } = await busyServer();
+    await server.admin.post('/v1/volumes', { store: 'a', name: 'y' });
+    const freeing = kind.close('reclaim', { store: 'a' });
+    await server.admin.delete('/v1/volumes/a..y');
+    await vi.waitFor(() => {
+      clock.advance(250);
+      expect(freeing.waiting()).toBe(1);
+    });
+    const removed = server.admin.delete('/v1/stores/a');
+    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    clock.advance(30_000);
+    expect((await removed).status).toBe(409);
+    await server.engine.tend(aCall());
+    await vi.waitFor(() => {
+      clock.advance(250);
+      expect(freeing.waiting()).toBe(2);
+    });
+    freeing.open();
+    gate.open();
+    await labelled;
+  });
+});
+
 describe('a change of configuration', () => {
   const configs = (server: TestServer, uri: string) => {
     const { config } = server.engine.stores.view('a');

@@ -58,6 +58,19 @@ describe.skipIf(needs('mount'))('mounts', () => {
     expect(await server.engine.mounts.unpublish(at('m'), id, aCall())).toBeUndefined();
   });
 
+  test('what is mounted of a volume that is off record can be unmounted, by who may see every store', async () => {
+    await using own = await startServer();
+    const { body } = await own.admin.post('/v1/volumes', { name: 'a' });
+    const target = `${own.folder}-m`;
+    expect((await own.admin.post(`/v1/volumes/${body.id}/mount`, { target })).status).toBe(200);
+    own.engine.records.volumes.forgetStore('local' as Volume['store']);
+    const scoped = await own.as('admin', 'local');
+    expect((await scoped.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(404);
+    expect(await own.engine.mounts.list(aCall())).toMatchObject([{ mounted: true }]);
+    expect((await own.admin.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(204);
+    expect(await own.engine.mounts.list(aCall())).toEqual([]);
+  });
+
   test('growing a volume while it is mounted a second time makes nobody wait for ever', async () => {
     const { id } = await create('a');
     await mount('a', at('m1'));

@@ -1,4 +1,5 @@
-import { mkdir, stat } from 'node:fs/promises';
+import { mkdir, mkdtempDisposable, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -411,4 +412,25 @@ describe('without a token', () => {
   test('a token on the socket changes nothing', async () => {
     expect((await server.admin.get('/v1/tokens', { authorization: 'Bearer nonsense' })).status).toBe(200);
   });
+});
+
+test('what is wrong with a store does not tell a token for it of others', async () => {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-places-'));
+  await mkdir(join(folder.path, 'secret', 'inner'), { recursive: true });
+  const config = join(folder.path, 'stowage.yaml');
+  const at = (place: string): string => `local://${folder.path}/${place}`;
+  await writeFile(
+    config,
+    `stores:\n  hidden: ${at('secret')}\n  same: ${at('secret')}\n  inner: ${at('secret/inner')}\n`,
+  );
+  await using own = await startServer({ config });
+  const problems = async (api: Api): Promise<string> =>
+    JSON.stringify((await api.get('/v1/stores')).body.items.map(({ problem }: { problem: unknown }) => problem));
+  // Which of them is opened first is not said; the others have a problem that names it.
+  const open = own.engine.stores.list().find(({ store }) => store !== undefined)?.config.name ?? '';
+  expect(await problems(own.admin)).toContain(open);
+  const others = ['hidden', 'same', 'inner'].filter((name) => name !== open);
+  const seen = await problems(await own.as('viewer', ...others));
+  expect(seen).toContain('cannot use the place it was given');
+  expect(seen).not.toContain(open);
 });
