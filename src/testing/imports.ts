@@ -44,7 +44,13 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
 
 /** Folders whose children may not know each other, and the exceptions. */
 const strangers = ['stores', 'front', 'wire'];
-const acquainted: readonly string[] = ['wire/rpc > wire/xdr', 'wire/nfs3 > wire/xdr', 'wire/nfs3 > wire/rpc'];
+const acquainted: readonly string[] = [
+  'wire/rpc > wire/xdr',
+  'wire/nfs3 > wire/xdr',
+  'wire/nfs3 > wire/rpc',
+  'stores/local > stores/shelf',
+  'stores/nfs > stores/shelf',
+];
 
 /** Folders that use no npm package: what they need of one is a port. */
 const selfReliant = ['core', 'wire'];

@@ -3,12 +3,12 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreCheck } from '#core/model.ts';
+import type { Parts } from '../shelf/parts.ts';
+import type { Place } from '../shelf/place.ts';
 import { storeFailure } from './errors.ts';
 import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
-import type { Parts } from './parts.ts';
-import type { Place } from './place.ts';
 
 /** Each step shows what is wrong and what to do; later steps that make no sense after a failure are left out. */
 export async function checkStore(
@@ -39,7 +39,7 @@ export async function checkStore(
   });
   if (
     found &&
-    (await step('open', async () => `${(await readdir(place.root)).length} entries, layout ${place.layout}`))
+    (await step('open', async () => `${(await readdir(place.root)).length} entries, layout ${options.layout}`))
   ) {
     if (!readOnly) await step('writable', () => probe(place));
     await step('room', async () => {
@@ -47,7 +47,7 @@ export async function checkStore(
       if (!readOnly && room.free === 0n) throw full(place.root);
       return `${room.free} of ${room.total} bytes are free`;
     });
-    if (place.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
+    if (options.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
     await step('lock', async () =>
       readOnly ? 'none: the store is read-only' : `held by this process (${process.pid})`,
     );

@@ -1,6 +1,6 @@
 import type { ErrorCode } from '#core/errors.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import { quoted } from '#core/names.ts';
+import { errno } from '../shelf/files.ts';
 
 type About = { readonly code: ErrorCode; readonly reason: string; readonly why: string; readonly action: string };
 
@@ -79,12 +79,6 @@ const tooManyFiles: About = {
   action: 'Raise the limit of open files for Stowage (ulimit -n, or LimitNOFILE in its unit).',
 };
 
-export function errno(thrown: unknown): string | undefined {
-  return thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : undefined;
-}
-
-export const isFull = (thrown: unknown): boolean => ['ENOSPC', 'EDQUOT'].includes(errno(thrown) ?? '');
-
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
   const code = errno(cause);
@@ -103,51 +97,11 @@ export function rootMissing(root: string, cause?: unknown): StowageError {
   });
 }
 
-export function otherStore(root: string, store: string, why: string): StowageError {
-  return new StowageError(`${root} is not the store it was: ${why}`, {
-    code: 'unavailable',
-    reason: 'store-identity',
-    action: `Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt ${store}`,
-  });
-}
-
 export function rootChanged(root: string): StowageError {
   return new StowageError(`${root} is no longer the directory the store was opened in`, {
     code: 'unavailable',
     reason: 'store-root-changed',
     action:
       'Put the original directory or disk back in its place (compare with: findmnt). If the new one is meant to be the store, restart Stowage.',
-  });
-}
-
-export function notFound(name: string, store: string): StowageError {
-  return new StowageError(`there is no volume ${quoted(name)} in store ${store}`, {
-    code: 'not-found',
-    reason: 'volume-unknown',
-    action: `See what there is with: stowage volume list --store ${store}`,
-  });
-}
-
-export function nameTaken(name: string, store: string): StowageError {
-  return new StowageError(`store ${store} has a volume ${quoted(name)} already`, {
-    code: 'exists',
-    reason: 'volume-exists',
-    action: `Choose another name, or look at the existing one with: stowage volume show ${store}/${name}`,
-  });
-}
-
-export function dataUnrecorded(name: string, path: string, store: string): StowageError {
-  return new StowageError(`${path} exists already but belongs to no volume`, {
-    code: 'exists',
-    reason: 'directory-unrecorded',
-    action: `Make it a volume as it is with: stowage store adopt ${store} ${name}; or move it away; or choose another name.`,
-  });
-}
-
-export function dataUnusable(name: string, path: string, found: string): StowageError {
-  return new StowageError(`the data of volume ${quoted(name)} cannot be used: ${path} ${found}`, {
-    code: 'conflict',
-    reason: 'volume-data-unusable',
-    action: `Put the volume's data back at ${path}, or delete the volume.`,
   });
 }

@@ -1,7 +1,46 @@
-import type { Stats } from 'node:fs';
+import type { Dirent, Stats } from 'node:fs';
 import { constants } from 'node:fs';
-import { lstat, open, opendir, rename, unlink } from 'node:fs/promises';
-import { errno } from './errors.ts';
+import { lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
+import { errno, type Files, type FileType, UnfitFile } from '../shelf/files.ts';
+import { scanTree } from './scan.ts';
+import { emptyFolder } from './tree.ts';
+
+/** The file system of this machine. */
+export const localFiles: Files = {
+  look: async (path) => {
+    const found = await lstatIfThere(path);
+    if (found === undefined) return undefined;
+    return { type: typeOf(found), madeAt: found.birthtimeMs, changedAt: found.ctimeMs };
+  },
+  names: (folder) => readdir(folder),
+  list: async (folder) =>
+    (await readdir(folder, { withFileTypes: true })).map((entry) => ({ name: entry.name, type: typeOf(entry) })),
+  read: readBounded,
+  writeNew,
+  writeNewUnless: async (beside, path, text) => {
+    if ((await lstatIfThere(beside)) !== undefined) return 'one of them is there';
+    try {
+      await writeNew(path, text);
+      return 'written';
+    } catch (cause) {
+      if (errno(cause) === 'EEXIST') return 'one of them is there';
+      throw cause;
+    }
+  },
+  makeFolder: async (path, mode = 0o700) => {
+    await mkdir(path, { mode, recursive: true });
+  },
+  rename: renameIfThere,
+  unlink: unlinkIfThere,
+  rmdir: (path) => rmdir(path),
+  removeAll: (path) => rm(path, { recursive: true, force: true }),
+  empty: emptyFolder,
+  scan: (top, signal) => scanTree(top, signal),
+  sync: syncFolder,
+};
+
+const typeOf = (entry: Dirent | Stats): FileType =>
+  entry.isDirectory() ? 'directory' : entry.isFile() ? 'file' : entry.isSymbolicLink() ? 'link' : 'other';
 
 /** Undefined: it is not there. Never follows a symbolic link. */
 export async function lstatIfThere(path: string): Promise<Stats | undefined> {
@@ -32,9 +71,6 @@ async function ifThere(work: Promise<void>): Promise<boolean> {
     throw cause;
   }
 }
-
-/** There, but nothing that `readBounded` reads. Its message completes "… cannot be read: ". */
-export class UnfitFile extends Error {}
 
 /**
  * O_NOFOLLOW: a planted link must not make us read another file. O_NONBLOCK: opening a planted FIFO must not wait for a
@@ -76,70 +112,11 @@ export async function writeNew(path: string, text: string): Promise<void> {
   }
 }
 
-export async function syncFolder(path: string): Promise<void> {
+async function syncFolder(path: string): Promise<void> {
   const folder = await open(path, 'r');
   try {
     await folder.sync();
   } finally {
     await folder.close();
   }
-}
-
-/**
- * Callers that ask while a run is under way share the next one: the run under way may have begun before their change
- * was made, so it proves nothing to them; the next one begins after all of them asked, so it covers them all.
- */
-export function coalesced(work: () => Promise<void>): () => Promise<void> {
-  let running: Promise<void> | undefined;
-  let next: Promise<void> | undefined;
-  const start = (): Promise<void> => {
-    const run = work().finally(() => {
-      if (running === run) running = undefined;
-    });
-    running = run;
-    return run;
-  };
-  const startNext = (): Promise<void> => {
-    next = undefined;
-    return start();
-  };
-  return () => {
-    if (running === undefined) return start();
-    next ??= running.then(startNext, startNext);
-    return next;
-  };
-}
-
-/** At most `limit` at a time; the first failure stops taking new items and is thrown when the others are done. */
-export async function eachBounded<T>(
-  items: Iterable<T> | AsyncIterable<T>,
-  limit: number,
-  work: (item: T) => Promise<void>,
-): Promise<void> {
-  const running = new Set<Promise<void>>();
-  let failure: { readonly cause: unknown } | undefined;
-  for await (const item of items) {
-    const task: Promise<void> = work(item)
-      .catch((cause: unknown) => {
-        failure ??= { cause };
-      })
-      .finally(() => running.delete(task));
-    running.add(task);
-    if (running.size >= limit) await Promise.race(running);
-    if (failure !== undefined) break;
-  }
-  await Promise.all(running);
-  if (failure !== undefined) throw failure.cause;
-}
-
-export interface RawEntry {
-  readonly name: Buffer;
-  isDirectory(): boolean;
-}
-
-/** Names are bytes to the kernel; as strings, those that are not UTF-8 could be neither looked at nor removed. */
-export async function openRaw(directory: Buffer): Promise<AsyncIterable<RawEntry>> {
-  // The types know only text encodings; Node takes 'buffer' here as it does for readdir.
-  const options = { encoding: 'buffer', bufferSize: 256 } as unknown as { bufferSize: number };
-  return (await opendir(directory, options)) as unknown as AsyncIterable<RawEntry>;
 }

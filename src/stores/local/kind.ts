@@ -4,21 +4,22 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { StoreConfig, StorePolicy } from '#core/model.ts';
 import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
-import { createAdopt } from './adopt.ts';
+import { createAdopt } from '../shelf/adopt.ts';
+import { createCreate } from '../shelf/create.ts';
+import { createDirectoryLayout } from '../shelf/layout-directory.ts';
+import { createOrphans } from '../shelf/orphans.ts';
+import { createParts } from '../shelf/parts.ts';
+import { createReadOnlyVerbs } from '../shelf/read-only.ts';
+import { createReading } from '../shelf/reading.ts';
+import { createSweep } from '../shelf/sweep.ts';
+import { createTrash } from '../shelf/trash.ts';
+import { createVolumes } from '../shelf/volumes.ts';
 import { checkStore } from './check.ts';
-import { createCreate } from './create.ts';
 import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
-import { createDirectoryLayout } from './layout-directory.ts';
 import { createImageLayout } from './layout-image.ts';
+import { createDirectoryMaker } from './new-directory.ts';
 import { optionHelp, parseOptions } from './options.ts';
-import { createOrphans } from './orphans.ts';
-import { createParts } from './parts.ts';
 import { openPlace, openReadOnlyPlace } from './place.ts';
-import { createReadOnlyVerbs } from './read-only.ts';
-import { createReading } from './reading.ts';
-import { createSweep } from './sweep.ts';
-import { createTrash } from './trash.ts';
-import { createVolumes } from './volumes.ts';
 
 /** Volumes in a directory of this machine: `local:///srv/data?layout=directory|image`. */
 export function createLocalStoreKind(clock: Clock = systemClock()): StoreKind {
@@ -53,7 +54,10 @@ async function open(
     const layout =
       options.layout === 'image'
         ? createImageLayout(options, place, clock)
-        : await createDirectoryLayout(options, place, clock, readOnly);
+        : createDirectoryLayout({
+            ...{ place, clock, make: await createDirectoryMaker(options, place, readOnly) },
+            source: (path) => ({ kind: 'directory', node: context.node, path }),
+          });
     const parts = createParts(place, layout, clock);
     const verbs = readOnly
       ? createReadOnlyVerbs(parts)

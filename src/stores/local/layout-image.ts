@@ -4,14 +4,14 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
-import { dataUnusable } from './errors.ts';
+import { dataUnusable } from '../shelf/errors.ts';
+import type { Layout } from '../shelf/layout.ts';
+import type { Place } from '../shelf/place.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
 import { blockSize, type Found, fileSize, MiB, readGeometry } from './geometry.ts';
-import type { Layout } from './layout.ts';
 import type { FilesystemType, TopDirectory } from './mkfs.ts';
 import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
-import type { Place } from './place.ts';
 
 /** mkfs.xfs refuses less. */
 const smallestXfs = 300n * MiB;
@@ -61,8 +61,8 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
     discard: async (path, id) => {
       await renameIfThere(path, place.own('deleting', `${id}.img`));
     },
-    wrongWith: (stat) =>
-      stat.isFile() ? undefined : stat.isSymbolicLink() ? 'is a symbolic link' : 'is not a plain file',
+    wrongWith: ({ type }) =>
+      type === 'file' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a plain file',
     grow: async (path, meta, bytes) => {
       refuse(bytes);
       await enlarge(path, meta.access === 'block' ? roundUp(bytes) : await grownSize(path, bytes));

@@ -3,8 +3,8 @@ import { access } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { StowageError } from '#core/errors.ts';
+import { isObject } from '../shelf/meta.ts';
 import { lstatIfThere, readBounded } from './files.ts';
-import { isObject } from './meta.ts';
 
 const sqliteBusy = 5;
 

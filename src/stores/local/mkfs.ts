@@ -4,7 +4,7 @@ import { promisify } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import { errno } from './errors.ts';
+import { errno } from '../shelf/files.ts';
 import { unlinkIfThere } from './files.ts';
 import type { Ext4Geometry, XfsGeometry } from './geometry.ts';
 import { blockSize, MiB } from './geometry.ts';

@@ -1,8 +1,7 @@
 import { isAbsolute, normalize } from 'node:path';
 import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
-
-export type LayoutKind = 'directory' | 'image';
+import type { LayoutKind } from '../shelf/layout.ts';
 
 export interface LocalOptions {
   readonly root: string;

@@ -2,43 +2,22 @@ import { randomBytes } from 'node:crypto';
 import { constants } from 'node:fs';
 import { chmod, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { coalesced } from '#base/coalesced.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
-import { errno, isFull, rootChanged, rootMissing, storeFailure } from './errors.ts';
-import { coalesced, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
-import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from './identity.ts';
-import type { InFlight, InFlightOn } from './in-flight.ts';
+import { errno, isFull } from '../shelf/files.ts';
+import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from '../shelf/identity.ts';
+import type { Meta } from '../shelf/meta.ts';
+import { encodeMeta, formatVersion } from '../shelf/meta.ts';
+import type { Place } from '../shelf/place.ts';
+import { rootChanged, rootMissing, storeFailure } from './errors.ts';
+import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
+import type { InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
-import type { Meta } from './meta.ts';
-import { encodeMeta, formatVersion } from './meta.ts';
-import type { LayoutKind, LocalOptions } from './options.ts';
-
-/** The store's directory, found, checked and (unless read-only) locked. */
-export interface Place {
-  readonly store: StoreName;
-  readonly context: StoreContext;
-  readonly root: string;
-  readonly layout: LayoutKind;
-  /** As its own record says. Undefined: there is none, or not for this user. */
-  readonly identity: string | undefined;
-  /** `<root>/.stowage/<part>` */
-  own(...parts: readonly string[]): string;
-  metaPath(name: string): string;
-  /** A path in `.stowage/tmp` that nobody else uses. */
-  scratch(): string;
-  /** Left by an earlier run, not by this one. */
-  isLeftover(scratchName: string): boolean;
-  /** Throws when the directory is gone, or is another one: deleted and made again, or its disk not mounted. */
-  verify(): Promise<void>;
-  readonly inFlight: InFlight;
-  /** Makes every change of the root directory so far durable. For short calls: they lend their place meanwhile. */
-  sync(): Promise<void>;
-  /** Replaces a record atomically and durably. */
-  replace(path: string, meta: Meta): Promise<void>;
-  close(): Promise<void>;
-}
+import type { LocalOptions } from './options.ts';
+import { createReserve } from './reserve.ts';
 
 const folders = ['tmp', 'deleting', 'trash', 'retained'];
 
@@ -72,6 +51,11 @@ async function find(options: LocalOptions): Promise<Found> {
   return { root, device: first.dev, verify };
 }
 
+const common = ({ root, verify }: Found) => ({
+  ...{ root, verify, files: localFiles, base: `local://${root}`, others: undefined },
+  failure: (cause: unknown, doing: string) => storeFailure(cause, doing, root),
+});
+
 export async function openReadOnlyPlace(
   options: LocalOptions,
   store: StoreName,
@@ -81,23 +65,24 @@ export async function openReadOnlyPlace(
   const found = await find(options);
   const own = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
   // Records that this user may not read do not matter: directories are volumes all the same.
-  const recorded = await readIdentity(own('store.json')).catch((cause: unknown) => {
+  const recorded = await readIdentity(localFiles, own('store.json')).catch((cause: unknown) => {
     if (cause instanceof StowageError) throw cause;
     return { layout: options.layout, uuid: context.identity };
   });
-  await refuseOtherStore(found.root, store, recorded, context.identity);
+  await refuseOtherStore(localFiles, found.root, store, recorded, context.identity);
   if (recorded !== undefined) refuseOtherLayout(found.root, recorded.layout, options.layout);
   const never = (): never => {
     throw new Error('a read-only store was about to be written');
   };
   return {
-    ...{ store, context, own, layout: options.layout, identity: recorded?.uuid, inFlight: inFlightOn(found.device) },
-    ...found,
+    ...{ store, context, own, identity: recorded?.uuid, inFlight: inFlightOn(found.device) },
+    ...common(found),
     metaPath: (name) => join(found.root, `${name}.meta`),
     scratch: never,
     isLeftover: () => false,
     sync: never,
     replace: never,
+    reserve: { backing: (work) => work(), refill: async () => undefined },
     close: async () => undefined,
   };
 }
@@ -117,7 +102,13 @@ export async function openPlace(
   await using stack = new AsyncDisposableStack();
   try {
     await refuseForeign(own());
-    await refuseOtherStore(root, store, await readIdentity(own('store.json')), context.identity);
+    await refuseOtherStore(
+      localFiles,
+      root,
+      store,
+      await readIdentity(localFiles, own('store.json')),
+      context.identity,
+    );
     await makeOwnFolder(own());
     for (const folder of folders) await mkdir(own(folder), { mode: 0o700, recursive: true });
     const scratch = (): string => own('tmp', `${run}-${++scratches}`);
@@ -125,9 +116,9 @@ export async function openPlace(
     // server; so first something is written that hangs there instead, on a thread.
     await probe(scratch());
     stack.use(await lockStore(own('lock'), own('owner.json'), root));
-    const recorded = await readIdentity(own('store.json'));
+    const recorded = await readIdentity(localFiles, own('store.json'));
     if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, options.layout);
-    const identity = recorded?.uuid ?? (await writeIdentity(own('store.json'), scratch(), options.layout));
+    const identity = recorded?.uuid ?? (await writeIdentity(localFiles, own('store.json'), scratch(), options.layout));
     await sign(own('owner.json'), scratch(), context, log);
     // Kept open for fsync: opening it anew each time would double the calls of every create and delete.
     const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
@@ -148,8 +139,8 @@ export async function openPlace(
     await found.verify();
     const held = stack.move();
     return {
-      ...{ store, context, own, scratch, sync, replace, identity, inFlight, layout: options.layout },
-      ...found,
+      ...{ store, context, own, scratch, sync, replace, identity, inFlight, reserve: createReserve({ own, root }) },
+      ...common(found),
       metaPath: (name) => join(root, `${name}.meta`),
       isLeftover: (name) => !name.startsWith(`${run}-`),
       close: () => held.disposeAsync(),

@@ -6,13 +6,14 @@ import { systemClock } from '#base/clock.ts';
 import type { NodeName } from '#core/model.ts';
 import { newVolumeId, storeName, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { createCreate } from './create.ts';
+import { createCreate } from '../shelf/create.ts';
+import { createDirectoryLayout } from '../shelf/layout-directory.ts';
+import { createParts } from '../shelf/parts.ts';
+import { createReading } from '../shelf/reading.ts';
 import { createInFlightByDevice } from './in-flight.ts';
-import { createDirectoryLayout } from './layout-directory.ts';
+import { createDirectoryMaker } from './new-directory.ts';
 import { parseOptions } from './options.ts';
-import { createParts } from './parts.ts';
 import { openPlace } from './place.ts';
-import { createReading } from './reading.ts';
 
 test.each(['usage', 'source'] as const)(
   '%s finishes nothing that another operation is in the middle of',
@@ -25,7 +26,11 @@ test.each(['usage', 'source'] as const)(
     const place = await openPlace(options, storeName('test'), context, scope.log, createInFlightByDevice());
     stack.defer(() => place.close());
     const clock = systemClock();
-    const parts = createParts(place, await createDirectoryLayout(options, place, clock, false), clock);
+    const layout = createDirectoryLayout({
+      ...{ place, clock, make: await createDirectoryMaker(options, place, false) },
+      source: (path) => ({ kind: 'directory', node: context.node, path }),
+    });
+    const parts = createParts(place, layout, clock);
     const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
     const made = await createCreate(parts)(
       { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' },

@@ -1,25 +1,16 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, statfs, truncate, writeFile } from 'node:fs/promises';
-import { isFull } from './errors.ts';
-import { coalesced, lstatIfThere, unlinkIfThere } from './files.ts';
-import type { Place } from './place.ts';
-
-/**
- * Room kept back in `.stowage/reserve`, so that a full store can still be emptied: moving a volume to the trash takes a
- * block and an inode or two.
- */
-export interface Reserve {
-  /** Repeats what found no room, giving up a piece each time. So it must be work that can be repeated. */
-  backing<T>(work: () => Promise<T>): Promise<T>;
-  /** Makes the pieces that are missing, where there is room enough. */
-  refill(): Promise<void>;
-}
+import { coalesced } from '#base/coalesced.ts';
+import { isFull } from '../shelf/files.ts';
+import type { Place, Reserve } from '../shelf/place.ts';
+import { lstatIfThere, unlinkIfThere } from './files.ts';
 
 const pieces = 8;
 const pieceBytes = 128 * 1024;
 /** Below this many times the reserve the room is left to the volumes. */
 const plenty = 4;
 
+/** In `.stowage/reserve`. */
 export function createReserve(place: Pick<Place, 'own' | 'root'>): Reserve {
   const names = Array.from({ length: pieces }, (_, i) => place.own('reserve', `${i}`));
   let givenUp = 0;

@@ -2,16 +2,11 @@ import type { BigIntStats } from 'node:fs';
 import { constants } from 'node:fs';
 import { lstat, open } from 'node:fs/promises';
 import { DeadlineExceeded } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
 import { stowageError } from '#core/errors.ts';
-import { errno } from './errors.ts';
-import { eachBounded, openRaw } from './files.ts';
+import { errno, type Scanned } from '../shelf/files.ts';
 import { callsAtOnce } from './in-flight.ts';
-
-export interface Scanned {
-  readonly bytes: bigint;
-  readonly files: bigint;
-  readonly complete: boolean;
-}
+import { openRaw } from './raw-entries.ts';
 
 interface Directory {
   readonly path: Buffer;

@@ -2,10 +2,11 @@ import { randomBytes } from 'node:crypto';
 import { constants } from 'node:fs';
 import { chmod, lstat, open, opendir, rename, rmdir, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
-import { errno } from './errors.ts';
-import { eachBounded, openRaw } from './files.ts';
+import { errno, type Left } from '../shelf/files.ts';
 import { callsAtOnce } from './in-flight.ts';
+import { openRaw } from './raw-entries.ts';
 
 const treesAtOnce = 2;
 const entriesAtOnce = callsAtOnce / treesAtOnce;
@@ -13,11 +14,6 @@ const entriesAtOnce = callsAtOnce / treesAtOnce;
 const attempts = 3;
 // Not in node:fs; the value is the same on every architecture Node runs Linux on.
 const O_PATH = 0o10000000;
-
-export interface Left {
-  readonly name: string;
-  readonly why: string;
-}
 
 /**
  * Removes what lies in `folder`, a directory that only this user can change, while others may still be changing the

@@ -1,11 +1,12 @@
-import { rename } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
-import { dataUnrecorded, nameTaken } from './errors.ts';
-import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
+import { dataUnrecorded } from './errors.ts';
+import { isRefusal } from './files.ts';
 import { type Meta, sameLabels, settled } from './meta.ts';
+import { freeName, takeName } from './naming.ts';
+import { pruneParents } from './parents.ts';
 import type { Parts } from './parts.ts';
 import { usable } from './reading.ts';
 
@@ -13,6 +14,7 @@ type Verbs = 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'claim';
 
 export function createVolumes(parts: Parts): Pick<Store, Verbs> {
   const { place, layout, during, emptying, dataPath, held, volume } = parts;
+  const { files } = place;
   const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
 
   async function change(meta: Meta, to: Partial<Meta>): Promise<Volume> {
@@ -24,31 +26,33 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
   return {
     delete: (ref, scope) =>
       emptying(called('deleting', ref.name), ref, scope, async (meta) => {
-        await layout.discard(dataPath(meta.name), meta.id);
-        await unlinkIfThere(place.metaPath(meta.name));
+        await layout.discard(dataPath(meta), meta.id);
+        await files.unlink(place.metaPath(meta.name));
         await place.sync();
+        await pruneParents(parts, meta);
       }),
     release: (ref, scope) =>
       emptying(called('releasing', ref.name), ref, scope, async (meta) => {
         // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
         // before it was renamed, or an abandoned intent, must not.
         await place.replace(place.metaPath(meta.name), settled(meta, meta.name));
-        await renameIfThere(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
+        await files.rename(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
         await place.sync();
       }),
-    rename: (ref, to, scope) => during(called('renaming', ref.name), [ref.name, to], scope, () => move(parts, ref, to)),
+    rename: (ref, to, scope) =>
+      during(called('renaming', ref.name), [ref.name, to, ref.id], scope, () => move(parts, ref, to)),
     label: (ref, labels, scope) =>
-      during(called('labelling', ref.name), [ref.name], scope, async () => {
+      during(called('labelling', ref.name), [ref.name, ref.id], scope, async () => {
         const meta = await held(ref);
         return sameLabels(meta.labels, labels) ? volume(meta) : change(meta, { labels });
       }),
     claim: (ref, instance, scope) =>
-      during(called('claiming', ref.name), [ref.name], scope, async () => {
+      during(called('claiming', ref.name), [ref.name, ref.id], scope, async () => {
         const meta = await held(ref);
         return meta.instance === instance ? volume(meta) : change(meta, { instance });
       }),
     expand: (ref, bytes, scope) =>
-      during(called('expanding', ref.name), [ref.name], scope, async () => {
+      during(called('expanding', ref.name), [ref.name, ref.id], scope, async () => {
         const meta = await held(ref);
         if (meta.bytes !== undefined && bytes < meta.bytes) throw shrinking(meta, bytes);
         layout.refuse(bytes, meta.access);
@@ -66,18 +70,22 @@ async function move(parts: Parts, ref: Pick<Volume, 'id' | 'name'>, to: VolumeNa
   const meta = await parts.held(ref);
   // `held` has just finished the move that an earlier call began.
   if (meta.name === to) return volume(meta);
-  if (target.state !== 'absent') throw nameTaken(to, place.store);
-  // rename(2) would silently replace an empty directory.
-  if ((await lstatIfThere(dataPath(to))) !== undefined) throw dataUnrecorded(to, dataPath(to), place.store);
+  await freeName(parts, to, target);
+  const stays = meta.path !== undefined;
+  const home = dataPath({ ...meta, name: to });
+  // A rename would silently replace an empty directory.
+  if (!stays && (await place.files.look(home)) !== undefined) throw dataUnrecorded(to, home, place.store);
+  const taken = await takeName(parts, to);
   const moving: Meta = { ...settled(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
-  await place.replace(place.metaPath(meta.name), moving);
   try {
-    await renameIfThere(dataPath(meta.name), dataPath(to));
+    await place.replace(place.metaPath(meta.name), moving);
+    if (!stays) await place.files.rename(dataPath(meta), home);
   } catch (cause) {
-    await place.replace(place.metaPath(meta.name), meta);
+    if (place.others === undefined || isRefusal(cause)) await place.replace(place.metaPath(meta.name), meta);
+    await taken.giveBack(cause);
     throw cause;
   }
-  await rename(place.metaPath(meta.name), place.metaPath(to));
+  await place.files.rename(place.metaPath(meta.name), place.metaPath(to));
   await place.sync();
   return volume(settled(moving, to));
 }

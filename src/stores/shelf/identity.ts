@@ -1,11 +1,10 @@
 import { randomUUID } from 'node:crypto';
-import { readdir, rename } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { StowageError } from '#core/errors.ts';
-import { errno, otherStore } from './errors.ts';
-import { readBounded, syncFolder, writeNew } from './files.ts';
+import { otherStore } from './errors.ts';
+import { errno, type Files } from './files.ts';
+import type { LayoutKind } from './layout.ts';
 import { formatVersion, isObject, tooNew } from './meta.ts';
-import type { LayoutKind } from './options.ts';
 
 /** What `.stowage/store.json` says. */
 export interface Identity {
@@ -14,10 +13,10 @@ export interface Identity {
   readonly uuid: string | undefined;
 }
 
-export async function readIdentity(path: string): Promise<Identity | undefined> {
+export async function readIdentity(files: Files, path: string): Promise<Identity | undefined> {
   let json: unknown;
   try {
-    json = JSON.parse((await readBounded(path, 4096)).toString('utf8'));
+    json = JSON.parse((await files.read(path, 4096)).toString('utf8'));
   } catch (cause) {
     if (errno(cause) === 'ENOENT') return undefined;
     if (errno(cause) !== undefined) throw cause;
@@ -38,30 +37,31 @@ function damaged(path: string, cause?: unknown): StowageError {
   });
 }
 
-export async function writeIdentity(path: string, scratch: string, layout: LayoutKind): Promise<string> {
+export async function writeIdentity(files: Files, path: string, scratch: string, layout: LayoutKind): Promise<string> {
   const uuid = randomUUID();
-  await writeNew(scratch, `${JSON.stringify({ version: formatVersion, store: uuid, layout })}\n`);
-  await rename(scratch, path);
+  await files.writeNew(scratch, `${JSON.stringify({ version: formatVersion, store: uuid, layout })}\n`);
+  await files.rename(scratch, path);
   // Both folders may be new. A power cut must not take back what others remember the store by.
-  await syncFolder(dirname(path));
-  await syncFolder(dirname(dirname(path)));
+  await files.sync(dirname(path));
+  await files.sync(dirname(dirname(path)));
   return uuid;
 }
 
 /** The empty directory that an unmounted disk leaves behind is not the store, nor is another disk in its place. */
 export async function refuseOtherStore(
+  files: Files,
   root: string,
   store: string,
   recorded: Identity | undefined,
   expected: string | undefined,
 ): Promise<void> {
   if (expected === undefined || recorded?.uuid === expected) return;
-  if (recorded === undefined) throw otherStore(root, store, await whatIsThere(root));
+  if (recorded === undefined) throw otherStore(root, store, await whatIsThere(files, root));
   if (recorded.uuid !== undefined) throw otherStore(root, store, `it is store ${recorded.uuid}, and was ${expected}`);
 }
 
-async function whatIsThere(root: string): Promise<string> {
-  return (await readdir(root)).length === 0
+async function whatIsThere(files: Files, root: string): Promise<string> {
+  return (await files.names(root)).length === 0
     ? 'it is empty; its disk may not be mounted'
     : 'it has no .stowage/store.json; its disk may not be mounted';
 }

@@ -1,10 +1,8 @@
-import { readdir } from 'node:fs/promises';
 import type { Scope } from '#base/log.ts';
 import type { Inspection, VolumeName } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { dataUnusable } from './errors.ts';
-import { lstatIfThere } from './files.ts';
 import type { Meta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { hasMoved } from './settle.ts';
@@ -22,8 +20,9 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
 
 export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names' | 'source' | 'usage'> {
   const { place, layout, during, dataPath, held, volume } = parts;
+  const { files } = place;
   const names = (scope: Scope): Promise<readonly VolumeName[]> =>
-    during('listing volumes', [], scope, async () => recordedNames(await readdir(place.root)));
+    during('listing volumes', [], scope, async () => recordedNames(await files.names(place.root)));
 
   return {
     names,
@@ -33,7 +32,7 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
         if (read.state === 'absent') return undefined;
         if (read.state === 'ok') return inspect(parts, read.meta);
         // Cut off and without data: being made at this moment, or never finished. Nobody was told of it.
-        if (read.state === 'torn' && (await lstatIfThere(dataPath(name))) === undefined) return undefined;
+        if (read.state === 'torn' && (await files.look(dataPath({ name }))) === undefined) return undefined;
         throw read.error;
       }),
     list: async function* (scope) {
@@ -49,13 +48,13 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
     },
     source: (ref, scope) =>
       // Held, as finding it may have to finish what was half done with it.
-      during(`locating volume ${quoted(ref.name)}`, [ref.name], scope, async () => {
+      during(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async () => {
         const meta = await held(ref);
         return layout.source(await usable(parts, meta), meta.access);
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;
-      const path = await during(doing, [ref.name], scope, async () => usable(parts, await held(ref)));
+      const path = await during(doing, [ref.name, ref.id], scope, async () => usable(parts, await held(ref)));
       // Not held: measuring takes as long as the volume is large.
       return during(doing, [], scope, () => layout.usage(path, scope), 'long');
     },
@@ -63,21 +62,21 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
 }
 
 /** The path of data that are there and are what they should be. */
-export async function usable({ layout, dataPath }: Parts, meta: Meta): Promise<string> {
-  const path = dataPath(meta.name);
-  const stat = await lstatIfThere(path);
-  const wrong = stat === undefined ? 'does not exist' : layout.wrongWith(stat);
+export async function usable({ place, layout, dataPath }: Parts, meta: Meta): Promise<string> {
+  const path = dataPath(meta);
+  const found = await place.files.look(path);
+  const wrong = found === undefined ? 'does not exist' : layout.wrongWith(found);
   if (wrong !== undefined) throw dataUnusable(meta.name, path, wrong);
   return path;
 }
 
 export async function inspect(parts: Parts, meta: Meta): Promise<Inspection> {
-  const path = parts.dataPath(meta.name);
+  const path = parts.dataPath(meta);
   const volume = parts.volume(meta);
-  const stat = await lstatIfThere(path);
-  const wrong = stat === undefined ? 'does not exist' : parts.layout.wrongWith(stat);
+  const found = await parts.place.files.look(path);
+  const wrong = found === undefined ? 'does not exist' : parts.layout.wrongWith(found);
   if (wrong === undefined) return { volume, condition: 'ok' };
-  const moved = meta.movingTo !== undefined && (await hasMoved(parts, meta.movingTo));
+  const moved = meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo));
   if (moved) return { volume, condition: 'ok', detail: `it is being renamed to ${meta.movingTo}` };
   return { volume, condition: 'missing', detail: `${path} ${wrong}` };
 }

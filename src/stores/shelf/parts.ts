@@ -1,30 +1,30 @@
-import { join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import type { Volume, VolumeName, VolumeRef } from '#core/model.ts';
-import { errno, notFound, storeFailure } from './errors.ts';
-import { lstatIfThere } from './files.ts';
+import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
+import { isVolumeId } from '#core/names.ts';
+import { beingMade, notFound } from './errors.ts';
+import { errno, type Left } from './files.ts';
 import type { InFlight } from './in-flight.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
 import type { Place } from './place.ts';
-import { createReserve, type Reserve } from './reserve.ts';
 import { settle } from './settle.ts';
-import type { Left } from './tree.ts';
 
 /** What the verbs of one open store share. */
 export interface Parts {
   readonly place: Place;
   readonly layout: Layout;
   readonly clock: Clock;
-  readonly reserve: Reserve;
-  dataPath(name: string): string;
+  dataPath(volume: Pick<Meta, 'name' | 'path'>): string;
   read(name: VolumeName): Promise<MetaRead>;
   volume(meta: Meta): Volume;
-  /** Holds the names and a place, checks the root, and turns whatever is thrown into a StowageError. */
+  /**
+   * Holds the names and a place, checks the root, and turns whatever is thrown into a StowageError. Names that are ids
+   * are held against other hosts too: what changes a volume that exists names its id.
+   */
   during<T>(
     doing: string,
     names: readonly string[],
@@ -34,34 +34,43 @@ export interface Parts {
   ): Promise<T>;
   /** As `during`, for what gets a volume out of the way if it is here. May repeat the work: a full store gives up reserve for it. */
   emptying(doing: string, ref: VolumeRef, scope: Scope, work: (meta: Meta) => Promise<void>): Promise<void>;
+  /** With a volume held against other hosts, for who holds its name here already. */
+  alone<T>(id: VolumeId, scope: Scope, work: () => Promise<T>): Promise<T>;
   /** The record of that very volume, after finishing what was half done with it; undefined when it is not here. */
   find(ref: VolumeRef): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
   held(ref: VolumeRef): Promise<Meta>;
+  /** Removes an empty or cut-off record that nobody works on; waits a while for who does. */
+  clearTorn(name: VolumeName, scope: Scope): Promise<void>;
   /** Something failed half-way since the last full sweep, or there was none yet. */
   unsettled: boolean;
   /** What the last `reclaim` had to leave in `deleting/`. */
   undeletable: readonly Left[];
 }
 
+/** Between making an empty record and filling it lies one call to the server. */
+const tornPatienceMs = 5_000;
+const tornPauseMs = 50;
+
 export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
+  const { files, others } = place;
   const locks = createKeyedLock();
   const read = (name: VolumeName): Promise<MetaRead> =>
-    readNamedMeta(place.metaPath(name), name, place.context.instance);
+    readNamedMeta(files, place.metaPath(name), name, place.context.instance);
 
   async function explained(cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
     if (cause instanceof StowageError) return cause;
     if (scope.signal.aborted) return stowageError(scope.signal.reason);
     // The whole store being gone explains more than the one file that was missed.
     const larger = errno(cause) === 'ENOENT' ? await place.verify().then(() => undefined, stowageError) : undefined;
-    return larger ?? storeFailure(cause, `${doing} in store ${place.store}`, place.root);
+    return larger ?? place.failure(cause, `${doing} in store ${place.store}`);
   }
 
   async function find(ref: VolumeRef): Promise<Meta | undefined> {
     const found = await read(ref.name);
     if (found.state === 'absent') return undefined;
     if (found.state !== 'ok') {
-      if (found.state === 'torn' && (await lstatIfThere(parts.dataPath(ref.name))) === undefined) return undefined;
+      if (found.state === 'torn' && (await files.look(parts.dataPath(ref))) === undefined) return undefined;
       throw found.error;
     }
     if (found.meta.id !== ref.id) return undefined;
@@ -70,11 +79,17 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo });
   }
 
+  async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: () => Promise<T>): Promise<T> {
+    if (others === undefined || ids.length === 0) return work();
+    await using _held = await others.hold(ids, scope.signal);
+    return await work();
+  }
+
   const parts: Parts = {
-    ...{ place, layout, clock, read, find, reserve: createReserve(place) },
+    ...{ place, layout, clock, read, find },
     unsettled: true,
     undeletable: [],
-    dataPath: (name) => join(place.root, `${name}${layout.suffix}`),
+    dataPath: ({ name, path }) => `${place.root}/${path ?? `${name}${layout.suffix}`}`,
     volume: (meta) => volumeOf(meta, place.store),
     during: async (doing, names, scope, work, length = 'short') => {
       try {
@@ -82,16 +97,17 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
         using _held = await locks.hold(names, scope.signal);
         using _place = await place.inFlight[length].take(scope.signal);
         await place.verify();
-        return await work();
+        return await alone(names.filter(isVolumeId), scope, work);
       } catch (cause) {
         // A refusal changed nothing; anything else may have stopped half-way.
         if (!(cause instanceof StowageError)) parts.unsettled = true;
         throw await explained(cause, doing, scope);
       }
     },
+    alone: (id, scope, work) => alone([id], scope, work),
     emptying: (doing, ref, scope, work) =>
       parts.during(doing, [ref.name, ref.id], scope, () =>
-        parts.reserve.backing(async () => {
+        place.reserve.backing(async () => {
           const meta = await find(ref);
           if (meta !== undefined) await work(meta);
         }),
@@ -100,6 +116,18 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       const meta = await find(ref);
       if (meta === undefined) throw notFound(ref.name, place.store);
       return meta;
+    },
+    clearTorn: async (name, scope) => {
+      const path = place.metaPath(name);
+      for (const since = clock.elapsed(); clock.elapsed() - since < tornPatienceMs; ) {
+        if (others === undefined || (await others.isAbandoned(path))) {
+          await files.unlink(path);
+          return;
+        }
+        await clock.sleep(tornPauseMs, scope.signal);
+        if ((await read(name)).state !== 'torn') return;
+      }
+      throw beingMade(name, place.store);
     },
   };
   return parts;

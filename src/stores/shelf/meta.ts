@@ -1,8 +1,7 @@
 import { StowageError } from '#core/errors.ts';
 import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
-import { errno } from './errors.ts';
-import { readBounded, UnfitFile } from './files.ts';
+import { errno, type Files, UnfitFile } from './files.ts';
 
 /** Version 0 had no `access`, `revision` and `instance`. */
 export const formatVersion = 1;
@@ -17,6 +16,8 @@ export interface Meta extends Omit<Volume, 'store'> {
   readonly movingTo?: VolumeName;
   /** In the trash, or on its way there. */
   readonly deletedAt?: number;
+  /** Where the data are, below the root. Undefined: beside the record, under the volume's name. */
+  readonly path?: string;
 }
 
 export type MetaRead =
@@ -41,10 +42,10 @@ export function encodeMeta(meta: Meta): string {
 }
 
 /** `instance` owns what version 0 left without an owner: the store is locked by it. */
-export async function readMeta(path: string, instance: string): Promise<MetaRead> {
+export async function readMeta(files: Files, path: string, instance: string): Promise<MetaRead> {
   let text: string;
   try {
-    text = (await readBounded(path, metaLimit)).toString('utf8');
+    text = (await files.read(path, metaLimit)).toString('utf8');
   } catch (cause) {
     const code = errno(cause);
     if (code === 'ENOENT') return { state: 'absent' };
@@ -109,6 +110,11 @@ type Check = (value: unknown) => boolean;
 const isText: Check = (value) => typeof value === 'string';
 const isCount: Check = (value) => Number.isSafeInteger(value) && Number(value) >= 0;
 const isName: Check = (value) => typeof value === 'string' && isVolumeName(value);
+/** Below the root, and never out of it or among our own folders. */
+const isDataPath: Check = (value) =>
+  typeof value === 'string' &&
+  value.length <= 1024 &&
+  value.split('/').every((part) => part !== '' && part !== '..' && part !== '.' && !part.startsWith('.stowage'));
 const absentOr =
   (check: Check): Check =>
   (value) =>
@@ -126,6 +132,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
   instance: isText,
   movingTo: absentOr(isName),
   deletedAt: absentOr(isCount),
+  path: absentOr(isDataPath),
 };
 
 function parse(path: string, json: unknown, instance: string): MetaRead {
@@ -138,19 +145,20 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
   if (wrong !== undefined) return unreadable(path, `its field ${wrong[0]} is missing or wrong`);
   // Checked field by field above.
   const checked = record as unknown as Omit<Meta, 'bytes'> & { readonly bytes?: string };
-  const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt } = checked;
+  const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at } = checked;
   const meta: Meta = {
     ...{ id, name, access, labels, requestId, createdAt, revision, instance: checked.instance },
     bytes: checked.bytes === undefined ? undefined : BigInt(checked.bytes),
     ...(movingTo === undefined ? {} : { movingTo }),
     ...(deletedAt === undefined ? {} : { deletedAt }),
+    ...(at === undefined ? {} : { path: at }),
   };
   return { state: 'ok', meta };
 }
 
 /** A record found as `<name>.meta`: the file's name decides, the content must agree. */
-export async function readNamedMeta(path: string, name: VolumeName, instance: string): Promise<MetaRead> {
-  const read = await readMeta(path, instance);
+export async function readNamedMeta(files: Files, path: string, name: VolumeName, instance: string): Promise<MetaRead> {
+  const read = await readMeta(files, path, instance);
   if (read.state !== 'ok' || (read.meta.name === name && read.meta.movingTo !== name)) return read;
   if (read.meta.movingTo !== name) return unreadable(path, `it records volume ${quoted(read.meta.name)}`);
   // The move is done; a restore keeps `deletedAt` until here, so that a crash before leaves a complete trash entry.
@@ -167,7 +175,8 @@ export function settled(meta: Meta, name: VolumeName): Meta {
 }
 
 export function volumeOf(meta: Meta, store: StoreName): Volume {
-  return { ...settled(meta, meta.name), store };
+  const { path: _path, ...volume } = settled(meta, meta.name);
+  return { ...volume, store };
 }
 
 export function sameLabels(a: Labels, b: Labels): boolean {

@@ -1,8 +1,9 @@
-import type { Stats } from 'node:fs';
 import type { Scope } from '#base/log.ts';
 import type { Access, Source, Usage, VolumeId, VolumeSpec } from '#core/model.ts';
+import type { Look } from './files.ts';
 import type { Meta } from './meta.ts';
-import type { LayoutKind } from './options.ts';
+
+export type LayoutKind = 'directory' | 'image';
 
 /** How a volume's data lie in the store's directory. The records beside them are the same for every layout. */
 export interface Layout {
@@ -15,12 +16,14 @@ export interface Layout {
   readonly trashName: 'data' | 'image';
   /** Throws when a volume of that size and access cannot be made here. */
   refuse(bytes: bigint | undefined, access: Access): void;
+  /** Where a new volume's data go, below the root. Undefined: beside the record, under its name. */
+  pathFor?(want: VolumeSpec): string | undefined;
   /** Makes complete data appear at `path` in one step, where nothing was. */
   make(want: Pick<VolumeSpec, 'id' | 'bytes' | 'access'>, path: string, scope: Scope): Promise<void>;
   /** Gets the data out of the way in one step, however large; `reclaim` frees their room. Absent is success. */
   discard(path: string, id: VolumeId): Promise<void>;
   /** Completes "it …" when what lies there cannot be a volume's data. */
-  wrongWith(stat: Stats): string | undefined;
+  wrongWith(found: Look): string | undefined;
   grow(path: string, meta: Meta, bytes: bigint, scope: Scope): Promise<void>;
   source(path: string, access: Access): Promise<Source>;
   usage(path: string, scope: Scope): Promise<Usage>;

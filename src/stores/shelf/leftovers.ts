@@ -1,11 +1,10 @@
-import { readdir, rm } from 'node:fs/promises';
 import type { Place } from './place.ts';
 
 /** What an earlier run of this store left half-made. The folder is ours alone, and so is all that is in it. */
 export async function leftovers(place: Place): Promise<readonly string[]> {
-  return (await readdir(place.own('tmp'))).filter(place.isLeftover);
+  return (await place.files.names(place.own('tmp'))).filter(place.isLeftover);
 }
 
 export async function removeLeftovers(place: Place): Promise<void> {
-  for (const name of await leftovers(place)) await rm(place.own('tmp', name), { recursive: true, force: true });
+  for (const name of await leftovers(place)) await place.files.removeAll(place.own('tmp', name));
 }

@@ -1,8 +1,6 @@
-import { readdir, rename, rmdir } from 'node:fs/promises';
 import type { Scope } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
-import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
@@ -16,46 +14,51 @@ import type { Parts } from './parts.ts';
  */
 export async function settle(parts: Parts, meta: Meta): Promise<boolean> {
   const { place, layout, dataPath } = parts;
-  if (await there(dataPath(meta.name))) return false;
+  const there = async (path: string): Promise<boolean> => (await place.files.look(path)) !== undefined;
+  if (await there(dataPath(meta))) return false;
   const record = place.metaPath(meta.name);
-  if (meta.movingTo !== undefined && (await hasMoved(parts, meta.movingTo))) {
-    await rename(record, place.metaPath(meta.movingTo));
+  if (meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo))) {
+    await place.files.rename(record, place.metaPath(meta.movingTo));
   } else if (meta.deletedAt !== undefined && (await there(place.own('trash', meta.id, layout.trashName)))) {
-    await rename(record, place.own('trash', meta.id, 'meta'));
+    await place.files.rename(record, place.own('trash', meta.id, 'meta'));
   } else if (await there(place.own('deleting', `${meta.id}${layout.suffix}`))) {
-    await unlinkIfThere(record);
+    await place.files.unlink(record);
   } else return false;
   await place.sync();
   return true;
 }
 
-/** The data arrived under the new name, and no other volume took it meanwhile. */
-export async function hasMoved({ place, dataPath }: Parts, to: string): Promise<boolean> {
-  return (await there(dataPath(to))) && !(await there(place.metaPath(to)));
+/** The data arrived under the new name, and no other volume took it meanwhile: an empty record only keeps the name. */
+export async function hasMoved(parts: Parts, meta: Pick<Meta, 'path'>, to: Meta['name']): Promise<boolean> {
+  if ((await parts.place.files.look(parts.dataPath({ ...meta, name: to }))) === undefined) return false;
+  const { state } = await parts.read(to);
+  return state === 'absent' || state === 'torn';
 }
-
-const there = async (path: string): Promise<boolean> => (await lstatIfThere(path)) !== undefined;
 
 /** The same for what lies in the trash: restores that lost their second half, and folders that never got a record. */
 export async function settleTrash(parts: Parts, scope: Scope): Promise<void> {
   const { place, layout } = parts;
-  for (const id of (await readdir(place.own('trash'))).filter(isVolumeId)) {
+  const { files } = place;
+  for (const id of (await files.names(place.own('trash'))).filter(isVolumeId)) {
     scope.signal.throwIfAborted();
-    const read = await readMeta(place.own('trash', id, 'meta'), place.context.instance);
+    const read = await readMeta(files, place.own('trash', id, 'meta'), place.context.instance);
     const name = read.state === 'ok' ? read.meta.movingTo : undefined;
-    if (read.state !== 'absent' && name === undefined) continue;
+    if (read.state !== 'absent' && (name === undefined || read.state !== 'ok')) continue;
     // Held, since it may be on its way in or out at this moment.
     await parts.during(`settling ${id} in the trash`, name === undefined ? [id] : [id, name], scope, async () => {
       // Fails, as it should, when anything is in it.
-      if (name === undefined) await rmdir(place.own('trash', id)).catch(() => undefined);
-      else if (!(await there(place.own('trash', id, layout.trashName))) && (await hasMoved(parts, name)))
+      if (name === undefined || read.state !== 'ok') await files.rmdir(place.own('trash', id)).catch(() => undefined);
+      else if (
+        (await files.look(place.own('trash', id, layout.trashName))) === undefined &&
+        (await hasMoved(parts, read.meta, name))
+      )
         await finishRestore(parts, id, name);
     });
   }
 }
 
 export async function finishRestore({ place }: Parts, id: VolumeId, name: string): Promise<void> {
-  await renameIfThere(place.own('trash', id, 'meta'), place.metaPath(name));
-  await rmdir(place.own('trash', id)).catch(() => undefined);
+  await place.files.rename(place.own('trash', id, 'meta'), place.metaPath(name));
+  await place.files.rmdir(place.own('trash', id)).catch(() => undefined);
   await place.sync();
 }

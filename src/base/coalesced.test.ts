@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { coalesced, eachBounded } from './files.ts';
+import { coalesced } from './coalesced.ts';
 
 /** Work whose ends the test decides. */
 function controlled(): { readonly work: () => Promise<void>; readonly runs: PromiseWithResolvers<void>[] } {
@@ -46,32 +46,5 @@ describe('coalesced work', () => {
     const later = ask();
     runs[2]?.resolve();
     await later;
-  });
-});
-
-describe('bounded work', () => {
-  test('never has more in flight than allowed, and does everything', async () => {
-    let inFlight = 0;
-    let most = 0;
-    const done: number[] = [];
-    await eachBounded([1, 2, 3, 4, 5, 6, 7], 3, async (item) => {
-      most = Math.max(most, ++inFlight);
-      await turn();
-      inFlight--;
-      done.push(item);
-    });
-    expect(most).toBe(3);
-    expect(done.toSorted()).toEqual([1, 2, 3, 4, 5, 6, 7]);
-  });
-
-  test('throws the first failure when the others are done, and begins no more', async () => {
-    const begun: number[] = [];
-    const work = eachBounded([1, 2, 3, 4, 5, 6], 2, async (item) => {
-      begun.push(item);
-      await turn();
-      if (item === 1) throw new Error('one');
-    });
-    await expect(work).rejects.toThrow('one');
-    expect(begun.length).toBeLessThan(6);
   });
 });

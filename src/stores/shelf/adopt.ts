@@ -1,22 +1,21 @@
-import type { Dirent } from 'node:fs';
-import { readdir, stat } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, VolumeName, VolumeSpec } from '#core/model.ts';
 import { isVolumeName, quoted, volumeName } from '#core/names.ts';
 import type { Adoptable, Store } from '#core/ports.ts';
 import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
-import { lstatIfThere, unlinkIfThere } from './files.ts';
-import type { Layout } from './layout.ts';
+import type { Entry } from './files.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
+import { takeName } from './naming.ts';
+import { isFolder } from './parents.ts';
 import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
 
 export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
   const { place, layout, during, dataPath, volume } = parts;
   return {
-    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(place, layout), 'long'),
+    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts), 'long'),
     adopt: (name, spec, scope) =>
       during(`adopting ${quoted(name)}`, [name], scope, async () => {
         const read = await parts.read(name);
@@ -24,23 +23,32 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
           if (read.meta.requestId !== spec.requestId) throw nameTaken(name, place.store);
           return volume(read.meta);
         }
-        if (read.state !== 'absent') throw read.error;
-        const found = await appraised(name);
+        if (read.state === 'torn' && place.others !== undefined) await parts.clearTorn(name, scope);
+        else if (read.state !== 'absent') throw read.error;
         const released = await releasedAs(place, name);
+        const found = await appraised({ name, ...pathOf(released[0]?.meta) });
         const meta = released[0] === undefined ? adopted(name, spec, found) : takenBack(released[0].meta, spec);
-        // In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's.
-        await place.replace(place.metaPath(name), meta);
+        const taken = await takeName(parts, name);
+        try {
+          // In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's.
+          await place.replace(place.metaPath(name), meta);
+        } catch (cause) {
+          await taken.giveBack(cause);
+          throw cause;
+        }
         // Older ones of that name are records of data that have since been replaced.
-        for (const { path } of released) await unlinkIfThere(path);
+        for (const { path } of released) await place.files.unlink(path);
         return volume(meta);
       }),
   };
 
-  async function appraised(name: VolumeName): Promise<{ readonly bytes?: bigint; readonly access: Meta['access'] }> {
-    const path = dataPath(name);
-    const there = await lstatIfThere(path);
-    if (there === undefined) throw notFound(name, place.store);
-    const wrong = layout.wrongWith(there);
+  async function appraised(
+    data: Pick<Meta, 'name' | 'path'>,
+  ): Promise<{ readonly bytes?: bigint; readonly access: Meta['access'] }> {
+    const path = dataPath(data);
+    const there = await place.files.look(path);
+    if (there === undefined) throw notFound(data.name, place.store);
+    const wrong = (await isFolder(parts, path)) ? 'holds volumes' : layout.wrongWith(there);
     const appraisal =
       wrong === undefined ? await layout.appraise(path) : { reason: `it ${wrong}`, access: 'filesystem' as const };
     if (appraisal.reason === undefined) return appraisal;
@@ -57,7 +65,7 @@ function adopted(
   spec: VolumeSpec,
   found: { readonly bytes?: bigint; readonly access: Meta['access'] },
 ): Meta {
-  return newMeta({ ...spec, name, bytes: spec.bytes ?? found.bytes, access: found.access });
+  return newMeta({ ...spec, name, bytes: spec.bytes ?? found.bytes, access: found.access }, undefined);
 }
 
 /** The request that made it once is forgotten with the release: repeating that one is not a wish to adopt. */
@@ -69,47 +77,57 @@ function takenBack(
   return { ...meta, requestId, instance, revision: meta.revision + 1 };
 }
 
+const pathOf = (meta: Meta | undefined): Pick<Meta, 'path'> => (meta?.path === undefined ? {} : { path: meta.path });
+
 /** Newest first. */
 async function releasedAs(
   place: Place,
-  name: VolumeName,
+  name?: VolumeName,
 ): Promise<readonly { readonly path: string; readonly meta: Meta }[]> {
   const found: { path: string; meta: Meta; at: number }[] = [];
-  for (const entry of await readdir(place.own('retained'))) {
+  for (const entry of await place.files.names(place.own('retained'))) {
     const path = place.own('retained', entry);
-    const read = await readMeta(path, place.context.instance);
-    if (read.state !== 'ok' || read.meta.name !== name) continue;
+    const read = await readMeta(place.files, path, place.context.instance);
+    if (read.state !== 'ok' || (name !== undefined && read.meta.name !== name)) continue;
     // Moving the record here was its last change.
-    found.push({ path, meta: read.meta, at: (await stat(path)).ctimeMs });
+    found.push({ path, meta: read.meta, at: (await place.files.look(path))?.changedAt ?? 0 });
   }
   return found.sort((a, b) => b.at - a.at);
 }
 
 /** Everything in the root that is neither a record nor recorded. */
-export async function findAdoptable(place: Place, layout: Layout): Promise<readonly Adoptable[]> {
-  const entries = await readdir(place.root, { withFileTypes: true });
+export async function findAdoptable(parts: Parts): Promise<readonly Adoptable[]> {
+  const { place, layout } = parts;
+  const entries = await place.files.list(place.root);
   const all = new Set(entries.map((entry) => entry.name));
   const found: Adoptable[] = [];
   for (const entry of entries) {
     const file = entry.name;
-    if (file === '.stowage' || (file.endsWith('.meta') && !entry.isDirectory())) continue;
+    if (file === '.stowage' || (file.endsWith('.meta') && entry.type !== 'directory')) continue;
     const name = file.endsWith(layout.suffix) ? file.slice(0, file.length - layout.suffix.length) : file;
     if (all.has(`${name}.meta`) && file === `${name}${layout.suffix}`) continue;
     const reason = file.endsWith(layout.suffix)
-      ? await reasonAgainst(entry, name, place, layout)
+      ? await reasonAgainst(entry, name, parts)
       : `it is not a ${layout.suffix} file`;
     found.push(reason === undefined ? { name } : { name: file, reason });
+  }
+  for (const { meta } of await releasedAs(place)) {
+    const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`);
+    if (isNested && (await place.files.look(parts.dataPath(meta))) !== undefined) found.push({ name: meta.name });
   }
   return found;
 }
 
-async function reasonAgainst(entry: Dirent, name: string, place: Place, layout: Layout): Promise<string | undefined> {
+async function reasonAgainst(entry: Entry, name: string, parts: Parts): Promise<string | undefined> {
+  const { place, layout } = parts;
+  const path = `${place.root}/${entry.name}`;
   if (name === 'lost+found') return 'it belongs to the file system';
-  if (entry.isSymbolicLink()) return 'it is a symbolic link';
-  if (layout.kind === 'directory' && !entry.isDirectory()) return 'it is not a directory';
-  if (layout.kind === 'image' && !entry.isFile()) return 'it is not a plain file';
+  if (entry.type === 'link') return 'it is a symbolic link';
+  if (layout.kind === 'directory' && entry.type !== 'directory') return 'it is not a directory';
+  if (layout.kind === 'image' && entry.type !== 'file') return 'it is not a plain file';
   if (!isVolumeName(name)) return whyNoName(name);
-  return (await layout.appraise(`${place.root}/${entry.name}`)).reason;
+  if (await isFolder(parts, path)) return 'it holds volumes';
+  return (await layout.appraise(path)).reason;
 }
 
 function whyNoName(name: string): string {

@@ -1,14 +1,15 @@
 import { createHash } from 'node:crypto';
-import { lstat, readdir } from 'node:fs/promises';
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { notFound } from './errors.ts';
-import { eachBounded, lstatIfThere } from './files.ts';
+import { isFolder } from './parents.ts';
 import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
+import { recordedNames } from './reading.ts';
 
 const looksAtOnce = 16;
 const listing = 'listing volumes';
@@ -18,47 +19,64 @@ type Verbs = Exclude<
   'identity' | 'name' | 'kind' | 'reach' | 'enforcesCapacity' | 'readOnly' | 'shared' | 'access' | 'needsSize' | 'check'
 >;
 
+interface Found {
+  readonly path: string;
+  readonly volume: Volume;
+}
+
 /** What lies in the directory are the volumes, recorded or not. Nothing is ever written: it may be on a read-only disk. */
 export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
   const { place, layout, during, dataPath, volume } = parts;
+  const { files } = place;
 
-  async function look(name: VolumeName): Promise<Volume | undefined> {
-    const there = await lstatIfThere(dataPath(name));
-    if (there === undefined || layout.wrongWith(there) !== undefined) return undefined;
-    if (await layout.isStore(dataPath(name))) return undefined;
+  async function look(name: VolumeName): Promise<Found | undefined> {
     const read = await parts.read(name).catch(() => undefined);
-    if (read?.state === 'ok') return volume(read.meta);
-    const { bytes, access } = await layout.appraise(dataPath(name));
-    const id = derivedId(place.root, name);
+    const recorded = read?.state === 'ok' ? read.meta : undefined;
+    const path = dataPath(recorded ?? { name });
+    const there = await files.look(path);
+    if (there === undefined || layout.wrongWith(there) !== undefined || (await holdsOthers(path))) return undefined;
+    if (recorded !== undefined) return { path, volume: volume(recorded) };
+    const { bytes, access } = await layout.appraise(path);
+    const id = derivedId(place.base, name);
     const requestId = `existing:${id}`;
-    const createdAt = Math.floor((await lstat(dataPath(name))).birthtimeMs);
+    const createdAt = Math.floor(there.madeAt);
     const instance = place.context.instance;
-    return { id, name, store: place.store, bytes, access, labels: {}, requestId, createdAt, revision: 1, instance };
+    const fields = { id, name, store: place.store, bytes, access, labels: {}, requestId, createdAt, instance };
+    return { path, volume: { ...fields, revision: 1 } };
   }
 
-  const candidates = (scope: Scope): Promise<readonly VolumeName[]> =>
+  const holdsOthers = async (path: string): Promise<boolean> =>
+    (await layout.isStore(path)) || (await isFolder(parts, path));
+
+  const candidates = (scope: Scope): Promise<{ readonly data: VolumeName[]; readonly elsewhere: VolumeName[] }> =>
     during(listing, [], scope, async () => {
-      const entries = await readdir(place.root, { withFileTypes: true });
-      return entries.flatMap((entry) => {
-        const rightKind = layout.kind === 'directory' ? entry.isDirectory() : entry.isFile();
-        if (!rightKind || !entry.name.endsWith(layout.suffix)) return [];
-        const name = entry.name.slice(0, entry.name.length - layout.suffix.length);
+      const entries = await files.list(place.root);
+      const data = entries.flatMap(({ name: file, type }) => {
+        if (type !== (layout.kind === 'directory' ? 'directory' : 'file') || !file.endsWith(layout.suffix)) return [];
+        const name = file.slice(0, file.length - layout.suffix.length);
         return isVolumeName(name) ? [name] : [];
       });
+      // A record without data beside it may say that they are in a folder.
+      const beside = new Set(data);
+      const elsewhere = recordedNames(entries.map(({ name }) => name)).filter((name) => !beside.has(name));
+      return { data, elsewhere };
     });
 
   const names: Store['names'] = async (scope) => {
-    const all = await candidates(scope);
-    const stores = new Set<VolumeName>();
-    await eachBounded(all, looksAtOnce, async (name) => {
-      if (await during(listing, [], scope, () => layout.isStore(dataPath(name)))) stores.add(name);
+    const { data, elsewhere } = await candidates(scope);
+    const visible: VolumeName[] = [];
+    await eachBounded(data, looksAtOnce, async (name) => {
+      if (!(await during(listing, [], scope, () => holdsOthers(dataPath({ name }))))) visible.push(name);
     });
-    return all.filter((name) => !stores.has(name));
+    await eachBounded(elsewhere, looksAtOnce, async (name) => {
+      if ((await during(listing, [], scope, () => look(name))) !== undefined) visible.push(name);
+    });
+    return visible;
   };
 
-  async function held(ref: VolumeRef): Promise<Volume> {
+  async function held(ref: VolumeRef): Promise<Found> {
     const found = await look(ref.name);
-    if (found?.id !== ref.id) throw notFound(ref.name, place.store);
+    if (found?.volume.id !== ref.id) throw notFound(ref.name, place.store);
     return found;
   }
 
@@ -67,26 +85,27 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
     get: (name, scope) =>
       during(`reading volume ${quoted(name)}`, [], scope, async () => {
         const found = await look(name);
-        return found === undefined ? undefined : { volume: found, condition: 'ok' as const };
+        return found === undefined ? undefined : { volume: found.volume, condition: 'ok' as const };
       }),
     list: async function* (scope) {
       for (const name of await names(scope)) {
         const found = await during(`reading volume ${quoted(name)}`, [], scope, () => look(name));
-        if (found !== undefined) yield found;
+        if (found !== undefined) yield found.volume;
       }
     },
     source: (ref, scope) =>
-      during(`locating volume ${quoted(ref.name)}`, [], scope, async () =>
-        layout.source(dataPath(ref.name), (await held(ref)).access),
-      ),
+      during(`locating volume ${quoted(ref.name)}`, [], scope, async () => {
+        const { path, volume: found } = await held(ref);
+        return layout.source(path, found.access);
+      }),
     usage: (ref, scope) =>
       during(
         `measuring volume ${quoted(ref.name)}`,
         [],
         scope,
         async () => {
-          await held(ref);
-          return layout.usage(dataPath(ref.name), scope);
+          const { path } = await held(ref);
+          return layout.usage(path, scope);
         },
         'long',
       ),
@@ -131,8 +150,8 @@ function createRefusals(place: Place): Pick<Store, Changes> {
 }
 
 /** Stable without anything being stored: the same place and name give the same id. */
-function derivedId(root: string, name: string): VolumeId {
-  const hex = createHash('sha256').update(`local://${root}\n${name}`).digest('hex');
+function derivedId(base: string, name: string): VolumeId {
+  const hex = createHash('sha256').update(`${base}\n${name}`).digest('hex');
   const parts = [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20, 32)];
   return `sv1-${parts.join('-')}` as VolumeId;
 }

@@ -1,15 +1,12 @@
-import { readdir } from 'node:fs/promises';
 import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
-import { lstatIfThere, unlinkIfThere } from './files.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
 import { settle, settleTrash } from './settle.ts';
-import { emptyFolder } from './tree.ts';
 
 /** No volume can have this name, so it locks nothing else. */
 const sweeping = '.sweep';
@@ -25,8 +22,8 @@ export function createSweep(parts: Parts): Pick<Store, 'sweep' | 'reclaim'> {
   async function reclaim(scope: Scope): Promise<void> {
     // Settled first, while `deleting/` still tells which data were on their way out when something failed.
     if (parts.unsettled) await sweep(scope);
-    parts.undeletable = await emptyFolder(place.own('deleting'), scope);
-    await parts.reserve.refill();
+    parts.undeletable = await place.files.empty(place.own('deleting'), scope);
+    await place.reserve.refill();
   }
 
   return {
@@ -37,7 +34,7 @@ export function createSweep(parts: Parts): Pick<Store, 'sweep' | 'reclaim'> {
 
 async function recover(parts: Parts, scope: Scope): Promise<void> {
   const { place, layout, during } = parts;
-  const entries = new Set(await readdir(place.root));
+  const entries = new Set(await place.files.names(place.root));
   for (const name of recordedNames([...entries])) {
     // One listing tells which records lack their data; only those can be half of something.
     if (entries.has(`${name}${layout.suffix}`)) continue;
@@ -52,22 +49,23 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
 async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promise<void> {
   const { place, dataPath } = parts;
   const read = await parts.read(name);
-  if (read.state === 'torn' && (await lstatIfThere(dataPath(name))) === undefined) {
-    await unlinkIfThere(place.metaPath(name));
+  if (read.state === 'torn' && (await place.files.look(dataPath({ name }))) === undefined) {
+    if (!((await place.others?.isAbandoned(place.metaPath(name))) ?? true)) return;
+    await place.files.unlink(place.metaPath(name));
     scope.log.info('removed the record of an interrupted creation', { volume: name });
   }
   if (read.state !== 'ok' || read.meta.instance !== place.context.instance) return;
-  if (await settle(parts, read.meta))
+  if (await parts.alone(read.meta.id, scope, () => settle(parts, read.meta)))
     scope.log.info('finished an interrupted operation', { volume: name, id: read.meta.id });
 }
 
 /** The record of a released volume that has been taken in again. */
 async function forgetTakenIn({ place, read }: Parts): Promise<void> {
-  for (const entry of await readdir(place.own('retained'))) {
+  for (const entry of await place.files.names(place.own('retained'))) {
     const path = place.own('retained', entry);
-    const released = await readMeta(path, place.context.instance);
+    const released = await readMeta(place.files, path, place.context.instance);
     if (released.state !== 'ok') continue;
     const now = await read(released.meta.name);
-    if (now.state === 'ok' && now.meta.id === released.meta.id) await unlinkIfThere(path);
+    if (now.state === 'ok' && now.meta.id === released.meta.id) await place.files.unlink(path);
   }
 }

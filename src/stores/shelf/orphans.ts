@@ -1,10 +1,9 @@
-import { readdir } from 'node:fs/promises';
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Orphan, VolumeName } from '#core/model.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { findAdoptable } from './adopt.ts';
-import { eachBounded, lstatIfThere } from './files.ts';
 import { leftovers } from './leftovers.ts';
 import type { Parts } from './parts.ts';
 import { inspect } from './reading.ts';
@@ -12,7 +11,7 @@ import { inspect } from './reading.ts';
 const readsAtOnce = 16;
 
 export function createOrphans(parts: Parts): Store['orphans'] {
-  const { place, layout, during } = parts;
+  const { place, during } = parts;
   const store = place.store;
 
   async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
@@ -42,7 +41,7 @@ export function createOrphans(parts: Parts): Store['orphans'] {
 
   async function find(scope: Scope): Promise<readonly Orphan[]> {
     const found: Orphan[] = [];
-    const entries = await readdir(place.root);
+    const entries = await place.files.names(place.root);
     const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
     await eachBounded(names, readsAtOnce, async (name) => {
       scope.signal.throwIfAborted();
@@ -52,7 +51,7 @@ export function createOrphans(parts: Parts): Store['orphans'] {
         : badlyNamed(store, name);
       if (orphan !== undefined) found.push(orphan);
     });
-    for (const { name, reason } of await findAdoptable(place, layout)) {
+    for (const { name, reason } of await findAdoptable(parts)) {
       // Every ext4 has it: nobody left it there.
       if (name === 'lost+found') continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
@@ -60,7 +59,7 @@ export function createOrphans(parts: Parts): Store['orphans'] {
     for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
     for (const left of parts.undeletable) {
       const path = place.own('deleting', left.name);
-      if ((await lstatIfThere(path)) !== undefined) found.push(undeletable(store, path, left.why));
+      if ((await place.files.look(path)) !== undefined) found.push(undeletable(store, path, left.why));
     }
     return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   }

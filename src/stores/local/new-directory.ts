@@ -1,0 +1,71 @@
+import { chmod, chown, lstat, mkdir, rename, rmdir } from 'node:fs/promises';
+import { StowageError } from '#core/errors.ts';
+import { isErrno, isFull } from '../shelf/files.ts';
+import type { Place } from '../shelf/place.ts';
+import type { LocalOptions } from './options.ts';
+
+/** Makes directories with the owner and mode that the options say. */
+export async function createDirectoryMaker(
+  options: LocalOptions,
+  place: Place,
+  readOnly: boolean,
+): Promise<(path: string) => Promise<void>> {
+  // Decided once: where mkdir alone gives the wanted owner and mode, one call makes a complete volume.
+  if (readOnly || (await mkdirSuffices(options, place)))
+    return async (path) => {
+      await mkdir(path, { mode: options.mode });
+    };
+  return async (path) => {
+    // Complete before it is visible: what has the volume's name has its owner and mode too.
+    const scratch = place.scratch();
+    await mkdir(scratch, { mode: 0o700 });
+    try {
+      await dress(scratch, options);
+      await rename(scratch, path);
+    } catch (cause) {
+      await rmdir(scratch).catch(() => undefined);
+      throw cause;
+    }
+  };
+}
+
+async function dress(path: string, { uid, gid, mode }: LocalOptions): Promise<void> {
+  // -1 leaves it as it is; chown before chmod, since chown clears set-id bits.
+  if (uid !== undefined || gid !== undefined) await chown(path, uid ?? -1, gid ?? -1);
+  await chmod(path, mode);
+}
+
+/** Tried rather than computed: the umask, the parent's set-gid bit and default ACLs all have a say. */
+async function mkdirSuffices(options: LocalOptions, place: Place): Promise<boolean> {
+  const probe = place.scratch();
+  try {
+    await mkdir(probe, { mode: options.mode });
+  } catch (cause) {
+    // A full store must still open: volumes can be deleted.
+    if (isFull(cause)) return false;
+    throw cause;
+  }
+  try {
+    const { uid, gid, mode } = await lstat(probe);
+    const owned = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
+    if (owned && (mode & 0o7777) === options.mode) return true;
+    await dress(probe, options);
+    return false;
+  } catch (cause) {
+    if (!isErrno(cause, 'EPERM')) throw cause;
+    const owner = (['uid', 'gid'] as const).flatMap((key) =>
+      options[key] === undefined ? [] : [`${key} ${options[key]}`],
+    );
+    throw new StowageError(
+      `store ${place.store} wants volumes owned by ${owner.join(' and ')}, which this user may not give away`,
+      {
+        code: 'denied',
+        reason: 'owner-denied',
+        action: "Run Stowage as root, or leave the store's options uid and gid out.",
+        cause,
+      },
+    );
+  } finally {
+    await rmdir(probe);
+  }
+}

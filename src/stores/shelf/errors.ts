@@ -1,0 +1,51 @@
+import { StowageError } from '#core/errors.ts';
+import { quoted } from '#core/names.ts';
+
+export function otherStore(root: string, store: string, why: string): StowageError {
+  return new StowageError(`${root} is not the store it was: ${why}`, {
+    code: 'unavailable',
+    reason: 'store-identity',
+    action: `Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt ${store}`,
+  });
+}
+
+export function notFound(name: string, store: string): StowageError {
+  return new StowageError(`there is no volume ${quoted(name)} in store ${store}`, {
+    code: 'not-found',
+    reason: 'volume-unknown',
+    action: `See what there is with: stowage volume list --store ${store}`,
+  });
+}
+
+export function nameTaken(name: string, store: string): StowageError {
+  return new StowageError(`store ${store} has a volume ${quoted(name)} already`, {
+    code: 'exists',
+    reason: 'volume-exists',
+    action: `Choose another name, or look at the existing one with: stowage volume show ${store}/${name}`,
+  });
+}
+
+export function dataUnrecorded(name: string, path: string, store: string): StowageError {
+  return new StowageError(`${path} exists already but belongs to no volume`, {
+    code: 'exists',
+    reason: 'directory-unrecorded',
+    action: `Make it a volume as it is with: stowage store adopt ${store} ${name}; or move it away; or choose another name.`,
+  });
+}
+
+export function dataUnusable(name: string, path: string, found: string): StowageError {
+  return new StowageError(`the data of volume ${quoted(name)} cannot be used: ${path} ${found}`, {
+    code: 'conflict',
+    reason: 'volume-data-unusable',
+    action: `Put the volume's data back at ${path}, or delete the volume.`,
+  });
+}
+
+/** Another host has taken the name, and has not said yet what for. */
+export function beingMade(name: string, store: string): StowageError {
+  return new StowageError(`another Stowage is making a volume ${quoted(name)} in store ${store} at this moment`, {
+    code: 'busy',
+    reason: 'volume-being-made',
+    action: 'Try again in a moment, or choose another name.',
+  });
+}

@@ -1,0 +1,89 @@
+import { randomBytes } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Source, VolumeSpec } from '#core/model.ts';
+import { dataUnusable } from './errors.ts';
+import { type Files, isErrno } from './files.ts';
+import type { Layout } from './layout.ts';
+import type { Place } from './place.ts';
+
+export interface DirectoryLayoutParts {
+  readonly place: Place;
+  readonly clock: Clock;
+  /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
+  make(path: string): Promise<void>;
+  source(path: string): Source;
+  pathFor?(want: VolumeSpec): string | undefined;
+}
+
+export function createDirectoryLayout({ place, clock, make, source, pathFor }: DirectoryLayoutParts): Layout {
+  const { files } = place;
+  return {
+    ...{ kind: 'directory', suffix: '', trashName: 'data', access: ['filesystem'] },
+    ...{ enforcesCapacity: false, needsSize: false },
+    ...(pathFor === undefined ? {} : { pathFor }),
+    refuse: (bytes, access) => {
+      if (bytes !== undefined && bytes < 0n) throw negative(bytes);
+      if (access === 'block') throw noBlock(place);
+    },
+    make: (_want, path) => make(path),
+    discard: (path, id) => discard(place, path, id),
+    wrongWith: ({ type }) =>
+      type === 'directory' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a directory',
+    grow: async () => undefined,
+    source: async (path) => source(path),
+    usage: async (path, scope) => {
+      if ((await files.look(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
+      return { ...(await files.scan(path, scope.signal)), measuredAt: clock.now() };
+    },
+    isStore: (path) => isStore(files, path),
+    appraise: async (path) => ({
+      ...((await isStore(files, path)) ? { reason: 'it is a store itself: it contains .stowage' } : {}),
+      access: 'filesystem',
+    }),
+  };
+}
+
+async function isStore(files: Files, path: string): Promise<boolean> {
+  try {
+    return (await files.look(`${path}/.stowage`)) !== undefined;
+  } catch (cause) {
+    // What this user may not look into is no store of theirs; what was replaced by a file is none at all.
+    if (isErrno(cause, 'EACCES', 'ENOTDIR')) return false;
+    throw cause;
+  }
+}
+
+function negative(bytes: bigint): StowageError {
+  return new StowageError(`a volume cannot have ${bytes} bytes`, {
+    code: 'out-of-range',
+    reason: 'size-out-of-range',
+    action: 'Give a size of at least 0.',
+  });
+}
+
+function noBlock(place: Place): StowageError {
+  return new StowageError(`store ${place.store} keeps volumes as directories, so it has no block devices`, {
+    code: 'unsupported',
+    reason: 'access-unsupported',
+    action: 'Use a local store with layout=image for block volumes.',
+  });
+}
+
+/** An empty volume is gone in one call; a full one is moved where `reclaim` finds it. A planted link moves as itself. */
+async function discard({ files, own }: Place, path: string, id: string): Promise<void> {
+  try {
+    return await files.rmdir(path);
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT')) return;
+    // Some NFS servers have only EIO to say that a directory is not empty.
+    if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EIO')) throw cause;
+  }
+  try {
+    await files.rename(path, own('deleting', id));
+  } catch (cause) {
+    // The remains of an interrupted deletion of the same volume are still there.
+    if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EIO')) throw cause;
+    await files.rename(path, own('deleting', `${id}.${randomBytes(6).toString('hex')}`));
+  }
+}

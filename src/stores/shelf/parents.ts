@@ -1,0 +1,62 @@
+import { StowageError } from '#core/errors.ts';
+import { isErrno } from './files.ts';
+import type { Meta } from './meta.ts';
+import type { Parts } from './parts.ts';
+
+/** Tells a folder that holds volumes from a volume. No volume can have this name. */
+const marker = '.stowage-folder';
+const folderMode = 0o755;
+
+/** The folders a volume's data lie in, the uppermost first. */
+function parentsOf({ place }: Parts, { path }: Pick<Meta, 'path'>): string[] {
+  const names = path?.split('/').slice(0, -1) ?? [];
+  return names.map((_, i) => `${place.root}/${names.slice(0, i + 1).join('/')}`);
+}
+
+/** Never inside what is, or may be, another volume's data. */
+export async function makeParents(parts: Parts, meta: Meta): Promise<void> {
+  const { files } = parts.place;
+  for (const folder of parentsOf(parts, meta)) {
+    if (await isFolder(parts, folder)) continue;
+    await files.makeFolder(folder, folderMode);
+    // One that a crash left without its mark is empty; anything else is not ours.
+    if ((await files.names(folder)).some((name) => name !== marker)) throw occupied(folder);
+    await files.writeNew(`${folder}/${marker}`, '').catch((cause: unknown) => {
+      if (!isErrno(cause, 'EEXIST')) throw cause;
+    });
+  }
+}
+
+/** A folder that Stowage made to hold volumes. */
+export async function isFolder({ place }: Parts, folder: string): Promise<boolean> {
+  try {
+    return (await place.files.look(`${folder}/${marker}`)) !== undefined;
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'EACCES')) return false;
+    throw cause;
+  }
+}
+
+/** Folders that the volume was the last in go with it. */
+export async function pruneParents(parts: Parts, meta: Meta): Promise<void> {
+  const { files } = parts.place;
+  for (const folder of parentsOf(parts, meta).reverse()) {
+    try {
+      if ((await files.names(folder)).some((name) => name !== marker)) return;
+      await files.unlink(`${folder}/${marker}`);
+      await files.rmdir(folder);
+    } catch (cause) {
+      // Another volume came to lie in it meanwhile; without its mark the folder would be taken for a volume.
+      if (isErrno(cause, 'ENOTEMPTY', 'EEXIST')) await files.writeNew(`${folder}/${marker}`, '').catch(() => undefined);
+      return;
+    }
+  }
+}
+
+function occupied(folder: string): StowageError {
+  return new StowageError(`${folder} holds something already, so volumes cannot be made inside it`, {
+    code: 'exists',
+    reason: 'folder-occupied',
+    action: 'Choose other labels or another name; or move away what is there; or change the path of the store.',
+  });
+}

@@ -1,0 +1,60 @@
+import type { StowageError } from '#core/errors.ts';
+import type { StoreName, VolumeId } from '#core/model.ts';
+import type { StoreContext } from '#core/ports.ts';
+import type { Files } from './files.ts';
+import type { InFlight } from './in-flight.ts';
+import type { Meta } from './meta.ts';
+
+/** The store's directory, found and checked. */
+export interface Place {
+  readonly store: StoreName;
+  readonly context: StoreContext;
+  readonly files: Files;
+  /** As people know it; every path here begins with it. */
+  readonly root: string;
+  /** The same for every Stowage that reads the store: what ids of volumes without a record are made from. */
+  readonly base: string;
+  /** As its own record says. Undefined: there is none, or not for this user. */
+  readonly identity: string | undefined;
+  /** `<root>/.stowage/<part>` */
+  own(...parts: readonly string[]): string;
+  metaPath(name: string): string;
+  /** A path in `.stowage/tmp` that nobody else uses. */
+  scratch(): string;
+  /** Left by an earlier run of this instance. */
+  isLeftover(scratchName: string): boolean;
+  /** Throws when the directory is gone, or is another one: deleted and made again, or its disk not mounted. */
+  verify(): Promise<void>;
+  readonly inFlight: InFlight;
+  /** Makes every change of the root directory so far durable. For short calls: they lend their place meanwhile. */
+  sync(): Promise<void>;
+  /** Replaces a record atomically and durably. */
+  replace(path: string, meta: Meta): Promise<void>;
+  readonly reserve: Reserve;
+  /** Undefined: the store is locked, nobody else works on it. */
+  readonly others: Others | undefined;
+  /** What was thrown, for people. `doing` completes "… failed". */
+  failure(cause: unknown, doing: string): StowageError;
+  close(): Promise<void>;
+}
+
+/** Room kept back, so that a full store can still be emptied: moving a volume to the trash takes a block or two. */
+export interface Reserve {
+  /** Repeats what found no room, giving up a piece each time. So it must be work that can be repeated. */
+  backing<T>(work: () => Promise<T>): Promise<T>;
+  /** Makes the pieces that are missing, where there is room enough. */
+  refill(): Promise<void>;
+}
+
+/**
+ * Other hosts that work on the same store at the same time. A volume that exists is changed only by who holds it; a
+ * name is taken by creating its record exclusively, and an empty record belongs to who made it.
+ */
+export interface Others {
+  /** Waits until no other host holds these volumes. */
+  hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<AsyncDisposable>;
+  /** An empty record, made exclusively (`EEXIST`): only who made it replaces it. */
+  take(path: string): Promise<void>;
+  /** Nobody is still at work on this empty or cut-off record: it is an earlier one of ours, or an old one. */
+  isAbandoned(path: string): Promise<boolean>;
+}
