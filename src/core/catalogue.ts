@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
@@ -27,6 +28,7 @@ export interface Catalogue {
 
 /** A store that is alive has listed its names by then. */
 const refreshPatienceMs = 10_000;
+const readsAtOnce = 16;
 
 interface CatalogueParts {
   readonly records: Records;
@@ -57,16 +59,31 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       await look.refreshAll(names, scope);
       return records.volumes.page({ ...query, stores: names });
     },
-    refresh,
+    refresh: refresh.all,
   };
 }
 
-function createRefresh({ records, stores, instance }: CatalogueParts): Catalogue['refresh'] {
+interface Refresh {
+  all: Catalogue['refresh'];
+  /** What the store says of one name. */
+  one(store: Store, name: VolumeName, scope: Scope): Promise<void>;
+}
+
+function createRefresh({ records, stores, instance }: CatalogueParts): Refresh {
   /** Two stores can show the same directory, one of them read-only: the volume stays where it is on record. */
   const isElsewhere = (volume: Volume): boolean => {
     const known = records.volumes.byId(volume.id)?.store;
     return known !== undefined && known !== volume.store && isConfigured(stores(), known);
   };
+
+  /** Another host may have given the name to another volume. */
+  function take(store: Store, found: Volume): void {
+    const known = records.volumes.byName(store.name, found.name);
+    records.transaction(() => {
+      if (known !== undefined && known.id !== found.id) records.volumes.remove(known.id);
+      records.volumes.put(found);
+    });
+  }
 
   /** One record that cannot be read is an orphan, which is reported as such; it must not hide all the others. */
   async function read(store: Store, name: VolumeName, scope: Scope): Promise<Volume | undefined> {
@@ -80,14 +97,33 @@ function createRefresh({ records, stores, instance }: CatalogueParts): Catalogue
     }
   }
 
-  return async (store, scope, thorough = false) => {
+  /** What was read of each volume that others can change, by store. Empty after a start: then all of it is read. */
+  const marks = new WeakMap<Store, ReadonlyMap<VolumeName, string>>();
+
+  /** Those that are there, each with whether our record of it is as good as the store's. */
+  async function present(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
+    const before = marks.get(store);
+    const now = await store.marks?.(scope);
+    if (now === undefined) return new Map((await store.names(scope)).map((name) => [name, true]));
+    marks.set(store, now);
+    return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));
+  }
+
+  const all: Refresh['all'] = async (store, scope, thorough = false) => {
     const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
-    for (const name of await store.names(scope)) {
-      if (recorded.delete(name) && !thorough) continue;
-      const found = await read(store, name, scope);
-      scope.signal.throwIfAborted();
-      if (found === undefined || isElsewhere(found)) continue;
-      if (store.shared || found.instance === instance) records.volumes.put(found);
+    const there = await present(store, scope);
+    try {
+      await eachBounded(there, readsAtOnce, async ([name, isSame]) => {
+        if (recorded.delete(name) && isSame && !thorough) return;
+        const found = await read(store, name, scope);
+        scope.signal.throwIfAborted();
+        if (found === undefined || isElsewhere(found)) return;
+        if (store.shared || found.instance === instance) take(store, found);
+      });
+    } catch (cause) {
+      // What was not read must be read next time.
+      marks.delete(store);
+      throw cause;
     }
     scope.signal.throwIfAborted();
     // What is left is recorded here and gone there. The store answered, so that is the truth.
@@ -97,6 +133,17 @@ function createRefresh({ records, stores, instance }: CatalogueParts): Catalogue
         if (records.volumes.byId(id)?.name === name) records.volumes.remove(id);
       }
     });
+  };
+
+  return {
+    all,
+    one: async (store, name, scope) => {
+      const found = await read(store, name, scope);
+      if (found !== undefined && isElsewhere(found)) return;
+      if (found !== undefined) return take(store, found);
+      const known = records.volumes.byName(store.name, name);
+      if (known !== undefined) records.volumes.remove(known.id);
+    },
   };
 }
 
@@ -112,15 +159,16 @@ interface Lookup {
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
 }
 
-function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue['refresh']): Lookup {
+function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
   /** Asked and not answering: nobody waits for those again before they have answered. */
   const late = new Set<StoreName>();
 
-  async function answers(name: StoreName, scope: Scope): Promise<boolean> {
+  /** Whether a store that others can change has answered; what it says is on record then. */
+  async function answers(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean> {
     const { store } = parts.stores().view(name);
     if (store?.shared !== true) return store !== undefined;
     if (late.has(name)) return false;
-    const asked = parts.stores().use(name, (open) => refresh(open, scope));
+    const asked = parts.stores().use(name, ask);
     if (!(await endsWithin(asked, refreshPatienceMs, parts.clock))) {
       late.add(name);
       const done = (): boolean => late.delete(name);
@@ -138,9 +186,13 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue[
   }
 
   const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
-    const asked = await Promise.all(wanted.map((name) => answers(name, scope)));
+    const asked = await Promise.all(wanted.map((name) => answers(name, scope, (open) => refresh.all(open, scope))));
     return wanted.filter((_name, index) => !asked[index]);
   };
+
+  /** The same for one name: a store may have very many. */
+  const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
+    (await answers(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
 
   const names = (visible: Visible): StoreName[] =>
     parts
@@ -157,7 +209,11 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue[
         return volume !== undefined && visible(volume.store) ? volume : undefined;
       };
       const cached = recorded();
-      if (cached !== undefined) return cached;
+      // Another host may have renamed or deleted it.
+      if (cached !== undefined && parts.stores().view(cached.store).store?.shared === true)
+        await refreshOne(cached.store, cached.name, scope);
+      const still = recorded();
+      if (still !== undefined) return still;
       const down = await refreshAll(names(visible), scope);
       const found = recorded();
       if (found !== undefined) return found;
@@ -167,7 +223,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue[
     inStore: async (store, name, scope) => {
       const { config } = parts.stores().view(storeName(store));
       const wanted = volumeName(name);
-      const down = await refreshAll([config.name], scope);
+      const down = await refreshOne(config.name, wanted, scope);
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
       throw down.length > 0 ? notSure(`${store}/${name}`, down) : unknown(`${store}/${name}`);
@@ -175,7 +231,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Catalogue[
     bare: async (name, visible, scope) => {
       const wanted = volumeName(name);
       const searched = names(visible);
-      const down = await refreshAll(searched, scope);
+      const down = (await Promise.all(searched.map((store) => refreshOne(store, wanted, scope)))).flat();
       // Our records may still know volumes of a store that is no longer configured.
       const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
       const preferred = found.find((volume) => volume.store === parts.stores().defaultName);

@@ -67,7 +67,32 @@ export type Source =
       readonly filesystem: 'xfs' | 'ext4' | undefined;
       /** A raw block volume whose device refuses writing: a read-only mount of its node would not. */
       readonly readOnly?: boolean;
+    }
+  | {
+      readonly kind: 'nfs';
+      /** Names or addresses of one server. */
+      readonly hosts: readonly string[];
+      readonly path: string;
+      /** What the administrator said about the way there: no secrets, only where they are. */
+      readonly options: Readonly<Record<string, string>>;
     };
+
+/** That a host uses a volume: `.stowage/users/<volume id>/<host id>` on the store itself. */
+export interface Use {
+  /** The id of the host, the same for as long as its Stowage lives. */
+  readonly host: string;
+  /** The name people know it by. */
+  readonly node: NodeName;
+  /** Who uses it there, running or stopped. */
+  readonly users: readonly Pick<User, 'kind' | 'name'>[];
+}
+
+export interface SeenUse extends Use {
+  /** By the store's own clock, in ms. */
+  readonly renewedAt: number;
+  /** Its host has been silent for too long. It still counts. */
+  readonly stale: boolean;
+}
 
 export interface TrashEntry {
   readonly volume: Volume;

@@ -1,5 +1,5 @@
 import { StowageError } from './errors.ts';
-import type { Mount, User, Volume } from './model.ts';
+import type { Mount, SeenUse, User, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
 
@@ -44,6 +44,24 @@ export function inUse(volume: Volume, verb: string, users: readonly User[]): Sto
       code: 'in-use',
       reason: 'volume-in-use',
       action: 'Unmount it there first: stowage unmount PATH',
+    },
+  );
+}
+
+/** Known from records on the store itself: those hosts may not even be running. */
+export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
+  const shown = uses.slice(0, 5).map(({ node, host, users, stale, renewedAt }) => {
+    const who = users.map((user) => `${user.kind} ${user.name}`).slice(0, 5);
+    const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
+    return `host ${node} (${[host, ...who].join(', ')}${silent})`;
+  });
+  const more = uses.length > 5 ? ` and ${uses.length - 5} more` : '';
+  return new StowageError(
+    `volume '${volume.store}/${volume.name}' cannot be ${verb}: it is used by ${shown.join(', ')}${more}`,
+    {
+      code: 'in-use',
+      reason: 'volume-in-use-elsewhere',
+      action: 'Stop using it there first. A host that is gone for good has to be declared so by an administrator.',
     },
   );
 }

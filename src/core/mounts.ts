@@ -5,7 +5,7 @@ import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import { stageKey } from './keys.ts';
 import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
-import { inUse } from './mount-errors.ts';
+import { inUse, inUseElsewhere } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Store } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
@@ -77,6 +77,8 @@ export function createMounts(parts: MountParts): Mounts {
       const others = seen.filter((at) => !ours.has(at));
       const users = [...recorded.map((mount) => mount.user), ...others.map((at) => pathUser(at, parts.node))];
       if (users.length > 0) throw inUse(volume, verb, users);
+      const elsewhere = (await store.uses?.list(volume.id, scope)) ?? [];
+      if (elsewhere.length > 0) throw inUseElsewhere(volume, verb, elsewhere);
     },
     mountedOn: (store) =>
       records.mounts

@@ -9,6 +9,7 @@ import type {
   OperationId,
   OperationState,
   Orphan,
+  SeenUse,
   Source,
   StoreCheck,
   StoreConfig,
@@ -17,6 +18,7 @@ import type {
   Token,
   TrashEntry,
   Usage,
+  Use,
   Volume,
   VolumeId,
   VolumeName,
@@ -51,6 +53,8 @@ export interface Store {
   list(scope: Scope): AsyncIterable<Volume>;
   /** Just the names of what `list` would yield: cheap, to compare with a catalogue. */
   names(scope: Scope): Promise<readonly VolumeName[]>;
+  /** Present where others can change volumes: the same names, each with a mark that is another one after a change. */
+  marks?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
   delete(volume: VolumeRef, scope: Scope): Promise<void>;
   /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
@@ -65,6 +69,8 @@ export interface Store {
   usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
 
   readonly trash: Trash;
+  /** Present where other hosts can use the store's volumes: who does, by records on the store itself. */
+  readonly uses?: Uses;
 
   check(scope: Scope): Promise<StoreCheck>;
   /** Existing data without a record that could become volumes, and those that cannot with the reason. */
@@ -101,6 +107,19 @@ export interface Trash {
   purge(id: VolumeId, scope: Scope): Promise<void>;
 }
 
+/** Which hosts use a volume. A record goes stale when its host is silent; stale still refuses, until a person breaks it. */
+export interface Uses {
+  /** Made or renewed; with the time of the store's own clock. */
+  put(volume: VolumeId, use: Use, scope: Scope): Promise<void>;
+  /** Absent is success. */
+  remove(volume: VolumeId, host: string, scope: Scope): Promise<void>;
+  list(volume: VolumeId, scope: Scope): Promise<readonly SeenUse[]>;
+  /** For who alone may write. Already ours is success; another's is 'in-use', also a stale one's. */
+  takeWriter(volume: VolumeId, host: string, scope: Scope): Promise<void>;
+  /** Another's is left alone. */
+  dropWriter(volume: VolumeId, host: string, scope: Scope): Promise<void>;
+}
+
 /** Knows a scheme of store URIs. */
 export interface StoreKind {
   readonly scheme: string;
@@ -108,6 +127,8 @@ export interface StoreKind {
   readonly options: Readonly<Record<string, string>>;
   /** Opens and locks it. Throws a StowageError that says what is wrong with the place or the options. */
   open(config: StoreConfig, policy: StorePolicy, context: StoreContext, scope: Scope): Promise<Store>;
+  /** Checks the way to a store that cannot be opened, step by step. Absent: that is all there is to say. */
+  probe?(config: StoreConfig, policy: StorePolicy, scope: Scope): Promise<StoreCheck>;
 }
 
 export interface StoreContext {

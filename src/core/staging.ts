@@ -43,6 +43,8 @@ export function createStaging(parts: StagingParts): Staging {
         return await clients.directory.unstage(source, path(id), scope);
       case 'loop':
         return await clients.loop.unstage(source, path(id), scope);
+      case 'nfs':
+        return await clients.nfs.unstage(source, path(id), scope);
       default:
         return source satisfies never;
     }
@@ -57,6 +59,8 @@ export function createStaging(parts: StagingParts): Staging {
           return await clients.directory.stage(source, path(id), scope);
         case 'loop':
           return await clients.loop.stage(source, path(id), scope);
+        case 'nfs':
+          return await clients.nfs.stage(source, path(id), scope);
         default:
           return source satisfies never;
       }

@@ -303,7 +303,7 @@ describe('finding volumes', () => {
     await mkdir(join(path, 'books'));
     expect(await resolve('books')).toMatchObject({ store: 'media' });
     await rm(join(path, 'songs'), { recursive: true });
-    expect(await server.engine.volumes.inspect(songs.id, aCall())).toMatchObject({ condition: 'missing' });
+    await expect(server.engine.volumes.inspect(songs.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
     expect(await page()).toEqual(['books', 'films']);
     await expect(resolve(songs.id)).rejects.toMatchObject({ code: 'not-found' });
     await expect(create('media', 'x')).rejects.toMatchObject({

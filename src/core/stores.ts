@@ -101,7 +101,10 @@ export function createStores(parts: StoresParts): Stores {
       const entry = known.store === undefined ? await exclusively(scope, opened) : known;
       if (entry.store !== undefined) return await answeredCheck(reading, name, scope, clock);
       const { message, action } = unavailable(entry.config, entry.problem);
-      return failedCheck({ step: 'open', ok: false, detail: message, action });
+      const opening = { step: 'open', ok: false, detail: message, action };
+      const probed = await probe(parts, entry.config, scope);
+      // Where the way there is fine, what is wrong is with the store itself.
+      return probed?.ok === false ? probed : failedCheck(...(probed?.steps ?? []), opening);
     },
     accept: (name, scope) =>
       exclusively(scope, async () => {
@@ -120,9 +123,22 @@ export function createStores(parts: StoresParts): Stores {
   };
 }
 
-const failedCheck = (step: StoreCheck['steps'][number]): StoreCheck => ({
-  ...{ ok: false, steps: [step], totalBytes: undefined, freeBytes: undefined },
+const failedCheck = (...steps: StoreCheck['steps']): StoreCheck => ({
+  ...{ ok: false, steps, totalBytes: undefined, freeBytes: undefined },
 });
+
+/** The way to a store that cannot be opened, for kinds that can tell. */
+async function probe(
+  { kinds, clock }: StoresParts,
+  config: StoreConfig,
+  scope: Scope,
+): Promise<StoreCheck | undefined> {
+  const scheme = config.uri.slice(0, config.uri.indexOf(':'));
+  const work = kinds.get(scheme)?.probe?.(config, config.policy, scope);
+  if (work === undefined) return undefined;
+  if (!(await endsWithin(work, checkDeadlineMs, clock))) return failedCheck(silent(Math.round(checkDeadlineMs / 1000)));
+  return await work.catch(() => undefined);
+}
 
 /** A disk that hangs is what people ask about with a check, so it must not hang with it. */
 async function answeredCheck(reading: Reading, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> {

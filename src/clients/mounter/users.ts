@@ -20,6 +20,14 @@ export async function usersOf(source: Source, table: MountTable, sys: string): P
         return places.length === 0 ? [loop.node] : places;
       });
     }
+    case 'nfs': {
+      // As the kernel shows it, `server:/path`, whoever mounted it; what is below the volume counts too.
+      const tops = source.hosts.map((host) => `${host.includes(':') ? `[${host}]` : host}:${source.path}`);
+      const ours = table.entries.filter(({ type, source: from }) => {
+        return type.startsWith('nfs') && tops.some((top) => from === top || from.startsWith(`${top}/`));
+      });
+      return ours.map(({ at }) => at);
+    }
     default:
       return source satisfies never;
   }

@@ -14,6 +14,8 @@ export interface Look {
 export interface Entry {
   readonly name: string;
   readonly type: FileType;
+  /** Another one after every change, where that is known without asking. */
+  readonly mark?: string;
 }
 
 /** What could not be removed. */

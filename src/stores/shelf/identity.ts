@@ -37,9 +37,12 @@ function damaged(path: string, cause?: unknown): StowageError {
   });
 }
 
+export const identityText = (uuid: string, layout: LayoutKind): string =>
+  `${JSON.stringify({ version: formatVersion, store: uuid, layout })}\n`;
+
 export async function writeIdentity(files: Files, path: string, scratch: string, layout: LayoutKind): Promise<string> {
   const uuid = randomUUID();
-  await files.writeNew(scratch, `${JSON.stringify({ version: formatVersion, store: uuid, layout })}\n`);
+  await files.writeNew(scratch, identityText(uuid, layout));
   await files.rename(scratch, path);
   // Both folders may be new. A power cut must not take back what others remember the store by.
   await files.sync(dirname(path));

@@ -18,6 +18,17 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
   });
 }
 
+/** For a store that others work on too. */
+export function createMarks({ place, during }: Parts): Required<Pick<Store, 'marks'>> {
+  return {
+    marks: (scope) =>
+      during('listing volumes', [], scope, async () => {
+        const marks = new Map((await place.files.list(place.root)).map(({ name, mark = '' }) => [name, mark]));
+        return new Map(recordedNames([...marks.keys()]).map((name) => [name, marks.get(`${name}.meta`) ?? '']));
+      }),
+  };
+}
+
 export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names' | 'source' | 'usage'> {
   const { place, layout, during, dataPath, held, volume } = parts;
   const { files } = place;

@@ -74,38 +74,50 @@ const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
 export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): NfsClient {
   const never = new AbortController().signal;
 
-  async function patient<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> {
-    for (let attempt = 0; ; attempt++) {
+  async function later<A, R>(
+    procedure: Procedure<A, R>,
+    args: A,
+    options: CallOptions | undefined,
+    { since, refusal }: { readonly since: number; readonly refusal: NfsError },
+  ): Promise<R> {
+    const { signal = never, deadlineMs } = options ?? {};
+    for (const pause of jukeboxMs) {
+      const left = deadlineMs && deadlineMs - pause - (clock.elapsed() - since);
+      if (left !== undefined && left <= 0) break;
+      await clock.sleep(pause, signal);
       try {
-        return await rpc.call(procedure, args, options);
+        return await rpc.call(procedure, args, { ...options, deadlineMs: left });
       } catch (cause) {
-        const pause = jukeboxMs[attempt];
-        if (pause === undefined || !isNfsError(cause, 'JUKEBOX')) throw cause;
-        await clock.sleep(pause, options?.signal ?? never);
+        if (isNfsError(cause, 'JUKEBOX')) continue;
+        // Sent twice before the server said "later" is sent twice.
+        throw refusal.resent && cause instanceof NfsError ? new NfsError(cause.procedure, cause.status, true) : cause;
       }
     }
+    throw refusal;
   }
 
   /** Without `await` on the way: a call costs a few microseconds, and each step through a promise is one of them. */
-  const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> =>
-    rpc.call(procedure, args, options).catch((cause: unknown) => {
-      if (isNfsError(cause, 'JUKEBOX')) return patient(procedure, args, options);
+  const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> => {
+    const since = clock.elapsed();
+    return rpc.call(procedure, args, options).catch((cause: unknown) => {
+      if (isNfsError(cause, 'JUKEBOX')) return later(procedure, args, options, { since, refusal: cause });
       // A server without the procedure at all means the same as one that says it does not support it.
       if (cause instanceof RpcError && cause.failure === 'no-procedure')
         throw new NfsError(procedure.name, nfsStatus.NOTSUPP, false);
       throw cause;
     });
+  };
 
   const find = async (place: Place, options: CallOptions | undefined): Promise<procedures.Found> => {
     checkName(place.name);
     return call(procedures.lookup, place, options);
   };
 
-  /** Makes something, or finds what the first of two identical calls made. */
+  /** Makes something, or finds what the first of two identical calls made. `isOurs`: what is there can be that. */
   async function make<A extends Place>(
     procedure: Procedure<A, procedures.Made>,
     args: A,
-    type: number,
+    isOurs: (attributes: Attributes, handle: FileHandle) => boolean | Promise<boolean>,
     options: CallOptions | undefined,
   ): Promise<New> {
     checkName(args.name);
@@ -116,10 +128,15 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
       const found = await find(args, options);
       const attributes = found.attributes ?? (await call(procedures.getattr, found.handle, options));
-      if (attributes.type !== type) throw cause;
+      if (!(await isOurs(attributes, found.handle))) throw cause;
       return { handle: found.handle, attributes };
     }
   }
+
+  const readlink = async (handle: FileHandle, options: CallOptions | undefined): Promise<Text> => {
+    const { target } = await call(procedures.readlink, handle, options);
+    return target.bytes ?? target.text;
+  };
 
   /** Gone is gone, when it may have been our own first call that did it. */
   async function take(
@@ -139,25 +156,39 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     null: (options) => call(procedures.nullCall, undefined, options),
     getattr: (handle, options) => call(procedures.getattr, handle, options),
     setattr: async (handle, set, options) => {
-      await call(procedures.setattr, { handle, set, ifChangedAt: options?.ifChangedAt }, options);
+      try {
+        await call(procedures.setattr, { handle, set, ifChangedAt: options?.ifChangedAt }, options);
+      } catch (cause) {
+        // The change since then may be the one that the first of the two made.
+        if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
+        if (!isAsSet(await call(procedures.getattr, handle, options), set)) throw cause;
+      }
     },
     lookup: (directory, name, options) => find({ directory, name }, options),
     access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
-    readlink: async (handle, options) => {
-      const { target } = await call(procedures.readlink, handle, options);
-      return target.bytes ?? target.text;
-    },
+    readlink,
     read: (handle, offset, into, options) =>
       // More would be a reply longer than is taken.
       call(procedures.read, { handle, offset, into: into.subarray(0, maxTransfer) }, options),
     write: (handle, offset, data, stable, options) => call(procedures.write, { handle, offset, data, stable }, options),
     create: (directory, name, how, options) =>
-      make(procedures.create, { directory, name, how }, fileType.regular, options),
+      // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
+      make(
+        procedures.create,
+        { directory, name, how },
+        (found) => how.mode !== 'exclusive' && isCreated(found, how.set),
+        options,
+      ),
     mkdir: (directory, name, set, options) =>
-      make(procedures.mkdir, { directory, name, set }, fileType.directory, options),
+      make(procedures.mkdir, { directory, name, set }, ({ type }) => type === fileType.directory, options),
     symlink: (directory, name, target, set, options) =>
-      make(procedures.symlink, { directory, name, set, target }, fileType.link, options),
-    mknod: (args, options) => make(procedures.mknod, args, args.type, options),
+      make(
+        procedures.symlink,
+        { directory, name, set, target },
+        async ({ type }, handle) => type === fileType.link && isSame(await readlink(handle, options), target),
+        options,
+      ),
+    mknod: (args, options) => make(procedures.mknod, args, ({ type }) => type === args.type, options),
     remove: (directory, name, options) => take(procedures.remove, { directory, name }, options),
     rmdir: (directory, name, options) => take(procedures.rmdir, { directory, name }, options),
     rename: async (from, to, options) => {
@@ -168,7 +199,9 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       } catch (cause) {
         // The first of the two may have moved it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
-        await find(to, options);
+        await find(to, options).catch((missing: unknown) => {
+          throw isNfsError(missing, 'NOENT') ? cause : missing;
+        });
       }
     },
     link: async (handle, to, options) => {
@@ -191,4 +224,34 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     pathconf: (handle, options) => call(procedures.pathconf, handle, options),
     commit: (handle, offset, count, options) => call(procedures.commit, { handle, offset, count }, options),
   };
+}
+
+const isSame = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));
+
+/** Whether a file is as a SETATTR would leave it. A time set to the server's clock tells nothing. */
+function isAsSet(is: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
+  const known = [
+    [mode, is.mode],
+    [uid, is.uid],
+    [gid, is.gid],
+    [size, is.size],
+    ...sameTime(atime, is.atime, is.atimeNs),
+    ...sameTime(mtime, is.mtime, is.mtimeNs),
+  ].filter(([wanted]) => wanted !== undefined);
+  return known.length > 0 && known.every(([wanted, found]) => wanted === found);
+}
+
+const sameTime = (time: SetAttributes['atime'], seconds: number, nanoseconds: number) =>
+  time === undefined || time === 'now'
+    ? []
+    : [
+        [time.seconds, seconds],
+        [time.nanoseconds, nanoseconds],
+      ];
+
+/** A file that was made with a time of its own can be told from one that somebody else made meanwhile. */
+function isCreated({ type, size, mtime, mtimeNs }: Attributes, set: SetAttributes): boolean {
+  if (type !== fileType.regular || size !== (set.size ?? 0)) return false;
+  if (set.mtime === undefined || set.mtime === 'now') return true;
+  return mtime === set.mtime.seconds && mtimeNs === set.mtime.nanoseconds;
 }

@@ -12,6 +12,7 @@ export {
   listExports,
   MountError,
   type Mounted,
+  type MountStatusName,
   mnt,
   mountProgram,
   mountVersion,

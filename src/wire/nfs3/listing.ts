@@ -8,13 +8,19 @@ import { type EntryPlus, type FileHandle, nameOf } from './structures.ts';
 export interface ListingOptions extends CallOptions {
   /** How much is asked for at once. */
   readonly bytes?: number;
+  /** A directory with more entries is not believed. */
+  readonly mostEntries?: number;
+  /** Without handles and attributes, which a server has to look for. */
+  readonly namesOnly?: boolean;
 }
 
 const defaultBytes = 64 * 1024;
 /** Asked for when a server finds that too much; then less. */
 const leastBytes = 4096;
-/** Names that are remembered, so that a listing can begin anew without giving anything twice. */
-const mostRemembered = 1_000_000;
+const defaultMostEntries = 10_000_000;
+/** Names that are remembered, so that a listing can begin anew without giving anything twice: so many, and so much. */
+const mostRemembered = 500_000;
+const mostRememberedLength = 32 * 1024 * 1024;
 const mostRestarts = 16;
 const slack = 64;
 
@@ -29,14 +35,16 @@ export async function* listDirectory(
   options: ListingOptions = {},
 ): AsyncGenerator<readonly EntryPlus[], void> {
   const pages = createPages(client, directory, options);
-  const seen = new Set<string>();
+  const { mostEntries = defaultMostEntries } = options;
+  const seen = createMemory();
+  let given = 0;
   let position = { cookie: 0n, verifier: 0n };
   let restarts = 0;
   /** Entries in a row that were given before. */
   let stale = 0;
   for (;;) {
     const page = await pages.next(position).catch((cause: unknown) => {
-      if (!isNfsError(cause, 'BAD_COOKIE') || position.cookie === 0n || seen.size >= mostRemembered) throw cause;
+      if (!isNfsError(cause, 'BAD_COOKIE') || position.cookie === 0n || seen.isFull) throw cause;
       if (++restarts > mostRestarts) throw new XdrError('the directory changes faster than the server can list it');
       return undefined;
     });
@@ -44,26 +52,49 @@ export async function* listDirectory(
       position = { cookie: 0n, verifier: 0n };
       continue;
     }
-    const fresh = page.entries.filter((entry) => isPossibleName(nameOf(entry)) && !wasSeen(seen, entry));
+    const fresh = page.entries.filter((entry) => isPossibleName(nameOf(entry)) && !seen.knows(entry));
     if (fresh.length > 0) {
       // It goes on, however often it has to begin anew.
       restarts = stale = 0;
+      given += fresh.length;
       yield fresh;
     } else stale += Math.max(1, page.entries.length);
     if (page.isEnd) return;
     const last = page.entries.at(-1);
     // Listed anew it gives at most what it gave before; more than that is a circle.
-    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack)
+    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack || given > mostEntries)
       throw new XdrError('the server lists a directory without coming to its end');
     position = { cookie: last.cookie, verifier: page.verifier };
   }
 }
 
-function wasSeen(seen: Set<string>, { name, bytes }: EntryPlus): boolean {
-  const key = bytes === undefined ? name : `\0${Buffer.from(bytes).toString('latin1')}`;
-  if (seen.has(key)) return true;
-  if (seen.size < mostRemembered) seen.add(key);
-  return false;
+interface Memory {
+  readonly size: number;
+  readonly isFull: boolean;
+  /** Whether it was given before. If not it is remembered, while there is room. */
+  knows(entry: EntryPlus): boolean;
+}
+
+function createMemory(): Memory {
+  const names = new Set<string>();
+  let length = 0;
+  const isFull = (): boolean => names.size >= mostRemembered || length >= mostRememberedLength;
+  return {
+    get size() {
+      return names.size;
+    },
+    get isFull() {
+      return isFull();
+    },
+    knows: ({ name, bytes }) => {
+      const key = bytes === undefined ? name : `\0${Buffer.from(bytes).toString('latin1')}`;
+      if (names.has(key)) return true;
+      if (isFull()) return false;
+      names.add(key);
+      length += key.length;
+      return false;
+    },
+  };
 }
 
 interface Page {
@@ -79,7 +110,7 @@ function createPages(
   options: ListingOptions,
 ): { next(position: { readonly cookie: bigint; readonly verifier: bigint }): Promise<Page> } {
   let bytes = options.bytes ?? defaultBytes;
-  let hasPlus = true;
+  let hasPlus = options.namesOnly !== true;
   return {
     next: async (position) => {
       for (;;) {

@@ -18,6 +18,10 @@ const defaultAtOnce = 32;
 const listedAtOnce = 4;
 /** A directory that others fill while it is emptied is emptied again, but not for ever. */
 const mostPasses = 100;
+/** Directories that are known and not done: a tree that has more is without end, or too large for our memory. */
+const mostUnfinished = 250_000;
+/** Of one directory that is being emptied: then these come first, and the rest of it when it is listed again. */
+const mostChildren = 10_000;
 
 /** What a directory becomes on its way: its children are counted, and it is done when none is left. */
 interface Folder {
@@ -26,7 +30,13 @@ interface Folder {
   readonly name: Text;
   children: number;
   passes: number;
+  /** Not all of it was looked at. */
+  isCut: boolean;
 }
+
+const newFolder = (handle: FileHandle, parent: Folder | undefined, name: Text): Folder => ({
+  ...{ handle, parent, name, children: 1, passes: 0, isCut: false },
+});
 
 type Visit = (folder: Folder, descend: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>;
 
@@ -64,9 +74,10 @@ function createDescent(
       }
       try {
         await visit(folder, ({ handle, name }) => {
+          if (left >= mostUnfinished) throw new Error('the tree has more directories than can be kept in mind');
           folder.children++;
           left++;
-          push({ handle, name, parent: folder, children: 1, passes: 0 });
+          push(newFolder(handle, folder, name));
         });
         await finish(folder);
       } catch (cause) {
@@ -112,6 +123,7 @@ async function eachKnown(
   limit: Limiter,
   options: CallOptions,
   work: (entry: EntryPlus, about: NonNullable<Awaited<ReturnType<typeof known>>>) => Promise<void>,
+  isEnough: () => boolean = () => false,
 ): Promise<void> {
   try {
     for await (const page of listDirectory(client, directory, options)) {
@@ -122,14 +134,20 @@ async function eachKnown(
           if (about !== undefined) await work(entry, about);
         }),
       );
+      if (isEnough()) return;
     }
   } catch (cause) {
     if (!isGone(cause)) throw cause;
   }
 }
 
+/** Another file system is mounted in the tree that was to be removed. */
+class ForeignFileSystem extends Error {
+  override readonly name = 'ForeignFileSystem';
+}
+
 /**
- * Removes everything in a directory, and not the directory. Links are removed, never followed; what others remove
+ * Removes everything in a directory, and not the directory; nothing of another file system that is mounted in it. Links are removed, never followed; what others remove
  * meanwhile is fine; what they add is removed too. Stopped at any point, it goes on at the next call.
  */
 export async function emptyDirectory(
@@ -138,6 +156,7 @@ export async function emptyDirectory(
   options: TreeOptions = {},
 ): Promise<void> {
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
+  const { fsid } = await client.getattr(directory, options);
   let done = 0;
 
   async function removeFile(parent: FileHandle, entry: EntryPlus): Promise<void> {
@@ -151,13 +170,25 @@ export async function emptyDirectory(
 
   const visit: Visit = async (folder, descend) => {
     folder.passes++;
-    await eachKnown(client, folder.handle, limit, options, async (entry, { handle, attributes }) => {
-      if (attributes.type === fileType.directory) descend({ handle, name: nameOf(entry) });
-      else await removeFile(folder.handle, entry);
+    folder.isCut = false;
+    const remove = async (entry: EntryPlus, { handle, attributes }: Pick<Visited, 'handle' | 'attributes'>) => {
+      if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry);
+      if (attributes.fsid !== fsid) throw new ForeignFileSystem(`another file system is mounted at ${entry.name}`);
+      return descend({ handle, name: nameOf(entry) });
+    };
+    await eachKnown(client, folder.handle, limit, options, remove, () => {
+      folder.isCut = folder.children > mostChildren;
+      return folder.isCut;
     });
   };
 
-  async function leave({ parent, name, passes }: Folder): Promise<'again' | 'done'> {
+  async function leave(folder: Folder): Promise<'again' | 'done'> {
+    const { parent, name, passes, isCut } = folder;
+    if (isCut) {
+      // Only passes that find it filled anew are counted.
+      folder.passes--;
+      return 'again';
+    }
     if (parent === undefined) return 'done';
     try {
       await limit.run(() => client.rmdir(parent.handle, name, options));
@@ -170,8 +201,7 @@ export async function emptyDirectory(
     return 'done';
   }
 
-  const root: Folder = { handle: directory, parent: undefined, name: '', children: 1, passes: 0 };
-  await createDescent(root, visit, leave).run();
+  await createDescent(newFolder(directory, undefined, ''), visit, leave).run();
 }
 
 /** Removes a directory with everything in it. Absent is success. */
@@ -209,7 +239,8 @@ export interface Visited {
 export async function walkTree(
   client: NfsClient,
   directory: FileHandle,
-  onEntry: (visited: Visited) => Promise<void> | void,
+  /** False: what is below it is left out. */
+  onEntry: (visited: Visited) => Promise<unknown> | unknown,
   options: TreeOptions = {},
 ): Promise<void> {
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
@@ -222,13 +253,13 @@ export async function walkTree(
 
   const visit: Visit = (folder, descend) =>
     eachKnown(client, folder.handle, limit, options, async (entry, about) => {
-      await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
+      const wanted = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
       options.onProgress?.(++done);
-      if (about.attributes.type === fileType.directory) descend({ handle: about.handle, name: nameOf(entry) });
+      if (wanted !== false && about.attributes.type === fileType.directory)
+        descend({ handle: about.handle, name: nameOf(entry) });
     });
 
-  const root: Folder = { handle: directory, parent: undefined, name: '', children: 1, passes: 0 };
-  await createDescent(root, visit, async () => 'done').run();
+  await createDescent(newFolder(directory, undefined, ''), visit, async () => 'done').run();
 }
 
 const shown = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());

@@ -1,0 +1,225 @@
+import { eachBounded } from '#base/each-bounded.ts';
+import {
+  type Attributes,
+  type FileHandle,
+  fileType,
+  isNfsError,
+  listDirectory,
+  type NfsClient,
+  readFully,
+  removeTree,
+  type SetAttributes,
+  stability,
+} from '#wire/nfs3/index.ts';
+import { type Entry, type Files, type FileType, isErrno, UnfitFile } from '../shelf/files.ts';
+import type { Folders } from './folders.ts';
+import { asSystemError } from './statuses.ts';
+import { emptyFolder, scanTree } from './trees.ts';
+
+/** Beside what every shelf needs: what only this store does. */
+export interface NfsFiles extends Files {
+  attributes(path: string): Promise<Attributes | undefined>;
+  /** Exclusively, empty, and known again by its mark (see marks.ts) until something is written. */
+  create(path: string): Promise<void>;
+  mkdir(path: string, set: SetAttributes): Promise<void>;
+  /** Overwrites what is there, durably; gives the server's time. */
+  write(path: string, text: string): Promise<number>;
+}
+
+export interface NfsFilesParts {
+  readonly nfs: NfsClient;
+  readonly folders: Folders;
+  readonly deadlineMs: number;
+  /** A new time for each file that is made, so that a repeated call can tell its own from another's. */
+  mark(): { readonly seconds: number; readonly nanoseconds: number };
+}
+
+const types = new Map<number, FileType>([
+  [fileType.regular, 'file'],
+  [fileType.directory, 'directory'],
+  [fileType.link, 'link'],
+]);
+const typeOf = ({ type }: Attributes): FileType => types.get(type) ?? 'other';
+const ms = (seconds: number, nanoseconds: number): number => seconds * 1000 + Math.floor(nanoseconds / 1e6);
+
+/** What one server keeps in one directory, by calls each of which has its deadline. */
+export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts): NfsFiles {
+  const within = { deadlineMs };
+  const { at } = folders;
+
+  const find = (path: string): Promise<{ readonly handle: FileHandle; readonly attributes: Attributes } | undefined> =>
+    at(path, async (folder, name) => {
+      try {
+        const { handle, attributes } = await nfs.lookup(folder, name, within);
+        return { handle, attributes: attributes ?? (await nfs.getattr(handle, within)) };
+      } catch (cause) {
+        if (isNfsError(cause, 'NOENT')) return undefined;
+        throw cause;
+      }
+    });
+
+  const make = (path: string): Promise<FileHandle> =>
+    at(path, async (folder, name) => {
+      const how = { mode: 'guarded', set: { mode: 0o600, mtime: mark() } } as const;
+      return (await nfs.create(folder, name, how, within)).handle;
+    });
+
+  async function fill(path: string, handle: FileHandle, text: string): Promise<number> {
+    const data = Buffer.from(text);
+    let seconds = 0;
+    for (let done = 0; done < data.length; ) {
+      const { count, committed, attributes } = await nfs
+        .write(handle, done, data.subarray(done), stability.fileSync, within)
+        .catch((cause: unknown) => Promise.reject(asSystemError(cause)));
+      // It may give less than it was asked for; nothing at all would go on for ever.
+      if (count === 0) throw new UnfitFile(`${path} cannot be written: the server takes nothing`);
+      if (committed !== stability.fileSync) await nfs.commit(handle, 0, 0, within);
+      done += count;
+      seconds = attributes === undefined ? seconds : ms(attributes.mtime, attributes.mtimeNs);
+    }
+    return seconds;
+  }
+
+  /** What was made and could not be filled is taken back. */
+  async function fillNew(path: string, handle: FileHandle, text: string): Promise<void> {
+    if (text === '') return;
+    try {
+      await fill(path, handle, text);
+    } catch (cause) {
+      if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
+      throw cause;
+    }
+  }
+
+  const unlink = (path: string): Promise<boolean> =>
+    at(path, async (folder, name) => {
+      try {
+        await nfs.remove(folder, name, within);
+        return true;
+      } catch (cause) {
+        if (isNfsError(cause, 'NOENT')) return false;
+        throw cause;
+      }
+    });
+
+  const look: Files['look'] = async (path) => {
+    const found = (await find(path))?.attributes;
+    if (found === undefined) return undefined;
+    // The protocol knows no time of birth.
+    return {
+      type: typeOf(found),
+      madeAt: ms(found.mtime, found.mtimeNs),
+      changedAt: ms(found.ctime, found.ctimeNs),
+    };
+  };
+
+  return {
+    look,
+    attributes: async (path) => (await find(path))?.attributes,
+    create: async (path) => {
+      await make(path);
+    },
+    names: (folder) =>
+      folders.in(folder, async (handle) => {
+        const names: string[] = [];
+        for await (const page of listDirectory(nfs, handle, { ...within, namesOnly: true }))
+          for (const { name, bytes } of page) if (bytes === undefined) names.push(name);
+        return names;
+      }),
+    list: (folder) =>
+      folders.in(folder, async (handle) => {
+        const entries: Entry[] = [];
+        for await (const page of listDirectory(nfs, handle, within))
+          await eachBounded(page, 16, async (entry) => {
+            const about = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
+            if (about === undefined) return;
+            const mark = `${about.fileId} ${about.ctime}.${about.ctimeNs}`;
+            entries.push({ name: entry.name, type: typeOf(about), mark });
+          });
+        return entries;
+      }),
+    read: async (path, limit) => {
+      const found = await find(path);
+      if (found === undefined) throw Object.assign(new Error(`${path} does not exist`), { code: 'ENOENT' });
+      const { handle, attributes } = found;
+      if (attributes.type === fileType.link) throw new UnfitFile('it is a symbolic link');
+      if (attributes.type === fileType.directory) throw new UnfitFile('it is a directory');
+      if (attributes.type !== fileType.regular) throw new UnfitFile('it is not a plain file');
+      if (attributes.size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+      const into = Buffer.alloc(attributes.size);
+      try {
+        return into.subarray(0, await readFully(nfs, handle, 0, into, within));
+      } catch (cause) {
+        throw asSystemError(cause);
+      }
+    },
+    writeNew: async (path, text) => fillNew(path, await make(path), text),
+    write: async (path, text) => {
+      const found = await find(path);
+      return fill(path, found?.handle ?? (await make(path)), text);
+    },
+    writeNewUnless: async (beside, path, text) => {
+      // Both at once: the file gets its text, and with it a meaning, only when both answers are known.
+      const [data, made] = await Promise.allSettled([absentFolderIsAbsent(find(beside)), make(path)]);
+      if (made.status === 'rejected') {
+        if (isErrno(made.reason, 'EEXIST')) return 'one of them is there';
+        throw made.reason;
+      }
+      if (data.status === 'fulfilled' && data.value === undefined) {
+        await fillNew(path, made.value, text);
+        return 'written';
+      }
+      await unlink(path);
+      if (data.status === 'rejected') throw data.reason;
+      return 'one of them is there';
+    },
+    makeFolder: async (path, mode = 0o700) => {
+      // Looked for first: not every server refuses to make what is there.
+      const there = await look(path);
+      if (there?.type === 'directory') return;
+      try {
+        await at(path, (folder, name) => nfs.mkdir(folder, name, { mode }, within));
+      } catch (cause) {
+        if (!isErrno(cause, 'EEXIST') || (await look(path))?.type !== 'directory') throw cause;
+      }
+    },
+    mkdir: async (path, set) => {
+      await at(path, (folder, name) => nfs.mkdir(folder, name, set, within));
+    },
+    rename: async (from, to) => {
+      try {
+        await folders.between(from, to, (one, other) => nfs.rename(one, other, within));
+        return true;
+      } catch (cause) {
+        // Nothing there to rename; or nowhere to rename it to, which is another matter.
+        if (!isErrno(cause, 'ENOENT') || (await find(from)) !== undefined) throw cause;
+        return false;
+      } finally {
+        folders.forget(from);
+      }
+    },
+    unlink,
+    rmdir: async (path) => {
+      await at(path, (folder, name) => nfs.rmdir(folder, name, within));
+      folders.forget(path);
+    },
+    removeAll: async (path) => {
+      await at(path, (folder, name) => removeTree(nfs, folder, name, within));
+      folders.forget(path);
+    },
+    empty: (folder, scope) => folders.in(folder, (handle) => emptyFolder(nfs, handle, scope, within)),
+    scan: (top, signal) => folders.in(top, (handle) => scanTree(nfs, handle, signal, within)),
+    // A server has made a change durable when it answers: RFC 1813, section 4.8.
+    sync: async () => undefined,
+  };
+}
+
+/** A file in a folder that is not there is not there. */
+async function absentFolderIsAbsent<T>(found: Promise<T>): Promise<T | undefined> {
+  try {
+    return await found;
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT', 'ENOTDIR')) return undefined;
+    throw cause;
+  }
+}

@@ -1,0 +1,217 @@
+import { isAbsolute, normalize } from 'node:path';
+import { parseDuration } from '#base/duration.ts';
+import { parseSize } from '#base/size.ts';
+import { StowageError } from '#core/errors.ts';
+import { quoted } from '#core/names.ts';
+import { type PathTemplate, parsePathTemplate } from './path-template.ts';
+
+export interface NfsOptions {
+  /** Names or addresses of one server; where one does not answer, the next is tried. */
+  readonly hosts: readonly [string, ...string[]];
+  /** Undefined: 2049. */
+  readonly port: number | undefined;
+  /** Undefined: asked of the portmapper. */
+  readonly mountPort: number | undefined;
+  /** What is mounted: the export, or a directory below it. */
+  readonly path: string;
+  readonly uid: number | undefined;
+  readonly gid: number | undefined;
+  readonly mode: number;
+  readonly squash: 'none' | 'root' | 'all';
+  /** How often a connection is tried anew before a call that was never sent fails. */
+  readonly retries: number;
+  /** For one call to the server, in ms. */
+  readonly timeout: number;
+  readonly hard: boolean;
+  readonly readSize: number;
+  readonly writeSize: number;
+  readonly connections: number;
+  /** Undefined: any. */
+  readonly sourcePorts: 'privileged' | number | undefined;
+  /** Undefined: none. Empty: the server's certificate is checked against those that the system trusts. */
+  readonly tls: { readonly folder: string | undefined } | undefined;
+  readonly network: string | undefined;
+  readonly pathTemplate: PathTemplate | undefined;
+}
+
+export const optionHelp = {
+  port: 'port of the NFS service (default: 2049)',
+  mountport: 'port of the MOUNT service (default: asked of the portmapper on port 111)',
+  sourceport: 'privileged: connections come from ports below 1024, as many servers want; or one port number',
+  uid: "numeric owner of a new volume's top directory (default: whoever the server makes it)",
+  gid: "numeric group of a new volume's top directory (default: the same)",
+  mode: "permissions of a new volume's top directory, octal (default: 0755)",
+  squash:
+    'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
+  timeout: 'how long one call to the server may take, e.g. 10s (default)',
+  retries: 'how often a connection is tried anew before a call fails (default: 2)',
+  soft: 'applications get an error when the server does not answer within the time-out (default)',
+  hard: 'applications wait for the server, however long; the control plane never does',
+  rsize: 'most bytes in one read, e.g. 1M (default)',
+  wsize: 'most bytes in one write, e.g. 1M (default)',
+  nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
+  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server wants to know who calls (RFC 9289)',
+  network: 'where traffic to the server starts: netns:NAME, or the path of a network namespace (default: the host)',
+  pathTemplate:
+    'where data go below the export, of {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})',
+} as const;
+
+type Given = Readonly<Record<string, string>>;
+
+function invalid(message: string, action: string): StowageError {
+  return new StowageError(message, { code: 'invalid', reason: 'store-option-invalid', action });
+}
+
+const bad = (key: keyof typeof optionHelp, value: string): StowageError =>
+  invalid(`${quoted(value)} is not a value for the option ${key}`, `${key}: ${optionHelp[key]}.`);
+
+function whole(given: Given, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
+  const value = given[key];
+  if (value === undefined) return undefined;
+  if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw bad(key, value);
+  return Number(value);
+}
+
+function oneOf<T extends string>(given: Given, key: keyof typeof optionHelp, allowed: readonly T[]): T | undefined {
+  const value = given[key];
+  if (value === undefined) return undefined;
+  const found = allowed.find((one) => one === value);
+  if (found === undefined) throw bad(key, value);
+  return found;
+}
+
+function flag(given: Given, key: 'soft' | 'hard'): boolean | undefined {
+  const value = oneOf(given, key, ['', 'true', 'false']);
+  return value === undefined ? undefined : value !== 'false';
+}
+
+function mode(given: Given): number {
+  const value = given['mode'] ?? '0755';
+  if (!/^0?[0-7]{3,4}$/.test(value)) throw bad('mode', value);
+  return Number.parseInt(value, 8);
+}
+
+const largestTransfer = 1024 * 1024;
+const smallestTransfer = 4096;
+
+function transfer(given: Given, key: 'rsize' | 'wsize'): number {
+  const value = given[key];
+  const bytes = value === undefined ? BigInt(largestTransfer) : parseSize(value);
+  if (bytes === undefined || bytes < smallestTransfer || bytes > largestTransfer) throw bad(key, value ?? '');
+  return Number(bytes);
+}
+
+const longestTimeout = 10 * 60_000;
+
+function timeout(given: Given): number {
+  const value = given['timeout'] ?? '10s';
+  const ms = parseDuration(value);
+  if (ms === undefined || ms < 100 || ms > longestTimeout) throw bad('timeout', value);
+  return ms;
+}
+
+function hard(given: Given): boolean {
+  const [isHard, isSoft] = [flag(given, 'hard'), flag(given, 'soft')];
+  if (isHard !== undefined && isSoft !== undefined && isHard === isSoft)
+    throw invalid('a store is either soft or hard', 'Give one of the two.');
+  return isHard ?? (isSoft === undefined ? false : !isSoft);
+}
+
+function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
+  if (given['sourceport'] === 'privileged') return 'privileged';
+  const port = whole(given, 'sourceport', 1, 65_535);
+  // One port is one connection.
+  if (port !== undefined && (whole(given, 'nconnect', 1, 16) ?? 1) > 1)
+    throw invalid('several connections cannot have one source port', `Use sourceport=privileged, or nconnect=1.`);
+  return port;
+}
+
+function tls(given: Given): NfsOptions['tls'] {
+  const value = given['tls'];
+  if (value === undefined || value === 'off' || value === 'false') return undefined;
+  if (value === 'on' || value === 'true') return { folder: undefined };
+  if (!isAbsolute(value)) throw bad('tls', value);
+  return { folder: value };
+}
+
+function network(given: Given): string | undefined {
+  const value = given['network'];
+  if (value === undefined) return undefined;
+  if (isAbsolute(value) || /^netns:[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
+  throw bad('network', value);
+}
+
+function wrongUri(uri: string, why: string): StowageError {
+  return invalid(
+    `${quoted(uri)} is not the URI of an NFS store: ${why}`,
+    'Write nfs://, a server and the path of its export, for example nfs://10.10.2.4/export/silver',
+  );
+}
+
+interface Where {
+  readonly hosts: NfsOptions['hosts'];
+  readonly port: number | undefined;
+  readonly path: string;
+}
+
+const hostPattern = /^(?:\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9_.-]+)$/;
+
+function whereOf(uri: string): Where {
+  if (uri.includes('#')) throw wrongUri(uri, "it has a # in it, where a URI's path ends");
+  const [, authority = '', rest = ''] = /^nfs:\/\/([^/?]*)([^?]*)/.exec(uri) ?? [];
+  const [, given = '', port] = /^(.*?)(?::(\d{1,5}))?$/.exec(authority) ?? [];
+  const hosts = given.split(',');
+  const [first, ...others] = hosts;
+  if (first === undefined || !hosts.every((host) => hostPattern.test(host))) throw wrongUri(uri, 'it names no server');
+  if (port !== undefined && (Number(port) < 1 || Number(port) > 65_535))
+    throw wrongUri(uri, `there is no port ${port}`);
+  let path: string;
+  try {
+    path = decodeURIComponent(rest);
+  } catch (cause) {
+    throw wrongUri(uri, `it has a broken %-escape (${String(cause)})`);
+  }
+  if (path === '') throw wrongUri(uri, 'the path is missing');
+  if (/[\0-\x1f]/.test(path)) throw wrongUri(uri, 'the path contains control characters');
+  if (path.split('/').includes('..')) throw wrongUri(uri, 'the path must not contain ..');
+  const clean = normalize(path);
+  const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
+  return {
+    hosts: [bare(first), ...others.map(bare)],
+    port: port === undefined ? undefined : Number(port),
+    path: clean.length > 1 && clean.endsWith('/') ? clean.slice(0, -1) : clean,
+  };
+}
+
+export function parseOptions(uri: string, given: Given): NfsOptions {
+  const { hosts, port, path } = whereOf(uri);
+  const asked = whole(given, 'port', 1, 65_535);
+  if (asked !== undefined && port !== undefined && asked !== port)
+    throw invalid(`the URI names port ${port} and the option port ${asked}`, 'Give one of the two.');
+  // 2^32-1 means "leave as it is" to chown(2).
+  const largestId = 2 ** 32 - 2;
+  return {
+    ...{ hosts, path, port: asked ?? port },
+    mountPort: whole(given, 'mountport', 1, 65_535),
+    uid: whole(given, 'uid', 0, largestId),
+    gid: whole(given, 'gid', 0, largestId),
+    mode: mode(given),
+    squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
+    retries: whole(given, 'retries', 0, 100) ?? 2,
+    timeout: timeout(given),
+    hard: hard(given),
+    readSize: transfer(given, 'rsize'),
+    writeSize: transfer(given, 'wsize'),
+    connections: whole(given, 'nconnect', 1, 16) ?? 1,
+    sourcePorts: sourcePorts(given),
+    tls: tls(given),
+    network: network(given),
+    pathTemplate: given['pathTemplate'] === undefined ? undefined : parsePathTemplate(given['pathTemplate']),
+  };
+}
+
+/** As people write it: `server:/export`. */
+export function shownPlace({ hosts, path }: Pick<NfsOptions, 'hosts' | 'path'>): string {
+  const [first] = hosts;
+  return `${first.includes(':') ? `[${first}]` : first}:${path === '/' ? '' : path}`;
+}

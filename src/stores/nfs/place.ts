@@ -1,0 +1,172 @@
+import { createHash, randomBytes, randomUUID } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import { coalesced } from '#base/coalesced.ts';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { StoreName } from '#core/model.ts';
+import type { StoreContext } from '#core/ports.ts';
+import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
+import { otherStore } from '../shelf/errors.ts';
+import { isErrno } from '../shelf/files.ts';
+import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../shelf/identity.ts';
+import { createPlaces } from '../shelf/in-flight.ts';
+import { encodeMeta } from '../shelf/meta.ts';
+import type { Others, Place } from '../shelf/place.ts';
+import { type Connect, identityOf, type Session } from './connect.ts';
+import { type Blamed, nfsFailure } from './failures.ts';
+import { createNfsFiles, type NfsFiles } from './files.ts';
+import { createFolders } from './folders.ts';
+import { type NfsOptions, shownPlace } from './options.ts';
+import { createMarks, createOthers } from './others.ts';
+
+export interface NfsPlace extends Place {
+  readonly files: NfsFiles;
+  readonly session: Session;
+}
+
+export interface OpenParts {
+  readonly options: NfsOptions;
+  readonly store: StoreName;
+  readonly context: StoreContext;
+  readonly clock: Clock;
+  readonly connect: Connect;
+  readonly readOnly: boolean;
+}
+
+const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users'];
+/** Calls to a server cost no thread; this bounds what one store keeps waiting in memory. */
+const shortCalls = 128;
+const longCalls = 8;
+const identityPatienceMs = 5_000;
+const identityPauseMs = 100;
+
+export const blamedOf = (options: NfsOptions, store: string): Blamed => ({
+  store,
+  place: shownPlace(options),
+  server: options.hosts.join(', '),
+  uid: identityOf(options).uid,
+  privileged: options.sourcePorts !== undefined,
+  hasMountPort: options.mountPort !== undefined,
+  tls: options.tls !== undefined,
+});
+
+export async function openNfsPlace(parts: OpenParts, scope: Scope): Promise<NfsPlace> {
+  const { options, store } = parts;
+  const failure = (cause: unknown, doing: string): StowageError => nfsFailure(cause, doing, blamedOf(options, store));
+  try {
+    const session = await parts.connect(options, () => undefined, scope.signal);
+    try {
+      return await open(parts, session, await session.mount(scope.signal), failure, scope);
+    } catch (cause) {
+      session.close();
+      throw cause;
+    }
+  } catch (cause) {
+    if (scope.signal.aborted && !(cause instanceof StowageError)) throw scope.signal.reason;
+    throw failure(cause, `opening store ${store} (${shownPlace(options)})`);
+  }
+}
+
+async function open(
+  { options, store, context, clock, readOnly }: OpenParts,
+  session: Session,
+  first: FileHandle,
+  failure: Place['failure'],
+  scope: Scope,
+): Promise<NfsPlace> {
+  const { nfs } = session;
+  const root = shownPlace(options);
+  const own = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
+  const marks = createMarks(context.instance);
+  const keeper = { handle: first, identity: undefined as string | undefined };
+  const filesWith = (renew: () => Promise<void>): NfsFiles => {
+    const within = { nfs, root, rootHandle: () => keeper.handle, renew, deadlineMs: options.timeout };
+    return createNfsFiles({
+      ...{ nfs, folders: createFolders(within), deadlineMs: options.timeout, mark: marks.next },
+    });
+  };
+  const plain = filesWith(async () => undefined);
+  const renew = coalesced(async () => {
+    if (!(await isStale(nfs, keeper.handle, options.timeout))) return;
+    const fresh = await session.mount(AbortSignal.timeout(options.timeout * 2));
+    const before = keeper.handle;
+    keeper.handle = fresh;
+    const uuid = (await readIdentity(plain, own('store.json')))?.uuid;
+    if (uuid === keeper.identity) return;
+    keeper.handle = before;
+    throw otherStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${keeper.identity}`);
+  });
+  const files = filesWith(renew);
+
+  const mine = createHash('sha256').update(context.instance).digest('hex').slice(0, 12);
+  const run = `${mine}-${randomBytes(4).toString('hex')}`;
+  let scratches = 0;
+  const scratch = (): string => own('tmp', `${run}-${++scratches}`);
+  const others = createOthers({ files, clock, marks, store, folder: own('locks'), scratch });
+
+  const recorded = await readIdentity(files, own('store.json')).catch((cause: unknown) => {
+    // Read-only: records that we may not read do not matter, directories are volumes all the same.
+    if (readOnly && !(cause instanceof StowageError)) return { layout: 'directory', uuid: context.identity };
+    if (cause instanceof StowageError && cause.reason === 'record-unreadable' && !readOnly) return undefined;
+    throw cause;
+  });
+  await refuseOtherStore(files, root, store, recorded, context.identity);
+  if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, 'directory');
+  if (!readOnly) {
+    await files.makeFolder(own());
+    for (const folder of folders) await files.makeFolder(own(folder));
+    keeper.identity = recorded?.uuid ?? (await establish(files, others, own('store.json'), clock, scope));
+  } else keeper.identity = recorded?.uuid;
+
+  return {
+    ...{ store, context, files, root, own, scratch, session, failure },
+    identity: keeper.identity,
+    base: `nfs://${options.hosts[0]}${options.path}`,
+    metaPath: (name) => `${root}/${name}.meta`,
+    isLeftover: (name) => name.startsWith(`${mine}-`) && !name.startsWith(`${run}-`),
+    // The handle is the directory: one that was put in its place has another.
+    verify: async () => undefined,
+    inFlight: { short: createPlaces(shortCalls), long: createPlaces(longCalls) },
+    sync: async () => undefined,
+    replace: async (path, meta) => {
+      const fresh = scratch();
+      await files.writeNew(fresh, encodeMeta(meta));
+      await files.rename(fresh, path);
+    },
+    reserve: { backing: (work) => work(), refill: async () => undefined },
+    others: readOnly ? undefined : others,
+    close: async () => session.close(),
+  };
+}
+
+async function isStale(nfs: NfsClient, handle: FileHandle, deadlineMs: number): Promise<boolean> {
+  try {
+    await nfs.getattr(handle, { deadlineMs });
+    return false;
+  } catch (cause) {
+    if (isNfsError(cause, 'STALE', 'BADHANDLE')) return true;
+    throw cause;
+  }
+}
+
+/** Gives a new store its name; of several hosts that do, one wins, and all take its name. */
+async function establish(files: NfsFiles, others: Others, path: string, clock: Clock, scope: Scope): Promise<string> {
+  for (const since = clock.elapsed(); ; ) {
+    try {
+      const uuid = randomUUID();
+      await files.writeNew(path, identityText(uuid, 'directory'));
+      return uuid;
+    } catch (cause) {
+      if (!isErrno(cause, 'EEXIST')) throw cause;
+    }
+    try {
+      const uuid = (await readIdentity(files, path))?.uuid;
+      if (uuid !== undefined) return uuid;
+    } catch (cause) {
+      // Being written by another host, or left empty by one that died.
+      if (!(cause instanceof StowageError) || clock.elapsed() - since > identityPatienceMs) throw cause;
+      if ((await files.attributes(path))?.size === 0 && (await others.isAbandoned(path))) await files.unlink(path);
+    }
+    await clock.sleep(identityPauseMs, scope.signal);
+  }
+}

@@ -1,0 +1,69 @@
+import { mkdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { storeContract } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { type Export, exportFolder, nfsStore } from '#testing/nfs-store.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+
+/** Without a server: what the store asks for is done on the local file system. */
+async function onDisk(): Promise<Export> {
+  const folder = join(await exportFolder(), 'export');
+  await mkdir(folder);
+  return {
+    ...{ folder, uri: 'nfs://nowhere/export', options: {} },
+    [Symbol.asyncDispose]: () => rm(join(folder, '..'), { recursive: true, force: true }),
+  };
+}
+
+async function onOwnServer(): Promise<Export> {
+  const disk = await onDisk();
+  const server = await createNfsServer({
+    ...{ clock: systemClock(), directory: disk.folder, state: join(disk.folder, '..', 'state'), port: 0 },
+    ...{ path: '/export', squash: 'none', onError: () => undefined },
+  });
+  const port = `${server.port}`;
+  return {
+    ...disk,
+    ...{ uri: `nfs://${server.host}/export`, options: { port, mountport: port } },
+    [Symbol.asyncDispose]: async () => {
+      await server.close();
+      await disk[Symbol.asyncDispose]();
+    },
+  };
+}
+
+storeContract('NFS on the local file system', async () => {
+  const exported = await onDisk();
+  return nfsStore(exported, {}, connectToDisk(exported.folder));
+});
+storeContract('NFS on our own server', async () => nfsStore(await onOwnServer()));
+
+describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
+  let parent: string;
+  let ganesha: NfsServer;
+  let next = 0;
+
+  beforeAll(async () => {
+    parent = await exportFolder();
+    const signal = new AbortController().signal;
+    ganesha = await startGanesha({ exports: [{ path: parent, tag: '/export' }], signal });
+  });
+  afterAll(async () => {
+    await ganesha[Symbol.asyncDispose]();
+    await rm(parent, { recursive: true, force: true });
+  });
+
+  /** A directory below the export is a store of its own. */
+  storeContract('NFS on ganesha', async () => {
+    const folder = join(parent, `${++next}`);
+    await mkdir(folder);
+    const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}` };
+    const uri = `nfs://${ganesha.host}${folder}`;
+    return nfsStore({ folder, uri, options, [Symbol.asyncDispose]: async () => undefined });
+  });
+});

@@ -1,0 +1,87 @@
+import { DeadlineExceeded } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
+import type { Scope } from '#base/log.ts';
+import { stowageError } from '#core/errors.ts';
+import {
+  type FileHandle,
+  fileType,
+  isNfsError,
+  listDirectory,
+  type NfsClient,
+  nameOf,
+  removeTree,
+  walkTree,
+} from '#wire/nfs3/index.ts';
+import { isErrno, type Left, type Scanned } from '../shelf/files.ts';
+import { asSystemError } from './statuses.ts';
+
+const treesAtOnce = 4;
+
+/** Safe against links and against others who delete or add meanwhile; see wire/nfs3/tree.ts. */
+export async function emptyFolder(
+  nfs: NfsClient,
+  folder: FileHandle,
+  scope: Scope,
+  within: { readonly deadlineMs: number },
+): Promise<readonly Left[]> {
+  const left: Left[] = [];
+  const { signal } = scope;
+  for await (const page of listDirectory(nfs, folder, { ...within, signal, namesOnly: true }))
+    await eachBounded(page, treesAtOnce, async (entry) => {
+      try {
+        await removeTree(nfs, folder, nameOf(entry), { ...within, signal });
+      } catch (thrown) {
+        signal.throwIfAborted();
+        const cause = asSystemError(thrown);
+        // Something that cannot be removed is left; a server that does not answer is no reason to try the next.
+        if (!isErrno(cause, 'EACCES', 'EPERM', 'EIO', 'ENOTEMPTY', 'EEXIST', 'EROFS') && !isForeign(cause)) throw cause;
+        left.push({ name: entry.name, why: String(cause) });
+        scope.log.warn('could not remove deleted data', { name: entry.name, cause: String(cause) });
+      }
+    });
+  return left;
+}
+
+const isForeign = (cause: unknown): boolean => cause instanceof Error && cause.name === 'ForeignFileSystem';
+
+/** More files with several names than these are not remembered; then the figures are a lower bound. */
+const mostLinks = 250_000;
+
+export async function scanTree(
+  nfs: NfsClient,
+  top: FileHandle,
+  signal: AbortSignal,
+  within: { readonly deadlineMs: number },
+): Promise<Scanned> {
+  const { fsid, used } = await nfs.getattr(top, { ...within, signal });
+  const linked = new Set<bigint>();
+  let bytes = BigInt(used);
+  let files = 0n;
+  let complete = true;
+  try {
+    await walkTree(
+      nfs,
+      top,
+      ({ attributes }) => {
+        if (attributes.fsid !== fsid) return false;
+        if (attributes.type !== fileType.directory && attributes.links > 1) {
+          if (linked.has(attributes.fileId)) return true;
+          if (linked.size >= mostLinks) complete = false;
+          else linked.add(attributes.fileId);
+        }
+        bytes += BigInt(attributes.used);
+        files += 1n;
+        return true;
+      },
+      { ...within, signal },
+    );
+  } catch (cause) {
+    if (!signal.aborted) {
+      if (!isNfsError(cause, 'ACCES', 'PERM')) throw cause;
+      return { bytes, files, complete: false };
+    }
+    if (!(signal.reason instanceof DeadlineExceeded)) throw stowageError(signal.reason);
+    complete = false;
+  }
+  return { bytes, files, complete };
+}

@@ -1,0 +1,102 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+import { onTestFinished } from 'vitest';
+import { onRecords, procedureOf, statusOf } from './rpc-records.ts';
+
+/** Between our client and a server: it can lose replies, stand still, and be gone. It ends with the test. */
+export interface CuttingProxy {
+  readonly host: string;
+  readonly port: number;
+  /** Of calls of that procedure of NFS the next one is passed on, and the connection is cut instead of its reply. */
+  cutReplyTo(procedure: number): void;
+  /** The NFS statuses in the replies to the call that was cut, the lost one first. */
+  readonly statuses: readonly number[];
+  /** Connections that were taken. */
+  readonly connections: number;
+  /** Bytes are taken and go nowhere, as on a network that lost its cable. */
+  stall(): void;
+  /** Whoever connects is refused; who is connected is cut off. */
+  down(): Promise<void>;
+  up(): Promise<void>;
+}
+
+export async function startProxy(
+  to: { readonly host: string; readonly port: number },
+  host = '127.0.0.1',
+): Promise<CuttingProxy> {
+  const sockets = new Set<Socket>();
+  const statuses: number[] = [];
+  let cutting: number | undefined;
+  let watched: number | undefined;
+  let isStalled = false;
+  let connections = 0;
+
+  function carry(client: Socket): void {
+    connections++;
+    const server = connect(to);
+    for (const [one, other] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      sockets.add(one);
+      one.setNoDelay(true);
+      one.on('error', () => undefined);
+      one.on('close', () => {
+        sockets.delete(one);
+        other.destroy();
+      });
+    }
+    onRecords(client, (call) => {
+      if (isStalled) return;
+      if (cutting === procedureOf(call)) {
+        cutting = undefined;
+        watched = call.xid;
+      }
+      server.write(call.bytes);
+    });
+    onRecords(server, (reply) => {
+      if (isStalled) return;
+      if (reply.xid === watched) statuses.push(statusOf(reply));
+      if (reply.xid === watched && statuses.length === 1) client.destroy();
+      else client.write(reply.bytes);
+    });
+  }
+
+  let listener: Server;
+  let port = 0;
+  const up = async (): Promise<void> => {
+    isStalled = false;
+    listener = createServer(carry).listen(port, host);
+    await once(listener, 'listening');
+    ({ port } = listener.address() as AddressInfo);
+  };
+  const down = async (): Promise<void> => {
+    const closed = once(listener, 'close');
+    listener.close();
+    for (const socket of sockets) socket.destroy();
+    await closed;
+  };
+  await up();
+  onTestFinished(() => {
+    listener.close();
+    for (const socket of sockets) socket.destroy();
+  });
+  return {
+    host,
+    ...{ statuses, up, down },
+    get port() {
+      return port;
+    },
+    get connections() {
+      return connections;
+    },
+    cutReplyTo: (procedure) => {
+      cutting = procedure;
+      statuses.length = 0;
+      watched = undefined;
+    },
+    stall: () => {
+      isStalled = true;
+    },
+  };
+}

@@ -1,0 +1,45 @@
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach } from 'vitest';
+import { startGanesha } from '#testbed/ganesha.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { createGround, type Ground } from './ground.ts';
+import { type OpenExport, openExport } from './nfs-export.ts';
+
+/** A ganesha for the tests of one describe, and a folder of its export for each of them. */
+export interface ExportedFolder {
+  ground: Ground;
+  server: NfsServer;
+  open: OpenExport;
+  nfs: NfsClient;
+  /** The folder as the client knows it, and on the disk. */
+  directory: FileHandle;
+  folder: string;
+  on(name: string): string;
+}
+
+export function exportedByGanesha(): ExportedFolder {
+  const it = { on: (name: string) => join(it.folder, name) } as ExportedFolder;
+  let count = 0;
+  beforeAll(async () => {
+    it.ground = createGround();
+    const path = join(it.ground.folder, 'exported');
+    mkdirSync(path);
+    it.server = await startGanesha({ exports: [{ path, tag: 'it' }], signal: it.ground.scope.signal });
+    it.open = await openExport(it.server, 'it');
+    it.nfs = it.open.nfs;
+  });
+  afterAll(async () => {
+    it.open?.[Symbol.dispose]();
+    await it.server?.[Symbol.asyncDispose]();
+    it.ground?.[Symbol.dispose]();
+  });
+  beforeEach(async () => {
+    const name = `test-${++count}`;
+    it.folder = join(it.ground.folder, 'exported', name);
+    ({ handle: it.directory } = await it.nfs.mkdir(it.open.root, name, { mode: 0o755 }));
+  });
+  return it;
+}

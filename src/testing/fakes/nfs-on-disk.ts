@@ -1,0 +1,164 @@
+import type { BigIntStats } from 'node:fs';
+import { constants } from 'node:fs';
+import { chmod, lchown, lstat, mkdir, open, readdir, rename, rmdir, statfs, unlink, utimes } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Connect } from '#stores/nfs/connect.ts';
+import { type Attributes, type FileHandle, fileType, type NfsClient, NfsError, nfsStatus } from '#wire/nfs3/index.ts';
+
+/**
+ * The interface of an NFS client on a folder of this machine, without any server: so the store can be tried end to end
+ * anywhere. What a handle means is where it was found; a real server's handle survives renaming, this one's does not,
+ * and the store must not mind.
+ */
+export function connectToDisk(folder: string): Connect {
+  return async (_options, onStep) => {
+    onStep('resolve', folder);
+    onStep('connect', folder);
+    return {
+      nfs: createNfsOnDisk(),
+      mount: async () => {
+        onStep('mount', folder);
+        return Buffer.from(folder);
+      },
+      calls: 0,
+      close: () => undefined,
+    };
+  };
+}
+
+const statuses: Readonly<Record<string, number>> = {
+  ENOENT: nfsStatus.NOENT,
+  EEXIST: nfsStatus.EXIST,
+  ENOTDIR: nfsStatus.NOTDIR,
+  EISDIR: nfsStatus.ISDIR,
+  ENOTEMPTY: nfsStatus.NOTEMPTY,
+  EACCES: nfsStatus.ACCES,
+  EPERM: nfsStatus.PERM,
+  ENOSPC: nfsStatus.NOSPC,
+  EROFS: nfsStatus.ROFS,
+  ENAMETOOLONG: nfsStatus.NAMETOOLONG,
+};
+
+const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
+  work().catch((cause: unknown) => {
+    const code = cause instanceof Error && 'code' in cause ? String(cause.code) : '';
+    return Promise.reject(new NfsError(procedure, statuses[code] ?? nfsStatus.IO, false));
+  });
+
+const pathOf = (handle: FileHandle): string => Buffer.from(handle).toString();
+const within = (directory: FileHandle, name: unknown): string => join(pathOf(directory), String(name));
+const unused = (): never => {
+  throw new Error('the store does not use this');
+};
+
+function attributesOf(found: BigIntStats): Attributes {
+  const time = (ns: bigint): [number, number] => [Number(ns / 1_000_000_000n), Number(ns % 1_000_000_000n)];
+  const [[atime, atimeNs], [mtime, mtimeNs], [ctime, ctimeNs]] = [found.atimeNs, found.mtimeNs, found.ctimeNs].map(
+    time,
+  ) as [[number, number], [number, number], [number, number]];
+  const type = found.isDirectory()
+    ? fileType.directory
+    : found.isSymbolicLink()
+      ? fileType.link
+      : found.isFile()
+        ? fileType.regular
+        : fileType.fifo;
+  return {
+    ...{ type, mode: Number(found.mode & 0o7777n), links: Number(found.nlink) },
+    ...{ uid: Number(found.uid), gid: Number(found.gid), size: Number(found.size), used: Number(found.blocks) * 512 },
+    ...{ major: 0, minor: 0, fsid: found.dev, fileId: found.ino },
+    ...{ atime, atimeNs, mtime, mtimeNs, ctime, ctimeNs },
+  };
+}
+
+function createNfsOnDisk(): NfsClient {
+  const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
+  const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
+
+  async function dress(path: string, set: Parameters<NfsClient['mkdir']>[2]): Promise<void> {
+    if (set.uid !== undefined || set.gid !== undefined) await lchown(path, set.uid ?? -1, set.gid ?? -1);
+    if (set.mode !== undefined) await chmod(path, set.mode);
+    if (set.mtime !== undefined && set.mtime !== 'now') {
+      const time = set.mtime.seconds + set.mtime.nanoseconds / 1e9;
+      await utimes(path, time, time);
+    }
+  }
+
+  async function entries(directory: FileHandle) {
+    const names = await readdir(pathOf(directory));
+    const all = await Promise.all(
+      names.map(async (name, i) => {
+        const about = await found(within(directory, name)).catch(() => undefined);
+        const known = { handle: about?.handle, attributes: about?.attributes };
+        return { fileId: about?.attributes.fileId ?? 0n, name, bytes: undefined, cookie: BigInt(i + 1), ...known };
+      }),
+    );
+    return { entries: all, verifier: 0n, isEnd: true, attributes: undefined };
+  }
+
+  return {
+    null: async () => undefined,
+    getattr: (handle) => answered('GETATTR', () => look(pathOf(handle))),
+    setattr: (handle, set) => answered('SETATTR', () => dress(pathOf(handle), set)),
+    lookup: (directory, name) =>
+      answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
+    access: unused,
+    readlink: unused,
+    read: (handle, offset, into) =>
+      answered('READ', async () => {
+        const file = await open(pathOf(handle), constants.O_RDONLY | constants.O_NOFOLLOW);
+        try {
+          const { bytesRead } = await file.read(into, 0, into.length, offset);
+          return { count: bytesRead, isEnd: bytesRead < into.length, attributes: undefined };
+        } finally {
+          await file.close();
+        }
+      }),
+    write: (handle, offset, data) =>
+      answered('WRITE', async () => {
+        const file = await open(pathOf(handle), constants.O_WRONLY | constants.O_NOFOLLOW);
+        try {
+          const { bytesWritten } = await file.write(data, 0, data.length, offset);
+          await file.datasync();
+          return { count: bytesWritten, committed: 2, verifier: 0n, attributes: await look(pathOf(handle)) };
+        } finally {
+          await file.close();
+        }
+      }),
+    create: (directory, name, how) =>
+      answered('CREATE', async () => {
+        const path = within(directory, name);
+        await (await open(path, 'wx')).close();
+        if (how.mode !== 'exclusive') await dress(path, how.set);
+        return await found(path);
+      }),
+    mkdir: (directory, name, set) =>
+      answered('MKDIR', async () => {
+        const path = within(directory, name);
+        await mkdir(path);
+        await dress(path, set);
+        return await found(path);
+      }),
+    symlink: unused,
+    mknod: unused,
+    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name))),
+    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name))),
+    rename: (from, to) =>
+      answered('RENAME', () => rename(within(from.directory, from.name), within(to.directory, to.name))),
+    link: unused,
+    readdir: ({ directory }) => answered('READDIR', () => entries(directory)),
+    readdirplus: ({ directory }) => answered('READDIRPLUS', () => entries(directory)),
+    fsstat: (handle) =>
+      answered('FSSTAT', async () => {
+        const { bsize, blocks, bavail, bfree, files, ffree } = await statfs(pathOf(handle), { bigint: true });
+        return {
+          ...{ totalBytes: blocks * bsize, freeBytes: bfree * bsize, availableBytes: bavail * bsize },
+          ...{ totalFiles: files, freeFiles: ffree, availableFiles: ffree, unchangedSeconds: 0 },
+          attributes: undefined,
+        };
+      }),
+    fsinfo: unused,
+    pathconf: unused,
+    commit: async () => ({ verifier: 0n, attributes: undefined }),
+  };
+}

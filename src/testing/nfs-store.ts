@@ -1,0 +1,111 @@
+import { mkdir, mkdtemp, readdir, readFile, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName, StoreConfig, StorePolicy, Volume } from '#core/model.ts';
+import { storeName } from '#core/names.ts';
+import type { Store, StoreKind } from '#core/ports.ts';
+import { type Connect, createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { parseOptions } from '#stores/nfs/options.ts';
+import { removeTree } from '#wire/nfs3/index.ts';
+import { type StoreUnderTest, scope } from './contracts/store.ts';
+
+export interface NfsStoreUnderTest extends StoreUnderTest {
+  /** The folder that the server exports: what the store writes can be seen in it. */
+  readonly folder: string;
+  /** Another host, on the same export. Closed with the first. */
+  another(instance: string, options?: Readonly<Record<string, string>>): Promise<Store>;
+}
+
+const policy: StorePolicy = {
+  onDelete: 'delete',
+  retention: 0,
+  readOnly: false,
+  maxVolumes: undefined,
+  maxBytes: undefined,
+  defaultSize: undefined,
+};
+
+export interface Export extends AsyncDisposable {
+  /** On this machine, so that a test can look and change things behind the server's back. */
+  readonly folder: string;
+  readonly uri: string;
+  readonly options: Readonly<Record<string, string>>;
+}
+
+const nfsConfig = (uri: string, options: Readonly<Record<string, string>>): StoreConfig => ({
+  ...{ name: storeName('test'), uri, origin: 'api', policy, options },
+});
+
+export interface OpenNfs {
+  readonly uri: string;
+  readonly options?: Readonly<Record<string, string>>;
+  readonly readOnly?: boolean;
+  readonly instance?: string;
+  readonly identity?: string | undefined;
+  readonly kind?: StoreKind;
+}
+
+export function openNfs({
+  uri,
+  options = {},
+  readOnly = false,
+  instance = 'instance-1',
+  identity,
+  kind = createNfsStoreKind(),
+}: OpenNfs): Promise<Store> {
+  const context = { instance, node: 'node-1' as NodeName, identity };
+  return kind.open(nfsConfig(uri, options), { ...policy, readOnly }, context, scope);
+}
+
+/** A store on an export, which ends with it. */
+export async function nfsStore(
+  exported: Export,
+  more: Readonly<Record<string, string>> = {},
+  connect?: Connect,
+): Promise<NfsStoreUnderTest> {
+  const { folder, uri } = exported;
+  const options = { ...exported.options, ...more };
+  const clock = systemClock();
+  const reach = connect ?? createConnect(clock);
+  const kind = createNfsStoreKind(clock, reach);
+  const dataOf = ({ name }: Pick<Volume, 'name'>): string => join(folder, name);
+  const opened: Store[] = [];
+  const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<Store> => {
+    const store = await openNfs({ uri, options: { ...options, ...extra }, readOnly, instance, kind });
+    opened.push(store);
+    return store;
+  };
+  let store = await opening(false);
+  const again = async (readOnly: boolean): Promise<Store> => {
+    await store.close();
+    store = await opening(readOnly);
+    return store;
+  };
+  return {
+    get store() {
+      return store;
+    },
+    ...{ folder, instance: 'instance-1' },
+    another: (instance, extra) => opening(false, instance, extra),
+    reopen: () => again(false),
+    reopenReadOnly: () => again(true),
+    plant: (name) => mkdir(join(folder, name)),
+    // Through the server, which may remember for a while what was there.
+    lose: async (volume) => {
+      const session = await reach(parseOptions(uri, options), () => undefined, scope.signal);
+      await removeTree(session.nfs, await session.mount(scope.signal), volume.name);
+      session.close();
+    },
+    mark: (volume, text) => writeFile(join(dataOf(volume), 'mark'), text),
+    readMark: (volume) => readFile(join(dataOf(volume), 'mark'), 'utf8').catch(() => undefined),
+    count: async () => (await readdir(folder, { recursive: true })).length,
+    [Symbol.asyncDispose]: async () => {
+      for (const each of opened) await each.close().catch(() => undefined);
+      await exported[Symbol.asyncDispose]();
+    },
+  };
+}
+
+export const exportFolder = (): Promise<string> => mkdtemp(join(tmpdir(), 'stowage-nfs-store-'));

@@ -1,0 +1,41 @@
+import type { Socket } from 'node:net';
+
+/** One record of RPC, mark included. */
+export interface RpcRecord {
+  readonly bytes: Buffer;
+  readonly xid: number;
+}
+
+/** Gives whole records. Senders here use one fragment for each. */
+export function onRecords(socket: Socket, onRecord: (record: RpcRecord) => void): void {
+  let have = Buffer.alloc(0);
+  socket.on('data', (chunk: Buffer) => {
+    have = Buffer.concat([have, chunk]);
+    for (;;) {
+      const length = have.length < 4 ? Number.POSITIVE_INFINITY : 4 + (have.readUInt32BE() & 0x7fff_ffff);
+      if (have.length < length) return;
+      const bytes = have.subarray(0, length);
+      have = have.subarray(length);
+      onRecord({ bytes, xid: bytes.readUInt32BE(4) });
+    }
+  });
+}
+
+/** Of a call: mark, xid, type, RPC version, program, version, procedure. */
+export const procedureOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(24);
+
+/** Of a reply: mark, xid, type, accepted, empty verifier, success, and what NFS says. */
+export const statusOf = ({ bytes }: RpcRecord): number => bytes.readUInt32BE(28);
+
+export const words = (...all: readonly number[]): Buffer => {
+  const bytes = Buffer.alloc(all.length * 4);
+  for (const [i, word] of all.entries()) bytes.writeUInt32BE(word >>> 0, i * 4);
+  return bytes;
+};
+
+/** A message as one fragment, which is the last. */
+export const asRecord = (message: Buffer): Buffer => Buffer.concat([words(0x8000_0000 | message.length), message]);
+
+/** A reply to that call: accepted, and then the words given. */
+export const reply = (xid: number, ...result: readonly number[]): Buffer =>
+  asRecord(words(xid, 1, 0, 0, 0, 0, ...result));
