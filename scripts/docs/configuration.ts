@@ -2,10 +2,11 @@ import { defaultFolders } from '#base/folders.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { policyOptions } from '#core/store-uri.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { code, table } from './markdown.ts';
 import { literal, nameOf, partOf, partsOf, type Source, walk } from './syntax.ts';
 
-const kinds: readonly StoreKind[] = [createLocalStoreKind()];
+const kinds: readonly StoreKind[] = [createLocalStoreKind(), createNfsStoreKind()];
 
 /** One line of help each; the page fails when the program reads one that is not here, or the other way round. */
 const topKeys: Readonly<Record<string, string>> = {

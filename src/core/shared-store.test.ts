@@ -1,0 +1,117 @@
+import { existsSync } from 'node:fs';
+import { mkdtemp, readdir, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { Volume } from './model.ts';
+
+/** Two hosts, each with a state folder of its own, on one export. */
+let one: TestServer;
+let other: TestServer;
+let folder: string;
+
+beforeEach(async () => {
+  const clock = systemClock();
+  const parent = await mkdtemp(join(tmpdir(), 'stowage-shared-'));
+  onTestFinished(() => rm(parent, { recursive: true, force: true }));
+  folder = await mkdtemp(join(parent, 'export-'));
+  const nfs = await createNfsServer({
+    ...{ clock, directory: folder, state: join(parent, 'state'), port: 0, path: '/export', squash: 'none' },
+    onError: () => undefined,
+  });
+  onTestFinished(() => nfs.close());
+  const start = async (): Promise<TestServer> => {
+    const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), createNfsStoreKind(clock)] });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    const uri = `nfs://${nfs.host}/export?port=${nfs.port}&mountport=${nfs.port}`;
+    await server.engine.stores.add('silver', uri, aCall());
+    return server;
+  };
+  [one, other] = [await start(), await start()];
+});
+
+const create = ({ engine }: TestServer, name: string, key?: string): Promise<Volume> =>
+  engine.volumes.create(
+    { store: 'silver', name, bytes: 1n, access: undefined, labels: {} },
+    { ...aCall(), ...(key === undefined ? {} : { requestId: key }) },
+  );
+const list = async ({ engine }: TestServer): Promise<readonly Volume[]> =>
+  engine.catalogue.page({ stores: ['silver'], labels: {}, contains: undefined, after: undefined, limit: 100 }, aCall());
+
+describe('two hosts on one store', () => {
+  test('see at once what the other makes, changes, renames and deletes', async () => {
+    const made = await create(one, 'a');
+    expect(await list(other)).toEqual([made]);
+    const labelled = await other.engine.volumes.label(made.id, { team: 'red' }, undefined, aCall());
+    expect(await list(one)).toEqual([labelled]);
+    const renamed = await one.engine.volumes.rename(made.id, 'b', undefined, aCall());
+    expect(await other.engine.catalogue.resolve(made.id, aCall())).toEqual(renamed);
+    await expect(other.engine.catalogue.resolve('silver..a', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await other.engine.deletions.delete(made.id, undefined, aCall());
+    await expect(one.engine.catalogue.resolve(made.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(await list(one)).toEqual([]);
+  });
+
+  test('a volume that another host renamed is deleted, not just forgotten', async () => {
+    const { id } = await create(one, 'a');
+    await list(other);
+    await one.engine.volumes.rename(id, 'b', undefined, aCall());
+    await other.engine.deletions.delete(id, undefined, aCall());
+    expect(await readdir(folder)).toEqual(['.stowage']);
+  });
+
+  test('a name that was deleted and given away elsewhere stands for the new volume', async () => {
+    const first = await create(one, 'a');
+    await list(other);
+    await one.engine.deletions.delete(first.id, undefined, aCall());
+    const second = await create(one, 'a');
+    expect((await other.engine.catalogue.resolve('silver..a', aCall())).id).toBe(second.id);
+    expect(await list(other)).toEqual([second]);
+    await expect(other.engine.deletions.delete(first.id, undefined, aCall())).rejects.toMatchObject({
+      code: 'not-found',
+    });
+    expect(await list(one)).toEqual([second]);
+  });
+
+  test('both asked for one name at once make one volume, and say so to the other', async () => {
+    for (let round = 0; round < 10; round++) {
+      const results = await Promise.allSettled([create(one, `v${round}`), create(other, `v${round}`)]);
+      const made = results.filter((result) => result.status === 'fulfilled');
+      const refused = results.filter((result) => result.status === 'rejected');
+      expect(made.length).toBe(1);
+      expect(refused[0]?.reason).toMatchObject({ code: 'exists', reason: 'volume-exists' });
+    }
+    expect((await list(one)).length).toBe(10);
+    expect(await list(other)).toEqual(await list(one));
+  });
+
+  test('a volume that another host uses is neither deleted nor renamed, also when that host is silent', async () => {
+    const made = await create(one, 'a');
+    await other.engine.stores.use('silver', async (store) => {
+      const use = { host: 'host-2', node: 'far' as never, users: [{ kind: 'container', name: 'db' }] } as const;
+      await store.uses?.put(made.id, use, aCall());
+    });
+    const refusal = { code: 'in-use', message: expect.stringContaining('host far (host-2, container db)') };
+    await expect(one.engine.deletions.delete(made.id, undefined, aCall())).rejects.toMatchObject(refusal);
+    await expect(one.engine.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject(refusal);
+    await one.engine.stores.use(
+      'silver',
+      (store) => store.uses?.remove(made.id, 'host-2', aCall()) ?? Promise.resolve(),
+    );
+    await one.engine.deletions.delete(made.id, undefined, aCall());
+    expect(await list(other)).toEqual([]);
+  });
+
+  test('mounting is refused, with the directory to mount by hand', async () => {
+    const { id } = await create(one, 'a');
+    const target = join(one.folder, 'target');
+    const work = one.engine.mounts.publish(id, target, { readOnly: false, user: undefined }, aCall());
+    await expect(work).rejects.toMatchObject({ code: 'unsupported', action: expect.stringContaining('/export/a') });
+    expect(existsSync(target)).toBe(false);
+  });
+});
