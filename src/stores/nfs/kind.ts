@@ -59,7 +59,7 @@ async function open(
   const layout = createDirectoryLayout({
     ...{ place, clock, make: (path) => place.files.mkdir(path, { mode, uid, gid }) },
     source: (path) => sourceOf(config, options, place.root, path),
-    ...(pathTemplate === undefined ? {} : { pathFor: pathTemplate }),
+    paths: pathTemplate,
   });
   const parts = createParts(place, layout, clock);
   return {

@@ -3,7 +3,8 @@ import { parseDuration } from '#base/duration.ts';
 import { parseSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
-import { type PathTemplate, parsePathTemplate } from './path-template.ts';
+import type { DataPaths } from '../shelf/layout.ts';
+import { parsePathTemplate } from './path-template.ts';
 
 export interface NfsOptions {
   /** Names or addresses of one server; where one does not answer, the next is tried. */
@@ -31,7 +32,7 @@ export interface NfsOptions {
   /** Undefined: none. Empty: the server's certificate is checked against those that the system trusts. */
   readonly tls: { readonly folder: string | undefined } | undefined;
   readonly network: string | undefined;
-  readonly pathTemplate: PathTemplate | undefined;
+  readonly pathTemplate: DataPaths | undefined;
 }
 
 export const optionHelp = {

@@ -1,9 +1,7 @@
 import { StowageError } from '#core/errors.ts';
-import type { VolumeSpec } from '#core/model.ts';
-import { quoted } from '#core/names.ts';
-
-/** Gives where the data of a volume go, below the root of the store. */
-export type PathTemplate = (want: Pick<VolumeSpec, 'id' | 'name' | 'labels'>) => string;
+import type { Labels } from '#core/model.ts';
+import { isVolumeName, quoted } from '#core/names.ts';
+import type { DataPaths } from '../shelf/layout.ts';
 
 const help =
   'Write it of {name}, {id} and {label:KEY}, with / between folders, for example {label:team}/{name}. The last part must contain {name} or {id}.';
@@ -19,7 +17,7 @@ function invalid(template: string, why: string): StowageError {
 const token = /\{([^{}]*)\}/g;
 const mostFolders = 8;
 
-export function parsePathTemplate(template: string): PathTemplate {
+export function parsePathTemplate(template: string): DataPaths {
   const parts = template.split('/');
   if (parts.length > mostFolders) throw invalid(template, `it has more than ${mostFolders} parts`);
   for (const part of parts) {
@@ -33,10 +31,43 @@ export function parsePathTemplate(template: string): PathTemplate {
   }
   // Otherwise two volumes could have one directory.
   if (!/\{(?:name|id)\}/.test(parts.at(-1) ?? '')) throw invalid(template, 'volumes could not be told apart');
-  return (want) => parts.map((part) => fill(part, want)).join('/');
+  return {
+    pathFor: (want) => parts.map((part) => fill(part, want)).join('/'),
+    depth: parts.length,
+    volumeAt: createMatch(template),
+  };
 }
 
-function fill(part: string, { id, name, labels }: Parameters<PathTemplate>[0]): string {
+/** The other way round, for data that are there already. An id cannot be chosen, so with one in it nothing fits. */
+function createMatch(template: string): DataPaths['volumeAt'] {
+  const words: string[] = [];
+  const literal = (text: string): string => text.replaceAll(/[.*+?^${}()|[\]\\]/g, '\\$&');
+  const pattern = template.split(token).map((text, i) => {
+    if (i % 2 === 0) return literal(text);
+    words.push(text);
+    return '([^/]+)';
+  });
+  const whole = new RegExp(`^${pattern.join('')}$`);
+  return (path) => {
+    const found = words.includes('id') ? null : whole.exec(path);
+    if (found === null) return undefined;
+    const values = new Map<string, string>();
+    for (const [i, word] of words.entries()) {
+      const value = found[i + 1] ?? '';
+      // The same word twice means the same text twice.
+      if ((values.get(word) ?? value) !== value) return undefined;
+      values.set(word, value);
+    }
+    const name = values.get('name') ?? '';
+    values.delete('name');
+    const labels: Labels = Object.fromEntries(
+      Array.from(values, ([word, text]) => [word.slice('label:'.length), text]),
+    );
+    return isVolumeName(name) ? { name, labels } : undefined;
+  };
+}
+
+function fill(part: string, { id, name, labels }: Parameters<DataPaths['pathFor']>[0]): string {
   const text = part.replaceAll(token, (_all, word: string) => {
     if (word === 'name') return name;
     if (word === 'id') return id;

@@ -1,3 +1,4 @@
+import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, VolumeName, VolumeSpec } from '#core/model.ts';
 import { isVolumeName, quoted, volumeName } from '#core/names.ts';
@@ -8,14 +9,15 @@ import type { Entry } from './files.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
 import { takeName } from './naming.ts';
-import { isFolder } from './parents.ts';
+import { findNested, type Nested, nestedAs } from './nested.ts';
+import { isFolder, markParents } from './parents.ts';
 import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
 
 export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
   const { place, layout, during, dataPath, volume } = parts;
   return {
-    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts), 'long'),
+    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts, scope), 'long'),
     adopt: (name, spec, scope) =>
       during(`adopting ${quoted(name)}`, [name], scope, async () => {
         const read = await parts.read(name);
@@ -26,8 +28,10 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
         if (read.state === 'torn' && place.others !== undefined) await parts.clearTorn(name, scope);
         else if (read.state !== 'absent') throw read.error;
         const released = await releasedAs(place, name);
-        const found = await appraised({ name, ...pathOf(released[0]?.meta) });
-        const meta = released[0] === undefined ? adopted(name, spec, found) : takenBack(released[0].meta, spec);
+        const nested = released[0] === undefined ? await nestedAs(parts, name, scope) : undefined;
+        const found = await appraised({ name, ...pathOf(released[0]?.meta ?? nested) });
+        const meta = released[0] === undefined ? adopted(name, spec, found, nested) : takenBack(released[0].meta, spec);
+        await markParents(parts, meta);
         const taken = await takeName(parts, name);
         try {
           // In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's.
@@ -64,8 +68,10 @@ function adopted(
   name: VolumeName,
   spec: VolumeSpec,
   found: { readonly bytes?: bigint; readonly access: Meta['access'] },
+  nested: Nested | undefined,
 ): Meta {
-  return newMeta({ ...spec, name, bytes: spec.bytes ?? found.bytes, access: found.access }, undefined);
+  const labels = { ...nested?.labels, ...spec.labels };
+  return newMeta({ ...spec, name, labels, bytes: spec.bytes ?? found.bytes, access: found.access }, nested?.path);
 }
 
 /** The request that made it once is forgotten with the release: repeating that one is not a wish to adopt. */
@@ -77,7 +83,8 @@ function takenBack(
   return { ...meta, requestId, instance, revision: meta.revision + 1 };
 }
 
-const pathOf = (meta: Meta | undefined): Pick<Meta, 'path'> => (meta?.path === undefined ? {} : { path: meta.path });
+const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
+  meta?.path === undefined ? {} : { path: meta.path };
 
 /** Newest first. */
 async function releasedAs(
@@ -96,14 +103,16 @@ async function releasedAs(
 }
 
 /** Everything in the root that is neither a record nor recorded. */
-export async function findAdoptable(parts: Parts): Promise<readonly Adoptable[]> {
+export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonly Adoptable[]> {
   const { place, layout } = parts;
   const entries = await place.files.list(place.root);
   const all = new Set(entries.map((entry) => entry.name));
+  const nested = await findNested(parts, scope);
+  const folders = new Set(nested.map(({ path }) => path.split('/')[0]));
   const found: Adoptable[] = [];
   for (const entry of entries) {
     const file = entry.name;
-    if (file === '.stowage' || (file.endsWith('.meta') && entry.type !== 'directory')) continue;
+    if (file === '.stowage' || folders.has(file) || (file.endsWith('.meta') && entry.type !== 'directory')) continue;
     const name = file.endsWith(layout.suffix) ? file.slice(0, file.length - layout.suffix.length) : file;
     if (all.has(`${name}.meta`) && file === `${name}${layout.suffix}`) continue;
     const reason = file.endsWith(layout.suffix)
@@ -111,6 +120,8 @@ export async function findAdoptable(parts: Parts): Promise<readonly Adoptable[]>
       : `it is not a ${layout.suffix} file`;
     found.push(reason === undefined ? { name } : { name: file, reason });
   }
+  for (const { name, path } of nested)
+    if (!all.has(`${name}.meta`) && !(await isFolder(parts, `${place.root}/${path}`))) found.push({ name });
   for (const { meta } of await releasedAs(place)) {
     const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`);
     if (isNested && (await place.files.look(parts.dataPath(meta))) !== undefined) found.push({ name: meta.name });

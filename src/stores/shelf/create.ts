@@ -24,7 +24,7 @@ export function createCreate(parts: Parts): Store['create'] {
 
   async function fresh(want: VolumeSpec, scope: Scope, attempt = 1): Promise<Volume> {
     if (attempt > mostAttempts) throw beingMade(want.name, place.store);
-    const meta = newMeta(want, layout.pathFor?.(want));
+    const meta = newMeta(want, layout.paths?.pathFor(want));
     // What lies at the data's place is known before the record says anything: after a crash between record and data,
     // data there can then only be our own.
     const how = await files.writeNewUnless(dataPath(meta), place.metaPath(meta.name), encodeMeta(meta));

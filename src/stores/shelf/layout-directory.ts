@@ -1,10 +1,10 @@
 import { randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Source, VolumeSpec } from '#core/model.ts';
+import type { Source } from '#core/model.ts';
 import { dataUnusable } from './errors.ts';
 import { type Files, isErrno } from './files.ts';
-import type { Layout } from './layout.ts';
+import type { DataPaths, Layout } from './layout.ts';
 import type { Place } from './place.ts';
 
 export interface DirectoryLayoutParts {
@@ -13,15 +13,15 @@ export interface DirectoryLayoutParts {
   /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
   make(path: string): Promise<void>;
   source(path: string): Source;
-  pathFor?(want: VolumeSpec): string | undefined;
+  readonly paths?: DataPaths | undefined;
 }
 
-export function createDirectoryLayout({ place, clock, make, source, pathFor }: DirectoryLayoutParts): Layout {
+export function createDirectoryLayout({ place, clock, make, source, paths }: DirectoryLayoutParts): Layout {
   const { files } = place;
   return {
     ...{ kind: 'directory', suffix: '', trashName: 'data', access: ['filesystem'] },
     ...{ enforcesCapacity: false, needsSize: false },
-    ...(pathFor === undefined ? {} : { pathFor }),
+    ...(paths === undefined ? {} : { paths }),
     refuse: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);
       if (access === 'block') throw noBlock(place);

@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import type { Access, Source, Usage, VolumeId, VolumeSpec } from '#core/model.ts';
+import type { Access, Labels, Source, Usage, VolumeId, VolumeName, VolumeSpec } from '#core/model.ts';
 import type { Look } from './files.ts';
 import type { Meta } from './meta.ts';
 
@@ -16,8 +16,8 @@ export interface Layout {
   readonly trashName: 'data' | 'image';
   /** Throws when a volume of that size and access cannot be made here. */
   refuse(bytes: bigint | undefined, access: Access): void;
-  /** Where a new volume's data go, below the root. Undefined: beside the record, under its name. */
-  pathFor?(want: VolumeSpec): string | undefined;
+  /** Where data go, below the root. Undefined: beside the record, under the volume's name. */
+  readonly paths?: DataPaths;
   /** Makes complete data appear at `path` in one step, where nothing was. */
   make(want: Pick<VolumeSpec, 'id' | 'bytes' | 'access'>, path: string, scope: Scope): Promise<void>;
   /** Gets the data out of the way in one step, however large; `reclaim` frees their room. Absent is success. */
@@ -31,6 +31,16 @@ export interface Layout {
   isStore(path: string): Promise<boolean>;
   /** Looks inside data that nobody recorded. */
   appraise(path: string): Promise<Appraisal>;
+}
+
+/** Where the data of volumes go, by a rule that the administrator gave. */
+export interface DataPaths {
+  /** Of a new volume, below the root. */
+  pathFor(want: Pick<VolumeSpec, 'id' | 'name' | 'labels'>): string;
+  /** How many names such a path has. */
+  readonly depth: number;
+  /** The volume that the rule would have put there. Undefined: it would have put none there, or that cannot be told. */
+  volumeAt(path: string): { readonly name: VolumeName; readonly labels: Labels } | undefined;
 }
 
 export interface Appraisal {

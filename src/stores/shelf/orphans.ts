@@ -51,7 +51,7 @@ export function createOrphans(parts: Parts): Store['orphans'] {
         : badlyNamed(store, name);
       if (orphan !== undefined) found.push(orphan);
     });
-    for (const { name, reason } of await findAdoptable(parts)) {
+    for (const { name, reason } of await findAdoptable(parts, scope)) {
       // Every ext4 has it: nobody left it there.
       if (name === 'lost+found') continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));

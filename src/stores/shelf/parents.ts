@@ -21,10 +21,19 @@ export async function makeParents(parts: Parts, meta: Meta): Promise<void> {
     await files.makeFolder(folder, folderMode);
     // One that a crash left without its mark is empty; anything else is not ours.
     if ((await files.names(folder)).some((name) => name !== marker)) throw occupied(folder);
-    await files.writeNew(`${folder}/${marker}`, '').catch((cause: unknown) => {
-      if (!isErrno(cause, 'EEXIST')) throw cause;
-    });
+    await mark(parts, folder);
   }
+}
+
+/** Of data that are taken in where they are: their folders hold volumes from now on. */
+export async function markParents(parts: Parts, meta: Meta): Promise<void> {
+  for (const folder of parentsOf(parts, meta)) if (!(await isFolder(parts, folder))) await mark(parts, folder);
+}
+
+async function mark({ place }: Parts, folder: string): Promise<void> {
+  await place.files.writeNew(`${folder}/${marker}`, '').catch((cause: unknown) => {
+    if (!isErrno(cause, 'EEXIST')) throw cause;
+  });
 }
 
 /** A folder that Stowage made to hold volumes. */

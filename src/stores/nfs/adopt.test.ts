@@ -1,0 +1,66 @@
+import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { exportFolder, nfsStore } from '#testing/nfs-store.ts';
+
+async function storeOn(options: Readonly<Record<string, string>>): Promise<{ store: Store; folder: string }> {
+  const folder = await exportFolder();
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+  const exported = { folder, uri: 'nfs://nowhere/export', options, [Symbol.asyncDispose]: async () => undefined };
+  const under = await nfsStore(exported, {}, connectToDisk(folder));
+  onTestFinished(() => under[Symbol.asyncDispose]());
+  return { store: under.store, folder };
+}
+
+const spec = (name: string, labels = {}) => ({
+  ...({ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels } as const),
+  ...{ requestId: `adopt ${name}`, createdAt: 1, instance: 'instance-1' },
+});
+
+describe('directories that other provisioners made', () => {
+  test.each([
+    ['csi-driver-nfs', 'pvc-1e0f8a5e-3c2b-4c57-9a51-2f1d5a0c7c11'],
+    ['nfs-subdir-external-provisioner', 'web-data-db-0-pvc-0b9c5b2e-55f7-4a35-8b4b-19d0f7a2f9aa'],
+  ])('%s: become volumes where they are, with what is in them', async (_who, name) => {
+    const { store, folder } = await storeOn({});
+    await mkdir(join(folder, name), { mode: 0o777 });
+    await writeFile(join(folder, name, 'row'), '1');
+    expect(await store.adoptable(scope)).toEqual([{ name }]);
+    const made = await store.adopt(volumeName(name), spec(name), scope);
+    expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
+    expect(await readFile(join(folder, name, 'row'), 'utf8')).toBe('1');
+  });
+
+  test('in folders by namespace: are found by the path template, with their labels', async () => {
+    const { store, folder } = await storeOn({ pathTemplate: '{label:namespace}/{name}' });
+    await mkdir(join(folder, 'web', 'db'), { recursive: true });
+    await mkdir(join(folder, 'web', 'cache'));
+    await mkdir(join(folder, 'web', 'bad name'));
+    await writeFile(join(folder, 'web', 'db', 'row'), '1');
+    const names = async () => (await store.adoptable(scope)).map(({ name }) => name).sort();
+    expect(await names()).toEqual(['cache', 'db']);
+    const made = await store.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
+    expect(made.labels).toEqual({ namespace: 'web', tier: 'gold' });
+    expect(await store.source(made, scope)).toMatchObject({ path: '/export/web/db' });
+    expect(await readFile(join(folder, 'web', 'db', 'row'), 'utf8')).toBe('1');
+    // The folder is no volume, and what is in the volume is none either.
+    await mkdir(join(folder, 'web', 'db', 'inner'));
+    expect(await names()).toEqual(['cache']);
+    const fresh = await store.create({ ...spec('new', { namespace: 'web' }) }, scope);
+    expect(await store.source(fresh, scope)).toMatchObject({ path: '/export/web/new' });
+    await store.delete(made, scope);
+    await store.reclaim(scope);
+    expect((await readdir(join(folder, 'web'))).sort()).toEqual(['.stowage-folder', 'bad name', 'cache', 'new']);
+  });
+
+  test('what lies in a volume is never offered, whatever the template', async () => {
+    const { store, folder } = await storeOn({ pathTemplate: '{label:namespace}/{name}' });
+    await mkdir(join(folder, 'plain', 'inner'), { recursive: true });
+    await writeFile(join(folder, 'plain.meta'), '');
+    expect(await store.adoptable(scope)).toEqual([]);
+  });
+});
