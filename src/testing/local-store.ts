@@ -3,11 +3,12 @@ import { mkdir, mkdtemp, open, readdir, readFile, rename, rm, truncate, writeFil
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import type { NodeName, StoreConfig, StorePolicy, Volume } from '#core/model.ts';
+import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
+import { plainPolicy as policy } from './policy.ts';
 
 const run = promisify(execFile);
 
@@ -17,15 +18,6 @@ export interface LocalStoreUnderTest extends StoreUnderTest {
   at(...parts: readonly string[]): string;
   close(): Promise<void>;
 }
-
-const policy: StorePolicy = {
-  onDelete: 'delete',
-  retention: 0,
-  readOnly: false,
-  maxVolumes: undefined,
-  maxBytes: undefined,
-  defaultSize: undefined,
-};
 
 function localConfig(root: string, options: Readonly<Record<string, string>> = {}): StoreConfig {
   return { name: storeName('test'), uri: `local://${root}`, origin: 'api', policy, options };

@@ -2,7 +2,7 @@ import { mkdir, mkdtemp, readdir, readFile, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { systemClock } from '#base/clock.ts';
-import type { NodeName, StoreConfig, StorePolicy, Volume } from '#core/model.ts';
+import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
@@ -10,6 +10,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import { removeTree } from '#wire/nfs3/index.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
+import { plainPolicy as policy } from './policy.ts';
 
 export interface NfsStoreUnderTest extends StoreUnderTest {
   /** The folder that the server exports: what the store writes can be seen in it. */
@@ -17,15 +18,6 @@ export interface NfsStoreUnderTest extends StoreUnderTest {
   /** Another host, on the same export. Closed with the first. */
   another(instance: string, options?: Readonly<Record<string, string>>): Promise<Store>;
 }
-
-const policy: StorePolicy = {
-  onDelete: 'delete',
-  retention: 0,
-  readOnly: false,
-  maxVolumes: undefined,
-  maxBytes: undefined,
-  defaultSize: undefined,
-};
 
 export interface Export extends AsyncDisposable {
   /** On this machine, so that a test can look and change things behind the server's back. */

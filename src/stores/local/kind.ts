@@ -4,16 +4,9 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { StoreConfig, StorePolicy } from '#core/model.ts';
 import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
-import { createAdopt } from '../shelf/adopt.ts';
-import { createCreate } from '../shelf/create.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
-import { createOrphans } from '../shelf/orphans.ts';
 import { createParts } from '../shelf/parts.ts';
-import { createReadOnlyVerbs } from '../shelf/read-only.ts';
-import { createReading } from '../shelf/reading.ts';
-import { createSweep } from '../shelf/sweep.ts';
-import { createTrash } from '../shelf/trash.ts';
-import { createVolumes } from '../shelf/volumes.ts';
+import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { checkStore } from './check.ts';
 import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
 import { createImageLayout } from './layout-image.ts';
@@ -59,26 +52,13 @@ async function open(
             source: (path) => ({ kind: 'directory', node: context.node, path }),
           });
     const parts = createParts(place, layout, clock);
-    const verbs = readOnly
-      ? createReadOnlyVerbs(parts)
-      : {
-          ...createReading(parts),
-          ...createVolumes(parts),
-          ...createAdopt(parts),
-          create: createCreate(parts),
-          trash: createTrash(parts),
-          orphans: createOrphans(parts),
-          ...createSweep(parts),
-          close: () => place.close(),
-        };
     return {
-      ...{ name: config.name, kind: 'local', reach: 'node', readOnly, shared: readOnly, identity: place.identity },
-      ...{ enforcesCapacity: layout.enforcesCapacity, access: layout.access, needsSize: layout.needsSize },
+      ...{ kind: 'local', reach: 'node', readOnly, shared: readOnly, ...layoutTraits(parts) },
       check: (at) =>
         checkStore(parts, options, readOnly, at).catch((cause: unknown) => {
           throw stowageError(cause);
         }),
-      ...verbs,
+      ...createVerbs(parts, readOnly),
     };
   } catch (cause) {
     await place.close();

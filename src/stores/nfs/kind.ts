@@ -4,20 +4,14 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
-import { createAdopt } from '../shelf/adopt.ts';
-import { createCreate } from '../shelf/create.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
-import { createOrphans } from '../shelf/orphans.ts';
-import { createParts, type Parts } from '../shelf/parts.ts';
-import { createReadOnlyVerbs } from '../shelf/read-only.ts';
-import { createMarks, createReading } from '../shelf/reading.ts';
-import { createSweep } from '../shelf/sweep.ts';
-import { createTrash } from '../shelf/trash.ts';
-import { createVolumes } from '../shelf/volumes.ts';
+import { createParts } from '../shelf/parts.ts';
+import { createMarks } from '../shelf/reading.ts';
+import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import { type NfsPlace, openNfsPlace } from './place.ts';
+import { openNfsPlace } from './place.ts';
 import { createUses } from './uses.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
@@ -63,25 +57,12 @@ async function open(
   });
   const parts = createParts(place, layout, clock);
   return {
-    ...{ name: store, kind: 'nfs', reach: 'anywhere', readOnly, shared: true, identity: place.identity },
-    ...{ enforcesCapacity: layout.enforcesCapacity, access: layout.access, needsSize: layout.needsSize },
+    ...{ kind: 'nfs', reach: 'anywhere', readOnly, shared: true, ...layoutTraits(parts) },
     check: (at) => checked({ options, store, clock, connect, readOnly }, at),
-    ...(readOnly ? createReadOnlyVerbs(parts) : createVerbs(parts, place)),
+    ...createVerbs(parts, readOnly),
+    ...(readOnly ? {} : { ...createMarks(parts), uses: createUses(parts, place) }),
   };
 }
-
-const createVerbs = (parts: Parts, place: NfsPlace) => ({
-  ...createReading(parts),
-  ...createMarks(parts),
-  ...createVolumes(parts),
-  ...createAdopt(parts),
-  create: createCreate(parts),
-  trash: createTrash(parts),
-  orphans: createOrphans(parts),
-  ...createSweep(parts),
-  uses: createUses(parts, place),
-  close: () => place.close(),
-});
 
 /** What a client needs to know of the store's options, as the administrator wrote them. */
 const forClients = [

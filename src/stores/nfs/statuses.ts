@@ -23,7 +23,7 @@ const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
 };
 
 /** The server said no, with the code that a system call would have given. */
-export class ServerRefusal extends Error {
+class ServerRefusal extends Error {
   override readonly name = 'ServerRefusal';
   readonly code: string;
   constructor(cause: NfsError) {

@@ -1,0 +1,32 @@
+import type { Store } from '#core/ports.ts';
+import { createAdopt } from './adopt.ts';
+import { createCreate } from './create.ts';
+import { createOrphans } from './orphans.ts';
+import type { Parts } from './parts.ts';
+import { createReadOnlyVerbs } from './read-only.ts';
+import { createReading } from './reading.ts';
+import { createSweep } from './sweep.ts';
+import { createTrash } from './trash.ts';
+import { createVolumes } from './volumes.ts';
+
+/** All that is done with volumes, the same for every store that keeps them as files. */
+export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof createReadOnlyVerbs> {
+  if (readOnly) return createReadOnlyVerbs(parts);
+  return {
+    ...createReading(parts),
+    ...createVolumes(parts),
+    ...createAdopt(parts),
+    create: createCreate(parts),
+    trash: createTrash(parts),
+    orphans: createOrphans(parts),
+    ...createSweep(parts),
+    close: () => parts.place.close(),
+  };
+}
+
+/** What a store is, as its layout says. */
+export const layoutTraits = ({ layout, place }: Parts) =>
+  ({
+    ...{ enforcesCapacity: layout.enforcesCapacity, access: layout.access, needsSize: layout.needsSize },
+    ...{ name: place.store, identity: place.identity },
+  }) satisfies Partial<Store>;

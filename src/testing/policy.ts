@@ -1,0 +1,11 @@
+import type { StorePolicy } from '#core/model.ts';
+
+/** Of a store about which the administrator said nothing. */
+export const plainPolicy: StorePolicy = {
+  onDelete: 'delete',
+  retention: 0,
+  readOnly: false,
+  maxVolumes: undefined,
+  maxBytes: undefined,
+  defaultSize: undefined,
+};
