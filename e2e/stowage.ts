@@ -35,6 +35,8 @@ export interface StowageOptions {
   readonly state: string;
   readonly config?: string;
   readonly listen?: string;
+  /** More options of `up`. */
+  readonly options?: readonly string[];
   /** The command and its first arguments; `bin/stowage` unless told. */
   readonly command?: readonly string[];
   /** Called with the process before it is ready. */
@@ -54,6 +56,7 @@ export async function startStowage(options: StowageOptions): Promise<Stowage> {
     options.config ?? 'none',
     '--listen',
     options.listen ?? 'none',
+    ...(options.options ?? []),
   ];
   const child = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
   options.onSpawn?.(child);

@@ -7,6 +7,7 @@ import { silentLog } from '#base/log.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
 import { examineMachine } from './doctor.ts';
+import { runNfsServer } from './nfs-serve.ts';
 import { runServer } from './serve.ts';
 import { version } from './version.ts';
 
@@ -57,6 +58,8 @@ const status = await runCli(
     version,
     program: programName(),
     up: (options) => runServer(options, foldersFor(options), programName(), interrupt.signal),
+    nfsServe: (options, ready) =>
+      runNfsServer(options, join(foldersFor({}).state, 'nfs-server'), interrupt.signal, ready),
     doctor: () => examineMachine(foldersFor({}).state, { signal: interrupt.signal, log: silentLog() }),
   },
 );

@@ -29,18 +29,28 @@ function greeting(running: Running, program: string, seconds: number): string {
     http === undefined ? '  http     none' : `  http     ${http} (token in ${running.state.tokenFile})`,
     `  default  ${view === undefined ? 'no store' : `${view.config.name}  ${view.config.uri}`}`,
   ];
+  const { nfs } = running;
+  if (nfs !== undefined) lines.push(`  nfs      ${nfs.storeName}  ${nfs.uri}  (files in ${nfs.exported})`);
   for (const { config, problem } of stores.list())
     if (problem) lines.push(`  trouble  store ${config.name}: ${problem.message}. ${problem.action}`);
   if (mounter.unable !== undefined)
     lines.push(`  note     volumes cannot be mounted: ${mounter.unable.why}. ${mounter.unable.action}`);
+  const onNetwork = nfs === undefined ? [] : [`volume create ${nfs.storeName}/shared`];
   const call = shellWord(program) + wayTo(socket, process.env);
   lines.push(
     '',
     'Try next:',
-    ...['volume create photos --size 1G', 'volume list', 'doctor'].map((line) => `  ${call} ${line}`),
+    ...['volume create photos --size 1G', ...onNetwork, 'volume list', 'doctor'].map((line) => `  ${call} ${line}`),
     '',
   );
   return `${lines.join('\n')}\n`;
+}
+
+/** For a process that serves files, what makes an idle one small would only make it slow. */
+const forSmallness = /^--(optimize-for-size|max-semi-space-size\b.*)$/;
+function thisProgram(): readonly [string, ...string[]] {
+  const [node = process.execPath, main = ''] = process.argv;
+  return [node, ...process.execArgv.filter((flag) => !forSmallness.test(flag)), main];
 }
 
 interface Reloading {
@@ -102,6 +112,7 @@ export async function runServer(
     listen: options.listen,
     log,
     signal: stopping.signal,
+    ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
   process.stdout.write(greeting(running, program, (performance.now() - began) / 1000));

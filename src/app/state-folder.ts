@@ -12,6 +12,8 @@ export interface StateFolder {
   readonly mounts: string;
   readonly tokenFile: string;
   readonly defaultStore: string;
+  /** What the embedded NFS server exports, and where it keeps its secret. */
+  readonly nfs: { readonly exported: string; readonly state: string };
 }
 
 /** Makes what is missing. Symbolic links are resolved once, since the mount table shows real paths. */
@@ -27,6 +29,7 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
       mounts: join(path, 'mounts'),
       tokenFile: join(path, 'token'),
       defaultStore: join(path, 'stores', 'local'),
+      nfs: { exported: join(path, 'stores', 'nfs'), state: join(path, 'nfs-server', 'network') },
     };
   } catch (cause) {
     throw new StowageError(`the state folder ${wanted} cannot be made or written`, {

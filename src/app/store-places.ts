@@ -1,36 +1,44 @@
 import { realpath } from 'node:fs/promises';
 import { relative } from 'node:path';
 import { StowageError } from '#core/errors.ts';
+import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { parseOptions } from '#stores/nfs/options.ts';
 import type { StateFolder } from './state-folder.ts';
 
-const isWithin = (inner: string, outer: string): boolean => {
+export const isWithin = (inner: string, outer: string): boolean => {
   const way = relative(outer, inner);
   return way !== '' && way !== '..' && !way.startsWith('../');
 };
 
 interface Place {
   readonly name: string;
+  /** This machine, or one server by all of its names: only on the same one can paths be compared. */
+  readonly on: readonly string[];
   readonly root: string;
   readonly readOnly: boolean;
 }
 
+/** Where a store of that configuration lies. */
+export type PlaceOf = (config: StoreConfig) => Promise<Pick<Place, 'on' | 'root'>>;
+
+/** Refuses what overlaps with what is not a store. */
+export type Refuse = (place: { readonly name: string; readonly root: string }) => void;
+
 /**
- * Stores must not lie in each other, nor around the state folder or in its mounts: what one of them holds would be a volume of the other,
- * to be renamed and deleted as such. One directory is one store, and as many as one likes that only read it. Another
- * Stowage in the same directory is the store's own business: it locks it.
+ * Stores must not lie in each other: what one of them holds would be a volume of the other, to be renamed and deleted as
+ * such. One directory is one store, and as many as one likes that only read it. Another Stowage in the same directory is
+ * the store's own business: it locks it, or shares it.
  */
-export function keepApart(kind: StoreKind, state: StateFolder): StoreKind {
+export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = () => undefined): StoreKind {
   // By object, not by path: one directory can be open twice, once read-only.
   const places = new Set<Place>();
   return {
     ...kind,
     open: async (config, policy, context, scope) => {
-      const [wanted = ''] = localPath(config.uri);
-      // A root that does not exist is refused by the kind itself, in its own words.
-      const root = await realpath(wanted).catch(() => wanted);
-      const place = { name: config.name, root, readOnly: policy.readOnly };
-      refuseOverlap(place, state, places);
+      const place = { name: config.name, ...(await placeOf(config)), readOnly: policy.readOnly };
+      refuse(place);
+      refuseOverlap(place, places);
       // Before it is open, so that two that are opened at once see each other.
       places.add(place);
       try {
@@ -48,16 +56,37 @@ export function keepApart(kind: StoreKind, state: StateFolder): StoreKind {
   };
 }
 
-function refuseOverlap({ name, root, readOnly }: Place, state: StateFolder, places: Iterable<Place>): void {
-  const holdsState = root === state.path || isWithin(state.path, root);
-  const inMounts = root === state.mounts || isWithin(root, state.mounts);
-  if (holdsState || inMounts) throw overlaps(name, root, `the state folder ${state.path}`);
+function refuseOverlap({ name, on, root, readOnly }: Place, places: Iterable<Place>): void {
   for (const other of places) {
+    if (!on.some((one) => other.on.includes(one))) continue;
     if (isWithin(root, other.root) || isWithin(other.root, root))
       throw overlaps(name, root, `the store at ${other.root}`);
     if (root === other.root && !readOnly && !other.readOnly) throw taken(name, root, other.name);
   }
 }
+
+/** On this machine. A root that does not exist is refused by the kind itself, in its own words. */
+export const localPlace: PlaceOf = async ({ uri }) => {
+  const [wanted = ''] = localPath(uri);
+  return { on: ['this machine'], root: await realpath(wanted).catch(() => wanted) };
+};
+
+/** Not around the state folder, nor in its mounts, nor where the embedded NFS server has its own store's volumes. */
+export function beside(state: StateFolder, exported: string | undefined): Refuse {
+  return ({ name, root }) => {
+    const holdsState = root === state.path || isWithin(state.path, root);
+    const inMounts = root === state.mounts || isWithin(root, state.mounts);
+    if (holdsState || inMounts) throw overlaps(name, root, `the state folder ${state.path}`);
+    if (exported === undefined || !(root === exported || isWithin(root, exported) || isWithin(exported, root))) return;
+    throw overlaps(name, root, `what the embedded NFS server exports, ${exported}`);
+  };
+}
+
+/** On its server, as far as that can be told by the names it is given. */
+export const nfsPlace: PlaceOf = async ({ uri, options }) => {
+  const { hosts, port = 2049, path } = parseOptions(uri, options);
+  return { on: hosts.map((host) => `${host.toLowerCase()} port ${port}`), root: path };
+};
 
 /** None for a store that is elsewhere, or whose URI the store itself refuses. */
 export function localPath(uri: string): string[] {

@@ -4,26 +4,28 @@ import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { makeFolders } from '#base/make-folders.ts';
 import { endsWithin } from '#base/patience.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
+import { createNfsClient } from '#clients/kinds/nfs.ts';
 import { createMounter } from '#clients/mounter/create.ts';
 import { createRun } from '#clients/mounter/run.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { NodeName, StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';
-import { parseStoreConfig } from '#core/store-uri.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { type FileConfig, readConfig } from './config.ts';
 import { examineMachine } from './doctor.ts';
+import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
 import { bootId, ensureToken, instanceOf, prepareState, type StateFolder } from './state-folder.ts';
 import { statusOf } from './status.ts';
-import { keepApart, localPath } from './store-places.ts';
+import { storeConfigs } from './store-configs.ts';
+import { beside, keepApart, localPath, localPlace, nfsPlace } from './store-places.ts';
 import { version } from './version.ts';
 
 export interface UpSettings {
@@ -33,6 +35,8 @@ export interface UpSettings {
   readonly listen: string | undefined;
   readonly log: Log;
   readonly signal: AbortSignal;
+  /** With an NFS server in a process of its own, and a store on it. */
+  readonly nfs?: EmbeddedNfsSettings | undefined;
   /** Time, where it is not the system's. */
   readonly clock?: Clock;
   /** The kinds of stores there are, where they are not the usual ones. */
@@ -43,6 +47,7 @@ export interface Running {
   readonly engine: Engine;
   readonly addresses: readonly string[];
   readonly state: StateFolder;
+  readonly nfs: EmbeddedNfs | undefined;
   /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
   reload(): Promise<void>;
   /** What was left mounted because somebody uses it. */
@@ -61,12 +66,14 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const startedAt = clock.now();
   await using undo = new AsyncDisposableStack();
   const state = await prepareState(folders.state, folders.socket);
+  // Ended after everything that may have something to say to it.
+  const servers = undo.use(new AsyncDisposableStack());
   const records = openRecords(state.database);
   const closing = { close: async (): Promise<void> => records.close() };
   undo.defer(() => closing.close());
-  const kinds = new Map(
-    (settings.kinds ?? [keepApart(createLocalStoreKind(), state)]).map((kind) => [kind.scheme, kind]),
-  );
+  const nfs = settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, records, clock, log }));
+  servers.use(nfs);
+  const kinds = new Map((settings.kinds ?? usualKinds(state, clock, nfs)).map((kind) => [kind.scheme, kind]));
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
   const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
   const file = await readFile();
@@ -74,9 +81,16 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
-    await engine.stores.configure(await storeConfigs(from, records, state, kinds, log), from?.defaultStore, scope);
+    await engine.stores.configure(
+      await storeConfigs(from, { records, state, kinds, log, nfs }),
+      from?.defaultStore,
+      scope,
+    );
   await engine.mounts.replay(scope);
+  await nfs?.started;
   await configure(file);
+  // A store that could not be opened without it need not wait for its turn.
+  nfs?.whenReady(() => engine.stores.retry(scope));
   await engine.mounts.reconcile(scope);
 
   let ready = false;
@@ -108,9 +122,18 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     engine,
     addresses,
     state,
+    nfs,
     reload: async () => configure(await readFile()),
-    stop: () => stop(engine, rest, tending, log),
+    stop: () => stop(engine, rest, tending, nfs, log),
   };
+}
+
+function usualKinds(state: StateFolder, clock: Clock, nfs: EmbeddedNfs | undefined): readonly StoreKind[] {
+  const network = createNfsStoreKind(clock);
+  return [
+    keepApart(createLocalStoreKind(), localPlace, beside(state, nfs?.exported)),
+    keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
+  ];
 }
 
 async function readGiven(
@@ -149,7 +172,11 @@ async function assemble(
     records,
     kinds,
     mounter,
-    clients: { directory: createDirectoryClient({ mounter }), loop: createLoopClient({ mounter, run, clock }) },
+    clients: {
+      directory: createDirectoryClient({ mounter }),
+      loop: createLoopClient({ mounter, run, clock }),
+      nfs: createNfsClient(),
+    },
     mountsFolder: state.mounts,
     instance: instanceOf(records),
     epoch: randomUUID().slice(0, 8),
@@ -159,35 +186,6 @@ async function assemble(
     log,
   });
   return engine;
-}
-
-/** The file's stores and those added by hand; with neither file nor names in it, one local store that just works. */
-async function storeConfigs(
-  file: FileConfig | undefined,
-  records: Records,
-  state: StateFolder,
-  kinds: ReadonlyMap<string, StoreKind>,
-  log: Log,
-): Promise<readonly StoreConfig[]> {
-  const configs = new Map<string, StoreConfig>();
-  if (file === undefined || file.stores.length === 0) {
-    await makeFolders(state.defaultStore, 0o755);
-    const path = state.defaultStore.split('/').map(encodeURIComponent).join('/');
-    configs.set('local', parseStoreConfig('local', `local://${path}`, 'builtin', kinds));
-  }
-  for (const { name, uri } of records.stores.list()) {
-    try {
-      configs.set(name, parseStoreConfig(name, uri, 'api', kinds));
-    } catch (thrown) {
-      log.warn('a store added by hand is no longer valid', { store: name, why: stowageError(thrown).message });
-    }
-  }
-  for (const config of file?.stores ?? []) {
-    if (configs.has(config.name))
-      log.warn('a store of the file hides one that was added by hand', { store: config.name });
-    configs.set(config.name, config);
-  }
-  return [...configs.values()];
 }
 
 /** What is done now and then. */
@@ -217,7 +215,13 @@ function tend(engine: Engine, clock: Clock, log: Log, signal: AbortSignal): Asyn
   };
 }
 
-async function stop(engine: Engine, rest: RestServer, tending: AsyncDisposable, log: Log): Promise<readonly string[]> {
+async function stop(
+  engine: Engine,
+  rest: RestServer,
+  tending: AsyncDisposable,
+  nfs: AsyncDisposable | undefined,
+  log: Log,
+): Promise<readonly string[]> {
   await tending[Symbol.asyncDispose]();
   // Longer than the drain, so that whoever waits for an operation is told what became of it.
   const closed = rest.close(drainMs + 2_000);
@@ -226,5 +230,7 @@ async function stop(engine: Engine, rest: RestServer, tending: AsyncDisposable, 
   const limit = AbortSignal.timeout(60_000);
   const { inUse } = await engine.mounts.unmountIdle({ signal: limit, log });
   await engine.close();
+  // Last: until then stores may have something to say to it.
+  await nfs?.[Symbol.asyncDispose]();
   return inUse.map(({ mount, why }) => `${mount.target} (${why})`);
 }

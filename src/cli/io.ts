@@ -19,12 +19,64 @@ export interface UpOptions {
   readonly listen?: string;
   readonly config?: string;
   readonly logLevel?: string;
+  /** With the embedded NFS server. */
+  readonly nfs?: boolean;
+  /** Its port, where it is not the one it had before. */
+  readonly nfsPort?: number;
+}
+
+/** One user or group, as clients and as this machine number them. */
+export interface NfsMapping {
+  readonly client: number;
+  readonly here: number;
+}
+
+export interface NfsServeOptions {
+  readonly directory: string;
+  readonly host?: string;
+  readonly port?: number;
+  readonly path?: string;
+  /** None: only processes of the same user on this machine. */
+  readonly allow: readonly string[];
+  readonly privilegedPorts: boolean;
+  readonly squash?: 'root' | 'all' | 'none';
+  readonly anonUid?: number;
+  readonly anonGid?: number;
+  readonly users: readonly NfsMapping[];
+  readonly groups: readonly NfsMapping[];
+  readonly readOnly: boolean;
+  readonly async: boolean;
+  readonly tlsCert?: string;
+  readonly tlsKey?: string;
+  readonly tlsCa?: string;
+  readonly tlsOptional: boolean;
+  readonly portmapper?: number;
+  readonly state?: string;
+}
+
+/** What is exported, and how to use it. */
+export interface NfsServed {
+  readonly directory: string;
+  readonly host: string;
+  readonly port: number;
+  readonly path: string;
+  readonly portmapper: number | null;
+  /** What a store that uses it is given. */
+  readonly uri: string;
+  /** What such a store could be called. */
+  readonly name: string;
+  /** Lines for people. */
+  readonly about: Readonly<Record<string, string>>;
+  /** What should be known before it is used. */
+  readonly notes: readonly string[];
 }
 
 /** What the command line cannot do through the REST API, given by the program around it. */
 export interface Injected {
   /** Runs the server until it is told to stop; the exit status. */
   up(options: UpOptions): Promise<number>;
+  /** Exports a directory until it is told to stop; the exit status. */
+  nfsServe(options: NfsServeOptions, ready: (served: NfsServed) => void): Promise<number>;
   /** Looks at this machine without a server. */
   doctor(): Promise<readonly FindingJson[]>;
   readonly version: string;

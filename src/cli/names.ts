@@ -57,7 +57,7 @@ export function durationIn(text: string): number {
 }
 
 export function numberIn(option: string, text: string, range?: { readonly from: number; readonly to: number }): number {
-  const number = /^[0-9]{1,9}$/.test(text) ? Number(text) : Number.NaN;
+  const number = /^[0-9]{1,10}$/.test(text) ? Number(text) : Number.NaN;
   const { from, to } = range ?? { from: 0, to: number };
   if (number >= from && number <= to) return number;
   throw invalid(

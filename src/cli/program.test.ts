@@ -12,7 +12,19 @@ describe('help', () => {
   test('the tree has the commands that are promised', () => {
     expect(commands.map(({ name }) => name)).toEqual(
       expect.arrayContaining([
-        ...['up', 'status', 'doctor', 'mount', 'unmount', 'mounts', 'operations', 'events', 'completion', 'help'],
+        ...[
+          'up',
+          'nfs serve',
+          'status',
+          'doctor',
+          'mount',
+          'unmount',
+          'mounts',
+          'operations',
+          'events',
+          'completion',
+          'help',
+        ],
         ...['add', 'list', 'show', 'check', 'adopt', 'orphans', 'default', 'remove'].map((verb) => `store ${verb}`),
         ...[
           'create',

@@ -5,6 +5,8 @@ import { addEventCommands } from './events.ts';
 import { exitCodeLines, exitCodeTopic } from './exit-codes.ts';
 import type { Injected, UpOptions } from './io.ts';
 import { addMountCommands } from './mount.ts';
+import { numberIn } from './names.ts';
+import { addNfsCommands } from './nfs.ts';
 import { addOperationCommands } from './operations.ts';
 import { invalid } from './problem.ts';
 import type { Act, Session } from './session.ts';
@@ -53,6 +55,7 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
   addStoreCommands(program, act);
   addVolumeCommands(program, act);
   addMountCommands(program, act);
+  addNfsCommands(program, act);
   addOperationCommands(program, act);
   addEventCommands(program, act);
   addTokenCommands(program, act);
@@ -72,12 +75,19 @@ function addUp(program: Verb, act: Act): void {
     .addOption(
       new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
     )
+    .option('--nfs [port]', 'also run an NFS server for this machine, and a store named network on it')
     .example('stowage up', 'with everything where such programs keep it')
+    .example('stowage up --nfs', 'with a network store that works at once')
     .example('stowage up --state ./state --socket ./stowage.sock --listen none', 'all in one folder, no network')
     .action(
-      act((session: Session, options: UpOptions) => {
+      act((session: Session, { nfs, ...options }: Omit<UpOptions, 'nfs'> & { readonly nfs?: string | true }) => {
         const socket = (program.opts() as GlobalOptions).socket ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
-        return session.injected.up({ ...options, ...(socket === undefined ? {} : { socket }) });
+        return session.injected.up({
+          ...options,
+          ...(socket === undefined ? {} : { socket }),
+          ...(nfs === undefined ? {} : { nfs: true }),
+          ...(typeof nfs === 'string' ? { nfsPort: numberIn('--nfs', nfs, { from: 1, to: 65_535 }) } : {}),
+        });
       }),
     );
 }

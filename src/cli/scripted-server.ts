@@ -95,6 +95,7 @@ export interface Ran {
 
 const injected: Injected = {
   up: async () => 0,
+  nfsServe: async () => 0,
   doctor: async () => [{ check: 'fuse', ok: 'no', detail: '/dev/fuse is missing', fix: 'modprobe fuse' }],
   version: '1.2.3',
   program: 'stowage',
@@ -142,6 +143,7 @@ export const store = (name: string, more: object = {}): object => ({
   state: 'open',
   problem: null,
   pending: null,
+  network: null,
   readOnly: false,
   enforcesCapacity: false,
   access: ['filesystem'],

@@ -54,7 +54,8 @@ function kindOf(name: string, choices: readonly string[] | undefined, command = 
 const valueName = (option: Option): string | undefined => /[<[]([^\]>.]+)/.exec(option.flags)?.[1];
 
 function optionNode(option: Option): OptionNode {
-  const name = valueName(option);
+  // After one that may stand without a value, what comes next is more likely another option.
+  const name = option.optional ? undefined : valueName(option);
   return {
     long: option.long ?? option.flags,
     short: option.short,

@@ -72,12 +72,12 @@ export function taken(name: string): StowageError {
 
 export function notOurs(config: StoreConfig): StowageError {
   const inFile = config.origin === 'file';
-  return new StowageError(`store '${config.name}' is given ${inFile ? 'in stowage.yaml' : 'as the built-in default'}`, {
+  return new StowageError(`store '${config.name}' is ${inFile ? 'given in stowage.yaml' : 'built in'}`, {
     code: 'denied',
     reason: 'store-from-file',
     action: inFile
       ? 'Remove it there and reload: kill -HUP the server.'
-      : 'Name stores in stowage.yaml; it then goes away.',
+      : 'Start without --nfs, if that brought it; otherwise name stores in stowage.yaml: it then goes away.',
   });
 }
 

@@ -107,7 +107,7 @@ describe('add and remove', () => {
   test('the built-in store and those of the file cannot be removed here', async () => {
     await expect(server.engine.stores.remove('local', aCall())).rejects.toMatchObject({
       code: 'denied',
-      message: "store 'local' is given as the built-in default",
+      message: "store 'local' is built in",
     });
     await expect(server.engine.stores.remove('nope', aCall())).rejects.toMatchObject({
       code: 'not-found',

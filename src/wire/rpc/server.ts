@@ -13,6 +13,7 @@ import {
   tooWeak,
   wrongRpcVersion,
 } from './call.ts';
+import { type Crowd, createCrowd, type Member } from './crowd.ts';
 import { readByEvents, readDirectly } from './input.ts';
 import { type Identity, messageReply } from './message.ts';
 import { createReceiver, type Receiver } from './receiver.ts';
@@ -49,13 +50,14 @@ export interface ServedProgram {
 export interface RpcServerOptions {
   readonly programs: readonly ServedProgram[];
   /** Undefined: nobody is refused by address. */
-  readonly mayConnect?: (address: string) => boolean;
+  readonly mayConnect?: (address: string, socket: Socket) => boolean;
   /** Refused is told that its way of calling is too weak. NULL, by which a client tries what is there, is always answered. */
   readonly admits?: (caller: Caller) => boolean;
   /** RFC 9289: whoever asks for it is spoken to in private. */
   readonly tls?: TlsOptions | undefined;
   /** The longest call that is taken. */
   readonly maxRecord?: number;
+  /** Whoever connects when there are so many takes the place of one that has been quiet. */
   readonly maxConnections?: number;
   /** Data that a reply gave are sent, and their memory may be used again. Not told of those that nobody took. */
   readonly onSent?: (data: Uint8Array) => void;
@@ -79,6 +81,7 @@ interface Shared {
   readonly replays: ReplayCache;
   readonly onError: (what: string, cause: unknown) => void;
   readonly secure: Secure | undefined;
+  readonly crowd: Crowd;
   held: number;
 }
 
@@ -87,14 +90,13 @@ export function createRpcServer(options: RpcServerOptions): Server {
   const shared: Shared = {
     ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(), held: 0 },
     secure: options.tls && createSecure(options.tls),
+    crowd: createCrowd(maxConnections),
   };
   const how = { noDelay: true, keepAlive: true, keepAliveInitialDelay: 30_000, pauseOnConnect: true };
-  const server = createServer(how, (socket) => {
-    if (!mayConnect(plain(socket.remoteAddress))) socket.destroy();
+  return createServer(how, (socket) => {
+    if (!mayConnect(plain(socket.remoteAddress), socket)) socket.destroy();
     else serve(socket, shared);
   });
-  server.maxConnections = maxConnections;
-  return server;
 }
 
 function byNumber(programs: readonly ServedProgram[]): Shared['programs'] {
@@ -111,18 +113,19 @@ const plain = (address: string | undefined): string => (address ?? '').replace(/
 
 function serve(socket: Socket, shared: Shared): void {
   const from = { address: plain(socket.remoteAddress), port: socket.remotePort ?? 0 };
-  const { secure } = shared;
+  const { secure, crowd } = shared;
+  const member = crowd.admit(socket, from.address);
   if (secure === undefined) {
-    carry((receiver) => readDirectly(socket, receiver), { ...from, isEncrypted: false }, shared, undefined);
+    carry((receiver) => readDirectly(socket, receiver), { ...from, member, isEncrypted: false }, shared, undefined);
     return;
   }
   const open = (receiver: Receiver): Socket => readByEvents(socket, receiver);
-  carry(open, { ...from, isEncrypted: false }, shared, () => {
+  carry(open, { ...from, member, isEncrypted: false }, shared, () => {
     // Whatever came in the clear and is not used up is forgotten with its receiver: it may be another's.
     socket.removeAllListeners('data').removeAllListeners('drain').setTimeout(0);
     secure(socket, (secured) => {
       const openSecured = (receiver: Receiver): Socket => readByEvents(secured, receiver);
-      carry(openSecured, { ...from, isEncrypted: true }, shared, undefined);
+      carry(openSecured, { ...from, member, isEncrypted: true }, shared, undefined);
     });
   });
 }
@@ -130,11 +133,10 @@ function serve(socket: Socket, shared: Shared): void {
 /** Answers the calls of one connection. `onTls`: it shall be made private. */
 function carry(
   open: (receiver: Receiver) => Socket,
-  from: Omit<Caller, 'identity'>,
+  { member, ...from }: Omit<Caller, 'identity'> & { readonly member: Member },
   shared: Shared,
   onTls: (() => void) | undefined,
 ): void {
-  const { onError } = shared;
   const readCall = createCallReader(from);
   const reader = new XdrReader();
   /** Calls that came when enough was under way already, of what was received at once. */
@@ -145,7 +147,7 @@ function carry(
   let isWorking = false;
 
   const drop = (what: string, cause: unknown): void => {
-    onError(what, cause);
+    shared.onError(what, cause);
     socket.destroy();
   };
   const receiver = createReceiver({
@@ -157,11 +159,14 @@ function carry(
   });
   /** A client that breaks the protocol loses its connection; nothing it sends may reach the top of the stack. */
   const attempt = (step: () => void): void => {
+    shared.crowd.used(member);
     try {
       step();
     } catch (cause) {
       drop('a client broke the protocol', cause);
     }
+    // All that was answered at once goes out together.
+    sender.flush();
     if (waiting.length > 0 || held > 0) work();
   };
   const socket = open({
@@ -169,7 +174,9 @@ function carry(
     received: (bytes) => attempt(() => receiver.received(bytes)),
     push: (chunk) => attempt(() => receiver.push(chunk)),
   });
-  const sender = createSender(socket, (cause) => drop('a reply could not be sent', cause), shared.options.onSent);
+  const onError = (cause: unknown): void => drop('a reply could not be sent', cause);
+  const isBare = shared.secure === undefined;
+  const sender = createSender(socket, { onError, onSent: shared.options.onSent, isBare });
 
   function isBusy(): boolean {
     const own = socket.destroyed ? 0 : sender.queued + inFlightBytes;
@@ -198,7 +205,9 @@ function carry(
     inFlightBytes += length;
     done
       .then((reply) => {
-        if (reply !== undefined && !socket.destroyed) send(sender, xid, reply);
+        if (reply === undefined || socket.destroyed) return;
+        send(sender, xid, reply);
+        sender.flushSoon();
       })
       .finally(() => {
         inFlight--;
@@ -213,10 +222,13 @@ function carry(
     if (isWorking) return;
     isWorking = true;
     try {
+      let hasTaken = false;
       while (waiting.length > 0 && !socket.destroyed && !isBusy()) {
+        hasTaken = true;
         const next = waiting.shift() as Buffer;
         take(next, new DataView(next.buffer, next.byteOffset, next.length), 0, next.length);
       }
+      if (hasTaken) sender.flush();
     } catch (cause) {
       drop('a client broke the protocol', cause);
     }

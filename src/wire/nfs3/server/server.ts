@@ -22,6 +22,7 @@ import { createMountProgram } from './mount-program.ts';
 import { naming } from './naming.ts';
 import { createMayConnect } from './networks.ts';
 import { createNodes } from './nodes.ts';
+import { createPages } from './pages.ts';
 import { createPortmapPrograms } from './portmap-program.ts';
 import { servedProcedure } from './procedure.ts';
 import { createReadMemory, type ReadMemory } from './read-memory.ts';
@@ -45,6 +46,8 @@ export interface NfsServerOptions {
   readonly readOnly?: boolean;
   /** Networks and addresses that may connect; none: all that can reach it. */
   readonly networks?: readonly string[];
+  /** Asked about each connection from one of these networks. */
+  readonly mayConnect?: (socket: Socket) => boolean;
   /** Callers must use a port below 1024, which only root of their machine can. */
   readonly privilegedPorts?: boolean;
   readonly squash?: IdentityOptions['squash'];
@@ -102,13 +105,13 @@ const refreshMs = 10_000;
 /** Exports a directory by NFS version 3 over TCP, with MOUNT on the same port. */
 export async function createNfsServer(options: NfsServerOptions): Promise<NfsServer> {
   const { clock, host = '127.0.0.1', networks = [] } = options;
-  const mayConnect = createMayConnect(networks);
+  const isAllowed = createMayConnect(networks);
   const limits = { ...defaultLimits, ...options.limits };
   const closing = new AbortController();
   const key = await loadKey(options.state, options.directory);
   const exported = createExport(options, limits, key, closing.signal);
   const about: Omit<RpcServerOptions, 'programs'> = {
-    mayConnect,
+    mayConnect: (address, socket) => isAllowed(address) && (options.mayConnect?.(socket) ?? true),
     admits: createAdmits(options),
     maxRecord: maxTransfer + 64 * 1024,
     maxConnections: options.maxConnections ?? 256,
@@ -129,7 +132,11 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   });
   const port = await listen(open, server, host, options.port ?? 2049);
   const portmapPort = options.portmap && (await listenForPortmap(open, about, host, port, options.portmap.port));
-  open.use(repeating(clock, refreshMs, exported.tree.refresh));
+  const refresh = (): void => {
+    exported.tree.refresh();
+    exported.pages.tidy();
+  };
+  open.use(repeating(clock, refreshMs, refresh));
   const all = open.move();
   return { host, port, portmapPort, close: () => all.disposeAsync() };
 }
@@ -151,6 +158,7 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
       maxNames: limits.namesOfOneDirectory,
       maxKept: limits.names,
     }),
+    pages: createPages(tree, clock.elapsed),
     durability: createDurability(tree),
     isDurable: options.durable !== false && !isInMemory(directory),
     isReadOnly: options.readOnly ?? false,

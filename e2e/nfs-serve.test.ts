@@ -1,0 +1,282 @@
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmod, chown, mkdir, readdir, readFile, stat, writeFile } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
+import { openExport, rpcTo, user } from '#testing/nfs-export.ts';
+import { mountProgram, mountVersion } from '#wire/nfs3/mount.ts';
+import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
+import type { RpcClientOptions } from '#wire/rpc/client.ts';
+import { getPort } from '#wire/rpc/portmap.ts';
+import { ground, type Serving } from './nfs-serve.ts';
+import { program, run } from './stowage.ts';
+
+const host = '127.0.0.1';
+
+/** By our own client. */
+async function mounted(
+  { port }: Pick<Serving, 'port'>,
+  options?: Partial<RpcClientOptions>,
+): ReturnType<typeof openExport> {
+  const open = await openExport({ host, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000, ...options });
+  onTestFinished(() => open[Symbol.dispose]());
+  return open;
+}
+
+describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
+  test('serves the tools of libnfs', async () => {
+    const { top, exported, serve } = await ground();
+    const serving = await serve();
+    await writeFile(join(top, 'file'), 'through the network');
+    expect((await run('nfs-cp', [join(top, 'file'), serving.url('/copy')])).status).toBe(0);
+    expect(await readFile(join(exported, 'copy'), 'utf8')).toBe('through the network');
+    expect((await run('nfs-cat', [serving.url('/copy')])).stdout).toBe('through the network');
+    expect((await run('nfs-ls', [serving.url()])).stdout).toMatch(/^-rw.* 19 copy\n$/);
+    expect(serving.said()).toBe('');
+  });
+
+  test.skipIf(needs('root', 'ordinary-user'))('lets only its own user in, unless others are named', async () => {
+    const { exported, serve } = await ground();
+    await chmod(join(exported, '..'), 0o755);
+    const asOther = ({ url }: Serving): ReturnType<typeof run> => run(...asOrdinaryUser(['nfs-ls', url()]));
+    const own = await serve();
+    expect((await run('nfs-ls', [own.url()])).status).toBe(0);
+    expect((await asOther(own)).status).not.toBe(0);
+    const shared = await serve(['--allow', '127.0.0.0/8']);
+    expect(await asOther(shared)).toMatchObject({ status: 0 });
+    const elsewhere = await serve(['--host', host, '--allow', '10.1.2.3']);
+    expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
+  });
+
+  test('read-only, everything can be read and nothing changed', async () => {
+    const { top, exported, serve } = await ground();
+    await writeFile(join(exported, 'file'), 'kept');
+    const serving = await serve(['--read-only']);
+    expect((await run('nfs-cat', [serving.url('/file')])).stdout).toBe('kept');
+    await writeFile(join(top, 'new'), 'x');
+    expect((await run('nfs-cp', [join(top, 'new'), serving.url('/new')])).status).not.toBe(0);
+    expect(await readdir(exported)).toEqual(['file']);
+  });
+
+  test.skipIf(needs('root'))('does what callers ask for as whom it is told to', async () => {
+    const { top, exported, serve } = await ground();
+    const all = ['--allow', host];
+    await writeFile(join(top, 'f'), 'x');
+    const cp = async (serving: Serving, to: string, more?: string): Promise<number | undefined> => {
+      const { status } = await run('nfs-cp', [join(top, 'f'), serving.url(`/${to}`, more)]);
+      return status === 0 ? (await stat(join(exported, to))).uid : undefined;
+    };
+    const squashed = await serve(all);
+    // Root of a client is nobody, who may not write there; and that is said.
+    expect(await cp(squashed, 'as-root')).toBeUndefined();
+    expect(squashed.said()).toContain(`Run: chown 65534:65534 ${exported}; or, where you trust its clients`);
+    expect(await cp(await serve([...all, '--squash', 'none']), 'as-root')).toBe(0);
+    await chmod(exported, 0o777);
+    expect(await cp(squashed, 'squashed')).toBe(65_534);
+    const everybody = await serve([...all, '--squash', 'all', '--anon-uid', '1234', '--anon-gid', '1235']);
+    expect(await cp(everybody, 'anonymous', '&uid=1000&gid=1000')).toBe(1234);
+    expect((await stat(join(exported, 'anonymous'))).gid).toBe(1235);
+    const mapping = await serve([...all, '--map-uid', '1000:2000', '--map-gid', '1000:3000']);
+    expect(await cp(mapping, 'mapped', '&uid=1000&gid=1000')).toBe(2000);
+    expect((await stat(join(exported, 'mapped'))).gid).toBe(3000);
+  });
+});
+
+describe.skipIf(needs('linux'))('stowage nfs serve: life and death', () => {
+  test('what it prints says what is exported, and how to use it', async () => {
+    const { top, exported, serve } = await ground();
+    const { port } = await serve();
+    // On the port of the first, which is in use.
+    const taken = ['nfs', 'serve', exported, '--state', join(top, 'state'), '--port', String(port)];
+    const refused = await run(program, taken);
+    expect(refused).toMatchObject({ status: 5, stdout: '' });
+    expect(refused.stderr).toContain(`error: cannot listen on 127.0.0.1:${port}: the port is in use\naction: `);
+    const { child, uri, end } = await serve(['--path', '/a b/c']);
+    expect(uri).toMatch(/^nfs:\/\/127\.0\.0\.1\/a%20b\/c\?port=(\d+)&mountport=\1$/);
+    expect(child.exitCode).toBeNull();
+    expect(await end()).toBe(0);
+  });
+
+  test.each(['SIGTERM', 'SIGINT'] as const)('%s ends it cleanly, also while somebody is connected', async (signal) => {
+    const { serve } = await ground();
+    const serving = await serve();
+    await mounted(serving);
+    expect(await serving.end(signal)).toBe(0);
+    expect(serving.said()).toBe('');
+  });
+
+  test('it ends with the program that started it with a channel', async () => {
+    const { serve } = await ground();
+    const { child } = await serve([], { channel: true });
+    const ended = once(child, 'exit');
+    child.disconnect();
+    expect(await ended).toEqual([0, null]);
+  });
+
+  test('it ends, too, when that program is gone before it began', async () => {
+    const { top, exported } = await ground();
+    const args = ['nfs', 'serve', exported, '--port', '0', '--state', join(top, 'state')];
+    const child = spawn(program, args, { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], timeout: 30_000 });
+    const ended = once(child, 'exit');
+    child.disconnect();
+    expect(await ended).toEqual([0, null]);
+  });
+
+  test('what clients know stays good when it is killed and started again', async () => {
+    const { top, exported, serve } = await ground();
+    await writeFile(join(exported, 'file'), 'kept');
+    const first = await serve();
+    const { nfs, root } = await mounted(first);
+    const { handle } = await nfs.lookup(root, 'file');
+    expect(await first.end('SIGKILL')).toBe('SIGKILL');
+    const second = await serve(['--port', String(first.port)]);
+    expect((await nfs.getattr(handle)).size).toBe(4);
+    await second.end();
+    await serve(['--port', String(first.port), '--state', join(top, 'other')]);
+    await expect(nfs.getattr(handle)).rejects.toMatchObject({ statusName: 'BADHANDLE' });
+  });
+
+  test('it answers as a portmapper where that is asked for', async () => {
+    const { serve } = await ground();
+    const { port, portmapper } = await serve(['--portmapper', '0']);
+    using rpc = rpcTo(host, portmapper ?? 0, { identity: user(0) });
+    expect(await rpc.call(getPort, { program: nfsProgram, version: nfsVersion })).toBe(port);
+    expect(await rpc.call(getPort, { program: mountProgram, version: mountVersion })).toBe(port);
+  });
+});
+
+describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordinary user', () => {
+  test('keeps its secrets in the state folder, apart for each directory, and serves only that user', async () => {
+    const { top, exported, serve } = await ground();
+    const isRoot = process.getuid?.() === 0;
+    const uid = isRoot ? ordinaryUid : (process.getuid?.() ?? 0);
+    await mkdir(join(top, 'home'));
+    if (isRoot) for (const path of [top, exported, join(top, 'home')]) await chown(path, uid, uid);
+    const env = { HOME: join(top, 'home'), XDG_STATE_HOME: join(top, 'home', 'state') };
+    const states = join(top, 'home', 'state', 'stowage', 'nfs-server');
+    const [file, args] = asOrdinaryUser([program]);
+    const how = { command: [file, ...args], env };
+    const serving = await serve(['--state', join(states, 'given')], how);
+    const { nfs, root } = await mounted(serving);
+    await nfs.create(root, 'mine', { mode: 'guarded', set: {} });
+    expect((await stat(join(exported, 'mine'))).uid).toBe(uid);
+    const usual = (directory: string): ReturnType<typeof run> =>
+      run(
+        ...asOrdinaryUser([
+          'env',
+          ...Object.entries(env).map((pair) => pair.join('=')),
+          program,
+          'nfs',
+          'serve',
+          directory,
+          '--port',
+          String(serving.port),
+        ]),
+      );
+    // The secret is there before the port turns out to be taken.
+    for (const directory of [exported, exported, join(top, 'home', 'state')]) {
+      if (directory === exported) expect((await usual(directory)).status).toBe(5);
+      else expect((await usual(directory)).stderr).toContain('lies in');
+    }
+    const made = (await readdir(states)).filter((name) => name !== 'given');
+    expect(made).toHaveLength(1);
+    expect((await stat(join(states, made[0] ?? ''))).mode & 0o777).toBe(0o700);
+  });
+
+  test.skipIf(needs('root'))('may not use ports below 1024', async () => {
+    const { top, exported } = await ground();
+    await chown(top, ordinaryUid, ordinaryUid);
+    await chmod(exported, 0o755);
+    const serve = [program, 'nfs', 'serve', exported, '--state', join(top, 'state')];
+    const [low, portmapper] = [
+      await run(...asOrdinaryUser([...serve, '--port', '1023'])),
+      await run(...asOrdinaryUser([...serve, '--port', '0', '--portmapper', '111'])),
+    ];
+    expect(low).toMatchObject({ status: 3, stdout: '' });
+    expect(low.stderr).toContain(
+      '127.0.0.1:1023: only root may use ports below 1024\naction: Run it as root, or choose',
+    );
+    expect(portmapper).toMatchObject({ status: 3, stdout: '' });
+    expect(portmapper.stderr).toContain(
+      '127.0.0.1:111: only root may use ports below 1024\naction: Run it as root, or leave',
+    );
+  });
+});
+
+describe.skipIf(needs('linux'))('stowage nfs serve refuses', () => {
+  // What else it refuses is in src/app/nfs-plan.test.ts.
+  test('a directory that is not there', async () => {
+    const { top } = await ground();
+    expect(await run(program, ['nfs', 'serve', join(top, 'none')])).toEqual({
+      status: 4,
+      stdout: '',
+      stderr: `error: there is no directory ${top}/none\naction: Name a directory that exists: stowage nfs serve DIR\n`,
+    });
+  });
+
+  test('the address of another machine', async () => {
+    const { top, exported } = await ground();
+    const options = ['--state', join(top, 'state'), '--host', '192.0.2.1', '--allow', '192.0.2.0/24'];
+    const { status, stderr } = await run(program, ['nfs', 'serve', exported, ...options]);
+    expect(status).toBe(2);
+    expect(stderr).toContain(
+      'cannot listen on 192.0.2.1:2049: EADDRNOTAVAIL\naction: Choose an address of this machine',
+    );
+  });
+
+  test('a portmapper where there is one already', async () => {
+    const { top, exported } = await ground();
+    const other = createServer().listen(0, host);
+    onTestFinished(() => void other.close());
+    await once(other, 'listening');
+    const { port } = other.address() as { readonly port: number };
+    const options = ['--state', join(top, 'state'), '--port', '0', '--portmapper', String(port)];
+    const { status, stderr } = await run(program, ['nfs', 'serve', exported, ...options]);
+    expect(status).toBe(5);
+    expect(stderr).toContain('Probably rpcbind has it');
+  });
+});
+
+describe.skipIf(needs('linux', 'openssl'))('stowage nfs serve with TLS', () => {
+  /** A certificate that signs itself, with its key. */
+  function certificate(folder: string, name: string): { readonly cert: string; readonly key: string } {
+    const [key, cert] = [join(folder, `${name}.key`), join(folder, `${name}.pem`)];
+    const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${host}`];
+    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    execFileSync('openssl', [...how, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
+    return { cert, key };
+  }
+  const asking = { program: nfsProgram, version: nfsVersion };
+
+  test('whoever does not use it is refused', async () => {
+    const { top, serve } = await ground();
+    const { cert, key } = certificate(top, 'server');
+    const serving = await serve(['--tls-cert', cert, '--tls-key', key]);
+    expect(serving.uri).toContain('&tls=on');
+    await expect(mounted(serving)).rejects.toMatchObject({ failure: 'denied' });
+    const tls = { options: { ca: await readFile(cert) }, ...asking };
+    const { nfs, root } = await mounted(serving, { tls });
+    expect((await nfs.getattr(root)).type).toBe(2);
+    const optional = await serve(['--tls-cert', cert, '--tls-key', key, '--tls-optional']);
+    await mounted(optional);
+    await mounted(optional, { tls });
+  });
+
+  test('a certificate can be asked for, and then says who may connect', async () => {
+    const { top, serve } = await ground();
+    const [server, known, stranger] = ['server', 'known', 'stranger'].map((name) => certificate(top, name));
+    const options = ['--tls-cert', server?.cert ?? '', '--tls-key', server?.key ?? '', '--tls-ca', known?.cert ?? ''];
+    const serving = await serve([...options, '--squash', 'none']);
+    const ca = await readFile(server?.cert ?? '');
+    const shown = async (own: typeof known): Promise<object> => ({
+      tls: { options: { ca, cert: await readFile(own?.cert ?? ''), key: await readFile(own?.key ?? '') }, ...asking },
+      deadlineMs: 1_500,
+    });
+    await mounted(serving, await shown(known));
+    await expect(mounted(serving, await shown(stranger))).rejects.toThrow();
+    await expect(mounted(serving, { tls: { options: { ca }, ...asking }, deadlineMs: 1_500 })).rejects.toThrow();
+  });
+});

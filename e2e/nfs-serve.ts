@@ -1,0 +1,84 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdir, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { onTestFinished } from 'vitest';
+import { program } from './stowage.ts';
+
+export interface Serving {
+  readonly child: ChildProcess;
+  readonly port: number;
+  readonly portmapper: number | null;
+  readonly uri: string;
+  /** For the tools of libnfs, with what else their URL shall say. */
+  url(path?: string, more?: string): string;
+  /** What it printed to standard error. */
+  readonly said: () => string;
+  /** Tells it to end, and gives how it did. */
+  end(signal?: NodeJS.Signals): Promise<number | NodeJS.Signals>;
+}
+
+export interface Ground {
+  readonly top: string;
+  /** Empty, to be exported. */
+  readonly exported: string;
+  serve(options?: readonly string[], how?: ServeOptions): Promise<Serving>;
+}
+
+interface ServeOptions {
+  readonly command?: readonly string[];
+  readonly env?: Readonly<Record<string, string>>;
+  readonly channel?: boolean;
+}
+
+/** Folders of its own, and `stowage nfs serve` on them; all of it goes with the test. */
+export async function ground(): Promise<Ground> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-serve-')));
+  onTestFinished(() => rm(top, { recursive: true }));
+  const exported = join(top, 'exported');
+  await mkdir(exported);
+  return {
+    ...{ top, exported },
+    serve: (options = [], how = {}) => {
+      const place = options.includes('--state') ? [] : ['--state', join(top, 'state')];
+      const port = options.includes('--port') ? [] : ['--port', '0'];
+      return serve(['--json', 'nfs', 'serve', exported, ...place, ...port, ...options], how);
+    },
+  };
+}
+
+async function serve(args: readonly string[], how: ServeOptions): Promise<Serving> {
+  const [file = program, ...first] = how.command ?? [program];
+  const child = spawn(file, [...first, ...args], {
+    stdio: ['ignore', 'pipe', 'pipe', ...(how.channel === true ? (['ipc'] as const) : [])],
+    env: { ...process.env, ...how.env },
+  });
+  const ended = once(child, 'exit') as Promise<[number | null, NodeJS.Signals | null]>;
+  onTestFinished(async () => {
+    child.kill('SIGKILL');
+    await ended;
+  });
+  const { promise: ready, resolve, reject } = Promise.withResolvers<Record<'port', number> & { uri: string }>();
+  let [said, told] = ['', ''];
+  child.stderr?.on('data', (text: Buffer) => {
+    said += String(text);
+  });
+  child.stdout?.on('data', (text: Buffer) => {
+    told += String(text);
+    if (told.endsWith('\n}\n')) resolve(JSON.parse(told));
+  });
+  void ended.then(([code, signal]) => reject(new Error(`nfs serve ended with ${code ?? signal}:\n${said}`)));
+  const { port, ...about } = await ready;
+  return {
+    ...{ child, port },
+    ...(about as { uri: string; portmapper: number | null }),
+    said: () => said,
+    url: (path = '', more = '') => `nfs://127.0.0.1/export${path}?nfsport=${port}&mountport=${port}${more}`,
+    end: async (signal = 'SIGTERM') => {
+      child.kill(signal);
+      const [code, by] = await ended;
+      return code ?? by ?? 'SIGKILL';
+    },
+  };
+}

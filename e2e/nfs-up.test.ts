@@ -1,0 +1,185 @@
+import { once } from 'node:events';
+import { chown, mkdir, mkdtemp, readdir, readFile, realpath, rm, stat } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { freePorts } from '#testbed/daemon.ts';
+import { needs } from '#testbed/needs.ts';
+import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
+import { program, run, type Stowage, startStowage } from './stowage.ts';
+
+const patience = { timeout: 40_000, interval: 100 };
+
+async function newState(): Promise<string> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-up-')));
+  onTestFinished(() => rm(top, { recursive: true }));
+  return join(top, 'state');
+}
+
+async function up(state: string, ...more: readonly string[]): Promise<Stowage> {
+  const server = await startStowage({ state, options: ['--nfs', ...more] });
+  onTestFinished(() => server.stop());
+  return server;
+}
+
+async function good(result: ReturnType<Stowage['cli']>): Promise<string> {
+  const { status, stdout, stderr } = await result;
+  expect(status, stderr).toBe(0);
+  return stdout;
+}
+
+/** The NFS server that belongs to a state folder, as the system sees it. */
+async function serverOf(state: string): Promise<number | undefined> {
+  for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
+    const command = await readFile(`/proc/${pid}/cmdline`, 'utf8').catch(() => '');
+    if (command.includes(`\0nfs\0serve\0${state}/stores/nfs\0`)) return Number(pid);
+  }
+  return undefined;
+}
+
+async function anotherThan(pid: number | undefined, state: string): Promise<number> {
+  return await vi.waitFor(async () => {
+    const found = await serverOf(state);
+    if (found === undefined || found === pid) throw new Error('no other server yet');
+    return found;
+  }, patience);
+}
+
+const portIn = (server: Stowage): number =>
+  Number(/^ {2}nfs +network +nfs:\/\/127\.0\.0\.1\/export\?port=(\d+)&mountport=\1 /m.exec(server.output())?.[1]);
+const names = async (server: Stowage): Promise<string[]> => {
+  const { body } = await server.api('GET', '/v1/volumes');
+  return (body['items'] as { name: string }[]).map(({ name }) => name);
+};
+
+/** Over the API, which costs no start of the program. */
+async function create(server: Stowage, store: string, name: string): Promise<void> {
+  const { status, body } = await server.api('POST', '/v1/volumes', { store, name });
+  expect(status, JSON.stringify(body)).toBe(201);
+}
+
+describe.skipIf(needs('linux'))('stowage up --nfs', () => {
+  test('is a network store that works at once, and is the same at the next start', async () => {
+    const state = await newState();
+    const first = await up(state);
+    expect(first.output()).toContain(`(files in ${state}/stores/nfs)`);
+    expect(first.output()).toContain('  default  local ');
+    expect(await good(first.cli('volume', 'create', 'network/x', '--label', 'team=blue'))).toBe('network/x\n');
+    await good(first.cli('volume', 'create', 'network/y'));
+    expect((await stat(join(state, 'stores', 'nfs', 'x'))).isDirectory()).toBe(true);
+    await good(first.cli('volume', 'delete', 'network/y'));
+    expect(await good(first.cli('store', 'check', 'network'))).toMatch(/^ok +write: /m);
+    await first.stop();
+    expect(first.output()).not.toContain('"level"');
+    expect(await serverOf(state)).toBeUndefined();
+    const second = await up(state);
+    expect(portIn(second)).toBe(portIn(first));
+    expect(await names(second)).toEqual(['x']);
+    await second.stop();
+    const without = await startStowage({ state });
+    onTestFinished(() => without.stop());
+    expect(await good(without.cli('store', 'list', '--quiet'))).toBe('local\n');
+  });
+
+  test('what it says to try next works', async () => {
+    const server = await up(await newState());
+    const [, line = ''] = /^ {2}(.* volume create network\/\S+)$/m.exec(server.output()) ?? [];
+    expect(await run('sh', ['-c', line])).toEqual({ status: 0, stdout: 'network/shared\n', stderr: '' });
+  });
+
+  test('a server that is killed comes back, and its store works on', async () => {
+    const state = await newState();
+    const server = await up(state);
+    await create(server, 'network', 'before');
+    const pid = await anotherThan(undefined, state);
+    process.kill(pid, 'SIGKILL');
+    await anotherThan(pid, state);
+    // Until the new one listens, the store says that it is not reachable.
+    await vi.waitFor(() => create(server, 'network', 'after'), patience);
+    expect(await names(server)).toEqual(['after', 'before']);
+    expect(server.output()).toMatch(/"level":"warn".*it ended with SIGKILL.*"msg":"the NFS server is started again"/);
+  });
+
+  test('the server goes with a Stowage that is killed, and the next one takes up where it was', async () => {
+    const state = await newState();
+    const first = await up(state);
+    await create(first, 'network', 'x');
+    expect(await serverOf(state)).toBeGreaterThan(0);
+    first.signal('SIGKILL');
+    await first.ended();
+    const second = await up(state);
+    expect(portIn(second)).toBe(portIn(first));
+    await create(second, 'network', 'y');
+    expect(await names(second)).toEqual(['x', 'y']);
+    second.signal('SIGKILL');
+    await second.ended();
+    await vi.waitFor(async () => expect(await serverOf(state)).toBeUndefined(), patience);
+  });
+
+  test('Ctrl-C at a terminal ends both, the server last', async () => {
+    const state = await newState();
+    const server = await startStowage({ state, options: ['--nfs'], command: ['setsid', program] });
+    onTestFinished(() => server.stop());
+    // It does not reach the server: that is not in the group that the terminal tells.
+    const pid = await serverOf(state);
+    const [, group] = /\) \S \d+ (\d+) /.exec(await readFile(`/proc/${pid}/stat`, 'utf8')) ?? [];
+    expect(Number(group)).toBe(pid);
+    process.kill(-server.pid, 'SIGINT');
+    expect(await server.ended()).toBe(0);
+    expect(server.output()).toMatch(/\nstowage stopping\nstowage stopped\n$/);
+    expect(await serverOf(state)).toBeUndefined();
+  });
+
+  test('a port that is taken keeps only its own store from working, and only for as long', async () => {
+    const state = await newState();
+    const [port = 0] = await freePorts('127.0.0.1', 1);
+    const other = createServer().listen(port, '127.0.0.1');
+    await once(other, 'listening');
+    const server = await up(state, String(port));
+    expect(server.output()).toContain(
+      `  trouble  store network: the embedded NFS server does not run: cannot listen on 127.0.0.1:${port}: the port is in use. End the program that has it, or choose another: stowage up --nfs PORT`,
+    );
+    expect(server.output()).toContain('"msg":"the NFS server is started again"');
+    await create(server, 'local', 'x');
+    const refused = await server.cli('volume', 'create', 'network/x');
+    expect(refused.status).toBe(10);
+    expect(refused.stderr).toContain('the port is in use');
+    expect((await server.cli('store', 'check', 'network')).stdout).toMatch(/^failed +server: .*the port is in use$/m);
+    await other[Symbol.asyncDispose]();
+    await vi.waitFor(async () => create(server, 'network', 'x'), patience);
+  }, 90_000);
+
+  test('no store lies where its volumes are, unless it only reads', async () => {
+    const state = await newState();
+    const server = await up(state);
+    await create(server, 'network', 'x');
+    const port = portIn(server);
+    const at = (path: string, more = ''): string => `nfs://127.0.0.1${path}?port=${port}&mountport=${port}${more}`;
+    for (const [uri, reason] of [
+      [`local://${state}/stores/nfs`, 'store-overlaps'],
+      [`local://${state}/stores/nfs/x`, 'store-overlaps'],
+      [`local://${state}/stores`, 'store-overlaps'],
+      [at('/export/x'), 'store-overlaps'],
+      [at('/export/'), 'store-place-taken'],
+    ] as const) {
+      const { status, body } = await server.api('POST', '/v1/stores', { name: 'other', uri });
+      expect({ uri, reason: body['reason'] }).toEqual({ uri, reason });
+      expect(status).toBeGreaterThanOrEqual(400);
+    }
+    await good(server.cli('store', 'add', 'reader', at('/export', '&readOnly=true')));
+  });
+
+  test.skipIf(needs('ordinary-user'))('needs no root', async () => {
+    const state = await newState();
+    const top = join(state, '..');
+    await mkdir(join(top, 'home'));
+    if (process.getuid?.() === 0)
+      for (const path of [top, join(top, 'home')]) await chown(path, ordinaryUid, ordinaryUid);
+    const [file, args] = asOrdinaryUser(['env', `HOME=${top}/home`, program]);
+    const server = await startStowage({ state, options: ['--nfs'], command: [file, ...args] });
+    onTestFinished(() => server.stop());
+    await create(server, 'network', 'x');
+    expect((await stat(join(state, 'stores', 'nfs', 'x'))).uid).not.toBe(0);
+  });
+});

@@ -1,0 +1,138 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { createInterface } from 'node:readline';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
+import { StowageError } from '#core/errors.ts';
+
+export interface NfsChildOptions {
+  /** The program and its arguments: an NFS server that says through its channel when it is ready. */
+  readonly command: readonly [string, ...string[]];
+  readonly clock: Clock;
+  readonly log: Log;
+  /** It runs, for the first time or again. */
+  readonly onReady: () => void;
+}
+
+/** The NFS server in a process of its own, which is started again whenever it ends. */
+export interface NfsChild extends AsyncDisposable {
+  /** Why it does not run. Undefined: it does. */
+  readonly problem: StowageError | undefined;
+  readonly pid: number | undefined;
+}
+
+const firstWaitMs = 250;
+const mostWaitMs = 30_000;
+/** One that ran for so long did not fail at its start. */
+const steadyMs = 30_000;
+const endPatienceMs = 5_000;
+
+/** What it said last, of which one thing may be why it ended. */
+interface Said {
+  readonly why: string;
+  readonly action: string;
+}
+
+export function startNfsChild({ command, clock, log, onReady }: NfsChildOptions): NfsChild {
+  const stopping = new AbortController();
+  let child: ChildProcess | undefined;
+  let problem: StowageError | undefined = notYet();
+
+  async function once(): Promise<void> {
+    const [program, ...args] = command;
+    // In a group of its own, so that Ctrl-C ends it with us and not before us.
+    child = spawn(program, args, { detached: true, stdio: ['ignore', 'ignore', 'pipe', 'ipc'] });
+    child.once('message', () => {
+      problem = undefined;
+      log.info('the NFS server runs', { pid: child?.pid });
+      onReady();
+    });
+    const said = relay(child, log);
+    const how = await endOf(child);
+    child = undefined;
+    problem = ended(how, await said);
+  }
+
+  async function again(): Promise<void> {
+    let waitMs = firstWaitMs;
+    while (!stopping.signal.aborted) {
+      const began = clock.elapsed();
+      await once();
+      if (stopping.signal.aborted) return;
+      if (clock.elapsed() - began >= steadyMs) waitMs = firstWaitMs;
+      const { message, action } = problem ?? notYet();
+      log.warn('the NFS server is started again', { why: message, action, afterMs: waitMs });
+      await clock.sleep(waitMs, stopping.signal).catch(() => undefined);
+      waitMs = Math.min(waitMs * 2, mostWaitMs);
+    }
+  }
+
+  const running = again();
+  return {
+    get problem() {
+      return problem;
+    },
+    get pid() {
+      return child?.pid;
+    },
+    [Symbol.asyncDispose]: async () => {
+      stopping.abort();
+      child?.kill('SIGTERM');
+      if (!(await endsWithin(running, endPatienceMs, clock))) child?.kill('SIGKILL');
+      await running;
+    },
+  };
+}
+
+async function endOf(child: ChildProcess): Promise<string> {
+  const { promise, resolve } = Promise.withResolvers<string>();
+  child.once('error', (cause) => resolve(cause.message));
+  child.once('exit', (status, signal) => resolve(signal === null ? `status ${status}` : String(signal)));
+  return await promise;
+}
+
+/** What it logs is logged; what it says at its end is kept. */
+async function relay(child: ChildProcess, log: Log): Promise<Said | undefined> {
+  let last: Said | undefined;
+  if (child.stderr === null) return undefined;
+  const lines = createInterface({ input: child.stderr });
+  for await (const line of lines) {
+    const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parsed(line);
+    if (typeof msg === 'string') log.warn(msg, { ...facts, by: 'the NFS server' });
+    else if (typeof detail === 'string') last = { why: detail, action: actionFor(reason, action) };
+    // Of a crash, the line that names the error.
+    else if (/Error\b/.test(line)) last ??= { why: line.trim(), action: '' };
+  }
+  return last;
+}
+
+/** What it tells people to do is for those who started it themselves. */
+function actionFor(reason: unknown, action: unknown): string {
+  if (reason === 'nfs-port-in-use') return 'End the program that has it, or choose another: stowage up --nfs PORT';
+  return typeof action === 'string' ? action : '';
+}
+
+function parsed(line: string): Record<string, unknown> {
+  try {
+    const value: unknown = JSON.parse(line);
+    return typeof value === 'object' && value !== null ? { ...value } : {};
+  } catch {
+    return {};
+  }
+}
+
+function notYet(): StowageError {
+  return new StowageError('the embedded NFS server does not run yet', {
+    code: 'unavailable',
+    reason: 'nfs-server-starting',
+    action: 'Try again in a moment.',
+  });
+}
+
+function ended(how: string, said: Said | undefined): StowageError {
+  return new StowageError(`the embedded NFS server does not run: ${said?.why ?? `it ended with ${how}`}`, {
+    code: 'unavailable',
+    reason: 'nfs-server-down',
+    action: said?.action || 'It is started again by itself; the log of stowage up says more.',
+  });
+}

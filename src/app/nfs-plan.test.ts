@@ -1,0 +1,214 @@
+import { execFileSync } from 'node:child_process';
+import { chmod, mkdir, mkdtemp, readdir, realpath, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import type { NfsServeOptions } from '#cli/io.ts';
+import { run } from '#cli/scripted-server.ts';
+import { needs } from '#testbed/needs.ts';
+import { type NfsPlan, planNfsServer } from './nfs-plan.ts';
+import { readTls } from './nfs-tls.ts';
+
+interface Planned {
+  readonly status: number;
+  readonly stderr: string;
+  readonly plan: NfsPlan | undefined;
+  readonly options: NfsServeOptions | undefined;
+}
+
+interface Ground {
+  readonly top: string;
+  readonly exported: string;
+  /** The command line, as far as to what is decided before anything is started. */
+  plan(...args: string[]): Promise<Planned>;
+}
+
+async function ground(): Promise<Ground> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-nfs-plan-')));
+  onTestFinished(() => rm(top, { recursive: true }));
+  const exported = join(top, 'exported');
+  await mkdir(exported);
+  await writeFile(join(exported, 'file'), 'not a certificate');
+  const plan = async (...args: string[]): Promise<Planned> => {
+    let [plan, options]: [NfsPlan | undefined, NfsServeOptions | undefined] = [undefined, undefined];
+    const nfsServe = async (given: NfsServeOptions): Promise<number> => {
+      options = given;
+      plan = await planNfsServer(given, join(top, 'states'));
+      return 0;
+    };
+    const { status, stderr } = await run(undefined, ['--json', 'nfs', 'serve', ...args], { injected: { nfsServe } });
+    return { status, stderr, plan, options };
+  };
+  return { top, exported, plan };
+}
+
+describe.skipIf(needs('linux'))('an NFS server that is asked for with', () => {
+  test.each<readonly [string, readonly string[], Partial<NfsPlan>]>([
+    ['nothing more', [], { host: '127.0.0.1', port: 2049, path: '/export', isOwnOnly: true, squash: 'none' }],
+    ['a network', ['--allow', '10.0.0.0/8'], { host: '::', isOwnOnly: false, squash: 'root' }],
+    ['users of this machine', ['--allow', '127.0.0.0/8'], { host: '127.0.0.1', isOwnOnly: false, squash: 'root' }],
+    ['another address of this machine', ['--host', '::1'], { host: '::1', isOwnOnly: true }],
+    ['both', ['--host', '10.1.2.3', '--allow', 'fd00::/8'], { host: '10.1.2.3', networks: ['fd00::/8'] }],
+    [
+      'somebody squashed',
+      ['--squash', 'all', '--anon-uid', '4294967294'],
+      { squash: 'all', anonymous: { uid: 4294967294, gid: 65534 } },
+    ],
+    ['a name', ['--path', '//a/b/'], { path: '/a/b' }],
+    ['the shortest name', ['--path', '/'], { path: '/' }],
+  ])('%s', async (_what, args, expected) => {
+    const { exported, plan } = await ground();
+    const planned = await plan(exported, ...args);
+    expect(planned).toMatchObject({ status: 0, stderr: '', plan: { directory: exported, ...expected } });
+  });
+
+  test('a link serves what it leads to, whose state is always the same, and another directory has another', async () => {
+    const { top, exported, plan } = await ground();
+    await symlink(exported, join(top, 'link'));
+    const states = await Promise.all([exported, join(top, 'link'), join(top, 'states')].map((path) => plan(path)));
+    const [direct, linked, states2] = states.map((planned) => planned.plan);
+    expect(linked).toEqual(direct);
+    expect(states2).toBeUndefined();
+    await mkdir(join(top, 'second'));
+    expect((await plan(join(top, 'second'))).plan?.state).not.toBe(direct?.state);
+  });
+
+  test('every option comes to what is served', async () => {
+    const { exported, plan } = await ground();
+    const ids = ['--map-uid', '1000:2000', '--map-uid', '5:6', '--map-gid', '1:2'];
+    const { options } = await plan(
+      exported,
+      ...ids,
+      '--read-only',
+      '--async',
+      '--privileged-ports',
+      '--portmapper',
+      '111',
+    );
+    expect(options).toMatchObject({
+      users: [
+        { client: 1000, here: 2000 },
+        { client: 5, here: 6 },
+      ],
+      groups: [{ client: 1, here: 2 }],
+      ...{ readOnly: true, async: true, privilegedPorts: true, portmapper: 111 },
+    });
+  });
+});
+
+describe.skipIf(needs('linux'))('an NFS server is refused', () => {
+  test.each<readonly [string, readonly string[], number, string, string]>([
+    ['for a directory that is not there', ['DIR/none'], 4, 'there is no directory DIR/none', 'nfs-directory-missing'],
+    ['for a file', ['DIR/file'], 2, 'DIR/file is not a directory', 'nfs-directory-invalid'],
+    ['for something below a file', ['DIR/file/x'], 2, 'DIR/file/x is not a directory', 'nfs-directory-invalid'],
+    ['for no directory at all', [], 2, "missing required argument 'dir'", 'usage'],
+    ['a port that is none', ['DIR', '--port', '65536'], 2, "'65536' is not a number that --port", 'number-invalid'],
+    ['a network that is none', ['DIR', '--allow', '10.0.0/8'], 2, '"10.0.0/8" is not a network', 'nfs-network-invalid'],
+    ['to be open to all', ['DIR', '--host', '0.0.0.0'], 2, 'on 0.0.0.0 other machines can reach it', 'nfs-open-to-all'],
+    ['by a name that is not only ours', ['DIR', '--host', 'example.org'], 2, 'on example.org other', 'nfs-open-to-all'],
+    ['a name that is no path', ['DIR', '--path', 'export'], 2, "'export' cannot be the name", 'nfs-path-invalid'],
+    ['a name that steps out', ['DIR', '--path', '/a/../b'], 2, "'/a/../b' cannot be the name", 'nfs-path-invalid'],
+    ['secrets in what is exported', ['DIR', '--state', 'DIR/state'], 2, 'lies in DIR', 'nfs-state-exported'],
+    ['secrets there by a link', ['DIR', '--state', 'DIR/../link'], 2, 'lies in DIR', 'nfs-state-exported'],
+    ['secrets in a file', ['DIR', '--state', 'DIR/../f'], 3, 'cannot be made or written', 'nfs-state-unusable'],
+    ['an unknown squash', ['DIR', '--squash', 'some'], 2, "argument 'some' is invalid", 'usage'],
+    [
+      'a mapping that is none',
+      ['DIR', '--map-uid', '5'],
+      2,
+      "'5' is not a mapping that --map-uid",
+      'nfs-mapping-invalid',
+    ],
+    ['a user that is none', ['DIR', '--map-gid', '1:4294967295'], 2, 'that --map-gid takes', 'nfs-mapping-invalid'],
+    ['half of TLS', ['DIR', '--tls-cert', 'DIR/file'], 2, 'TLS needs a certificate and its key', 'nfs-tls-incomplete'],
+    ['TLS without its own', ['DIR', '--tls-ca', 'DIR/file'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
+    ['optional nothing', ['DIR', '--tls-optional'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
+    [
+      'no such certificate',
+      ['DIR', '--tls-cert', 'DIR/x', '--tls-key', 'DIR/x'],
+      2,
+      'x cannot be read (ENOENT)',
+      'nfs-tls-file',
+    ],
+    [
+      'no certificate',
+      ['DIR', '--tls-cert', 'DIR/file', '--tls-key', 'DIR/file'],
+      2,
+      'no certificate in PEM',
+      'nfs-tls-invalid',
+    ],
+  ])('%s', async (_what, args, status, message, reason) => {
+    const { top, exported, plan } = await ground();
+    await writeFile(join(top, 'f'), '');
+    await symlink(exported, join(top, 'link'));
+    const refused = await plan(...args.map((arg) => arg.replace('DIR', exported)));
+    expect(refused, refused.stderr).toMatchObject({ status, plan: undefined });
+    const problem = JSON.parse(refused.stderr);
+    expect(problem).toMatchObject({ reason });
+    expect(problem.detail).toContain(message.replaceAll('DIR', exported));
+    expect(problem.action).toMatch(/\S/);
+    expect(await readdir(exported)).toEqual(['file']);
+  });
+});
+
+describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
+  /** One that signs itself, with its key. */
+  function certificate(
+    folder: string,
+    name: string,
+    ...more: string[]
+  ): { readonly cert: string; readonly key: string } {
+    const [key, cert] = [join(folder, `${name}.key`), join(folder, `${name}.pem`)];
+    const how = [
+      'req',
+      '-x509',
+      '-newkey',
+      'ec',
+      '-pkeyopt',
+      'ec_paramgen_curve:P-256',
+      '-nodes',
+      '-subj',
+      `/CN=${name}`,
+    ];
+    execFileSync('openssl', [...how, ...more, '-keyout', key, '-out', cert], { stdio: 'pipe' });
+    return { cert, key };
+  }
+
+  test('a key must belong to its certificate, and not to everybody', async () => {
+    const { top, exported, plan } = await ground();
+    const [one, two] = [certificate(top, 'one'), certificate(top, 'two')];
+    const refused = await plan(exported, '--tls-cert', one.cert, '--tls-key', two.key);
+    expect(JSON.parse(refused.stderr)).toMatchObject({
+      reason: 'nfs-tls-mismatch',
+      detail: `the key in ${two.key} does not belong to the certificate in ${one.cert}`,
+    });
+    const good = { tlsCert: one.cert, tlsKey: one.key, tlsOptional: false };
+    expect(await readTls(good)).toMatchObject({ required: true, notes: [] });
+    await chmod(one.key, 0o644);
+    expect((await readTls(good))?.notes).toEqual([
+      `everyone on this machine can read ${one.key}; run: chmod 600 ${one.key}`,
+    ]);
+  });
+
+  test('one that is over is named before its first caller refuses it', async () => {
+    const { top } = await ground();
+    const { cert, key } = certificate(top, 'short', '-days', '2');
+    const notesAt = async (days: number): Promise<readonly string[] | undefined> =>
+      (await readTls({ tlsCert: cert, tlsKey: key, tlsOptional: false }, Date.now() + days * 86_400_000))?.notes;
+    expect(await notesAt(1)).toEqual([]);
+    expect(await notesAt(3)).toEqual([expect.stringMatching(/ ended on .*; callers will refuse it$/)]);
+    expect(await notesAt(-1)).toEqual([expect.stringMatching(/ begins only on /)]);
+  });
+
+  test('those of callers cannot be asked for and left out at once', async () => {
+    const { top, exported, plan } = await ground();
+    const { cert, key } = certificate(top, 'one');
+    const options = [exported, '--tls-cert', cert, '--tls-key', key, '--tls-ca', cert];
+    expect((await plan(...options)).plan).toMatchObject({
+      ...{ host: '127.0.0.1', isOwnOnly: false, squash: 'root' },
+      tls: { required: true, options: { requestCert: true, rejectUnauthorized: true } },
+    });
+    expect(JSON.parse((await plan(...options, '--tls-optional')).stderr).reason).toBe('nfs-tls-contradictory');
+    expect((await plan(...options, '--host', '0.0.0.0')).plan?.host).toBe('0.0.0.0');
+  });
+});

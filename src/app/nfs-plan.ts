@@ -1,0 +1,110 @@
+import { createHash } from 'node:crypto';
+import { access, constants, realpath, stat } from 'node:fs/promises';
+import { isIP } from 'node:net';
+import { join, resolve } from 'node:path';
+import { makeFolders } from '#base/make-folders.ts';
+import type { NfsServeOptions } from '#cli/io.ts';
+import { createMayConnect } from '#wire/nfs3/server/networks.ts';
+import {
+  noDirectory,
+  openToAll,
+  stateExported,
+  stateUnusable,
+  wrongNetwork,
+  wrongPath,
+  wrongPlatform,
+} from './nfs-failures.ts';
+import { readTls, type ServedTls } from './nfs-tls.ts';
+import { isWithin } from './store-places.ts';
+
+/** All that is decided before it starts. */
+export interface NfsPlan {
+  readonly directory: string;
+  readonly state: string;
+  readonly host: string;
+  readonly port: number;
+  readonly path: string;
+  readonly networks: readonly string[];
+  /** Only processes of our own user, and of root, on this machine. */
+  readonly isOwnOnly: boolean;
+  readonly squash: 'root' | 'all' | 'none';
+  readonly anonymous: { readonly uid: number; readonly gid: number };
+  readonly tls: ServedTls | undefined;
+}
+
+const nobody = 65_534;
+/** IPv4 and IPv6, on every address of this machine. */
+export const everywhere = '::';
+
+/** `states` is the folder where each exported directory has its own state. */
+export async function planNfsServer(options: NfsServeOptions, states: string): Promise<NfsPlan> {
+  if (process.platform !== 'linux') throw wrongPlatform();
+  const directory = await foundDirectory(resolve(options.directory));
+  const path = exportName(options.path ?? '/export');
+  const isOwnOnly = options.allow.length === 0 && options.tlsCa === undefined;
+  const host = chosenHost(options);
+  const tls = await readTls(options);
+  return {
+    ...{ directory, host, path, isOwnOnly, tls },
+    networks: options.allow,
+    port: options.port ?? 2049,
+    state: await preparedState(resolve(options.state ?? stateFor(states, directory)), directory),
+    // Root of this machine can do everything anyway, and nobody else may connect then.
+    squash: options.squash ?? (isOwnOnly ? 'none' : 'root'),
+    anonymous: { uid: options.anonUid ?? nobody, gid: options.anonGid ?? nobody },
+  };
+}
+
+async function foundDirectory(wanted: string): Promise<string> {
+  try {
+    const path = await realpath(wanted);
+    if (!(await stat(path)).isDirectory()) throw new Error('not a directory');
+    await access(path, constants.R_OK | constants.X_OK);
+    return path;
+  } catch (cause) {
+    throw noDirectory(wanted, cause);
+  }
+}
+
+function exportName(path: string): string {
+  const parts = path.split('/').filter((part) => part !== '');
+  const isGood = path.startsWith('/') && !parts.some((part) => part === '.' || part === '..' || part.includes('\0'));
+  if (!isGood || Buffer.byteLength(path) > 1024) throw wrongPath(path);
+  return `/${parts.join('/')}`;
+}
+
+const isLoopback = (address: string): boolean =>
+  address === 'localhost' || address === '::1' || (isIP(address.replace(/\/.*$/, '')) === 4 && /^127\./.test(address));
+
+/** Never beyond this machine unless somebody said who may come from there. */
+function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
+  try {
+    createMayConnect(allow);
+  } catch (cause) {
+    throw wrongNetwork(cause);
+  }
+  if (host === undefined) return allow.every(isLoopback) ? '127.0.0.1' : everywhere;
+  if (!isLoopback(host) && allow.length === 0 && tlsCa === undefined) throw openToAll(host);
+  return host;
+}
+
+/** One for each directory: whoever knows the handles of one must not know those of another. */
+function stateFor(states: string, directory: string): string {
+  return join(states, createHash('sha256').update(directory).digest('hex').slice(0, 16));
+}
+
+const liesIn = (state: string, directory: string): boolean => state === directory || isWithin(state, directory);
+
+async function preparedState(wanted: string, directory: string): Promise<string> {
+  // Before it is made there, and again when links in its path are resolved.
+  if (liesIn(wanted, directory)) throw stateExported(wanted, directory);
+  try {
+    await makeFolders(wanted, 0o700);
+    await access(wanted, constants.W_OK | constants.X_OK);
+  } catch (cause) {
+    throw stateUnusable(wanted, cause);
+  }
+  const state = await realpath(wanted);
+  if (liesIn(state, directory)) throw stateExported(state, directory);
+  return state;
+}

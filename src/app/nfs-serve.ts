@@ -1,0 +1,58 @@
+import process from 'node:process';
+import { systemClock } from '#base/clock.ts';
+import type { NfsServed, NfsServeOptions } from '#cli/io.ts';
+import { createNfsServer, type NfsServer, type NfsServerOptions } from '#wire/nfs3/server/server.ts';
+import { createLog } from './logger.ts';
+import { cannotStart } from './nfs-failures.ts';
+import { everywhere, type NfsPlan, planNfsServer } from './nfs-plan.ts';
+import { describeServed } from './nfs-served.ts';
+import { isFrom } from './own-callers.ts';
+
+/**
+ * `stowage nfs serve`: runs until SIGINT or SIGTERM. Started by another program with a channel to it, it says when it is
+ * ready, and ends with that program. Gives the exit status.
+ */
+export async function runNfsServer(
+  options: NfsServeOptions,
+  states: string,
+  interrupted: AbortSignal,
+  ready: (served: NfsServed) => void,
+): Promise<number> {
+  const { promise: told, resolve: tell } = Promise.withResolvers<void>();
+  interrupted.addEventListener('abort', () => tell(), { once: true });
+  process.once('SIGTERM', () => tell());
+  process.once('disconnect', () => tell());
+  // Gone already, while this was being loaded. Without a channel it is neither.
+  if (process.connected === false) tell();
+  const plan = await planNfsServer(options, states);
+  const server = await started(plan, options);
+  ready(await describeServed(plan, options, server));
+  // Whoever is gone meanwhile need not be told; without somebody to hear of it, the failure would end the process.
+  process.send?.({ ready: true }, undefined, {}, () => undefined);
+  await told;
+  await server.close();
+  return 0;
+}
+
+async function started(plan: NfsPlan, options: NfsServeOptions): Promise<NfsServer> {
+  const log = createLog('warn', process.stderr);
+  const uids = [process.geteuid?.() ?? 0, 0];
+  const { directory, state, path, networks, squash, anonymous, tls, port } = plan;
+  const { users, groups, readOnly, privilegedPorts, portmapper } = options;
+  const about: NfsServerOptions = {
+    clock: systemClock(),
+    ...{ directory, state, path, networks, squash, anonymous, tls, users, groups, readOnly, privilegedPorts, port },
+    ...(portmapper === undefined ? {} : { portmap: { port: portmapper } }),
+    ...(plan.isOwnOnly ? { mayConnect: (socket) => isFrom(uids, socket) } : {}),
+    durable: !options.async,
+    ownsProcess: true,
+    onError: (what, cause) => log.warn(what, { error: cause }),
+  };
+  try {
+    return await createNfsServer({ ...about, host: plan.host });
+  } catch (cause) {
+    const hasNoIpv6 = cause instanceof Error && 'code' in cause && cause.code === 'EAFNOSUPPORT';
+    if (hasNoIpv6 && plan.host === everywhere) return await started({ ...plan, host: '0.0.0.0' }, options);
+    throw cannotStart(cause, { host: plan.host, port, portmapper });
+  }
+}

@@ -1,0 +1,90 @@
+import { stat } from 'node:fs/promises';
+import { hostname } from 'node:os';
+import { basename } from 'node:path';
+import type { NfsServed, NfsServeOptions } from '#cli/io.ts';
+import type { NfsServer } from '#wire/nfs3/server/server.ts';
+import type { NfsPlan } from './nfs-plan.ts';
+import type { ServedTls } from './nfs-tls.ts';
+
+/** What people are told when it runs. */
+export async function describeServed(
+  plan: NfsPlan,
+  options: NfsServeOptions,
+  { host, port, portmapPort }: NfsServer,
+): Promise<NfsServed> {
+  const { directory, path, tls } = plan;
+  return {
+    ...{ directory, host, port, path },
+    portmapper: portmapPort ?? null,
+    uri: nfsUri(reachable(host), path, port) + needed(plan, options),
+    name: storeNameFor(directory),
+    about: {
+      who: whoMay(plan, options),
+      as: actsAs(plan),
+      ...(options.readOnly ? { writing: 'refused: read-only' } : {}),
+      ...(tls === undefined ? {} : { tls: tlsLine(tls) }),
+      ...(portmapPort === undefined ? {} : { portmap: `port ${portmapPort}` }),
+      state: plan.state,
+    },
+    notes: [...(tls?.notes ?? []), ...(await squashNote(plan, options))],
+  };
+}
+
+export function nfsUri(host: string, path: string, port: number): string {
+  const at = host.includes(':') ? `[${host}]` : host;
+  return `nfs://${at}${path.split('/').map(encodeURIComponent).join('/')}?port=${port}&mountport=${port}`;
+}
+
+/** What else a store has to say. Where callers need a certificate of their own, only they know where it is. */
+function needed({ tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
+  const encrypted = tls?.required === true ? `&tls=${tls.options.requestCert === true ? '/FOLDER' : 'on'}` : '';
+  return `${privilegedPorts ? '&sourceport=privileged' : ''}${encrypted}`;
+}
+
+/** The name by which other machines know this one, where it listens everywhere. */
+const reachable = (host: string): string => (['::', '0.0.0.0'].includes(host) ? hostname() : host);
+
+function storeNameFor(directory: string): string {
+  const name = basename(directory);
+  return /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/.test(name) ? name : 'network';
+}
+
+function whoMay({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
+  if (isOwnOnly) {
+    const who = process.geteuid?.() === 0 ? "root's processes" : "your own processes, and root's";
+    return `${who} on this machine; for others add: --allow 192.168.1.0/24`;
+  }
+  return [
+    networks.length === 0 ? 'whoever can reach it' : networks.join(', '),
+    ...(tls?.options.requestCert === true ? ['with a certificate'] : []),
+    ...(privilegedPorts ? ['from a port below 1024'] : []),
+  ].join(', ');
+}
+
+function tlsLine({ required, options }: ServedTls): string {
+  if (!required) return 'offered, not required';
+  const files = options.requestCert === true ? 'ca.pem, client.pem and client.key' : 'ca.pem';
+  return `required; a store whose system does not trust the certificate names a folder with ${files}: tls=/FOLDER`;
+}
+
+function actsAs({ squash, anonymous }: NfsPlan): string {
+  const uid = process.geteuid?.() ?? 0;
+  if (uid !== 0) return `everything is done as user ${uid}, who runs this`;
+  const to = `${anonymous.uid}:${anonymous.gid}`;
+  if (squash === 'none') return 'whoever the caller says it is, root too';
+  return squash === 'all' ? `everybody becomes ${to}` : `whoever the caller says it is, but root becomes ${to}`;
+}
+
+/** A Stowage that uses it usually calls as root. */
+async function squashNote(plan: NfsPlan, { readOnly }: NfsServeOptions): Promise<string[]> {
+  const { squash, anonymous, directory } = plan;
+  if (squash === 'none' || readOnly || process.geteuid?.() !== 0) return [];
+  const { uid, gid, mode } = await stat(directory);
+  const shift = uid === anonymous.uid ? 6 : gid === anonymous.gid ? 3 : 0;
+  const needed = 0o3;
+  if (((mode >> shift) & needed) === needed) return [];
+  const who = squash === 'all' ? 'everybody' : 'root of its clients';
+  return [
+    `${who} becomes ${anonymous.uid}:${anonymous.gid}, who may not write to ${directory}: a store on it can make no volumes. Run: chown ${anonymous.uid}:${anonymous.gid} ${directory}; or, where you trust its clients, add: --squash none`,
+  ];
+}

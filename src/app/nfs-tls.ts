@@ -1,0 +1,120 @@
+import { createPrivateKey, X509Certificate } from 'node:crypto';
+import { readFile, stat } from 'node:fs/promises';
+import { createSecureContext, type TlsOptions } from 'node:tls';
+import type { NfsServeOptions } from '#cli/io.ts';
+import { StowageError } from '#core/errors.ts';
+
+type Asked = Pick<NfsServeOptions, 'tlsCert' | 'tlsKey' | 'tlsCa' | 'tlsOptional'>;
+
+export interface ServedTls {
+  readonly options: TlsOptions;
+  readonly required: boolean;
+  readonly notes: readonly string[];
+}
+
+/** Undefined: none is asked for. Everything about it that can be wrong is found here, and not by the first caller. */
+export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls | undefined> {
+  const { tlsCert, tlsKey, tlsCa, tlsOptional } = asked;
+  if (tlsCert === undefined && tlsKey === undefined) {
+    if (tlsCa !== undefined || tlsOptional) throw incomplete();
+    return undefined;
+  }
+  if (tlsCert === undefined || tlsKey === undefined) throw incomplete();
+  if (tlsCa !== undefined && tlsOptional) throw contradictory();
+  const [cert, key, ca] = await Promise.all([tlsCert, tlsKey, tlsCa].map(readPem));
+  const certificates = certificatesIn(tlsCert, cert);
+  if (ca !== undefined) certificatesIn(tlsCa ?? '', ca);
+  const [own] = certificates;
+  if (own === undefined || !fits(own, tlsKey, key)) throw mismatch(tlsCert, tlsKey);
+  const options: TlsOptions = {
+    ...{ cert, key, minVersion: 'TLSv1.3' },
+    ...(ca === undefined ? {} : { ca, requestCert: true, rejectUnauthorized: true }),
+  };
+  try {
+    createSecureContext(options);
+  } catch (cause) {
+    throw wrongPem(tlsCert, cause);
+  }
+  return { options, required: !tlsOptional, notes: [...datesOf(own, tlsCert, now), ...(await readers(tlsKey))] };
+}
+
+async function readPem(file: string | undefined): Promise<Buffer | undefined> {
+  if (file === undefined) return undefined;
+  try {
+    return await readFile(file);
+  } catch (cause) {
+    const why = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    const isDenied = why === 'EACCES';
+    throw new StowageError(`${file} cannot be read (${why})`, {
+      code: isDenied ? 'denied' : 'invalid',
+      reason: 'nfs-tls-file',
+      action: 'Give a file in PEM format that the user who runs this may read.',
+      cause,
+    });
+  }
+}
+
+/** The first is the server's own. */
+function certificatesIn(file: string, pem: Buffer | undefined): X509Certificate[] {
+  const blocks = pem?.toString('latin1').match(/-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----/g) ?? [];
+  try {
+    if (blocks.length === 0) throw new Error('no certificate in PEM format is in it');
+    return blocks.map((block) => new X509Certificate(block));
+  } catch (cause) {
+    throw wrongPem(file, cause);
+  }
+}
+
+function fits(certificate: X509Certificate, file: string, key: Buffer | undefined): boolean {
+  try {
+    return certificate.checkPrivateKey(createPrivateKey(key ?? ''));
+  } catch (cause) {
+    throw wrongPem(file, cause);
+  }
+}
+
+function datesOf(certificate: X509Certificate, file: string, now: number): string[] {
+  const [from, to] = [certificate.validFromDate, certificate.validToDate];
+  if (to.getTime() < now) return [`the certificate in ${file} ended on ${to.toISOString()}; callers will refuse it`];
+  if (from.getTime() > now) return [`the certificate in ${file} begins only on ${from.toISOString()}`];
+  return [];
+}
+
+async function readers(file: string): Promise<string[]> {
+  const { mode } = await stat(file);
+  return (mode & 0o004) === 0 ? [] : [`everyone on this machine can read ${file}; run: chmod 600 ${file}`];
+}
+
+function incomplete(): StowageError {
+  return new StowageError('TLS needs a certificate and its key', {
+    code: 'invalid',
+    reason: 'nfs-tls-incomplete',
+    action: 'Give both: --tls-cert FILE --tls-key FILE',
+  });
+}
+
+function contradictory(): StowageError {
+  return new StowageError('--tls-optional would let everybody leave out the certificate that --tls-ca asks for', {
+    code: 'invalid',
+    reason: 'nfs-tls-contradictory',
+    action: 'Leave one of the two out.',
+  });
+}
+
+function mismatch(cert: string, key: string): StowageError {
+  return new StowageError(`the key in ${key} does not belong to the certificate in ${cert}`, {
+    code: 'invalid',
+    reason: 'nfs-tls-mismatch',
+    action: "Give the two that were made together; the server's own certificate comes first in its file.",
+  });
+}
+
+function wrongPem(file: string, cause: unknown): StowageError {
+  const why = cause instanceof Error ? cause.message : String(cause);
+  return new StowageError(`${file} cannot be used for TLS: ${why}`, {
+    code: 'invalid',
+    reason: 'nfs-tls-invalid',
+    action: 'Give a certificate or key in PEM format; the key without a passphrase.',
+    cause,
+  });
+}

@@ -1,0 +1,50 @@
+import { readFileSync } from 'node:fs';
+import type { Socket } from 'node:net';
+
+type Ends = Pick<Socket, 'remoteAddress' | 'remotePort' | 'localPort'>;
+
+/** Of an open connection whose socket belongs to a process. The kernel gives all others to root. */
+const established = '01';
+
+/**
+ * Whether a connection comes from a process of one of these users on this machine. The kernel says so for both ends of
+ * a connection over loopback; nothing that the caller says of itself is needed.
+ */
+export function isFrom(uids: readonly number[], socket: Ends, read = readTables): boolean {
+  const port = portOf(socket.remotePort);
+  const wanted = addressesOf(socket.remoteAddress ?? '').map((address) => `${address}:${port}`);
+  const to = `:${portOf(socket.localPort)}`;
+  const isIt = (line: string): boolean => {
+    // sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid …
+    const [, local = '', remote = '', state, , , , uid] = line.trim().split(/\s+/);
+    return wanted.includes(local) && remote.endsWith(to) && state === established && uids.includes(Number(uid));
+  };
+  // Twice: the kernel may pass over a line of a long table while others come and go.
+  return read().some(isIt) || read().some(isIt);
+}
+
+function readTables(): string[] {
+  return ['/proc/self/net/tcp', '/proc/self/net/tcp6'].flatMap((path) => {
+    try {
+      return readFileSync(path, 'latin1').split('\n');
+    } catch {
+      // A machine without IPv6.
+      return [];
+    }
+  });
+}
+
+const hex = (bytes: readonly number[]): string =>
+  bytes.map((byte) => byte.toString(16).padStart(2, '0').toUpperCase()).join('');
+const portOf = (port = 0): string => hex([port >> 8, port & 0xff]);
+
+/** As the kernel prints them, in words of the machine's own order, which is the small end first wherever Node 24 runs. */
+function addressesOf(address: string): string[] {
+  if (address === '::1') return [`${'0'.repeat(24)}01000000`];
+  const bytes = address
+    .replace(/^::ffff:/, '')
+    .split('.')
+    .map(Number)
+    .reverse();
+  return bytes.length === 4 ? [hex(bytes), `${'0'.repeat(16)}FFFF0000${hex(bytes)}`] : [];
+}

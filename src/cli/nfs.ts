@@ -1,0 +1,140 @@
+import { Option } from 'commander';
+import { collect, type Verb } from './command.ts';
+import type { NfsMapping, NfsServed, NfsServeOptions } from './io.ts';
+import { numberIn } from './names.ts';
+import { invalid } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import { shellWord, shown } from './text.ts';
+
+/** As commander gives them. */
+interface Given {
+  readonly port?: string;
+  readonly host?: string;
+  readonly path?: string;
+  readonly allow?: readonly string[];
+  readonly privilegedPorts?: boolean;
+  readonly squash?: NfsServeOptions['squash'];
+  readonly anonUid?: string;
+  readonly anonGid?: string;
+  readonly mapUid?: readonly string[];
+  readonly mapGid?: readonly string[];
+  readonly readOnly?: boolean;
+  readonly async?: boolean;
+  readonly tlsCert?: string;
+  readonly tlsKey?: string;
+  readonly tlsCa?: string;
+  readonly tlsOptional?: boolean;
+  readonly portmapper?: string;
+  readonly state?: string;
+}
+
+export function addNfsCommands(program: Verb, act: Act): void {
+  const nfs = program
+    .command('nfs')
+    .description('An NFS server of our own, for those who have none.')
+    .example('stowage nfs serve /srv/data', 'export a directory');
+  const serve = nfs
+    .command('serve')
+    .description(
+      'Export a directory over NFS version 3, until Ctrl-C. Needs no other part of Stowage. Without --allow only processes of the same user on this machine, and of root, may connect.',
+    )
+    .argument('<dir>', 'the directory; all of it, on one file system')
+    .option('--port <port>', 'TCP port for NFS and MOUNT; 0: any that is free (default: 2049)')
+    .option('--host <address>', 'address to listen on (default: 127.0.0.1; with --allow for others: every address)')
+    .option('--path <export>', 'what clients call it (default: /export)')
+    .option('--allow <network>', 'network or address that may connect, e.g. 10.0.0.0/8; can be repeated', collect)
+    .option('--privileged-ports', 'only callers with a port below 1024, which only root of their machine can use');
+  addIdentities(serve)
+    .option('--read-only', 'nothing can be changed')
+    .option('--async', 'answer before names and attributes are on the disk: faster, but not safe over a power cut')
+    .option('--tls-cert <file>', 'certificate for RPC with TLS, which callers must then use')
+    .option('--tls-key <file>', 'its private key')
+    .option('--tls-ca <file>', 'callers must show a certificate that this authority signed')
+    .option('--tls-optional', 'also serve callers that do not use TLS')
+    .option('--portmapper <port>', 'answer as a portmapper there, for clients that ask one (they look at 111)')
+    .option('--state <dir>', 'where the secret of the file handles is kept (default: in the state folder)')
+    .example('stowage nfs serve /srv/data', 'for this user on this machine')
+    .example('stowage nfs serve /srv/data --allow 192.168.1.0/24 --squash all', 'for a network, everybody as nobody')
+    .example('stowage nfs serve /srv/data --read-only --port 0', 'to look at, on any port')
+    .action(act((session: Session, directory: string, given: Given) => run(session, directory, given)));
+}
+
+function addIdentities(serve: Verb): Verb {
+  return serve
+    .addOption(
+      new Option('--squash <who>', 'who becomes the anonymous user (default: root; none without --allow)').choices([
+        'root',
+        'all',
+        'none',
+      ]),
+    )
+    .option('--anon-uid <uid>', 'the anonymous user (default: 65534)')
+    .option('--anon-gid <gid>', 'the anonymous group (default: 65534)')
+    .option('--map-uid <client:here>', 'a user that has another number here; can be repeated', collect)
+    .option('--map-gid <client:here>', 'a group that has another number here; can be repeated', collect);
+}
+
+const mostId = 4_294_967_294;
+const optional = <K extends string, T>(key: K, value: T | undefined): { [P in K]?: T } =>
+  value === undefined ? {} : ({ [key]: value } as { [P in K]?: T });
+
+function numeric<K extends string>(key: K, flag: string, text: string | undefined, to: number): { [P in K]?: number } {
+  return text === undefined ? {} : optional(key, numberIn(flag, text, { from: 0, to }));
+}
+
+function mappings(flag: string, texts: readonly string[] = []): readonly NfsMapping[] {
+  return texts.map((text) => {
+    const [, client, here] = /^(\d{1,10}):(\d{1,10})$/.exec(text) ?? [];
+    if (Number(client) <= mostId && Number(here) <= mostId) return { client: Number(client), here: Number(here) };
+    throw invalid(
+      `'${shown(text)}' is not a mapping that ${flag} takes`,
+      'nfs-mapping-invalid',
+      `Write the client's number, a colon, and the number here: ${flag} 1000:2000`,
+    );
+  });
+}
+
+function optionsFrom(directory: string, given: Given): NfsServeOptions {
+  return {
+    directory,
+    ...optional('host', given.host),
+    ...optional('path', given.path),
+    ...optional('squash', given.squash),
+    ...optional('state', given.state),
+    ...optional('tlsCert', given.tlsCert),
+    ...optional('tlsKey', given.tlsKey),
+    ...optional('tlsCa', given.tlsCa),
+    ...numeric('port', '--port', given.port, 65_535),
+    ...numeric('portmapper', '--portmapper', given.portmapper, 65_535),
+    ...numeric('anonUid', '--anon-uid', given.anonUid, mostId),
+    ...numeric('anonGid', '--anon-gid', given.anonGid, mostId),
+    allow: given.allow ?? [],
+    users: mappings('--map-uid', given.mapUid),
+    groups: mappings('--map-gid', given.mapGid),
+    privilegedPorts: given.privilegedPorts ?? false,
+    readOnly: given.readOnly ?? false,
+    async: given.async ?? false,
+    tlsOptional: given.tlsOptional ?? false,
+  };
+}
+
+function run(session: Session, directory: string, given: Given): Promise<number> {
+  return session.injected.nfsServe(optionsFrom(directory, given), (served) => tell(session, served));
+}
+
+function tell({ out, injected }: Session, served: NfsServed): void {
+  for (const note of served.notes) out.warn(note);
+  if (out.json) out.value(served);
+  else if (out.quiet) out.line(shown(served.uri));
+  else greet(out, served, injected.program);
+}
+
+function greet(out: Session['out'], served: NfsServed, program: string): void {
+  const at = served.host.includes(':') ? `[${served.host}]` : served.host;
+  out.line(`stowage nfs ready: ${shown(served.directory)} is ${shown(served.path)} on ${at}:${served.port}`);
+  for (const [what, said] of Object.entries(served.about)) out.line(`  ${what.padEnd(8)} ${shown(said)}`);
+  out.line('');
+  out.line('Try next:');
+  out.line(shown(`  ${shellWord(program)} store add ${served.name} ${shellWord(served.uri)}`));
+  out.line('');
+}
