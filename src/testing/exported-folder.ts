@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach } from 'vitest';
@@ -20,13 +21,15 @@ export interface ExportedFolder {
   on(name: string): string;
 }
 
-export function exportedByGanesha(): ExportedFolder {
+/** In memory: of a size for very many files. */
+export function exportedByGanesha({ inMemory = false } = {}): ExportedFolder {
   const it = { on: (name: string) => join(it.folder, name) } as ExportedFolder;
   let count = 0;
   beforeAll(async () => {
     it.ground = createGround();
     const path = join(it.ground.folder, 'exported');
     mkdirSync(path);
+    if (inMemory) execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1g', 'stowage-nfs', path]);
     it.server = await startGanesha({ exports: [{ path, tag: 'it' }], signal: it.ground.scope.signal });
     it.open = await openExport(it.server, 'it');
     it.nfs = it.open.nfs;

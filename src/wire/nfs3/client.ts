@@ -96,22 +96,18 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     throw refusal;
   }
 
-  /** Without `await` on the way: a call costs a few microseconds, and each step through a promise is one of them. */
-  const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> => {
-    const since = clock.elapsed();
-    return rpc.call(procedure, args, options).catch((cause: unknown) => {
+  /** Without `await` or `catch` on the way: a call costs a few microseconds, and each promise is a part of that. */
+  const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> =>
+    rpc.call(procedure, args, options, (cause, since) => {
       if (isNfsError(cause, 'JUKEBOX')) return later(procedure, args, options, { since, refusal: cause });
       // A server without the procedure at all means the same as one that says it does not support it.
       if (cause instanceof RpcError && cause.failure === 'no-procedure')
         throw new NfsError(procedure.name, nfsStatus.NOTSUPP, false);
       throw cause;
     });
-  };
 
-  const find = async (place: Place, options: CallOptions | undefined): Promise<procedures.Found> => {
-    checkName(place.name);
-    return call(procedures.lookup, place, options);
-  };
+  const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> =>
+    named(place, () => call(procedures.lookup, place, options));
 
   /** Makes something, or finds what the first of two identical calls made. `isOurs`: what is there can be that. */
   async function make<A extends Place>(
@@ -224,6 +220,16 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     pathconf: (handle, options) => call(procedures.pathconf, handle, options),
     commit: (handle, offset, count, options) => call(procedures.commit, { handle, offset, count }, options),
   };
+}
+
+/** A name that cannot be one is told as every other failure is. */
+function named<R>({ name }: Place, work: () => Promise<R>): Promise<R> {
+  try {
+    checkName(name);
+  } catch (cause) {
+    return Promise.reject(cause);
+  }
+  return work();
 }
 
 const isSame = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));

@@ -48,7 +48,8 @@ export interface Attributes {
   readonly ctimeNs: number;
 }
 
-const attributesLength = 84;
+/** Of fattr3. */
+export const attributesLength = 84;
 
 export function readAttributes(reader: XdrReader): Attributes {
   const { view } = reader;
@@ -75,10 +76,30 @@ export function readAttributes(reader: XdrReader): Attributes {
   };
 }
 
+/** Field by field at its place: a listing has thousands of them. */
 export function writeAttributes(writer: XdrWriter, a: Attributes): void {
-  writer.u32(a.type).u32(a.mode).u32(a.links).u32(a.uid).u32(a.gid).size(a.size).size(a.used);
-  writer.u32(a.major).u32(a.minor).u64(a.fsid).u64(a.fileId);
-  writer.u32(a.atime).u32(a.atimeNs).u32(a.mtime).u32(a.mtimeNs).u32(a.ctime).u32(a.ctimeNs);
+  writer.reserve(attributesLength);
+  const { view, at } = writer;
+  view.setUint32(at, a.type);
+  view.setUint32(at + 4, a.mode);
+  view.setUint32(at + 8, a.links);
+  view.setUint32(at + 12, a.uid);
+  view.setUint32(at + 16, a.gid);
+  view.setUint32(at + 20, Math.floor(a.size / 0x1_0000_0000));
+  view.setUint32(at + 24, a.size >>> 0);
+  view.setUint32(at + 28, Math.floor(a.used / 0x1_0000_0000));
+  view.setUint32(at + 32, a.used >>> 0);
+  view.setUint32(at + 36, a.major);
+  view.setUint32(at + 40, a.minor);
+  view.setBigUint64(at + 44, a.fsid);
+  view.setBigUint64(at + 52, a.fileId);
+  view.setUint32(at + 60, a.atime);
+  view.setUint32(at + 64, a.atimeNs);
+  view.setUint32(at + 68, a.mtime);
+  view.setUint32(at + 72, a.mtimeNs);
+  view.setUint32(at + 76, a.ctime);
+  view.setUint32(at + 80, a.ctimeNs);
+  writer.at = at + attributesLength;
 }
 
 export const readPostAttributes = (reader: XdrReader): Attributes | undefined =>

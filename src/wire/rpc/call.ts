@@ -34,13 +34,12 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
   }
 
   function readCaller(reader: XdrReader): Caller | undefined {
-    const start = reader.at;
-    const flavor = reader.u32();
-    const body = reader.window(maxAuth);
-    const raw = reader.buffer.subarray(start, reader.at);
-    if (last !== undefined && isSame(last, raw)) return lastCaller;
-    lastCaller = callerOf(flavor, body);
-    last = Buffer.from(raw);
+    const { at } = reader;
+    reader.take(4);
+    reader.skip(maxAuth);
+    if (last !== undefined && isAt(last, reader.buffer, at, reader.at)) return lastCaller;
+    last = Buffer.from(reader.buffer.subarray(at, reader.at));
+    lastCaller = callerOf(last.readUInt32BE(0), last.subarray(8, 8 + last.readUInt32BE(4)));
     return lastCaller;
   }
 
@@ -56,14 +55,14 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
     call.asksForTls = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
     call.caller = readCaller(reader);
     reader.take(4);
-    reader.window(maxAuth);
+    reader.skip(maxAuth);
     return call;
   };
 }
 
-function isSame(a: Buffer, b: Buffer): boolean {
-  if (a.length !== b.length) return false;
-  for (let i = 0; i < a.length; i++) if (a[i] !== b[i]) return false;
+function isAt(expected: Buffer, buffer: Buffer, from: number, end: number): boolean {
+  if (expected.length !== end - from) return false;
+  for (let i = 0; i < expected.length; i++) if (expected[i] !== buffer[from + i]) return false;
   return true;
 }
 

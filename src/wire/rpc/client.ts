@@ -1,18 +1,23 @@
 import type { ConnectionOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
-import { type Address, type Connection, dial, type Handlers, shown } from './connection.ts';
+import { type Address, type Connect, type Connection, dial, type Handlers, shown } from './connection.ts';
 import { RpcError } from './errors.ts';
 import { type Call, createLane, type Lane } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
+import { createWatches } from './watches.ts';
 
 export interface CallOptions {
   readonly signal?: AbortSignal | undefined;
   readonly deadlineMs?: number | undefined;
 }
 
+/** Gives the result all the same, or throws. `since`: when the call was made, by the clock's elapsed time. */
+export type Recover<R> = (cause: unknown, since: number) => R | Promise<R>;
+
 export interface RpcClient extends Disposable {
-  call<A, R>(procedure: Procedure<A, R>, args: A, options?: CallOptions): Promise<R>;
+  /** `recover` is asked when it fails: what a `catch` behind it would do, without another promise for every call. */
+  call<A, R>(procedure: Procedure<A, R>, args: A, options?: CallOptions, recover?: Recover<R>): Promise<R>;
   /** Calls that have no reply yet. */
   readonly pending: number;
   /** The address that is tried first. */
@@ -34,19 +39,27 @@ export interface RpcClientOptions {
     | undefined;
   /** Gives the local port of the next connection, where servers want a privileged one. */
   readonly localPort?: (() => number) | undefined;
+  /** Gives each TCP connection, where they must not simply start here. */
+  readonly connect?: Connect | undefined;
   /** For a call that names none. */
   readonly deadlineMs?: number;
   /** For one attempt to connect. */
   readonly dialMs?: number;
   /** How often all addresses are tried before the calls fail that were never sent. Others are tried until their deadline. */
   readonly dialRounds?: number;
-  /** With several addresses: one that has not sent anything for so long, while calls wait, is given up for the next. */
+  /**
+   * With several addresses: one that has not sent anything for so long, while calls wait, is given up for the next. With
+   * one: a connection on which nothing came for so long is made anew when a call has passed its deadline.
+   */
   readonly stallMs?: number;
   /** The longest reply that is taken. */
   readonly maxRecord?: number;
   /** More calls than these wait for a place. */
   readonly maxInFlight?: number;
 }
+
+/** The engine keeps whole numbers of 31 bits without allocating memory for them. */
+const maxXid = 0x7fff_ffff;
 
 /** Deadlines are looked at this often, by one timer: one for each call would cost more than the call. */
 const sweepMs = 50;
@@ -57,7 +70,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   const closing = new AbortController();
   const dialing = createDialing(options, closing.signal);
   const waiting = new Set<Call>();
-  let nextXid = Math.floor(Math.random() * 0xffff_ffff);
+  let nextXid = Math.floor(Math.random() * maxXid);
   let turn = 0;
   let inFlight = 0;
   let sweeping: Disposable | undefined;
@@ -66,12 +79,10 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     createLane({
       ...{ clock, closing: closing.signal, connect: dialing.connect, dialRounds: options.dialRounds ?? 2 },
       credential: credential(options.identity),
-      onEnded: () => {
+      onEnded: (ended) => {
         inFlight--;
-        const [next] = waiting;
-        if (next === undefined) return;
-        waiting.delete(next);
-        start(next);
+        if (ended.signal !== undefined) watches.remove(ended.signal);
+        if (waiting.size > 0) startNext();
       },
     }),
   );
@@ -82,21 +93,36 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     sweeping ??= clock.after(sweepMs, sweep);
   }
 
+  function startNext(): void {
+    const [next] = waiting;
+    if (next === undefined) return;
+    waiting.delete(next);
+    start(next);
+  }
+
+  const watches = createWatches((signal) => {
+    for (const call of calls(lanes, waiting))
+      if (call.signal === signal) abandon(call, canceled(call.procedure.name, call.sent, signal));
+  });
+
   function abandon(call: Call, error: RpcError): void {
-    waiting.delete(call);
-    for (const lane of lanes) lane.drop(call);
+    if (waiting.delete(call) && call.signal !== undefined) watches.remove(call.signal);
+    for (const lane of lanes) lane.giveUp(call);
     call.reject(error);
   }
 
   function sweep(): void {
     sweeping = undefined;
     const now = clock.elapsed();
+    const silent = lanes.filter((lane) => lane.silence(now) > stallMs);
+    // Where there is nowhere else to go, only when it costs no answer that would still be waited for.
+    const dead = addresses.length > 1 ? silent : silent.filter((lane) => isAnyLate(lane.pending, now));
     for (const call of calls(lanes, waiting)) if (call.expires <= now) abandon(call, late(call, addresses));
-    for (const lane of addresses.length > 1 ? lanes : []) {
-      if (now - (lane.silentSince ?? now) <= stallMs) continue;
-      dialing.skip();
+    for (const lane of dead) {
+      dialing.skip(lane.address);
       lane.reconnect();
     }
+    watches.tidy();
     if (inFlight > 0) sweeping = clock.after(sweepMs, sweep);
   }
 
@@ -105,30 +131,34 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     sweeping?.[Symbol.dispose]();
     for (const call of calls(lanes, waiting)) abandon(call, closed());
     for (const lane of lanes) lane.close();
+    watches.tidy();
   };
 
   return {
-    call: (procedure, args, { signal, deadlineMs: limit = deadlineMs } = {}) => {
+    call: (procedure, args, options, recover) => {
+      const signal = options?.signal;
       if (closing.signal.aborted) return Promise.reject(closed());
       if (signal?.aborted === true) return Promise.reject(canceled(procedure.name, false, signal));
       const { promise, resolve, reject } = Promise.withResolvers<never>();
-      nextXid = (nextXid + 1) >>> 0;
+      nextXid = (nextXid + 1) & maxXid;
+      const since = clock.elapsed();
       const call: Call = {
         xid: nextXid,
         procedure: procedure as Procedure<unknown, unknown>,
         args,
         resolve: resolve as (value: unknown) => void,
-        reject,
-        expires: clock.elapsed() + limit,
+        reject: recover === undefined ? reject : (cause) => resolve(attempted(recover, cause, since) as never),
+        signal,
+        expires: since + (options?.deadlineMs ?? deadlineMs),
         sent: false,
         resent: false,
+        lends: false,
+        next: undefined,
       };
+      if (signal !== undefined) watches.add(signal);
       if (inFlight >= maxInFlight) waiting.add(call);
       else start(call);
-      if (signal === undefined) return promise;
-      const stop = (): void => abandon(call, canceled(procedure.name, call.sent, signal));
-      signal.addEventListener('abort', stop, { once: true });
-      return promise.finally(() => signal.removeEventListener('abort', stop));
+      return promise;
     },
     get pending() {
       return inFlight + waiting.size;
@@ -143,25 +173,28 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
 
 const calls = (lanes: readonly Lane[], waiting: ReadonlySet<Call>): readonly Call[] => [
   ...waiting,
-  ...lanes.flatMap((lane) => [...lane.pending.values()]),
+  ...lanes.flatMap((lane) => lane.pending.values()),
 ];
+
+const isAnyLate = (pending: Lane['pending'], now: number): boolean =>
+  pending.values().some(({ expires }) => expires <= now);
 
 interface Dialing {
   first(): Address;
-  /** The first address does not answer. */
-  skip(): void;
+  /** That address does not answer. Several lanes may say so, each in its time. */
+  skip(address: Address | undefined): void;
   connect(handlers: Handlers): Promise<Connection>;
 }
 
 /** Which of a server's addresses to try, for all lanes together. */
 function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing {
-  const { clock, addresses, tls, localPort, dialMs = 5_000, maxRecord = 2 * 1024 * 1024 } = options;
+  const { clock, addresses, tls, localPort, connect, dialMs = 5_000, maxRecord = 2 * 1024 * 1024 } = options;
   let preferred = 0;
   const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
   return {
     first: () => from(0),
-    skip: () => {
-      preferred = (preferred + 1) % addresses.length;
+    skip: (address) => {
+      if (address === from(0)) preferred = (preferred + 1) % addresses.length;
     },
     connect: async (handlers) => {
       let failure: unknown;
@@ -169,7 +202,7 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
         using limit = clock.deadline(dialMs, closing);
         const address = from(i);
         try {
-          const about = { address, maxRecord, tls, localPort: localPort?.(), signal: limit.signal };
+          const about = { address, maxRecord, tls, localPort: localPort?.(), connect, signal: limit.signal };
           const connection = await dial({ ...about, ...handlers });
           preferred = addresses.indexOf(address);
           return connection;
@@ -180,6 +213,10 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
       throw failure;
     },
   };
+}
+
+async function attempted<R>(recover: Recover<R>, cause: unknown, since: number): Promise<R> {
+  return await recover(cause, since);
 }
 
 const late = ({ procedure, sent }: Call, addresses: readonly Address[]): RpcError =>

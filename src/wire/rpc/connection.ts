@@ -21,11 +21,16 @@ export interface DialOptions extends ReceiverOptions {
   readonly tls?:
     | { readonly options: ConnectionOptions; readonly program: number; readonly version: number }
     | undefined;
+  /** Gives the TCP connection, where it must not simply start here. Throws what the system said. */
+  readonly connect?: Connect | undefined;
   readonly signal: AbortSignal;
 }
 
+export type Connect = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
+
 /** One TCP connection that carries records. */
 export interface Connection {
+  readonly address: Address;
   readonly sender: Sender;
   /** Resolves when it has ended, with why. */
   readonly ended: Promise<Error>;
@@ -37,6 +42,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   const { address, signal } = options;
   signal.throwIfAborted();
   if (options.tls !== undefined) return await dialTls(options, options.tls);
+  if (options.connect !== undefined) return carryRead(await opened(options), options, true);
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   let socket: Socket | undefined;
   const receiver = guarded(createReceiver(options), (cause) => {
@@ -55,44 +61,74 @@ export async function dial(options: DialOptions): Promise<Connection> {
     },
   });
   await connected(socket, address, signal);
-  return carry(socket, ended, end);
+  return carry(socket, address, ended, end, true);
 }
+
+/** The TCP connection alone. */
+async function opened(options: DialOptions): Promise<Socket> {
+  const { address, signal } = options;
+  if (options.connect === undefined) {
+    const socket = connect(where(options));
+    await connected(socket, address, signal);
+    return socket;
+  }
+  try {
+    return (await options.connect(options)).setNoDelay(true).setKeepAlive(true, keepAliveMs);
+  } catch (cause) {
+    const failure = signal.aborted ? 'canceled' : 'unreachable';
+    throw new RpcError(`no connection to ${shown(address)}`, { failure, cause });
+  }
+}
+
+const keepAliveMs = 10_000;
 
 const where = ({ address, localPort }: DialOptions) => ({
   ...address,
   noDelay: true,
   keepAlive: true,
-  keepAliveInitialDelay: 10_000,
+  keepAliveInitialDelay: keepAliveMs,
   ...(localPort === undefined ? {} : { localPort }),
 });
 
-function carry(socket: Socket, ended: Promise<Error>, end: (why: Error) => void): Connection {
+function carry(
+  socket: Socket,
+  address: Address,
+  ended: Promise<Error>,
+  end: (why: Error) => void,
+  isBare: boolean,
+): Connection {
   socket.on('error', (cause) => end(new RpcError('the connection broke', { failure: 'lost', cause })));
   socket.on('close', () => end(new RpcError('the server closed the connection', { failure: 'lost' })));
-  const sender = createSender(socket, (cause) => {
+  const onError = (cause: unknown): void => {
     end(new RpcError('the connection broke', { failure: 'lost', cause }));
     socket.destroy();
-  });
-  return { sender, ended, close: () => socket.destroy() };
+  };
+  const sender = createSender(socket, { onError, isBare });
+  return { address, sender, ended, close: () => socket.destroy() };
 }
 
 /** A server that breaks the protocol loses its connection; nothing it sends may reach the top of the stack as an exception. */
 function guarded(receiver: Receiver, onGarbled: (cause: Error) => void): Receiver {
-  const attempt = (work: () => void): void => {
-    try {
-      work();
-    } catch (cause) {
-      onGarbled(
-        cause instanceof RpcError
-          ? cause
-          : new RpcError('the server broke the protocol', { failure: 'garbled', cause }),
-      );
-    }
-  };
+  const failed = (cause: unknown): void =>
+    onGarbled(
+      cause instanceof RpcError ? cause : new RpcError('the server broke the protocol', { failure: 'garbled', cause }),
+    );
   return {
     buffer: receiver.buffer,
-    received: (bytes) => attempt(() => receiver.received(bytes)),
-    push: (chunk) => attempt(() => receiver.push(chunk)),
+    received: (bytes) => {
+      try {
+        receiver.received(bytes);
+      } catch (cause) {
+        failed(cause);
+      }
+    },
+    push: (chunk) => {
+      try {
+        receiver.push(chunk);
+      } catch (cause) {
+        failed(cause);
+      }
+    },
   };
 }
 
@@ -131,8 +167,7 @@ export const shown = ({ host, port }: Address): string =>
 
 async function dialTls(options: DialOptions, tls: NonNullable<DialOptions['tls']>): Promise<Connection> {
   const { address, signal } = options;
-  const plain = connect(where(options));
-  await connected(plain, address, signal);
+  const plain = await opened(options);
   try {
     await probe(plain, tls, signal);
   } catch (cause) {
@@ -148,13 +183,18 @@ async function dialTls(options: DialOptions, tls: NonNullable<DialOptions['tls']
     ALPNProtocols: ['sunrpc'],
   });
   await connected(secure, address, signal, 'secureConnect');
+  return carryRead(secure, options, false);
+}
+
+/** For a socket that was made elsewhere, and so has no memory of ours to read into. */
+function carryRead(socket: Socket, options: DialOptions, isBare: boolean): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receiver = guarded(createReceiver(options), (cause) => {
     end(cause);
-    secure.destroy();
+    socket.destroy();
   });
-  secure.on('data', (chunk: Buffer) => receiver.push(chunk));
-  return carry(secure, ended, end);
+  socket.on('data', (chunk: Buffer) => receiver.push(chunk));
+  return carry(socket, options.address, ended, end, isBare);
 }
 
 const probeXid = 0x5354_4f57;
@@ -186,10 +226,12 @@ async function probe(socket: Socket, tls: NonNullable<DialOptions['tls']>, signa
     reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason }));
   socket.on('data', read).once('error', refused).once('close', refused);
   signal.addEventListener('abort', stop, { once: true });
-  createSender(socket, refused).record((writer, { program, version }) => {
+  const sender = createSender(socket, { onError: refused, isBare: false });
+  sender.record((writer, { program, version }) => {
     writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
     return undefined;
   }, tls);
+  sender.flush();
   try {
     await promise;
   } finally {

@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
-import type { Connection, Handlers } from './connection.ts';
+import type { Address, Connection, Handlers } from './connection.ts';
 import { RpcError } from './errors.ts';
 import { messageCall, readReplyHead, rpcVersion } from './message.ts';
+import { createPending, type Pending } from './pending.ts';
 import type { Procedure } from './procedure.ts';
 import type { Direct } from './receiver.ts';
 
@@ -14,10 +15,15 @@ export interface Call {
   readonly args: unknown;
   readonly resolve: (value: unknown) => void;
   readonly reject: (cause: unknown) => void;
+  readonly signal: AbortSignal | undefined;
   /** By the clock's elapsed time. */
   readonly expires: number;
   sent: boolean;
   resent: boolean;
+  /** Some of it goes out of the caller's own memory. */
+  lends: boolean;
+  /** In a chain of `Pending`. */
+  next: Call | undefined;
 }
 
 export interface LaneParts {
@@ -29,17 +35,19 @@ export interface LaneParts {
   readonly dialRounds: number;
   readonly closing: AbortSignal;
   /** A call has ended, in whatever way. */
-  readonly onEnded: () => void;
+  readonly onEnded: (call: Call) => void;
 }
 
 /** One connection at a time, made anew when it breaks; calls without a reply are then sent again, under the same xid. */
 export interface Lane {
-  readonly pending: ReadonlyMap<number, Call>;
+  readonly pending: Pending;
   start(call: Call): void;
   /** Nobody waits for its reply any more. */
-  drop(call: Call): void;
-  /** Nothing was heard since, though calls wait. */
-  readonly silentSince: number | undefined;
+  giveUp(call: Call): void;
+  /** For how long nothing was heard, though something was asked; from the first time it is looked at. */
+  silence(now: number): number;
+  /** Where it is connected to. */
+  readonly address: Address | undefined;
   /** Tries another address. */
   reconnect(): void;
   close(): void;
@@ -50,21 +58,32 @@ const longestBackOffMs = 5_000;
 
 export function createLane(parts: LaneParts): Lane {
   const { clock, credential, closing } = parts;
-  const pending = new Map<number, Call>();
+  const pending = createPending();
   let connection: Connection | undefined;
   let isDialing = false;
-  let heardAt = 0;
+  let silentSince: number | undefined;
   /** Its data are on their way straight into the caller's own buffer. */
   let receiving: Call | undefined;
+  let backOff = firstBackOffMs;
+  /** Nothing was answered on the last connection. */
+  let wasFruitless = false;
+  let connectedAt = 0;
 
   function drop(call: Call): void {
-    // Given up in the middle: the buffer is the caller's again, so nothing more may be put into it. Node has been told
-    // where the next bytes go and cannot be told otherwise, but for ending the connection.
-    if (receiving === call) {
+    if (pending.delete(call)) parts.onEnded(call);
+  }
+
+  /**
+   * In the middle of it the memory is the caller's again: nothing more may be put into it, and what he puts into it must
+   * not be sent. Node has been told to, and cannot be told otherwise but by ending the connection.
+   */
+  function giveUp(call: Call): void {
+    const isUnsent = call.lends && pending.get(call.xid) === call && (connection?.sender.queued ?? 0) > 0;
+    if (receiving === call || isUnsent) {
       receiving = undefined;
       connection?.close();
     }
-    if (pending.delete(call.xid)) parts.onEnded();
+    drop(call);
   }
 
   function fail(call: Call, error: unknown): void {
@@ -72,7 +91,8 @@ export function createLane(parts: LaneParts): Lane {
     call.reject(error);
   }
 
-  const encode = (writer: XdrWriter, { xid, procedure, args }: Call): Uint8Array | undefined => {
+  const encode = (writer: XdrWriter, call: Call): Uint8Array | undefined => {
+    const { xid, procedure, args } = call;
     const { length } = credential;
     writer.reserve(24 + length);
     const { view, at } = writer;
@@ -84,15 +104,21 @@ export function createLane(parts: LaneParts): Lane {
     view.setUint32(at + 20, procedure.number);
     writer.buffer.set(credential, at + 24);
     writer.at = at + 24 + length;
-    return procedure.encode(writer, args);
+    const data = procedure.encode(writer, args);
+    call.lends = data !== undefined;
+    return data;
   };
 
   function send(call: Call): void {
     if (connection === undefined) return void keepConnected();
     try {
-      connection.sender.record(encode, call);
+      const { sender } = connection;
+      sender.record(encode, call);
       call.resent = call.sent;
       call.sent = true;
+      // The only one under way is asked by somebody who then waits for it. Others may have company in this turn.
+      if (pending.size === 1) sender.flush();
+      else sender.flushSoon();
     } catch (cause) {
       // The arguments cannot be laid out: nothing was sent.
       fail(call, cause);
@@ -101,18 +127,30 @@ export function createLane(parts: LaneParts): Lane {
 
   const handlers = createHandlers(pending, drop, {
     heard: () => {
-      heardAt = clock.elapsed();
+      silentSince = undefined;
+    },
+    answered: () => {
+      wasFruitless = false;
     },
     receiving: (call) => {
       receiving = call;
     },
   });
 
+  /** Half of it at random: many clients shall not come back to a server at the same moment. */
+  async function pause(): Promise<void> {
+    const ms = backOff * (0.5 + Math.random() / 2);
+    backOff = Math.min(backOff * 2, longestBackOffMs);
+    await clock.sleep(ms, closing).catch(() => undefined);
+  }
+
   /** Connects, and sends what has no reply. */
   async function keepConnected(): Promise<void> {
     if (isDialing || closing.aborted) return;
     isDialing = true;
-    let backOff = firstBackOffMs;
+    // A server that takes connections only to end them is not to be run against without a pause.
+    if (wasFruitless && clock.elapsed() - connectedAt < longestBackOffMs) await pause();
+    else backOff = firstBackOffMs;
     for (let round = 1; connection === undefined && pending.size > 0; round++) {
       try {
         connection = await parts.connect(handlers);
@@ -122,14 +160,14 @@ export function createLane(parts: LaneParts): Lane {
           // What the server may have done already is asked for until its deadline: a restart takes a moment.
           if (isOver || (round >= parts.dialRounds && !call.sent)) fail(call, cannotConnect(cause, call.sent));
         }
-        // Half of it at random: many clients shall not come back to a server at the same moment.
-        if (pending.size > 0) await clock.sleep(backOff * (0.5 + Math.random() / 2), closing).catch(() => undefined);
-        backOff = Math.min(backOff * 2, longestBackOffMs);
+        if (pending.size > 0) await pause();
       }
     }
     isDialing = false;
     if (connection === undefined) return;
-    heardAt = clock.elapsed();
+    wasFruitless = true;
+    silentSince = undefined;
+    connectedAt = clock.elapsed();
     const current = connection;
     void current.ended.then((why) => lost(current, why));
     for (const call of pending.values()) send(call);
@@ -147,13 +185,17 @@ export function createLane(parts: LaneParts): Lane {
   return {
     pending,
     start: (call) => {
-      if (pending.size === 0) heardAt = clock.elapsed();
-      pending.set(call.xid, call);
+      pending.add(call);
       send(call);
     },
-    drop,
-    get silentSince() {
-      return pending.size > 0 && connection !== undefined ? heardAt : undefined;
+    giveUp,
+    silence: (now) => {
+      if (connection === undefined) return 0;
+      if (pending.size > 0) silentSince ??= now;
+      return now - (silentSince ?? now);
+    },
+    get address() {
+      return connection?.address;
     },
     reconnect: () => connection?.close(),
     close: () => connection?.close(),
@@ -162,27 +204,31 @@ export function createLane(parts: LaneParts): Lane {
 
 interface Watching {
   heard(): void;
+  /** It was the reply to a call. */
+  answered(): void;
   /** Undefined: all of it has arrived. */
   receiving(call: Call | undefined): void;
 }
 
 function createHandlers(
-  pending: ReadonlyMap<number, Call>,
+  pending: Pending,
   drop: (call: Call) => void,
-  { heard, receiving }: Watching,
+  { heard, answered, receiving }: Watching,
 ): Handlers {
   const reader = new XdrReader();
 
-  function onHead(buffer: Buffer, view: DataView, from: number, have: number): Direct | undefined {
+  function onHead(buffer: Buffer, view: DataView, from: number, have: number, length: number): Direct | undefined {
     const call = have - from < 4 ? undefined : pending.get(view.getUint32(from));
     if (call?.procedure.head === undefined) return undefined;
     try {
       reader.reset(buffer, view, from + 4, have);
       readReplyHead(reader, call.procedure.name);
       const found = call.procedure.head(reader, call.args);
-      if (found === undefined) return undefined;
+      // Data that would go on after their record are an error, which is found when all of it is there.
+      if (found === undefined || reader.at + found.target.length > from + length) return undefined;
       const done = (): void => {
         heard();
+        answered();
         receiving(undefined);
         drop(call);
         call.resolve(found.result);
@@ -203,6 +249,7 @@ function createHandlers(
       const call = pending.get(reader.u32());
       // Late, after its deadline: nobody waits for it.
       if (call === undefined) return;
+      answered();
       drop(call);
       try {
         readReplyHead(reader, call.procedure.name);

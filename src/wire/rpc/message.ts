@@ -66,7 +66,7 @@ export function readReplyHead(reader: XdrReader, what: string): void {
     throw new RpcError(`${what}: a call came where a reply should`, { failure: 'garbled' });
   if (reader.u32() !== 0) throw rejected(reader, what);
   reader.u32();
-  reader.window(maxAuth);
+  reader.skip(maxAuth);
   const status = reader.u32();
   if (status === 0) return;
   const why = acceptFailures[status] ?? `accept status ${status}`;

@@ -108,8 +108,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
 
   function work(): void {
     directArrived();
-    if (direct !== undefined) return;
-    while (next());
+    if (direct === undefined) while (next());
     if (at === have) at = have = 0;
     else if (have === buffer.length) makeRoom(buffer.length);
   }
@@ -118,7 +117,10 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     buffer: () =>
       direct !== undefined && direct.rest > 0
         ? direct.to.target.subarray(direct.position, direct.position + direct.rest)
-        : buffer.subarray(have),
+        : // Mostly all of it is free: a view less to make for each read.
+          have === 0
+          ? buffer
+          : buffer.subarray(have),
     received: (bytes) => {
       if (direct !== undefined && direct.rest > 0) {
         direct.position += bytes;

@@ -11,26 +11,28 @@ export interface ReplayCache {
   once(key: string, work: () => Layout | Promise<Layout>): Layout | undefined | Promise<Layout | undefined>;
 }
 
-/** Enough for what many clients have under way; each is a few hundred bytes. */
+/** Enough for what many clients have under way; each is a few hundred bytes. At most twice as many are held. */
 const kept = 4096;
 
 export function createReplayCache(): ReplayCache {
-  const answers = new Map<string, Layout | 'running'>();
+  // Two generations instead of a list from which the oldest is taken with every call: a Map that is added to and deleted
+  // from all the time makes itself new tables all the time.
+  let young = new Map<string, Layout | 'running'>();
+  let old = new Map<string, Layout | 'running'>();
 
   function keep(key: string, answer: Layout | 'running'): void {
-    answers.delete(key);
-    answers.set(key, answer);
-    if (answers.size <= kept) return;
-    for (const [oldest, what] of answers) {
-      if (what === 'running') continue;
-      answers.delete(oldest);
-      return;
-    }
+    young.set(key, answer);
+    if (young.size < kept) return;
+    const oldest = old;
+    old = young;
+    young = new Map();
+    // What is not answered yet must be known when it comes again, however long it takes.
+    for (const [each, what] of oldest) if (what === 'running' && old.get(each) === undefined) young.set(each, what);
   }
 
   return {
     once: (key, work) => {
-      const known = answers.get(key);
+      const known = young.get(key) ?? old.get(key);
       if (known === 'running') return undefined;
       if (known !== undefined) return known;
       keep(key, 'running');

@@ -1,3 +1,4 @@
+import { writeSync, writevSync } from 'node:fs';
 import type { Socket } from 'node:net';
 import { XdrWriter } from '../xdr/writer.ts';
 
@@ -16,21 +17,32 @@ interface Part {
 
 /**
  * What is sent in one turn of the event loop goes out in one system call: that call is most of what a small RPC costs.
- * Calls are laid out one behind the other in a slab, which is used again once the kernel has taken all of it.
+ * Records are laid out one behind the other in a slab, which is used again once the kernel has taken all of it.
  */
 export interface Sender {
-  /** Lays out one record. What `encode` gives is the data of its last opaque, whose length it wrote: they go uncopied. */
+  /**
+   * Lays out one record, which goes with the next flush. What `encode` gives is the data of its last opaque, whose length
+   * it wrote: they go uncopied.
+   */
   record<A>(encode: Encode<A>, about: A): void;
+  /** For whoever knows that nothing more comes in this turn. */
+  flush(): void;
+  /** When all else of this turn is done, so that whatever that lays out goes along. */
+  flushSoon(): void;
   /** Bytes that the kernel has not taken yet, those of this turn too. */
   readonly queued: number;
 }
 
-/** `onSent`: data that went uncopied are not needed any more; their memory may be used again. */
-export function createSender(
-  socket: Socket,
-  onError: (cause: unknown) => void,
-  onSent?: (data: Uint8Array) => void,
-): Sender {
+export interface SenderOptions {
+  readonly onError: (cause: unknown) => void;
+  /** Data that went uncopied are not needed any more; their memory may be used again. */
+  readonly onSent?: ((data: Uint8Array) => void) | undefined;
+  /** Nothing stands between the socket and the system's connection: no encryption, now or later. */
+  readonly isBare: boolean;
+}
+
+export function createSender(socket: Socket, { onError, onSent, isBare }: SenderOptions): Sender {
+  const fd = isBare ? descriptorOf(socket) : undefined;
   let slab = new XdrWriter(slabSize);
   let sentTo = 0;
   let parts: Part[] = [];
@@ -45,22 +57,38 @@ export function createSender(
 
   function flush(): void {
     scheduled = false;
-    cut();
-    const [only] = parts;
-    if (only === undefined || socket.destroyed) {
+    if (socket.destroyed) {
       parts = [];
       waiting = 0;
+      sentTo = slab.at;
       return;
     }
-    if (parts.length === 1) socket.write(only.bytes, only.sent);
-    else {
-      socket.cork();
-      for (const { bytes, sent } of parts) socket.write(bytes, sent);
-      socket.uncork();
+    // What is queued already goes first.
+    if (fd !== undefined && socket.writableLength === 0) writeDirectly(fd);
+    if (parts.length > 0 || slab.at > sentTo) {
+      cut();
+      queue(parts);
+      parts = [];
+      waiting = 0;
     }
-    parts = [];
-    waiting = 0;
     reuse();
+  }
+
+  /** Nearly all there ever is lies in one piece, and is taken at once. */
+  function writeDirectly(to: number): void {
+    if (parts.length === 0) {
+      if (slab.at > sentTo) sentTo += writtenOf(to, slab.buffer, sentTo, slab.at);
+      return;
+    }
+    cut();
+    parts = unwritten(to, parts);
+    if (parts.length === 0) waiting = 0;
+  }
+
+  function queue(rest: readonly Part[]): void {
+    if (rest.length > 1) socket.cork();
+    for (const { bytes, sent } of rest) socket.write(bytes, sent);
+    if (rest.length > 1) socket.uncork();
   }
 
   /** The kernel usually takes everything at once, and the memory is free again; otherwise it belongs to the socket. */
@@ -108,6 +136,9 @@ export function createSender(
         slab.at = before;
         throw cause;
       }
+    },
+    flush: flushSafely,
+    flushSoon: () => {
       if (scheduled) return;
       scheduled = true;
       process.nextTick(flushSafely);
@@ -116,4 +147,44 @@ export function createSender(
       return socket.writableLength + waiting + slab.at - sentTo;
     },
   };
+}
+
+/** Inside of Node's sockets: the system's number of the connection, where it has one. */
+function descriptorOf(socket: Socket): number | undefined {
+  const { _handle } = socket as unknown as { readonly _handle?: { readonly fd?: number } | null };
+  return _handle?.fd !== undefined && _handle.fd >= 0 ? _handle.fd : undefined;
+}
+
+/*
+ * Straight to the kernel: the way through a Node socket costs as much again as the system call. When it fails, nothing was
+ * written: the socket then finds out, and tells it in its own way.
+ */
+
+/** Gives how many bytes the kernel took. */
+function writtenOf(fd: number, buffer: Buffer, from: number, end: number): number {
+  try {
+    return writeSync(fd, buffer, from, end - from);
+  } catch {
+    return 0;
+  }
+}
+
+/** Gives what the kernel did not take. */
+function unwritten(fd: number, parts: Part[]): Part[] {
+  let taken = 0;
+  try {
+    taken = writevSync(
+      fd,
+      parts.map(({ bytes }) => bytes),
+    );
+  } catch {
+    return parts;
+  }
+  const rest: Part[] = [];
+  for (const { bytes, sent } of parts) {
+    if (taken < bytes.length) rest.push({ bytes: taken === 0 ? bytes : bytes.subarray(taken), sent });
+    else sent?.();
+    taken = Math.max(0, taken - bytes.length);
+  }
+  return rest;
 }

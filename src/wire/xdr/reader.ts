@@ -87,6 +87,11 @@ export class XdrReader {
     return this.buffer.subarray(from, from + length);
   }
 
+  /** Steps over an opaque. A window that nobody looks at would be an object made for nothing. */
+  skip(max: number): void {
+    this.run(this.length(max));
+  }
+
   fixed(length: number): Buffer {
     const from = this.run(length);
     return Buffer.from(this.buffer.subarray(from, from + length));

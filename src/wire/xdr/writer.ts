@@ -91,6 +91,18 @@ export class XdrWriter {
     return this.pad(length);
   }
 
+  /** An opaque that is held as a string, with one character for each byte. */
+  latin1(bytes: string): this {
+    const { length } = bytes;
+    this.reserve(4 + length + 3);
+    const { buffer, at } = this;
+    this.view.setUint32(at, length);
+    if (length <= shortString) for (let i = 0; i < length; i++) buffer[at + 4 + i] = bytes.charCodeAt(i);
+    else buffer.write(bytes, at + 4, 'latin1');
+    this.at = at + 4 + length;
+    return this.pad(length);
+  }
+
   private ascii(text: string): boolean {
     const { buffer, at } = this;
     if (text.length > shortString) return false;

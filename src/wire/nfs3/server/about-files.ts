@@ -48,7 +48,7 @@ const lookup: Run = (exported, reader, who) => {
     const node = name === '.' ? directory : (directory.parent ?? tree.root);
     const own = describe(tree.stat(node));
     return ok((writer) => {
-      writer.opaque(nodes.handleOf(node));
+      writer.latin1(nodes.handleOf(node));
       writePostAttributes(writer, own);
       writePostAttributes(writer, around);
     });
@@ -64,7 +64,7 @@ const lookup: Run = (exported, reader, who) => {
   const handle = nodes.handleOf(tree.child(directory, name, stats));
   const attributes = describe(stats);
   return ok((writer) => {
-    writer.opaque(handle);
+    writer.latin1(handle);
     writePostAttributes(writer, attributes);
     writePostAttributes(writer, around);
   });

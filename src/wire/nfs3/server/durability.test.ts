@@ -96,11 +96,11 @@ describe.skipIf(needs('linux'))('a disk that fails', () => {
       return writer.written.readUInt32BE(0);
     };
     const writing = (stable: number): XdrWriter =>
-      new XdrWriter().opaque(handle).size(0).u32(1).u32(stable).opaque(Buffer.from('x'));
+      new XdrWriter().latin1(handle).size(0).u32(1).u32(stable).opaque(Buffer.from('x'));
     expect(await status(write, writing(stability.unstable))).toBe(0);
     expect(renewed).toHaveLength(0);
     expect(await status(write, writing(stability.fileSync))).toBe(5);
-    expect(await status(commit, new XdrWriter().opaque(handle).size(0).u32(0))).toBe(5);
+    expect(await status(commit, new XdrWriter().latin1(handle).size(0).u32(0))).toBe(5);
     expect(renewed).toHaveLength(2);
     expect(errors).toEqual(['WRITE failed', 'COMMIT failed']);
   });

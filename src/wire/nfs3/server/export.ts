@@ -6,6 +6,7 @@ import type { Handles } from './handles.ts';
 import type { Identities } from './identities.ts';
 import type { Listings } from './listing.ts';
 import { createNode, type Node, type Nodes } from './nodes.ts';
+import type { Pages } from './pages.ts';
 import { refuse } from './refusal.ts';
 import type { Search } from './search.ts';
 import type { Tree } from './tree.ts';
@@ -19,6 +20,7 @@ export interface Export {
   readonly identities: Identities;
   readonly describe: Describe;
   readonly listings: Listings;
+  readonly pages: Pages;
   readonly durability: Durability;
   /** Changes of names and attributes are on the disk before they are answered. */
   readonly isDurable: boolean;

@@ -72,7 +72,7 @@ export function createCode(key: Uint8Array): (message: Uint8Array) => Buffer {
 }
 
 /** In the same time wherever they differ: else a code could be guessed byte by byte. */
-export function isSame(a: Uint8Array, b: Uint8Array): boolean {
+function isSame(a: Uint8Array, b: Uint8Array): boolean {
   if (a.length !== b.length) return false;
   let difference = 0;
   for (let i = 0; i < a.length; i++) difference |= (a[i] as number) ^ (b[i] as number);

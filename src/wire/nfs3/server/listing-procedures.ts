@@ -1,30 +1,21 @@
 import type { BigIntStats } from 'node:fs';
 import type { Reply } from '../../rpc/server.ts';
 import type { XdrReader } from '../../xdr/reader.ts';
-import type { XdrWriter } from '../../xdr/writer.ts';
-import { type Attributes, writePostAttributes, writePostHandle } from '../structures.ts';
+import { XdrWriter } from '../../xdr/writer.ts';
+import { attributesLength, writeAttributes, writePostAttributes } from '../structures.ts';
 import { allows, check, may } from './access.ts';
 import { type Export, nodeOf } from './export.ts';
-import type { Who } from './identities.ts';
 import { firstCookie, type Listing } from './listing.ts';
-import { type ByteString, toPath } from './names.ts';
+import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
-import { type Definition, ok, type Run } from './procedure.ts';
+import type { Page } from './pages.ts';
+import type { Definition, Run } from './procedure.ts';
 import { refuse } from './refusal.ts';
 
 /** A larger answer would keep others waiting while it is made. */
 const maxReply = 128 * 1024;
-const attributesLength = 84;
 /** Status, the directory's attributes, the verifier, and the two words at the end. */
 const frame = 4 + 4 + attributesLength + 8 + 8;
-
-interface Listed {
-  readonly name: ByteString;
-  readonly cookie: number;
-  readonly fileId: bigint;
-  readonly attributes: Attributes | undefined;
-  readonly handle: Buffer | undefined;
-}
 
 const padded = (length: number): number => (length + 3) & ~3;
 /** "Another follows", file id, name, cookie. */
@@ -56,43 +47,61 @@ function readQuestion(exported: Export, reader: XdrReader, withAttributes: boole
   return { directory, cookie: Number(cookie), room: { total, names: withAttributes ? first : total }, withAttributes };
 }
 
+/** What an answer depends on: the question, the directory as it is, and whether the caller may enter it. */
+interface Asked extends Question {
+  readonly stats: BigIntStats;
+  /** Attributes of what lies in a directory are for those who may enter it. */
+  readonly isOpen: boolean;
+}
+
+/** Everything in it but the directory. */
+const keyOf = ({ cookie, room, withAttributes, isOpen }: Asked): string =>
+  `${cookie} ${room.total} ${room.names} ${withAttributes} ${isOpen}`;
+
 const listing =
   (withAttributes: boolean): Run =>
   (exported, reader, who) => {
     const question = readQuestion(exported, reader, withAttributes);
-    const stats = exported.tree.statDirectory(question.directory);
+    const { directory, cookie } = question;
+    const stats = exported.tree.statDirectory(directory);
     check(stats, who, may.read);
-    const found = exported.listings.after(question.directory, question.cookie, stats);
-    const first = found instanceof Promise ? undefined : answer(exported, question, stats, found, who);
-    return first ?? laterAnswer(exported, question, stats, found, who);
+    const asked = { ...question, stats, isOpen: withAttributes && allows(stats, who, may.execute) };
+    const known = exported.pages.find(directory, keyOf(asked), stats);
+    if (known !== undefined) return reply(exported, asked, known);
+    const found = exported.listings.after(directory, cookie, stats);
+    const first = found instanceof Promise ? undefined : pageOf(exported, asked, found);
+    return first === undefined ? laterAnswer(exported, asked, found) : reply(exported, asked, first);
   };
 
-async function laterAnswer(
-  exported: Export,
-  question: Question,
-  stats: BigIntStats,
-  first: Listing | Promise<Listing>,
-  who: Who,
-): Promise<Reply> {
+async function laterAnswer(exported: Export, asked: Asked, first: Listing | Promise<Listing>): Promise<Reply> {
   let found = await first;
-  for (let { cookie } = question; ; found = await exported.listings.after(question.directory, cookie, stats)) {
+  const { directory, stats } = asked;
+  for (let { cookie } = asked; ; found = await exported.listings.after(directory, cookie, stats)) {
     exported.tree.descriptors.turn();
-    const reply = answer(exported, question, stats, found, who);
-    if (reply !== undefined) return reply;
+    const page = pageOf(exported, asked, found);
+    if (page !== undefined) return reply(exported, asked, page);
     cookie = found.cookies.at(-1) as number;
   }
 }
 
+function reply({ describe, cookieVerifier }: Export, { stats }: Asked, { bytes }: Page): Reply {
+  const around = describe(stats);
+  return (writer) => {
+    writer.u32(0);
+    writePostAttributes(writer, around);
+    writer.u64(cookieVerifier);
+    return bytes;
+  };
+}
+
 /** Undefined: of this part nothing is left, and another part follows. No answer may be empty before the end. */
-function answer(exported: Export, question: Question, stats: BigIntStats, found: Listing, who: Who): Reply | undefined {
-  const { directory, cookie, withAttributes, room } = question;
-  // Attributes of what lies in a directory are for those who may enter it.
-  const isOpen = withAttributes && allows(stats, who, may.execute);
-  const page = createPage(exported, room, withAttributes, isOpen);
+function pageOf(exported: Export, asked: Asked, found: Listing): Page | undefined {
+  const { directory, cookie, isOpen, stats } = asked;
+  const entries = createEntries(exported, asked);
   let isFull = false;
-  if (cookie < 1) isFull = !page.add('.', 1, exported.tree.stat(directory), directory);
+  if (cookie < 1) isFull = !entries.add('.', 1, exported.tree.stat(directory), directory);
   const above = directory.parent ?? directory;
-  if (cookie < 2 && !isFull) isFull = !page.add('..', 2, exported.tree.stat(above), above);
+  if (cookie < 2 && !isFull) isFull = !entries.add('..', 2, exported.tree.stat(above), above);
   const { names, cookies } = found;
   const from = cookie < firstCookie ? 0 : exported.listings.placeAfter(found, cookie);
   exported.tree.looking(directory, (look) => {
@@ -102,26 +111,36 @@ function answer(exported: Export, question: Question, stats: BigIntStats, found:
       // Undefined: removed since it was read, or on another file system.
       if (own === undefined) continue;
       const node = isOpen ? exported.tree.child(directory, name, own) : undefined;
-      isFull = !page.add(name, cookies[i] as number, own, node);
+      isFull = !entries.add(name, cookies[i] as number, own, node);
     }
   });
-  if (isFull && page.entries.length === 0) refuse('TOOSMALL');
+  if (isFull && entries.count === 0) refuse('TOOSMALL');
   const isEnd = found.isEnd && !isFull;
-  if (page.entries.length === 0 && !isEnd) return undefined;
-  return reply(exported, question, exported.describe(stats), page.entries, isEnd);
+  if (entries.count === 0 && !isEnd) return undefined;
+  const page = entries.end(isEnd);
+  if (exported.listings.isCurrent(found, stats)) exported.pages.keep(directory, keyOf(asked), stats, page);
+  return page;
 }
 
-interface Page {
-  readonly entries: readonly Listed[];
+interface Entries {
+  readonly count: number;
   /** False: it does not fit any more. */
   add(name: ByteString, cookie: number, stats: BigIntStats, node: Node | undefined): boolean;
+  end(isEnd: boolean): Page;
 }
 
-function createPage({ describe, nodes }: Export, room: Room, withAttributes: boolean, isOpen: boolean): Page {
-  const entries: Listed[] = [];
+/** Entries are laid out here, one page at a time. */
+const scratch = new XdrWriter(maxReply);
+
+function createEntries({ describe, nodes }: Export, { room, withAttributes, isOpen }: Asked): Entries {
+  const described: Node[] = [];
   let { total, names } = room;
+  let count = 0;
+  scratch.at = 0;
   return {
-    entries,
+    get count() {
+      return count;
+    },
     add: (name, cookie, stats, node) => {
       const handle = isOpen && node !== undefined ? nodes.handleOf(node) : undefined;
       const plain = plainLength(name);
@@ -129,32 +148,23 @@ function createPage({ describe, nodes }: Export, room: Room, withAttributes: boo
       total -= withAttributes ? plain + extra : plain;
       names -= plain;
       if (total < 0 || names < 0) return false;
-      const attributes = handle === undefined ? undefined : describe(stats);
-      entries.push({ name, cookie, fileId: stats.ino, attributes, handle });
+      count++;
+      scratch.bool(true).u64(stats.ino).latin1(name).size(cookie);
+      if (handle !== undefined) {
+        scratch.bool(true);
+        writeAttributes(scratch, describe(stats));
+        scratch.bool(true).latin1(handle);
+        described.push(node as Node);
+      } else if (withAttributes) scratch.bool(false).bool(false);
       return true;
     },
+    end: (isEnd) => {
+      const { written } = scratch.bool(false).bool(isEnd);
+      const bytes = Buffer.allocUnsafeSlow(written.length);
+      written.copy(bytes);
+      return { bytes, nodes: described };
+    },
   };
-}
-
-function reply(
-  { cookieVerifier }: Export,
-  { withAttributes }: Question,
-  around: Attributes,
-  entries: readonly Listed[],
-  isEnd: boolean,
-): Reply {
-  const writeEntry = (writer: XdrWriter, entry: Listed): void => {
-    writer.bool(true).u64(entry.fileId).string(toPath(entry.name)).size(entry.cookie);
-    if (!withAttributes) return;
-    writePostAttributes(writer, entry.attributes);
-    writePostHandle(writer, entry.handle);
-  };
-  return ok((writer) => {
-    writePostAttributes(writer, around);
-    writer.u64(cookieVerifier);
-    for (const entry of entries) writeEntry(writer, entry);
-    writer.bool(false).bool(isEnd);
-  });
 }
 
 export const listingProcedures: readonly Definition[] = [

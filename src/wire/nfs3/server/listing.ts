@@ -9,6 +9,11 @@ export const firstCookie = 3;
 
 /** A part of a directory's names in the order of their cookies. */
 export interface Listing {
+  /** The directory's own times when it was read. */
+  readonly mtime: bigint;
+  readonly ctime: bigint;
+  /** Taken long enough after the last change that any later one shows in the times. */
+  readonly isSettled: boolean;
   /** Every name after this cookie, up to the last one here, is here. */
   readonly after: number;
   readonly cookies: Float64Array;
@@ -25,15 +30,10 @@ export interface Listing {
 export interface Listings {
   /** What comes after the cookie. From the beginning: as the directory is now. */
   after(directory: Node, cookie: number, stats: BigIntStats): Listing | Promise<Listing>;
+  /** Whether it shows the directory as it is now; false where that cannot be told. */
+  isCurrent(listing: Listing, stats: BigIntStats): boolean;
   /** The first place after the cookie. */
   placeAfter(listing: Listing, cookie: number): number;
-}
-
-interface Kept extends Listing {
-  readonly mtime: bigint;
-  readonly ctime: bigint;
-  /** Taken long enough after the last change that any later one shows in the times. */
-  readonly isSettled: boolean;
 }
 
 export interface ListingLimits {
@@ -49,12 +49,12 @@ const namesPerTurn = 4096;
 const tickMs = 50;
 
 export function createListings(tree: Tree, secret: CookieSecret, now: () => number, limits: ListingLimits): Listings {
-  const kept = new Map<Node, Kept>();
+  const kept = new Map<Node, Listing>();
   let total = 0;
   let reading: Promise<unknown> = Promise.resolve();
   let waiting = 0;
 
-  function keep(directory: Node, listing: Kept): Kept {
+  function keep(directory: Node, listing: Listing): Listing {
     forget(directory);
     kept.set(directory, listing);
     total += listing.names.length;
@@ -70,11 +70,10 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
     kept.delete(directory);
   }
 
-  function usable(directory: Node, cookie: number, stats: BigIntStats): Kept | undefined {
+  function usable(directory: Node, cookie: number, stats: BigIntStats): Listing | undefined {
     const listing = kept.get(directory);
     if (listing === undefined || cookie < listing.after) return undefined;
-    const isUnchanged = listing.mtime === stats.mtimeNs && listing.ctime === stats.ctimeNs && listing.isSettled;
-    if (cookie < firstCookie && !isUnchanged) return undefined;
+    if (cookie < firstCookie && !isCurrent(listing, stats)) return undefined;
     const last = listing.cookies.at(-1) ?? 0;
     if (cookie >= last && !listing.isEnd) return undefined;
     kept.delete(directory);
@@ -107,7 +106,7 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
       const found = usable(directory, cookie, stats);
       if (found !== undefined) return found;
       const from = cookie < firstCookie ? 0 : cookie;
-      const finish = (done: Reading): Kept => {
+      const finish = (done: Reading): Listing => {
         const isSettled = now() - Number(stats.ctimeNs / 1_000_000n) > tickMs;
         return keep(directory, { ...done.listing(), mtime: stats.mtimeNs, ctime: stats.ctimeNs, isSettled });
       };
@@ -119,6 +118,7 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
       // One at a time: a reading holds many names.
       return queued(async () => finish(await readOn(start(directory, from))));
     },
+    isCurrent,
     placeAfter: ({ cookies }, cookie) => {
       let [low, high] = [0, cookies.length];
       while (low < high) {
@@ -131,10 +131,13 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
   };
 }
 
+const isCurrent = ({ mtime, ctime, isSettled }: Listing, stats: BigIntStats): boolean =>
+  isSettled && mtime === stats.mtimeNs && ctime === stats.ctimeNs;
+
 interface Reading {
   /** Reads some more. True: all is read. */
   more(): boolean;
-  listing(): Listing;
+  listing(): Pick<Listing, 'after' | 'cookies' | 'names' | 'isEnd'>;
 }
 
 function createReading(names: Dir, after: number, secret: CookieSecret, max: number): Reading {

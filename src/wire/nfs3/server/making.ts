@@ -60,7 +60,7 @@ function made(
   const attributes = describe(stats);
   const change = { before: describe(around), after: describe(tree.statDirectory(directory)) };
   const reply = ok((writer: XdrWriter) => {
-    writer.bool(true).opaque(handle);
+    writer.bool(true).latin1(handle);
     writePostAttributes(writer, attributes);
     writeChange(writer, change);
   });

@@ -39,7 +39,7 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
     remember(caller, wanted);
     const handle = exported.nodes.handleOf(node);
     return (writer) => {
-      writer.u32(0).opaque(handle).u32(1).u32(authSys);
+      writer.u32(0).latin1(handle).u32(1).u32(authSys);
       return undefined;
     };
   };

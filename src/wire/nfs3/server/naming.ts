@@ -74,7 +74,7 @@ const rename: Run = (exported, reader, who) => {
   // Two names of one file: the system leaves both.
   const isSame = replaced !== undefined && replaced.ino === stats.ino;
   if (replaced !== undefined && !isSame) tree.removed(replaced);
-  if (!isSame) tree.child(to.directory, newName, stats);
+  if (!isSame) tree.changed(tree.child(to.directory, newName, stats));
   const changes = [changeOf(exported, from, before), changeOf(exported, to, target)] as const;
   const reply = ok((writer) => {
     for (const change of changes) writeChange(writer, change);
@@ -96,6 +96,7 @@ const link: Run = (exported, reader, who) => {
   checkChange(around, who);
   const path = tree.at(to.directory, name);
   linkSync(tree.at(node.parent, node.name), path);
+  tree.changed(node);
   // By name, since the system links no other way here: another file may have come to that name.
   const linked = lstatSync(path, { bigint: true });
   if (!isSameFile(linked, node)) {

@@ -36,7 +36,7 @@ export interface Tree {
   /** The same for a directory, which is then open. */
   directory(node: Node): Descriptor;
   statDirectory(node: Node): BigIntStats;
-  /** Where a name in a directory is, for a system call. */
+  /** Where a name in a directory is, for a system call that changes the directory. */
   at(directory: Node, name: ByteString): string | Buffer;
   /** Undefined: no such name. */
   look(directory: Node, name: ByteString): BigIntStats | undefined;
@@ -50,6 +50,10 @@ export interface Tree {
   keepData(node: Node, fd: number): void;
   /** Opens what is there now, whatever it is, so that what is done next is done to that and nothing else. */
   holding<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T;
+  /** Something was changed about it, or in it if it is a directory, in a way that none of the others here knows. */
+  changed(node: Node): void;
+  /** How many changes there were. */
+  readonly changes: number;
   /** A name is gone; if it was the last one, so is the file. */
   removed(stats: BigIntStats): void;
   /** Asks anew where everything is: what was moved away or removed by others is let go. */
@@ -76,7 +80,12 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
   const root = createNode(rootStats.ino, rootStats.birthtimeNs, undefined, '');
   nodes.add(root);
   const descriptors = createDescriptors(maxDescriptors);
+  let changes = 0;
   root.directory = { fd: rootFd, prefix: `/proc/self/fd/${rootFd}/`, users: 1 };
+
+  function changed(node: Node): void {
+    node.changed = ++changes;
+  }
 
   /** Other file systems below the export are not part of it: their inode numbers would be taken for ours. */
   function lookAt(prefix: string, name: ByteString): BigIntStats | undefined {
@@ -150,6 +159,7 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
 
   function holding<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T {
     if (node.isGone) refuse('STALE');
+    changed(node);
     if (node === root) return use(`/proc/self/fd/${rootFd}`, fstatSync(rootFd, bigint));
     const above = node.parent && opened(node.parent, 0);
     const fd = above && openIfThere(toPath(above.prefix + node.name), asItself);
@@ -173,6 +183,7 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
   }
 
   function data(node: Node, forWriting: boolean): Descriptor {
+    if (forWriting) changed(node);
     if (node.file !== undefined && (node.isWritable || !forWriting)) {
       descriptors.touch(node.file);
       return node.file;
@@ -191,7 +202,10 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
     stat,
     directory,
     statDirectory: (node) => statOpen(node, directory(node)),
-    at: (parent, name) => toPath(directory(parent).prefix + name),
+    at: (parent, name) => {
+      changed(parent);
+      return toPath(directory(parent).prefix + name);
+    },
     look: (parent, name) => lookAt(directory(parent).prefix, name),
     looking,
     child: (parent, name, stats) => {
@@ -210,9 +224,14 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
     data,
     keepData: (node, fd) => void keepData(node, fd, true),
     holding,
+    changed,
+    get changes() {
+      return changes;
+    },
     removed: (stats) => {
       const node = nodes.find(stats.ino);
       if (node === undefined || !isSameFile(stats, node)) return;
+      changed(node);
       if (stats.isDirectory() || stats.nlink <= 1n) gone(node);
       // Another name is left. Which, only a search can tell; the data stay open until then.
     },

@@ -1,0 +1,163 @@
+import { randomBytes } from 'node:crypto';
+import * as fs from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { startProxy } from '#testing/cutting-proxy.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { heldMib } from '#testing/memory.ts';
+import { rpcTo, user } from '#testing/nfs-export.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { createNfsClient } from './client.ts';
+import { createFileWriter, createWriteStream } from './file-writer.ts';
+import { fileType, stability } from './structures.ts';
+
+const exclusive = { mode: 'exclusive', verifier: 0x0a0b_0c0d_0e0f_0102n } as const;
+const unknown = { name: 'RpcError', failure: 'deadline', maybeDone: true };
+const mib = 1024 * 1024;
+
+describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
+  const it = exportedByGanesha();
+
+  async function frozen(work: () => Promise<unknown>): Promise<void> {
+    await it.server.freeze();
+    try {
+      await work();
+    } finally {
+      it.server.thaw();
+    }
+  }
+
+  test('MKDIR passes its deadline, its result unknown, and asking again tells what became of it', async () => {
+    await frozen(() =>
+      expect(it.nfs.mkdir(it.directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
+    );
+    await expect.poll(() => fs.existsSync(it.on('late'))).toBe(true);
+    await expect(it.nfs.mkdir(it.directory, 'late', {})).rejects.toThrow('MKDIR: NFS3ERR_EXIST');
+    const { handle } = await it.nfs.lookup(it.directory, 'late');
+    expect((await it.nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('late')).ino));
+  });
+
+  test('an exclusive CREATE that passed its deadline is ours when it is asked for again, and nobody else can have it', async () => {
+    await frozen(() =>
+      expect(it.nfs.create(it.directory, 'mine', exclusive, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
+    );
+    // Ganesha works on both at once: in between there is a file that has no verifier yet.
+    const again = (): Promise<unknown> =>
+      it.nfs.create(it.directory, 'mine', exclusive).then(({ handle }) => it.nfs.getattr(handle), String);
+    await expect.poll(again).toMatchObject({ type: fileType.regular, size: 0 });
+    expect(fs.readdirSync(it.folder)).toEqual(['mine']);
+    await expect(it.nfs.create(it.directory, 'mine', { ...exclusive, verifier: 1n })).rejects.toThrow('NFS3ERR_EXIST');
+  });
+
+  test('replies that come after their deadline are nobody else’s', async () => {
+    const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+    using rpc = rpcTo(proxy.host, proxy.port, { identity: user(0) });
+    const nfs = createNfsClient(rpc, systemClock());
+    const names = Array.from({ length: 40 }, (_, i) => `sub-${i}`);
+    for (const name of names) fs.mkdirSync(it.on(name));
+    const found = (name: string) => nfs.lookup(it.directory, name).then(({ attributes }) => attributes?.fileId);
+    await found('sub-0');
+    let patient: Promise<unknown> | undefined;
+    await frozen(async () => {
+      const late = names.map((name) => nfs.lookup(it.directory, name, { deadlineMs: 150 }));
+      patient = found('sub-7');
+      const results = await Promise.allSettled(late);
+      expect(results.map(({ status }) => status)).toEqual(names.map(() => 'rejected'));
+    });
+    const inode = (name: string): bigint => BigInt(fs.statSync(it.on(name)).ino);
+    expect(await Promise.all(names.toReversed().map(found))).toEqual(names.toReversed().map(inode));
+    expect(await patient).toBe(inode('sub-7'));
+    // All of them by the connection on which the late ones came.
+    expect(proxy.connections).toBe(1);
+    expect(rpc.pending).toBe(0);
+  });
+
+  test('others are served meanwhile', async () => {
+    const own = await startOwnServer();
+    const { nfs, root } = await own.mount();
+    await frozen(async () => {
+      const stuck = it.nfs.getattr(it.directory, { deadlineMs: 500 });
+      stuck.catch(() => undefined);
+      for (let i = 0; i < 100; i++) await nfs.getattr(root, { deadlineMs: 400 });
+      await expect(stuck).rejects.toMatchObject(unknown);
+    });
+  });
+
+  test('what is written to it is held once, and given back at the deadline', async () => {
+    const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
+    using rpc = rpcTo(it.server.host, it.server.nfsPort, { identity: user(0) });
+    const nfs = createNfsClient(rpc, systemClock());
+    await nfs.null();
+    const data = Buffer.alloc(mib, 1);
+    const before = heldMib();
+    await frozen(async () => {
+      const writes = Array.from({ length: 64 }, (_, i) =>
+        nfs.write(handle, i * mib, data, stability.unstable, { deadlineMs: 300 }),
+      );
+      const all = Promise.allSettled(writes);
+      expect(heldMib() - before).toBeLessThan(8);
+      for (const { status } of await all) expect(status).toBe('rejected');
+      expect(rpc.pending).toBe(0);
+      // The memory is the caller's again: what he does with it must not go to the server.
+      data.fill(2);
+    });
+    for (let i = 0; i < 100; i++) await nfs.getattr(handle);
+    expect(fs.readFileSync(it.on('file')).includes(2)).toBe(false);
+    // A connection that was given up for it is made anew.
+    expect(await nfs.write(handle, 0, data, stability.fileSync)).toMatchObject({ count: mib });
+  });
+});
+
+describe.skipIf(needs('root', 'ganesha'))('a server that is killed and comes back', () => {
+  const it = exportedByGanesha();
+
+  /** Its verifier is the second it started in. */
+  async function restarted(meanwhile: () => void): Promise<void> {
+    await it.server.kill();
+    const killedIn = Math.floor(Date.now() / 1000);
+    meanwhile();
+    await expect.poll(() => Math.floor(Date.now() / 1000), { timeout: 5000 }).toBeGreaterThan(killedIn);
+    await it.server.restart();
+  }
+
+  test('having lost what it had not committed is given all of it again', async () => {
+    const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
+    const data = randomBytes(12 * mib + 5);
+    const writer = createFileWriter(it.nfs, handle, { atOnce: 4 });
+    await writer.write(0, data.subarray(0, 6 * mib));
+    // Some of them answered, some under way.
+    await expect.poll(() => fs.statSync(it.on('file')).size).toBeGreaterThan(mib);
+    // With the power the kernel would have lost it, too.
+    const back = restarted(() => fs.truncateSync(it.on('file')));
+    await writer.write(6 * mib, data.subarray(6 * mib));
+    await back;
+    await writer.flush();
+    expect(fs.readFileSync(it.on('file')).equals(data)).toBe(true);
+  });
+
+  test('as a stream: closed means complete', async () => {
+    const { handle } = await it.nfs.create(it.directory, 'file', { mode: 'guarded', set: {} });
+    const data = randomBytes(4 * mib);
+    const stream = createWriteStream(it.nfs, handle);
+    onTestFinished(() => void stream.destroy());
+    for (let i = 0; i < 3; i++) await new Promise((done) => stream.write(data.subarray(i * mib, (i + 1) * mib), done));
+    await expect.poll(() => fs.statSync(it.on('file')).size).toBe(3 * mib);
+    await restarted(() => fs.truncateSync(it.on('file')));
+    await new Promise<void>((done) => stream.end(data.subarray(3 * mib), () => done()));
+    expect(fs.readFileSync(it.on('file')).equals(data)).toBe(true);
+  });
+
+  test('answers the calls that the old one took with it', async () => {
+    await it.server.freeze();
+    const made = it.nfs.mkdir(it.directory, 'sub', { mode: 0o700 });
+    const written = it.nfs.setattr(it.directory, { mode: 0o711 });
+    await Promise.race([made, written, delay(50)]);
+    await it.server.restart();
+    const { attributes } = await made;
+    await written;
+    expect(attributes).toMatchObject({ type: fileType.directory, mode: 0o700 });
+    expect(fs.statSync(it.folder).mode & 0o777).toBe(0o711);
+  });
+});

@@ -1,0 +1,206 @@
+import * as fs from 'node:fs';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { type CuttingProxy, startProxy } from '#testing/cutting-proxy.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { rpcTo, user } from '#testing/nfs-export.ts';
+import { createNfsClient, type NfsClient } from './client.ts';
+import { create, link, mkdir, mknod, remove, rename, rmdir, setattr, symlink } from './procedures.ts';
+import { nfsStatus } from './status.ts';
+import { fileType } from './structures.ts';
+
+const { EXIST, NOENT, NOT_SYNC } = nfsStatus;
+const guarded = { mode: 'guarded', set: { mode: 0o640 } } as const;
+const exclusive = { mode: 'exclusive', verifier: 0x0102_0304_0506_0708n } as const;
+
+/** Ganesha remembers what it answered only for the connection it answered on: a call that comes by a new one is done again. */
+describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call and its reply', () => {
+  const it = exportedByGanesha();
+
+  async function through(): Promise<{ readonly nfs: NfsClient; readonly proxy: CuttingProxy }> {
+    const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+    const rpc = rpcTo(proxy.host, proxy.port, { identity: user(0) });
+    onTestFinished(() => rpc.close());
+    const nfs = createNfsClient(rpc, systemClock());
+    await nfs.null();
+    return { nfs, proxy };
+  }
+
+  /** Each call was really done by the first, and really refused to the second. */
+  const twice = (proxy: CuttingProxy, second: number): void => {
+    expect(proxy.statuses).toEqual([0, second]);
+    expect(proxy.connections).toBe(2);
+  };
+
+  test('CREATE, guarded: the file that the first call made is given', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(create.number);
+    const { handle } = await nfs.create(it.directory, 'file', guarded);
+    twice(proxy, EXIST);
+    expect(await nfs.getattr(handle)).toMatchObject({ fileId: BigInt(fs.statSync(it.on('file')).ino), mode: 0o640 });
+  });
+
+  test('CREATE, guarded: a file that holds something already is not the one we made', async () => {
+    const { nfs, proxy } = await through();
+    fs.writeFileSync(it.on('file'), 'of somebody else');
+    proxy.cutReplyTo(create.number);
+    await expect(nfs.create(it.directory, 'file', guarded)).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+    expect(proxy.statuses).toEqual([EXIST, EXIST]);
+  });
+
+  /** What stands in for an exclusive one where a server has none: a time that nobody else would give it. */
+  const marked = { mode: 'guarded', set: { mode: 0o640, mtime: { seconds: 1_234_567, nanoseconds: 1000 } } } as const;
+
+  test('CREATE, guarded, with a time of its own: the file that the first call made is given', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(create.number);
+    const { handle } = await nfs.create(it.directory, 'file', marked);
+    twice(proxy, EXIST);
+    expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('file')).ino));
+  });
+
+  test('CREATE, guarded, with a time of its own: the empty file that somebody else was first to make is not ours', async () => {
+    const { nfs, proxy } = await through();
+    await it.nfs.create(it.directory, 'file', guarded);
+    proxy.cutReplyTo(create.number);
+    await expect(nfs.create(it.directory, 'file', marked)).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+    expect(proxy.statuses).toEqual([EXIST, EXIST]);
+  });
+
+  test('CREATE, exclusive: the server itself knows its own', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(create.number);
+    const { handle } = await nfs.create(it.directory, 'file', exclusive);
+    twice(proxy, 0);
+    expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('file')).ino));
+  });
+
+  test('CREATE, exclusive: what somebody else was first to make is never taken for ours', async () => {
+    const { nfs, proxy } = await through();
+    await it.nfs.create(it.directory, 'file', { ...exclusive, verifier: 1n });
+    proxy.cutReplyTo(create.number);
+    await expect(nfs.create(it.directory, 'file', exclusive)).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+    expect(proxy.statuses).toEqual([EXIST, EXIST]);
+  });
+
+  test('MKDIR: the directory that the first call made is given', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(mkdir.number);
+    const { handle, attributes } = await nfs.mkdir(it.directory, 'sub', { mode: 0o711 });
+    twice(proxy, EXIST);
+    expect(attributes).toMatchObject({ type: fileType.directory, mode: 0o711 });
+    expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('sub')).ino));
+  });
+
+  test('MKDIR: a file of that name is in the way, and it says so', async () => {
+    const { nfs, proxy } = await through();
+    fs.writeFileSync(it.on('sub'), '');
+    proxy.cutReplyTo(mkdir.number);
+    await expect(nfs.mkdir(it.directory, 'sub', {})).rejects.toThrow('MKDIR: NFS3ERR_EXIST');
+    expect(proxy.statuses).toEqual([EXIST, EXIST]);
+  });
+
+  test('SYMLINK: the link that the first call made is given', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(symlink.number);
+    const { handle } = await nfs.symlink(it.directory, 'link', 'some/where', {});
+    twice(proxy, EXIST);
+    expect(await nfs.readlink(handle)).toBe('some/where');
+  });
+
+  test('SYMLINK: one that leads elsewhere is not ours', async () => {
+    const { nfs, proxy } = await through();
+    fs.symlinkSync('elsewhere', it.on('link'));
+    proxy.cutReplyTo(symlink.number);
+    await expect(nfs.symlink(it.directory, 'link', 'some/where', {})).rejects.toThrow('SYMLINK: NFS3ERR_EXIST');
+    expect(proxy.statuses).toEqual([EXIST, EXIST]);
+  });
+
+  test('MKNOD: the pipe that the first call made is given', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(mknod.number);
+    const { handle } = await nfs.mknod({ directory: it.directory, name: 'pipe', type: fileType.fifo, set: {} });
+    twice(proxy, EXIST);
+    expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('pipe')).ino));
+  });
+
+  test('REMOVE: gone is gone', async () => {
+    const { nfs, proxy } = await through();
+    fs.writeFileSync(it.on('file'), '');
+    proxy.cutReplyTo(remove.number);
+    await nfs.remove(it.directory, 'file');
+    twice(proxy, NOENT);
+    expect(fs.readdirSync(it.folder)).toEqual([]);
+  });
+
+  test('RMDIR: gone is gone', async () => {
+    const { nfs, proxy } = await through();
+    fs.mkdirSync(it.on('sub'));
+    proxy.cutReplyTo(rmdir.number);
+    await nfs.rmdir(it.directory, 'sub');
+    twice(proxy, NOENT);
+    expect(fs.readdirSync(it.folder)).toEqual([]);
+  });
+
+  const move = (nfs: NfsClient): Promise<void> =>
+    nfs.rename({ directory: it.directory, name: 'from' }, { directory: it.directory, name: 'to' });
+
+  test('RENAME: it was moved by the first call', async () => {
+    const { nfs, proxy } = await through();
+    fs.writeFileSync(it.on('from'), 'moved');
+    proxy.cutReplyTo(rename.number);
+    await move(nfs);
+    twice(proxy, NOENT);
+    expect(fs.readFileSync(it.on('to'), 'utf8')).toBe('moved');
+  });
+
+  test('RENAME: what was never there cannot have been moved', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(rename.number);
+    await expect(move(nfs)).rejects.toThrow('RENAME: NFS3ERR_NOENT');
+    expect(proxy.statuses).toEqual([NOENT, NOENT]);
+  });
+
+  test('LINK: the second name that the first call gave is the same file', async () => {
+    const { nfs, proxy } = await through();
+    const { handle } = await nfs.create(it.directory, 'one', guarded);
+    proxy.cutReplyTo(link.number);
+    await nfs.link(handle, { directory: it.directory, name: 'two' });
+    twice(proxy, EXIST);
+    expect(fs.statSync(it.on('two')).ino).toBe(fs.statSync(it.on('one')).ino);
+  });
+
+  test('LINK: another file of that name is in the way, and it says so', async () => {
+    const { nfs, proxy } = await through();
+    const { handle } = await nfs.create(it.directory, 'one', guarded);
+    fs.writeFileSync(it.on('two'), '');
+    proxy.cutReplyTo(link.number);
+    await expect(nfs.link(handle, { directory: it.directory, name: 'two' })).rejects.toThrow('LINK: NFS3ERR_EXIST');
+    expect(proxy.statuses).toEqual([EXIST, EXIST]);
+  });
+
+  test('SETATTR with a guard: the change that made the guard fail was our own', async () => {
+    const { nfs, proxy } = await through();
+    const { handle } = await nfs.create(it.directory, 'file', guarded);
+    const { ctime: seconds, ctimeNs: nanoseconds } = await nfs.getattr(handle);
+    proxy.cutReplyTo(setattr.number);
+    const set = { mode: 0o600, uid: 77, size: 5, mtime: { seconds: 1_000_000_000, nanoseconds: 3 } };
+    await nfs.setattr(handle, set, { ifChangedAt: { seconds, nanoseconds } });
+    twice(proxy, NOT_SYNC);
+    expect(fs.statSync(it.on('file'))).toMatchObject({ uid: 77, size: 5 });
+  });
+
+  test("SETATTR with a guard: somebody else's change is told", async () => {
+    const { nfs, proxy } = await through();
+    const { handle } = await nfs.create(it.directory, 'file', guarded);
+    const { ctime: seconds, ctimeNs: nanoseconds } = await nfs.getattr(handle);
+    await it.nfs.setattr(handle, { mode: 0o444 });
+    proxy.cutReplyTo(setattr.number);
+    await expect(nfs.setattr(handle, { mode: 0o600 }, { ifChangedAt: { seconds, nanoseconds } })).rejects.toThrow(
+      'SETATTR: NFS3ERR_NOT_SYNC',
+    );
+    expect(proxy.statuses).toEqual([NOT_SYNC, NOT_SYNC]);
+    expect(fs.statSync(it.on('file')).mode & 0o777).toBe(0o444);
+  });
+});

@@ -1,0 +1,200 @@
+import { once } from 'node:events';
+import * as fs from 'node:fs';
+import { connect, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { heldMib } from '#testing/memory.ts';
+import { type Mounted, type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
+import { words } from '#testing/rpc-records.ts';
+import type { Procedure } from '../../rpc/procedure.ts';
+import { nfsProgram, stability } from '../structures.ts';
+
+const mib = 1024 * 1024;
+/** Within this, whoever behaves is answered, whatever others do. */
+const promptly = { deadlineMs: 5_000 };
+
+async function attacker({ server }: OwnServer): Promise<Socket> {
+  const socket = connect(server.port, server.host);
+  socket.on('error', () => undefined);
+  onTestFinished(() => void socket.destroy());
+  await once(socket, 'connect');
+  return socket;
+}
+
+const crowd = (own: OwnServer, count: number): Promise<Socket[]> =>
+  Promise.all(Array.from({ length: count }, () => attacker(own)));
+
+const closed = async (socket: Socket): Promise<boolean> => {
+  socket.resume();
+  if (!socket.closed) await Promise.race([once(socket, 'close'), once(socket, 'end')]);
+  return true;
+};
+
+/** Somebody who only wants to work. */
+async function works({ nfs, root }: Mounted, name: string): Promise<void> {
+  const { handle } = await nfs.create(root, name, { mode: 'guarded', set: {} }, promptly);
+  await nfs.write(handle, 0, Buffer.from(name), stability.unstable, promptly);
+  const into = Buffer.alloc(name.length);
+  await nfs.read(handle, 0, into, promptly);
+  expect(into.toString()).toBe(name);
+  await nfs.remove(root, name, promptly);
+}
+
+/** Sends as fast as it is taken, until so much is sent or the server has had enough. */
+async function pour(socket: Socket, chunk: Buffer, bytes: number): Promise<void> {
+  const { promise: ended, resolve: end } = Promise.withResolvers<void>();
+  let wake = end;
+  socket.on('close', () => end()).on('drain', () => wake());
+  for (let sent = 0; sent < bytes && !socket.destroyed; sent += chunk.length) {
+    if (socket.write(chunk)) continue;
+    const { promise: drained, resolve } = Promise.withResolvers<void>();
+    wake = resolve;
+    await Promise.race([drained, ended]);
+  }
+}
+
+describe.skipIf(needs('linux'))('a client that means harm', () => {
+  test.each([
+    ['a record of 2 GiB', words(0xffff_ffff)],
+    ['a record of just too much', words(0x8000_0000 | (mib + 64 * 1024 + 1))],
+    ['a reply in place of a call', words(0x8000_0018, 1, 1, 0, 0, 0, 0)],
+    ['a record too short for a call', words(0x8000_0004, 1)],
+  ])('%s ends its connection', async (_, bytes) => {
+    const own = await startOwnServer({ durable: false });
+    const socket = await attacker(own);
+    socket.write(bytes);
+    expect(await closed(socket)).toBe(true);
+    await works(await own.mount(), 'file');
+  });
+
+  test('fragments without end, full or empty, take no memory, and others are served meanwhile', async () => {
+    const own = await startOwnServer({ durable: false });
+    const mounted = await own.mount();
+    const before = heldMib();
+    const [full, empty] = [await attacker(own), await attacker(own)];
+    const fragments = Buffer.concat([words(65_536), Buffer.alloc(65_536)]);
+    const pouring = [pour(full, fragments, 64 * mib), pour(empty, Buffer.alloc(65_536), 16 * mib)];
+    let most = 0;
+    for (let i = 0; i < 20; i++) {
+      await works(mounted, `file-${i}`);
+      most = Math.max(most, heldMib() - before);
+    }
+    await Promise.all(pouring);
+    expect(full.destroyed).toBe(true);
+    expect(most).toBeLessThan(16);
+  });
+
+  test('a thousand connections that say nothing keep nobody out', async () => {
+    const own = await startOwnServer({ durable: false });
+    const early = await own.mount();
+    const before = heldMib();
+    const idle = await crowd(own, 1000);
+    // Somebody who was there, and somebody who comes now.
+    await works(early, 'early');
+    await works(await own.mount(), 'late');
+    await expect
+      .poll(() => idle.filter(({ destroyed, readableEnded }) => destroyed || readableEnded).length)
+      .toBeGreaterThan(700);
+    // 256 places, each with the memory to receive and to send.
+    expect(heldMib() - before).toBeLessThan(256 * 0.6);
+  });
+
+  test('calls of which only a part comes hold what they sent, and keep nobody out', async () => {
+    const places = 64;
+    const own = await startOwnServer({ maxConnections: places, durable: false });
+    const before = heldMib();
+    // All but the last byte of a WRITE, and more connections than there are places.
+    const part = Buffer.concat([words(0x8000_0000 | mib), Buffer.alloc(mib - 1)]);
+    await Promise.all((await crowd(own, places * 2)).map((socket) => pour(socket, part, part.length)));
+    await works(await own.mount(), 'file');
+    // In each place one call, and the memory to receive and to send.
+    expect(heldMib() - before).toBeLessThan(places * 1.7);
+  });
+
+  test('counts beyond all measure give what one answer may hold', async () => {
+    const own = await startOwnServer({ durable: false });
+    const { nfs, rpc, root } = await own.mount();
+    fs.writeFileSync(join(own.directory, 'large'), Buffer.alloc(3 * mib, 7));
+    fs.mkdirSync(join(own.directory, 'many'));
+    for (let i = 0; i < 800; i++)
+      fs.closeSync(fs.openSync(join(own.directory, 'many', `${i}`.padStart(250, 'x')), 'w'));
+    const { handle: large } = await nfs.lookup(root, 'large');
+    const { handle: many } = await nfs.lookup(root, 'many');
+    const huge = 0xffff_ffff;
+    /** Gives how long the answer is. */
+    const sized = (number: number, name: string, handle: Uint8Array, rest: Buffer): Procedure<undefined, number> => ({
+      ...{ program: nfsProgram, version: 3, number, name },
+      encode: (writer) => {
+        writer.opaque(handle).fixed(rest);
+        return undefined;
+      },
+      decode: (reader) => (reader.u32() === 0 ? reader.left : 0),
+    });
+    const read = await rpc.call(sized(6, 'READ', large, words(0, 0, huge)), undefined, promptly);
+    expect(read).toBeGreaterThan(mib);
+    expect(read).toBeLessThan(mib + 200);
+    const readdir = await rpc.call(sized(16, 'READDIR', many, words(0, 0, 0, 0, huge)), undefined, promptly);
+    const plus = await rpc.call(sized(17, 'READDIRPLUS', many, words(0, 0, 0, 0, huge, huge)), undefined, promptly);
+    for (const length of [readdir, plus]) {
+      expect(length).toBeGreaterThan(100_000);
+      expect(length).toBeLessThanOrEqual(128 * 1024);
+    }
+  });
+
+  test('handles that are forged, cut short or made longer are refused, every one', async () => {
+    const own = await startOwnServer({ durable: false });
+    const { nfs, root } = await own.mount();
+    const { handle } = await nfs.create(root, 'file', { mode: 'guarded', set: {} });
+    const good = Buffer.from(handle);
+    const forged: Buffer[] = Array.from({ length: good.length }, (_, i) => good.subarray(0, i));
+    for (let bit = 0; bit < good.length * 8; bit++) {
+      const one = Buffer.from(good);
+      one[bit >> 3] = (one[bit >> 3] ?? 0) ^ (1 << (bit & 7));
+      forged.push(one);
+    }
+    for (let i = 1; good.length + i <= 64; i++) forged.push(Buffer.concat([good, Buffer.alloc(i)]));
+    const answers = await Promise.all(
+      forged.map((one) =>
+        nfs.getattr(one).then(
+          () => 'taken',
+          (cause: { statusName?: string }) => cause.statusName,
+        ),
+      ),
+    );
+    expect(new Set(answers)).toEqual(new Set(['BADHANDLE']));
+    expect((await nfs.getattr(handle)).size).toBe(0);
+  });
+
+  test('all of it together, for a while: whoever behaves is served', async () => {
+    const places = 64;
+    const own = await startOwnServer({ maxConnections: places, durable: false });
+    const mounted = await own.mount();
+    const before = heldMib();
+    let isOver = false;
+    const attacks: ((socket: Socket) => Promise<unknown>)[] = [
+      (socket) => pour(socket, Buffer.alloc(65_536, 0xff), mib),
+      (socket) => pour(socket, Buffer.alloc(4096), 65_536),
+      (socket) => pour(socket, words(0x8000_0028, 1, 0, 2, nfsProgram, 3, 1, 0, 0, 0, 0), 8192),
+      (socket) => pour(socket, words(0x8010_0000, 1, 2, 3), 16),
+      async (socket) => socket.resetAndDestroy(),
+    ];
+    const attackers = attacks.map(async (attack) => {
+      while (!isOver) {
+        await attack(await attacker(own));
+        // The attackers are in this process, too.
+        await delay(5);
+      }
+    });
+    let most = 0;
+    for (let i = 0; i < 30; i++) {
+      await works(i % 10 === 0 ? await own.mount() : mounted, `file-${i}`);
+      if (i % 10 === 9) most = Math.max(most, heldMib() - before);
+    }
+    isOver = true;
+    await Promise.all(attackers);
+    expect(most).toBeLessThan(places * 1.7);
+    expect(fs.readdirSync(own.directory)).toEqual([]);
+  });
+});

@@ -1,0 +1,76 @@
+import type { BigIntStats } from 'node:fs';
+import type { Node } from './nodes.ts';
+import type { Tree } from './tree.ts';
+
+/** An answer to READDIRPLUS: its entries as they go over the wire. */
+export interface Page {
+  readonly bytes: Buffer;
+  /** Whose attributes are in it. */
+  readonly nodes: readonly Node[];
+}
+
+/**
+ * Answers of the last moment, to be given again: asking the system about each file is nearly all that a listing costs. The
+ * directory itself is asked each time, so names are as they are now. What clients change about a file shows at once; what
+ * others change about it, as long as its name stays, may show a second later. (Clients believe attributes for longer.)
+ */
+export interface Pages {
+  find(directory: Node, question: string, stats: BigIntStats): Page | undefined;
+  /** `stats`: of the directory, from before the page was made. */
+  keep(directory: Node, question: string, stats: BigIntStats, page: Page): void;
+  /** Lets go what is too old. */
+  tidy(): void;
+}
+
+interface Kept {
+  readonly page: Page;
+  readonly mtime: bigint;
+  readonly ctime: bigint;
+  /** By the clock's elapsed time. */
+  readonly until: number;
+  /** Of the tree, when it was made. */
+  readonly changes: number;
+}
+
+const keptMs = 1000;
+const maxBytes = 8 * 1024 * 1024;
+
+export function createPages(tree: Pick<Tree, 'changes'>, elapsed: () => number): Pages {
+  const kept = new Map<string, Kept>();
+  let bytes = 0;
+
+  function forget(key: string): void {
+    bytes -= kept.get(key)?.page.bytes.length ?? 0;
+    kept.delete(key);
+  }
+
+  /** All are kept for the same time, so the first are the oldest. */
+  function makeRoom(): void {
+    const now = elapsed();
+    for (const [key, { until }] of kept) {
+      if (until > now && bytes <= maxBytes) return;
+      forget(key);
+    }
+  }
+
+  return {
+    find: (directory, question, stats) => {
+      const found = kept.get(keyOf(directory, question));
+      if (found === undefined || found.until <= elapsed()) return undefined;
+      if (found.mtime !== stats.mtimeNs || found.ctime !== stats.ctimeNs) return undefined;
+      for (const node of found.page.nodes) if (node.changed > found.changes) return undefined;
+      return found.page;
+    },
+    keep: (directory, question, stats, page) => {
+      const key = keyOf(directory, question);
+      forget(key);
+      const { mtimeNs: mtime, ctimeNs: ctime } = stats;
+      kept.set(key, { page, mtime, ctime, until: elapsed() + keptMs, changes: tree.changes });
+      bytes += page.bytes.length;
+      makeRoom();
+    },
+    tidy: makeRoom,
+  };
+}
+
+const keyOf = ({ ino, birth }: Node, question: string): string => `${ino} ${birth} ${question}`;

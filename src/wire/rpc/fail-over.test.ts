@@ -1,0 +1,104 @@
+import * as fs from 'node:fs';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { type CuttingProxy, startProxy } from '#testing/cutting-proxy.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { user } from '#testing/nfs-export.ts';
+import { createNfsClient, type NfsClient } from '../nfs3/client.ts';
+import { fileType } from '../nfs3/structures.ts';
+import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
+
+const stallMs = 300;
+
+describe.skipIf(needs('root', 'ganesha'))('a server with two addresses', () => {
+  const it = exportedByGanesha();
+
+  interface Paths {
+    readonly first: CuttingProxy;
+    readonly second: CuttingProxy;
+    readonly rpc: RpcClient;
+    readonly nfs: NfsClient;
+  }
+
+  /** Two ways to the same ganesha. */
+  async function paths(options: Partial<RpcClientOptions> = {}): Promise<Paths> {
+    const to = { host: it.server.host, port: it.server.nfsPort };
+    const [first, second] = [await startProxy(to, '127.0.0.1'), await startProxy(to, '127.0.0.2')];
+    const about = { clock: systemClock(), identity: user(0), stallMs };
+    const rpc = createRpcClient({ ...about, addresses: [first, second], ...options });
+    onTestFinished(() => rpc.close());
+    return { first, second, rpc, nfs: createNfsClient(rpc, systemClock()) };
+  }
+
+  /** A number of directories, made one after the other. The way is cut when some are made. */
+  async function makeWhile(nfs: NfsClient, cut: () => unknown, atOnce: number): Promise<void> {
+    const names = Array.from({ length: 60 }, (_, i) => `sub-${i}`);
+    const queue = [...names];
+    let made = 0;
+    const work = async (): Promise<void> => {
+      for (let name = queue.shift(); name !== undefined; name = queue.shift()) {
+        const { attributes } = await nfs.mkdir(it.directory, name, { mode: 0o755 }, { deadlineMs: 5_000 });
+        expect(attributes?.type).toBe(fileType.directory);
+        if (++made === 20) await cut();
+      }
+    };
+    await Promise.all(Array.from({ length: atOnce }, work));
+    expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
+  }
+
+  test.each([1, 2, 4])('the first is cut off: all goes on by the second, with %d connections', async (connections) => {
+    const { first, second, nfs, rpc } = await paths({ connections });
+    await nfs.null();
+    expect([first.connections > 0, second.connections]).toEqual([true, 0]);
+    await makeWhile(nfs, () => first.down(), connections * 2);
+    expect(second.connections).toBe(connections);
+    expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
+  });
+
+  test.each([1, 2, 3, 4])(
+    'the first falls silent, as when a cable is pulled: all goes on by the second, with %d connections',
+    async (connections) => {
+      const { first, second, nfs, rpc } = await paths({ connections });
+      await nfs.null();
+      await makeWhile(nfs, () => first.stall(), connections * 2);
+      expect(second.connections).toBe(connections);
+      expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
+    },
+  );
+
+  test('the first was never there', async () => {
+    const { first, second, nfs } = await paths({ connections: 2 });
+    await first.down();
+    await makeWhile(nfs, () => undefined, 4);
+    expect(second.connections).toBe(2);
+  });
+
+  test('both are away for a while: what is under way is done when one is back, whichever', async () => {
+    const { first, second, nfs } = await paths();
+    await nfs.null();
+    let back: Promise<unknown> | undefined;
+    await makeWhile(
+      nfs,
+      async () => {
+        // What was sent is asked for again until its deadline.
+        first.stall();
+        await second.down();
+        back = new Promise((resolve) => setTimeout(resolve, 400)).then(() => second.up());
+      },
+      2,
+    );
+    await back;
+    expect(second.connections).toBeGreaterThan(0);
+  });
+
+  test('and back again, when the second is cut off later', async () => {
+    const { first, second, nfs, rpc } = await paths({ connections: 2 });
+    await nfs.null();
+    await first.down();
+    await nfs.getattr(it.directory);
+    await first.up();
+    await makeWhile(nfs, () => second.stall(), 4);
+    expect(rpc.address).toMatchObject({ host: '127.0.0.1' });
+  });
+});

@@ -1,0 +1,214 @@
+import { randomBytes } from 'node:crypto';
+import type { Socket } from 'node:net';
+import { setTimeout as delay, setImmediate as turn } from 'node:timers/promises';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { startProxy } from '#testing/cutting-proxy.ts';
+import { startRawServer } from '#testing/fake-nfs.ts';
+import { heldMib } from '#testing/memory.ts';
+import { asRecord, onRecords, type RpcRecord, reply, words } from '#testing/rpc-records.ts';
+import { nullCall } from '../nfs3/procedures.ts';
+import { createRpcClient } from './client.ts';
+import { createReceiver } from './receiver.ts';
+
+const handle = new Uint8Array(8);
+
+/** Answers every call by what is made of it. */
+const answering =
+  (answer: (call: RpcRecord, socket: Socket) => void) =>
+  (socket: Socket): void =>
+    onRecords(socket, (call) => answer(call, socket));
+const honest = answering(({ xid }, socket) => void socket.write(reply(xid)));
+
+/** The message of the reply to a READ: no attributes, not the end. */
+const readReply = (xid: number, data: Buffer): Buffer =>
+  Buffer.concat([reply(xid, 0, 0, data.length, 0, data.length).subarray(4), data]);
+
+describe('a server that', () => {
+  test('takes a connection and never answers gives an error at the deadline, and others go on', async () => {
+    const { nfs, rpc } = await startRawServer(() => undefined);
+    const other = await startRawServer(honest);
+    const waiting = nfs.null({ deadlineMs: 400 });
+    for (let i = 0; i < 20; i++) await other.nfs.null();
+    await expect(waiting).rejects.toMatchObject({ failure: 'deadline', maybeDone: true });
+    expect(rpc.pending).toBe(0);
+  });
+
+  test('closes every connection at once is not run against without pause', async () => {
+    const raw = await startRawServer((socket) => socket.destroy());
+    await expect(raw.nfs.null({ deadlineMs: 1_000 })).rejects.toMatchObject({ failure: 'deadline' });
+    expect(raw.connections).toBeGreaterThan(2);
+    expect(raw.connections).toBeLessThan(16);
+    raw.onConnection = honest;
+    await raw.nfs.null();
+  });
+
+  test('says something that nobody asked for, and closes, is no better', async () => {
+    const raw = await startRawServer(answering(({ xid }, socket) => void socket.end(reply(xid + 1))));
+    await expect(raw.nfs.null({ deadlineMs: 800 })).rejects.toMatchObject({ failure: 'deadline' });
+    expect(raw.connections).toBeLessThan(16);
+  });
+
+  test('is not there any more is asked ever more rarely', async () => {
+    let dials = 0;
+    const localPort = (): number => {
+      dials++;
+      return 0;
+    };
+    const { port } = await startRawServer(() => undefined);
+    const proxy = await startProxy({ host: '127.0.0.1', port });
+    const rpc = createRpcClient({ clock: systemClock(), addresses: [proxy], localPort });
+    onTestFinished(() => rpc.close());
+    // On its way when the server goes: whether it was done is not known, so it is asked for until the deadline.
+    const call = rpc.call(nullCall, undefined, { deadlineMs: 1_000 });
+    await expect.poll(() => proxy.connections).toBe(1);
+    await proxy.down();
+    await expect(call).rejects.toMatchObject({ failure: 'deadline', maybeDone: true });
+    expect(dials).toBeGreaterThan(2);
+    expect(dials).toBeLessThan(16);
+  });
+
+  test('answers byte by byte is understood', async () => {
+    const raw = await startRawServer(
+      answering(({ xid }, socket) => {
+        void (async () => {
+          for (const byte of asRecord(readReply(xid, Buffer.from('slow')))) {
+            socket.write(Buffer.of(byte));
+            await turn();
+          }
+        })();
+      }),
+    );
+    const into = Buffer.alloc(4);
+    expect(await raw.nfs.read(handle, 0, into)).toMatchObject({ count: 4, isEnd: false });
+    expect(into.toString()).toBe('slow');
+  });
+
+  test('cuts its record into fragments at any byte is understood', async () => {
+    let cut = 0;
+    const raw = await startRawServer(
+      answering(({ xid }, socket) => {
+        const message = readReply(xid, Buffer.from('whole'));
+        const [one, other] = [message.subarray(0, cut), message.subarray(cut)];
+        socket.write(Buffer.concat([words(one.length), one, asRecord(other)]));
+      }),
+    );
+    for (; cut <= readReply(0, Buffer.from('whole')).length; cut++) {
+      const into = Buffer.alloc(5);
+      await raw.nfs.read(handle, 0, into);
+      expect(into.toString()).toBe('whole');
+    }
+  });
+
+  test('sends noise fails the call, and the next one works', async () => {
+    let noise: Buffer | undefined;
+    const answer = answering(({ xid }, socket) => void socket.write(noise ?? reply(xid)));
+    const { nfs } = await startRawServer(answer, { stallMs: 60 });
+    for (let i = 0; i < 40; i++) {
+      noise = randomBytes(1 + i * 97);
+      // What passes for the beginning of a long record is waited for.
+      await expect(nfs.null({ deadlineMs: 200 })).rejects.toMatchObject({ name: 'RpcError' });
+      noise = undefined;
+      await nfs.null({ deadlineMs: 2_000 });
+    }
+  });
+
+  test('stops in the middle of a record is connected to anew, after a call passed its deadline', async () => {
+    let isBroken = true;
+    const answer = answering(({ xid }, socket) => void socket.write(reply(xid).subarray(0, isBroken ? 20 : 28)));
+    const raw = await startRawServer(answer, { stallMs: 100 });
+    await expect(raw.nfs.null({ deadlineMs: 300 })).rejects.toMatchObject({ failure: 'deadline' });
+    isBroken = false;
+    await raw.nfs.null({ deadlineMs: 2_000 });
+    expect(raw.connections).toBe(2);
+  });
+});
+
+describe('memory is not what a server says it needs', () => {
+  /** Sends without end, as fast as it is taken, until the other side has had enough. Gives how much that was. */
+  async function pour(socket: Socket, chunk: Buffer, mib: number): Promise<void> {
+    for (let sent = 0; sent < mib * 2 ** 20 && !socket.destroyed; sent += chunk.length)
+      if (!socket.write(chunk))
+        await Promise.race([new Promise((resolve) => socket.once('drain', resolve)), delay(50)]);
+  }
+
+  const fragment = (length: number): Buffer => Buffer.concat([words(length), Buffer.alloc(length)]);
+
+  test.each([
+    ['a record of 2 GiB', words(0xffff_ffff), Buffer.alloc(65_536), 'garbled'],
+    ['a record of just too much', words(0x8000_0000 | (2 ** 21 + 1)), Buffer.alloc(65_536), 'garbled'],
+    ['fragments without end', Buffer.alloc(0), fragment(65_536), 'garbled'],
+    ['empty fragments without end', Buffer.alloc(0), Buffer.alloc(65_536), 'deadline'],
+  ])('%s', async (_, first, more, failure) => {
+    let isHonest = false;
+    const answer = answering(({ xid }, socket) => {
+      if (isHonest) return void socket.write(reply(xid));
+      socket.write(first);
+      void pour(socket, more, 64);
+    });
+    const raw = await startRawServer(answer, { stallMs: 100 });
+    const before = heldMib();
+    let most = 0;
+    for (let i = 0; i < 3; i++) {
+      await expect(raw.nfs.null({ deadlineMs: 300 })).rejects.toMatchObject({ name: 'RpcError', failure });
+      most = Math.max(most, heldMib() - before);
+    }
+    // A record of 2 MiB is taken, and the test's own server has a little under way.
+    expect(most).toBeLessThan(12);
+    isHonest = true;
+    await raw.nfs.null({ deadlineMs: 5_000 });
+  });
+});
+
+describe("data for the caller's own buffer", () => {
+  const size = 100_000;
+  const data = Buffer.alloc(size, 7);
+
+  test('that go on after their record are an error, and nothing else is taken for them', async () => {
+    const raw = await startRawServer(
+      answering(({ xid, bytes }, socket) => {
+        // Procedure 6 is READ.
+        if (bytes.readUInt32BE(24) !== 6) return void socket.write(reply(xid));
+        const short = asRecord(readReply(xid, data).subarray(0, 50_000));
+        socket.write(short.subarray(0, 20_000));
+        setTimeout(() => socket.write(short.subarray(20_000)), 20);
+      }),
+    );
+    const into = Buffer.alloc(size);
+    await expect(raw.nfs.read(handle, 0, into, { deadlineMs: 2_000 })).rejects.toMatchObject({ name: 'XdrError' });
+    await raw.nfs.null();
+    expect(raw.connections).toBe(1);
+  });
+
+  test('may be followed by whatever fits into a record', async () => {
+    const tail = Buffer.alloc(1_500_000, 9);
+    const raw = await startRawServer(
+      answering(({ xid }, socket) => {
+        const whole = asRecord(Buffer.concat([readReply(xid, data), tail]));
+        socket.write(whole.subarray(0, 60_000));
+        setTimeout(() => socket.write(whole.subarray(60_000)), 20);
+      }),
+    );
+    const into = Buffer.alloc(size);
+    expect(await raw.nfs.read(handle, 0, into, { deadlineMs: 3_000 })).toMatchObject({ count: size });
+    expect(into.equals(data)).toBe(true);
+    expect(await raw.nfs.read(handle, 0, into, { deadlineMs: 3_000 })).toMatchObject({ count: size });
+  });
+
+  test('and so it is where bytes come by events, as with TLS', () => {
+    const target = Buffer.alloc(size);
+    const seen: string[] = [];
+    const receiver = createReceiver({
+      maxRecord: 2 ** 21,
+      onRecord: (_buffer, _view, from, end) => void seen.push(`record ${end - from}`),
+      onHead: (_buffer, _view, from) => ({ from, target, done: () => void seen.push('data') }),
+    });
+    const stream = Buffer.concat([asRecord(Buffer.alloc(2 ** 21 - 4, 7)), asRecord(Buffer.alloc(8))]);
+    // A receiver without room would turn round and round here.
+    for (let at = 0; at < stream.length; at += 16_384) {
+      expect(receiver.buffer().length).toBeGreaterThan(0);
+      receiver.push(stream.subarray(at, at + 16_384));
+    }
+    expect(seen).toEqual(['data', 'record 8']);
+  });
+});

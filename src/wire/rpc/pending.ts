@@ -1,0 +1,71 @@
+import type { Call } from './lane.ts';
+
+/**
+ * Calls by their xid. Not a Map: one that is added to and deleted from all the time makes itself a new table every few
+ * calls, and each old table points to the next. The collector of young memory then keeps all of them, and what they hold,
+ * once it has kept one.
+ */
+export interface Pending {
+  readonly size: number;
+  get(xid: number): Call | undefined;
+  add(call: Call): void;
+  /** False: it was not there. */
+  delete(call: Call): boolean;
+  /** As they are now, in the order of their xids. */
+  values(): readonly Call[];
+}
+
+const initialPlaces = 64;
+
+export function createPending(): Pending {
+  /** Each the first of a chain of calls whose xids share their last bits. */
+  let places = empty(initialPlaces);
+  let size = 0;
+
+  function put(call: Call): void {
+    const place = call.xid & (places.length - 1);
+    call.next = places[place];
+    places[place] = call;
+  }
+
+  function values(): readonly Call[] {
+    const all: Call[] = [];
+    for (const first of places) for (let call = first; call !== undefined; call = call.next) all.push(call);
+    return all.sort((a, b) => a.xid - b.xid);
+  }
+
+  return {
+    get size() {
+      return size;
+    },
+    values,
+    get: (xid) => {
+      let call = places[xid & (places.length - 1)];
+      while (call !== undefined && call.xid !== xid) call = call.next;
+      return call;
+    },
+    add: (call) => {
+      if (size >= places.length) {
+        const all = values();
+        places = empty(places.length * 2);
+        for (const one of all) put(one);
+      }
+      put(call);
+      size++;
+    },
+    delete: (call) => {
+      const place = call.xid & (places.length - 1);
+      let before: Call | undefined;
+      let at = places[place];
+      while (at !== undefined && at !== call) [before, at] = [at, at.next];
+      if (at === undefined) return false;
+      if (before === undefined) places[place] = call.next;
+      else before.next = call.next;
+      call.next = undefined;
+      size--;
+      return true;
+    },
+  };
+}
+
+const empty = (length: number): (Call | undefined)[] => new Array<Call | undefined>(length).fill(undefined);
