@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { copyFile, mkdir, mkdtempDisposable, readFile, symlink } from 'node:fs/promises';
+import { copyFile, mkdir, mkdtempDisposable, readdir, readFile, symlink } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -7,6 +7,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import { needs } from '#testbed/needs.ts';
+import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
@@ -69,5 +70,19 @@ describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
     const until = performance.now() + 20_000;
     while ((await resident()) >= idleBytes && performance.now() < until) await delay(200);
     expect(await resident()).toBeLessThan(idleBytes);
+  });
+
+  test.skipIf(needs('root', 'netns'))('reaches a store through another network', async () => {
+    await using far = await makeFarNetwork();
+    const { server } = await start();
+    const uri = `nfs://${far.host}:${far.port}/export?mountport=${far.port}&network=netns:${far.name}`;
+    const added = await server.api('POST', '/v1/stores', { name: 'far', uri });
+    expect(added).toMatchObject({ status: 201, body: { state: 'open', network: `netns:${far.name}` } });
+    const [pid] = await far.hasPids(1);
+    expect(await readFile(`/proc/${pid}/cmdline`, 'utf8')).toContain(join(home.path, 'dist/network-child.mjs'));
+    expect((await server.api('POST', '/v1/volumes', { store: 'far', name: 'photos' })).status).toBe(201);
+    expect(await readdir(far.exported)).toContain('photos');
+    await server.stop();
+    await far.hasPids(0);
   });
 });

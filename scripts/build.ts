@@ -5,10 +5,9 @@ import { rolldown } from 'rolldown';
 const repository = dirname(import.meta.dirname);
 
 /** One file that needs nothing but Node: it starts ten times faster than the sources, and is what the image ships. */
-async function build(folder: string): Promise<void> {
-  const outfile = join(folder, 'stowage.mjs');
+async function build(source: string, outfile: string): Promise<void> {
   const since = performance.now();
-  const entry = join(repository, 'src', 'app', 'main.ts');
+  const entry = join(repository, 'src', source);
   const hasShebang = (await readFile(entry, 'utf8')).startsWith('#!');
   const bundle = await rolldown({
     input: entry,
@@ -37,4 +36,7 @@ async function build(folder: string): Promise<void> {
   console.log(`built in ${((performance.now() - since) / 1000).toFixed(1)} s`);
 }
 
-await build(process.argv[2] ?? join(repository, 'dist'));
+const folder = process.argv[2] ?? join(repository, 'dist');
+// A program that the other one starts, and finds beside itself (src/stores/nfs/network-process.ts).
+await build('stores/nfs/network-child.ts', join(folder, 'network-child.mjs'));
+await build('app/main.ts', join(folder, 'stowage.mjs'));

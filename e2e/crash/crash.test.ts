@@ -113,6 +113,7 @@ async function checkStore(victim: Victim, store: Store, crew: readonly Worker[])
   const own = (name: string): string => join(store.root, '.stowage', name);
   expect(await settled(own('deleting'))).toEqual([]);
   expect(await readdir(own('tmp'))).toEqual([]);
+  if (store.isRemote) expect(await readdir(own('locks'))).toEqual([]);
   const data = [...volumes, ...retained].map(({ name }) => `${name}${suffix}`);
   const records = volumes.map(({ name }) => `${name}.meta`);
   expect((await readdir(store.root)).sort()).toEqual(['.stowage', ...data, ...records].sort());
@@ -160,6 +161,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'xfs', 'ext4'))('kill -9
       throw new Error(`with STOWAGE_SEED=${seed}, after ${victim.kills} kills`, { cause });
     } finally {
       await victim.stop();
+      await ground.end();
     }
     await rm(ground.top, { recursive: true });
   });

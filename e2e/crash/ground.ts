@@ -4,7 +4,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
+import { systemClock } from '#base/clock.ts';
 import { readMountTable } from '#clients/mounter/mountinfo.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { contents } from './contents.ts';
 import type { Store } from './workload.ts';
 
@@ -18,6 +20,8 @@ export interface Ground {
   readonly template: string;
   readonly stores: readonly Store[];
   readonly contested: Store;
+  /** Ends the server that remote stores are on. */
+  end(): Promise<void>;
   /** Puts a store into the configuration that nobody uses, or takes it out. */
   changeConfig(): Promise<void>;
 }
@@ -26,24 +30,46 @@ export async function createGround(): Promise<Ground> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
   const at = (name: string): string => join(top, name);
   const store = (name: string, layout: Store['layout'], onDelete: Store['onDelete']): Store => ({
-    ...{ name, root: at(name), layout, onDelete },
+    ...{ name, root: at(name), layout, onDelete, isRemote: false },
+  });
+  const remote = (name: string, onDelete: Store['onDelete']): Store => ({
+    ...store(name, 'directory', onDelete),
+    ...{ root: at(`remote/${name}`), isRemote: true },
   });
   const stores = [
     store('plain', 'directory', 'delete'),
     store('kept', 'directory', 'archive'),
     store('held', 'directory', 'retain'),
     store('images', 'image', 'archive'),
+    remote('far', 'archive'),
+    remote('farther', 'retain'),
   ];
   const contested = store('contested', 'directory', 'delete');
-  for (const name of ['mounts', 'extras', 'unused', 'inside', ...[...stores, contested].map((one) => one.name)])
-    await mkdir(at(name));
+  for (const name of ['mounts', 'extras', 'unused', 'inside', 'remote']) await mkdir(at(name));
+  for (const { root } of [...stores, contested]) await mkdir(root);
   await writeFile(at('inside/marker'), contents('template'));
   await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
   await rm(at('inside'), { recursive: true });
 
-  const lines = [...stores, contested].map(
-    (one) => `  ${one.name}: local://${one.root}?layout=${one.layout}&onDelete=${one.onDelete}`,
-  );
+  // It outlives every Stowage that is killed.
+  const server = await createNfsServer({
+    ...{
+      clock: systemClock(),
+      directory: at('remote'),
+      state: at('nfs-state'),
+      port: 0,
+      path: '/export',
+      squash: 'none',
+    },
+    onError: (what, cause) => {
+      throw new Error(what, { cause });
+    },
+  });
+  const uriOf = (one: Store): string =>
+    one.isRemote
+      ? `nfs://${server.host}/export/${one.name}?port=${server.port}&mountport=${server.port}&onDelete=${one.onDelete}`
+      : `local://${one.root}?layout=${one.layout}&onDelete=${one.onDelete}`;
+  const lines = [...stores, contested].map((one) => `  ${one.name}: ${uriOf(one)}`);
   const config = at('stowage.yaml');
   let more = false;
   const changeConfig = async (): Promise<void> => {
@@ -54,7 +80,7 @@ export async function createGround(): Promise<Ground> {
   };
   await changeConfig();
   const folders = { state: at('state'), mounts: at('mounts'), extras: at('extras'), template: at('template.img') };
-  return { top, config, stores, contested, changeConfig, ...folders };
+  return { top, config, stores, contested, changeConfig, ...folders, end: () => server.close() };
 }
 
 export async function loopsOn(folder: string): Promise<string[]> {

@@ -18,6 +18,8 @@ export interface Store {
   readonly root: string;
   readonly layout: 'directory' | 'image';
   readonly onDelete: 'delete' | 'archive' | 'retain';
+  /** On a server that this test runs: `root` is what that exports. */
+  readonly isRemote: boolean;
 }
 
 interface WorkerParts {
@@ -102,6 +104,7 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       access,
       bytes,
       marker,
+      isRemote: store.isRemote,
       mountedAt: undefined,
     });
     return true;
@@ -219,7 +222,10 @@ function createMounting({ ask, model, freshName, random, mounts }: Hands) {
   }
   const actions: Actions = {
     mount: async () => {
-      const volume = pick(unmounted(model), random);
+      const volume = pick(
+        unmounted(model).filter(({ isRemote }) => !isRemote),
+        random,
+      );
       if (volume === undefined) return false;
       await mount(volume, volume.access === 'filesystem' && random() < 0.3);
       return true;

@@ -1,9 +1,10 @@
 import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:fs';
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { byTestbed, type Component, fails, missingPrograms, repository } from './component.ts';
+import { byTestbed, type Component, fails, missingPrograms, onPath, repository } from './component.ts';
 import { ganesha } from './ganesha.ts';
 import { goNfs } from './go-nfs.ts';
+import { libnfsBench } from './libnfs-bench.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { rustNfs } from './nfs3-server.ts';
 import { node26 } from './node26.ts';
@@ -65,6 +66,12 @@ export const components = {
     // Debian 13 moved the client into a package of its own.
     packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2']),
   },
+  netns: {
+    what: 'network namespaces, and cables between them (ip, nsenter)',
+    probe: () => missingPrograms('ip', 'nsenter', 'setpriv') ?? cannotConnectNetworks(),
+    command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
+    packages: () => unlessOnPath(['ip', 'nsenter', 'setpriv'], ['iproute2', 'util-linux']),
+  },
   jq: {
     what: 'jq, as people use it on --json output',
     probe: () => missingPrograms('jq'),
@@ -99,6 +106,7 @@ export const components = {
     command: byTestbed,
     packages: () => ['libnfs-utils', 'libnfs-dev', ...unlessOnPath(['gcc'], ['gcc', 'libc6-dev'])],
   },
+  'libnfs-bench': libnfsBench,
   'go-nfs': goNfs,
   'nfs3-server': rustNfs,
 } satisfies Readonly<Record<string, Component>>;
@@ -128,6 +136,12 @@ function cannotMount(): string | undefined {
   } finally {
     rmdirSync(at);
   }
+}
+
+/** In a namespace of its own, with which it ends. */
+function cannotConnectNetworks(): string | undefined {
+  const cable = ['link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b'];
+  return fails('unshare', ['--net', onPath('ip') ?? 'ip', ...cable]);
 }
 
 function cannotOpen(path: string, how = 'r+'): string | undefined {

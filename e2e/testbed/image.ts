@@ -39,11 +39,11 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
   const stage = lastStage(dockerfile);
   const built = join(work.path, 'dist');
   await run(process.execPath, [join(repository, 'scripts', 'build.ts'), built]);
-  const bundle = await readFile(join(built, 'stowage.mjs'), 'utf8');
+  const bundles = await Promise.all((await readdir(built)).sort().map((name) => readFile(join(built, name), 'utf8')));
   await cp(join(repository, 'bin'), join(work.path, 'bin'), { recursive: true });
   const wrapper = await readFile(join(repository, 'bin', 'stowage'), 'utf8');
   const base = await rootfs(stage.packages, run);
-  const key = digest(`${format}`, base.key, dockerfile, bundle, wrapper, process.version);
+  const key = digest(`${format}`, base.key, dockerfile, ...bundles, wrapper, process.version);
   const tar = join(cacheFolder(), `image-${key}.tar`);
   if (existsSync(tar)) return tar;
   const root = join(work.path, 'root');

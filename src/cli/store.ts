@@ -101,8 +101,9 @@ async function list({ client, out }: Session): Promise<void> {
   if (out.json) return out.value(stores);
   if (out.quiet) return stores.forEach((store) => void out.line(shown(store.name)));
   if (stores.length === 0) return out.note('no stores; add one with: stowage store add NAME URI');
+  const hasNetworks = stores.some(({ network }) => network !== null);
   out.table(
-    ['NAME', 'DEFAULT', 'KIND', 'STATE', 'VOLUMES', 'SIZE', 'ON DELETE', 'URI'],
+    ['NAME', 'DEFAULT', 'KIND', 'STATE', 'VOLUMES', 'SIZE', 'ON DELETE', ...(hasNetworks ? ['NETWORK'] : []), 'URI'],
     stores.map((store) => [
       store.name,
       store.default ? 'yes' : '',
@@ -111,6 +112,7 @@ async function list({ client, out }: Session): Promise<void> {
       String(store.volumes),
       size(store.bytes),
       store.readOnly ? 'read-only' : store.onDelete,
+      ...(hasNetworks ? [store.network ?? ''] : []),
       store.uri,
     ]),
   );
@@ -139,6 +141,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
         : [{ text: `${store.state}: ${store.problem.message}`, tone: 'bad' }, `action: ${store.problem.action}`],
     ],
     ...(store.pending === null ? [] : [['waiting', { text: store.pending, tone: 'bad' }] as const]),
+    ...(store.network === null ? [] : [['network', store.network] as const]),
     ['read-only', store.readOnly ? 'yes' : 'no'],
     ['enforces sizes', enforced],
     ['access', store.access.join(', ')],

@@ -72,6 +72,7 @@ export function storeJson(view: StoreView, totals: ReturnType<Records['volumes']
     state: store === undefined ? 'unavailable' : 'open',
     problem: orNull(problem, ({ message, action }) => ({ message, action })),
     pending: view.pending ?? null,
+    network: config.options['network'] ?? null,
     readOnly: config.policy.readOnly,
     enforcesCapacity: orNull(store, (open) => open.enforcesCapacity),
     access: [...(store?.access ?? [])],

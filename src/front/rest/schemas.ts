@@ -117,6 +117,9 @@ export const store = object({
   state: oneOf('open', 'unavailable'),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
   pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),
+  network: nullable(
+    Type.String({ description: 'Where traffic to the store starts, e.g. netns:storage; null: on the host itself' }),
+  ),
   readOnly: Type.Boolean(),
   enforcesCapacity: nullable(Type.Boolean()),
   access: Type.Array(access),

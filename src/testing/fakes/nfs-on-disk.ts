@@ -1,6 +1,20 @@
 import type { BigIntStats } from 'node:fs';
 import { constants } from 'node:fs';
-import { chmod, lchown, lstat, mkdir, open, readdir, rename, rmdir, statfs, unlink, utimes } from 'node:fs/promises';
+import {
+  chmod,
+  lchown,
+  link,
+  lstat,
+  mkdir,
+  open,
+  readdir,
+  rename,
+  rmdir,
+  statfs,
+  truncate,
+  unlink,
+  utimes,
+} from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Connect } from '#stores/nfs/connect.ts';
 import { type Attributes, type FileHandle, fileType, type NfsClient, NfsError, nfsStatus } from '#wire/nfs3/index.ts';
@@ -37,6 +51,7 @@ const statuses: Readonly<Record<string, number>> = {
   ENOSPC: nfsStatus.NOSPC,
   EROFS: nfsStatus.ROFS,
   ENAMETOOLONG: nfsStatus.NAMETOOLONG,
+  NOT_SYNC: nfsStatus.NOT_SYNC,
 };
 
 const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
@@ -78,6 +93,7 @@ function createNfsOnDisk(): NfsClient {
   async function dress(path: string, set: Parameters<NfsClient['mkdir']>[2]): Promise<void> {
     if (set.uid !== undefined || set.gid !== undefined) await lchown(path, set.uid ?? -1, set.gid ?? -1);
     if (set.mode !== undefined) await chmod(path, set.mode);
+    if (set.size !== undefined) await truncate(path, set.size);
     if (set.mtime !== undefined && set.mtime !== 'now') {
       const time = set.mtime.seconds + set.mtime.nanoseconds / 1e9;
       await utimes(path, time, time);
@@ -99,7 +115,14 @@ function createNfsOnDisk(): NfsClient {
   return {
     null: async () => undefined,
     getattr: (handle) => answered('GETATTR', () => look(pathOf(handle))),
-    setattr: (handle, set) => answered('SETATTR', () => dress(pathOf(handle), set)),
+    setattr: (handle, set, options) =>
+      answered('SETATTR', async () => {
+        const { ctime, ctimeNs } = await look(pathOf(handle));
+        const guard = options?.ifChangedAt;
+        if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))
+          throw Object.assign(new Error('it has changed'), { code: 'NOT_SYNC' });
+        await dress(pathOf(handle), set);
+      }),
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
     access: unused,
@@ -145,7 +168,7 @@ function createNfsOnDisk(): NfsClient {
     rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name))),
     rename: (from, to) =>
       answered('RENAME', () => rename(within(from.directory, from.name), within(to.directory, to.name))),
-    link: unused,
+    link: (handle, to) => answered('LINK', () => link(pathOf(handle), within(to.directory, to.name))),
     readdir: ({ directory }) => answered('READDIR', () => entries(directory)),
     readdirplus: ({ directory }) => answered('READDIRPLUS', () => entries(directory)),
     fsstat: (handle) =>

@@ -26,6 +26,8 @@ export interface Receiver {
   received(bytes: number): void;
   /** For bytes that could not be put where we wanted them. */
   push(chunk: Buffer): void;
+  /** Nothing has come for a while: memory for a long record is let go. */
+  rest(): void;
 }
 
 const initialSize = 128 * 1024;

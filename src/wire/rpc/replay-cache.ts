@@ -1,4 +1,4 @@
-import type { XdrWriter } from '../xdr/writer.ts';
+import { XdrWriter } from '../xdr/writer.ts';
 
 /** A reply from after its xid and type. What it gives is sent behind it, uncopied. */
 export type Layout = (writer: XdrWriter) => Uint8Array | undefined;
@@ -14,37 +14,53 @@ export interface ReplayCache {
 /** Enough for what many clients have under way; each is a few hundred bytes. At most twice as many are held. */
 const kept = 4096;
 
+/**
+ * Answers are held as strings with one character for each byte: what they were made from is several times as large, and
+ * many small objects, which the collector of memory looks at again and again.
+ */
+type Answer = string;
+const running: unique symbol = Symbol('not answered yet');
+
 export function createReplayCache(): ReplayCache {
   // Two generations instead of a list from which the oldest is taken with every call: a Map that is added to and deleted
   // from all the time makes itself new tables all the time.
-  let young = new Map<string, Layout | 'running'>();
-  let old = new Map<string, Layout | 'running'>();
+  let young = new Map<string, Answer | typeof running>();
+  let old = new Map<string, Answer | typeof running>();
+  const writer = new XdrWriter(4096);
 
-  function keep(key: string, answer: Layout | 'running'): void {
+  function keep(key: string, answer: Answer | typeof running): void {
     young.set(key, answer);
     if (young.size < kept) return;
     const oldest = old;
     old = young;
     young = new Map();
     // What is not answered yet must be known when it comes again, however long it takes.
-    for (const [each, what] of oldest) if (what === 'running' && old.get(each) === undefined) young.set(each, what);
+    for (const [each, what] of oldest) if (what === running && !old.has(each)) young.set(each, what);
+  }
+
+  function answered(key: string, layout: Layout): Layout {
+    writer.at = 0;
+    const data = layout(writer);
+    const answer = writer.written.toString('latin1') + (data === undefined ? '' : Buffer.from(data).toString('latin1'));
+    keep(key, answer);
+    return given(answer);
   }
 
   return {
     once: (key, work) => {
       const known = young.get(key) ?? old.get(key);
-      if (known === 'running') return undefined;
-      if (known !== undefined) return known;
-      keep(key, 'running');
+      if (known === running) return undefined;
+      if (known !== undefined) return given(known);
+      keep(key, running);
       const done = work();
-      if (!(done instanceof Promise)) {
-        keep(key, done);
-        return done;
-      }
-      return done.then((answer) => {
-        keep(key, answer);
-        return answer;
-      });
+      return done instanceof Promise ? done.then((layout) => answered(key, layout)) : answered(key, done);
     },
   };
 }
+
+const given =
+  (answer: Answer): Layout =>
+  (writer) => {
+    writer.raw(answer);
+    return undefined;
+  };

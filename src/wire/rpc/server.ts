@@ -222,13 +222,12 @@ function carry(
     if (isWorking) return;
     isWorking = true;
     try {
-      let hasTaken = false;
       while (waiting.length > 0 && !socket.destroyed && !isBusy()) {
-        hasTaken = true;
         const next = waiting.shift() as Buffer;
         take(next, new DataView(next.buffer, next.byteOffset, next.length), 0, next.length);
+        // Here, not behind the loop: what the kernel takes at once calls nobody back, and the rest would wait for ever.
+        if (waiting.length === 0 || isBusy()) sender.flush();
       }
-      if (hasTaken) sender.flush();
     } catch (cause) {
       drop('a client broke the protocol', cause);
     }

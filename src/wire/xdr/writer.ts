@@ -93,14 +93,18 @@ export class XdrWriter {
 
   /** An opaque that is held as a string, with one character for each byte. */
   latin1(bytes: string): this {
+    return this.u32(bytes.length).raw(bytes).pad(bytes.length);
+  }
+
+  /** The same without its length, and without zeros after it. */
+  raw(bytes: string): this {
     const { length } = bytes;
-    this.reserve(4 + length + 3);
+    this.reserve(length + 3);
     const { buffer, at } = this;
-    this.view.setUint32(at, length);
-    if (length <= shortString) for (let i = 0; i < length; i++) buffer[at + 4 + i] = bytes.charCodeAt(i);
-    else buffer.write(bytes, at + 4, 'latin1');
-    this.at = at + 4 + length;
-    return this.pad(length);
+    if (length <= shortString) for (let i = 0; i < length; i++) buffer[at + i] = bytes.charCodeAt(i);
+    else buffer.write(bytes, at, 'latin1');
+    this.at = at + length;
+    return this;
   }
 
   private ascii(text: string): boolean {

@@ -135,6 +135,7 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const refresh = (): void => {
     exported.tree.refresh();
     exported.pages.tidy();
+    memory.tidy();
   };
   open.use(repeating(clock, refreshMs, refresh));
   const all = open.move();

@@ -1,0 +1,27 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { byTestbed, type Component, kept, missingPrograms } from './component.ts';
+import { digest } from './rootfs.ts';
+
+const source = join(import.meta.dirname, 'libnfs-bench', 'libnfs-bench.c');
+const header = '/usr/include/nfsc/libnfs-raw.h';
+const place = kept('libnfs-bench', digest(readFileSync(source, 'utf8')), 'libnfs-bench');
+
+/** A C program on libnfs: the yardstick of `npm run bench -- nfs`, and the client of `npm run bench -- nfs-server`. */
+export const libnfsBench: Component = {
+  what: 'the benchmark program on libnfs',
+  probe: place.probe,
+  tool: place.tool,
+  command: byTestbed,
+  packages: () => [
+    ...(existsSync(header) ? [] : ['libnfs-dev']),
+    ...(missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+  ],
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await run('gcc', ['-O2', '-Wall', '-Wextra', '-Werror', '-o', place.tool(), source, '-lnfs']);
+    await writeFile(place.marker(), '');
+  },
+};

@@ -1,0 +1,62 @@
+/**
+ * The program that network-process.ts starts inside a network namespace: it resolves names and opens TCP connections
+ * there, and hands them to its parent through their channel. It ends with its parent.
+ */
+
+import { lookup } from 'node:dns/promises';
+import { connect, type Socket } from 'node:net';
+import process from 'node:process';
+import { type Answer, failed, mostQuestions, type Question, readQuestion } from './network-messages.ts';
+
+/** Whoever asked has given up long before. */
+const longestMs = 60_000;
+
+/** Those without a connection wait for a name. */
+const open = new Map<number, Socket | undefined>();
+
+function answer(told: Answer, socket?: Socket): void {
+  // The parent may be gone meanwhile: then so are we.
+  process.send?.(told, socket, {}, () => undefined);
+}
+
+async function findAddresses(id: number, host: string): Promise<void> {
+  open.set(id, undefined);
+  try {
+    const found = await lookup(host, { all: true });
+    answer({ kind: 'addresses', id, addresses: found.map(({ address }) => address) });
+  } catch (cause) {
+    answer(failed(id, cause));
+  } finally {
+    open.delete(id);
+  }
+}
+
+function openConnection({ id, address, port, localPort }: Extract<Question, { ask: 'connect' }>): void {
+  const socket = connect({ host: address, port, ...(localPort === undefined ? {} : { localPort }) });
+  open.set(id, socket);
+  // What the server sends is for whoever gets the connection.
+  socket.pause();
+  socket.setTimeout(longestMs, () => socket.destroy(new Error('no answer in time')));
+  socket.once('error', (cause) => answer(failed(id, cause)));
+  socket.once('close', () => open.delete(id));
+  socket.once('connect', () => {
+    open.delete(id);
+    answer({ kind: 'connected', id }, socket);
+  });
+}
+
+function serve(question: Question): void {
+  const { id, ask } = question;
+  if (ask === 'forget') open.get(id)?.destroy();
+  else if (open.size >= mostQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
+  else if (ask === 'connect') openConnection(question);
+  else void findAddresses(id, question.host);
+}
+
+process.on('message', (message) => {
+  const question = readQuestion(message);
+  if (question !== undefined) serve(question);
+});
+process.once('disconnect', () => process.exit(0));
+// Started by hand it has nobody to work for, and ends at once.
+if (process.connected) answer({ kind: 'ready' });

@@ -1,0 +1,171 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { Socket } from 'node:net';
+import { extname, join } from 'node:path';
+import type { Clock } from '#base/clock.ts';
+import { type Answer, mostQuestions, type Question, readAnswer } from './network-messages.ts';
+
+type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
+
+/** A process of ours inside a network namespace. */
+export interface NetworkProcess extends Disposable {
+  readonly isOver: boolean;
+  /** All addresses of that name. Throws what the system said. */
+  lookup(what: Asked<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
+  /** A connection that is made there, and from then on ours. Throws what the system said. */
+  connect(to: Asked<'connect'>, signal: AbortSignal): Promise<Socket>;
+}
+
+/** It ended before it could say that it is ready. */
+export class NotEntered extends Error {
+  /** Why it could not be started at all, as the system calls it. */
+  readonly code: string | undefined;
+  constructor(said: string, cause: unknown) {
+    super(said, { cause });
+    this.code = cause instanceof Error && 'code' in cause && typeof cause.code === 'string' ? cause.code : undefined;
+  }
+}
+
+interface Waiting {
+  resolve(found: { readonly answer: Answer; readonly socket: Socket | undefined }): void;
+  reject(cause: unknown): void;
+}
+
+/** Usually a tenth of a second. */
+const startMs = 10_000;
+/** Whoever asks usually gives up much sooner. */
+const longestMs = 60_000;
+const saidMost = 2_000;
+
+/** Beside this file, in the sources as in the bundle. */
+const program = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
+
+/** `enter`: the command that runs another one inside of the namespace, by exec(2). */
+export async function startNetworkProcess(
+  enter: readonly [string, ...string[]],
+  clock: Clock,
+  signal: AbortSignal,
+): Promise<NetworkProcess> {
+  using limit = clock.deadline(startMs, signal);
+  limit.signal.throwIfAborted();
+  const [file, ...args] = enter;
+  const child = spawn(file, [...args, process.execPath, '--disable-warning=ExperimentalWarning', program], {
+    // In a group of its own, so that Ctrl-C does not end it before us.
+    detached: true,
+    stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
+    env: { PATH: searchPath(), LC_ALL: 'C' },
+  });
+  const { promise: ready, resolve, reject } = Promise.withResolvers<void>();
+  const running = createRunning(child, clock, resolve, reject);
+  const stop = (): void => reject(limit.signal.reason);
+  limit.signal.addEventListener('abort', stop, { once: true });
+  try {
+    await ready;
+    return running;
+  } catch (cause) {
+    running[Symbol.dispose]();
+    throw cause;
+  } finally {
+    limit.signal.removeEventListener('abort', stop);
+  }
+}
+
+function createRunning(
+  child: ChildProcess,
+  clock: Clock,
+  onReady: () => void,
+  onFailed: (cause: NotEntered) => void,
+): NetworkProcess {
+  const waiting = new Map<number, Waiting>();
+  let next = 1;
+  let isOver = false;
+
+  function end(said: string, cause?: unknown): void {
+    isOver = true;
+    onFailed(new NotEntered(said, cause));
+    for (const { reject } of waiting.values()) reject(new Error('the process in the network namespace ended'));
+    waiting.clear();
+  }
+
+  child.on('message', (message, handle) => {
+    const socket = handle instanceof Socket ? handle : undefined;
+    const answer = readAnswer(message);
+    if (answer?.kind === 'ready') return onReady();
+    const asker = answer === undefined ? undefined : waiting.get(answer.id);
+    // It came too late.
+    if (answer === undefined || asker === undefined) return void socket?.on('error', () => undefined).destroy();
+    waiting.delete(answer.id);
+    asker.resolve({ answer, socket });
+  });
+  const said = lastWords(child);
+  child.once('error', (cause) => end(cause.message, cause));
+  child.once('close', () => end(said()));
+
+  async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<Waited> {
+    using limit = clock.deadline(longestMs, signal);
+    limit.signal.throwIfAborted();
+    if (isOver) throw new Error('the process in the network namespace ended');
+    if (waiting.size >= mostQuestions) throw new Error('too many connections are being made at once');
+    const id = next++;
+    const { promise, resolve, reject } = Promise.withResolvers<Waited>();
+    waiting.set(id, { resolve, reject });
+    const stop = (): void => {
+      reject(limit.signal.reason);
+      tell({ id, ask: 'forget' });
+    };
+    limit.signal.addEventListener('abort', stop, { once: true });
+    tell(what(id));
+    try {
+      return await promise;
+    } finally {
+      waiting.delete(id);
+      limit.signal.removeEventListener('abort', stop);
+    }
+  }
+
+  /** A message that cannot be sent is one to a process whose end is being told. */
+  const tell = (question: Question): void => {
+    if (child.connected) child.send(question, () => undefined);
+  };
+
+  return {
+    get isOver() {
+      return isOver;
+    },
+    lookup: async (what, signal) => {
+      const { answer } = await ask((id) => ({ id, ask: 'lookup', ...what }), signal);
+      if (answer.kind === 'addresses') return answer.addresses;
+      throw failureOf(answer);
+    },
+    connect: async (to, signal) => {
+      const { answer, socket } = await ask((id) => ({ id, ask: 'connect', ...to }), signal);
+      if (answer.kind === 'connected' && socket !== undefined) return socket;
+      throw failureOf(answer);
+    },
+    [Symbol.dispose]: () => {
+      isOver = true;
+      // It holds nothing that would have to be put in order, and it may be stopped.
+      child.kill('SIGKILL');
+    },
+  };
+}
+
+type Waited = Parameters<Waiting['resolve']>[0];
+
+/** As if it had happened here. */
+function failureOf(answer: Answer): Error {
+  if (answer.kind !== 'failed') return new Error('the connection was lost on its way out of the network namespace');
+  return Object.assign(new Error(answer.message), answer.code === undefined ? {} : { code: answer.code });
+}
+
+/** The end of what it complained about. */
+function lastWords(child: ChildProcess): () => string {
+  let said = '';
+  child.stderr?.on('data', (chunk: Buffer) => {
+    said = (said + chunk.toString()).slice(-saidMost);
+  });
+  return () => said.trim().split('\n').at(-1) ?? '';
+}
+
+/** Daemons often have no sbin in their path, and that is where `ip` lives. */
+const searchPath = (): string =>
+  [process.env['PATH'] ?? '', '/usr/local/sbin', '/usr/sbin', '/usr/bin', '/sbin', '/bin'].filter(Boolean).join(':');

@@ -1,0 +1,289 @@
+import { type ChildProcess, execFileSync, fork, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type StowageError, stowageError } from '#core/errors.ts';
+import type { VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store, StoreKind } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { type FarNetwork, makeFarNetwork, ownFiles } from '#testing/network-namespaces.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
+import { createNfsStoreKind } from './kind.ts';
+import { createEnter, type Network } from './network.ts';
+import { mostQuestions } from './network-messages.ts';
+
+const spec = (name: string): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: name, createdAt: 1_700_000_000_000, instance: 'instance-1' },
+});
+
+const refusal = (work: Promise<unknown>): Promise<StowageError> =>
+  work.then(() => Promise.reject(new Error('it was not refused')), stowageError);
+
+async function namesIn(store: Store): Promise<readonly string[]> {
+  const names: string[] = [];
+  for await (const { name } of store.list(scope)) names.push(name);
+  return names.sort();
+}
+
+describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
+  let far: FarNetwork;
+
+  beforeAll(async () => {
+    far = await makeFarNetwork();
+  });
+  afterAll(() => far[Symbol.asyncDispose]());
+
+  const placeOptions = () => ({ port: `${far.port}`, mountport: `${far.port}`, timeout: '5s' });
+
+  async function open(more: Readonly<Record<string, string>> = {}, kind?: StoreKind, host = far.host): Promise<Store> {
+    const options = { ...placeOptions(), network: `netns:${far.name}`, ...more };
+    const store = await openNfs({ uri: `nfs://${host}/export`, options, ...(kind === undefined ? {} : { kind }) });
+    onTestFinished(() => store.close());
+    return store;
+  }
+
+  async function enter(): Promise<Network> {
+    const network = await createEnter(systemClock())(`netns:${far.name}`, scope.signal);
+    onTestFinished(() => network[Symbol.dispose]());
+    return network;
+  }
+
+  test('many large reads at once are all answered', async () => {
+    await writeFile(join(far.exported, 'large'), Buffer.alloc(1024 * 1024, 7));
+    const clock = systemClock();
+    const { connect } = await enter();
+    using rpc = createRpcClient({
+      clock,
+      connect,
+      addresses: [far],
+      identity: { uid: 0, gid: 0, groups: [], machine: '' },
+    });
+    const nfs = createNfsClient(rpc, clock);
+    const { handle: root } = await rpc.call(mnt, '/export');
+    const { handle } = await nfs.lookup(root, 'large');
+    // In one piece: more than the server answers before it looks whether the network takes it.
+    const reads = Array.from({ length: 64 }, () =>
+      nfs.read(handle, 0, Buffer.alloc(1024 * 1024), { deadlineMs: 10_000 }),
+    );
+    expect((await Promise.all(reads)).every(({ count }) => count === 1024 * 1024)).toBe(true);
+    await nfs.remove(root, 'large');
+  });
+
+  test('volumes are created, listed and deleted, also after a restart of the server', async () => {
+    const store = await open();
+    const { id, name } = await store.create(spec('photos'), scope);
+    expect(await namesIn(store)).toEqual(['photos']);
+    await far.restart();
+    await store.create(spec('letters'), scope);
+    expect(await namesIn(store)).toEqual(['letters', 'photos']);
+    await store.delete({ id, name }, scope);
+    expect(await namesIn(store)).toEqual(['letters']);
+    expect(readdirSync(far.exported).filter((file) => !file.startsWith('.'))).toEqual(['letters', 'letters.meta']);
+    const { steps } = await store.check(scope);
+    expect(steps[0]).toMatchObject({ step: 'network', ok: true, detail: `connections start in netns:${far.name}` });
+    expect(steps.filter(({ ok }) => !ok)).toEqual([]);
+  });
+
+  test('a namespace can be given by its path', async () => {
+    const store = await open({ network: `/run/netns/${far.name}` });
+    const [pid] = await far.hasPids(1);
+    const another = await open({ network: `/proc/${pid}/ns/net` });
+    expect(await namesIn(another)).toEqual(await namesIn(store));
+  });
+
+  test('stores share one process, which ends with the last of them', async () => {
+    await far.hasPids(0);
+    const kind = createNfsStoreKind();
+    const [one, two] = [await open({}, kind), await open({ nconnect: '4' }, kind)];
+    const [pid] = await far.hasPids(1);
+    await one.close();
+    await one.close();
+    expect(await far.pids()).toEqual([pid]);
+    await two.create(spec('kept'), scope);
+    await two.close();
+    await far.hasPids(0);
+  });
+
+  test('a process that dies is replaced when the next connection is made', async () => {
+    const store = await open();
+    const [pid = 0] = await far.hasPids(1);
+    process.kill(pid, 'SIGKILL');
+    await far.hasPids(0);
+    // What is connected stays so.
+    await store.create(spec('before'), scope);
+    expect(await far.pids()).toEqual([]);
+    await far.restart();
+    await store.create(spec('after'), scope);
+    expect(await far.pids()).toHaveLength(1);
+  });
+
+  test('a namespace that is made anew under its name is entered anew', async () => {
+    const network = await enter();
+    const [pid = 0] = await far.hasPids(1);
+    await far.removeEnd();
+    await far.makeEnd();
+    const address = { host: far.host, port: far.port };
+    const socket = await network.connect({ address, localPort: undefined, signal: AbortSignal.timeout(10_000) });
+    socket.destroy();
+    expect(await far.hasPids(1)).not.toContain(pid);
+    expect(existsSync(`/proc/${pid}/fd/0`)).toBe(false);
+  });
+
+  test('names are resolved there', async () => {
+    await using _files = await ownFiles(far.name, { hosts: `${far.host} filer.stowage.invalid\n` });
+    const store = await open({}, undefined, 'filer.stowage.invalid');
+    await store.create(spec('named'), scope);
+    const { code, reason } = await refusal(open({}, undefined, 'nobody.stowage.invalid'));
+    expect([code, reason]).toEqual(['unavailable', 'nfs-host-unknown']);
+  });
+
+  test('connections come from privileged ports where the server wants that', async () => {
+    await far.restart({ privilegedPorts: true });
+    onTestFinished(() => far.restart());
+    expect((await refusal(open())).code).toBe('denied');
+    const store = await open({ sourceport: 'privileged' });
+    await store.create(spec('privileged'), scope);
+  });
+
+  test.skipIf(needs('openssl'))('connections are encrypted where that is asked for', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-far-tls-'));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const [key, cert] = [join(folder, 'key.pem'), join(folder, 'ca.pem')];
+    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    const subject = ['-subj', '/CN=server', '-addext', `subjectAltName=IP:${far.host}`];
+    execFileSync('openssl', [...how, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
+    await far.restart({ tls: { key, cert } });
+    onTestFinished(() => far.restart());
+    expect((await refusal(open())).code).toBe('denied');
+    const store = await open({ tls: folder });
+    await store.create(spec('secret'), scope);
+  });
+
+  test('what the system says of a connection is said here', async () => {
+    const { reason, message } = await refusal(open({ port: '9', retries: '0' }));
+    expect(reason).toBe('nfs-refused');
+    expect(message).toContain(`nothing listens on that port of ${far.host}`);
+    const noRoute = await refusal(open({ retries: '0' }, undefined, '203.0.113.1'));
+    expect(noRoute.reason).toBe('nfs-no-route');
+    expect(noRoute.message).toContain(`there is no route to 203.0.113.1 from netns:${far.name}`);
+    expect(noRoute.action).toMatch(`Connect the network netns:${far.name} to the server's; then:`);
+  });
+
+  test('a server that never answers costs no more than the deadline', async () => {
+    expect((await refusal(open({ timeout: '1s', retries: '0' }, undefined, far.silent))).reason).toBe('nfs-timeout');
+  });
+
+  test('a connection that nobody waits for any more is given up', async () => {
+    const network = await enter();
+    const address = { host: far.silent, port: 2049 };
+    const underWay = Array.from({ length: mostQuestions + 1 }, () => {
+      const signal = AbortSignal.timeout(2_000);
+      return network.connect({ address, localPort: undefined, signal }).catch((cause: unknown) => String(cause));
+    });
+    const ends = await Promise.all(underWay);
+    expect(ends.filter((end) => end === 'Error: too many connections are being made at once')).toHaveLength(1);
+    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(mostQuestions);
+    // The process there has given them up as well: it would not take another one otherwise.
+    const own = { address: { host: far.host, port: far.port }, localPort: undefined };
+    (await network.connect({ ...own, signal: AbortSignal.timeout(5_000) })).destroy();
+  });
+
+  test('a process that stands still costs no more than the deadline', async () => {
+    const network = await enter();
+    const [pid = 0] = await far.hasPids(1);
+    process.kill(pid, 'SIGSTOP');
+    const address = { host: far.host, port: far.port };
+    const late = network.connect({ address, localPort: undefined, signal: AbortSignal.timeout(300) });
+    await expect(late).rejects.toThrow('timeout');
+    network[Symbol.dispose]();
+    await far.hasPids(0);
+  });
+
+  test('the process ends with us, however we end', async () => {
+    await far.hasPids(0);
+    const us = running(`await createEnter(systemClock())('netns:${far.name}', new AbortController().signal);
+      console.log('entered');`);
+    await once(us.stdout ?? us, 'data');
+    expect(await far.pids()).toHaveLength(1);
+    us.kill('SIGKILL');
+    await far.hasPids(0);
+  });
+
+  test('a namespace that is not there is said so', async () => {
+    const store = await open();
+    await far.removeEnd();
+    onTestFinished(() => far.makeEnd());
+    const { code, reason, message, action } = await refusal(open());
+    expect([code, reason]).toEqual(['unavailable', 'nfs-network-missing']);
+    expect(message).toBe(`the network netns:${far.name} is not there: no /run/netns/${far.name}`);
+    expect(action).toContain('ip netns add');
+    const { ok, steps } = await store.check(scope);
+    expect([ok, steps.map(({ step }) => step)]).toEqual([false, ['network']]);
+  });
+
+  test('a file that is no namespace is said so', async () => {
+    const { code, reason, message } = await refusal(open({ network: '/etc/hosts' }));
+    expect([code, reason]).toEqual(['unavailable', 'nfs-network-unusable']);
+    expect(message).toContain('the network /etc/hosts cannot be used: nsenter:');
+  });
+
+  test.skipIf(needs('ordinary-user'))('whoever may not enter it is told what it takes', async () => {
+    const us = running(
+      `const signal = new AbortController().signal;
+       const told = await createEnter(systemClock())('netns:${far.name}', signal).catch((e) => e);
+       console.log(JSON.stringify([told.code, told.reason, told.action]));`,
+      asOrdinaryUser,
+    );
+    const [text] = (await once(us.stdout ?? us, 'data')) as [Buffer];
+    const action = 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.';
+    expect(JSON.parse(text.toString())).toEqual(['denied', 'nfs-network-denied', action]);
+  });
+});
+
+/** A program of its own that can enter namespaces. */
+function running(text: string, as: typeof asOrdinaryUser = ([file = '', ...args]) => [file, args]): ChildProcess {
+  const imports = ['base/clock.ts', 'stores/nfs/network.ts'].map((file, i) => {
+    return `import { ${['systemClock', 'createEnter'][i]} } from '#${file}';`;
+  });
+  const how = ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval'];
+  const [file, args] = as([process.execPath, ...how, [...imports, text].join('\n')]);
+  const child = spawn(file, args, { stdio: ['ignore', 'pipe', 'inherit'] });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  return child;
+}
+
+describe('the process in the namespace', () => {
+  async function started(): Promise<ChildProcess> {
+    const child = fork(join(import.meta.dirname, 'network-child.ts'), {
+      stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
+    });
+    onTestFinished(() => void child.kill('SIGKILL'));
+    expect((await once(child, 'message'))[0]).toEqual({ kind: 'ready' });
+    return child;
+  }
+
+  test('does not answer what it was not asked', async () => {
+    const child = await started();
+    const answers: unknown[] = [];
+    child.on('message', (message) => answers.push(message));
+    for (const message of [{}, { id: 1, ask: 'open' }, { id: 1, ask: 'lookup' }, 'text']) child.send(message);
+    child.send({ id: 2, ask: 'lookup', host: '127.0.0.1' });
+    await once(child, 'message');
+    expect(answers).toEqual([{ kind: 'addresses', id: 2, addresses: ['127.0.0.1'] }]);
+  });
+
+  test('ends when there is nobody to ask it', async () => {
+    const child = await started();
+    child.disconnect();
+    expect((await once(child, 'exit'))[0]).toBe(0);
+  });
+});

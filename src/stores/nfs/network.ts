@@ -1,0 +1,171 @@
+import { stat } from 'node:fs/promises';
+import type { Socket } from 'node:net';
+import type { Clock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { RpcClientOptions } from '#wire/nfs3/index.ts';
+import { errno } from '../shelf/files.ts';
+import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
+
+/** A network namespace that is not ours. */
+export interface Network extends Disposable {
+  lookup(host: string, signal: AbortSignal): Promise<readonly string[]>;
+  readonly connect: NonNullable<RpcClientOptions['connect']>;
+}
+
+/** Enters `netns:NAME`, or the path of a namespace. Whoever enters the same one shares a process, which ends with the last. */
+export type Enter = (network: string, signal: AbortSignal) => Promise<Network>;
+
+const prefix = 'netns:';
+
+/** One for the whole program. A thread can enter a namespace, but Node offers no way to: a process does it for us. */
+export function createEnter(clock: Clock): Enter {
+  const entered = new Map<string, Entered & { users: number }>();
+  return async (network, signal) => {
+    const shared = entered.get(network) ?? { users: 0, ...createEntered(network, clock) };
+    entered.set(network, shared);
+    shared.users++;
+    using leaving = new DisposableStack();
+    leaving.defer(() => {
+      if (--shared.users > 0) return;
+      entered.delete(network);
+      shared.close();
+    });
+    await shared.reach(signal);
+    const leave = leaving.move();
+    return {
+      lookup: async (host, until) => (await shared.reach(until)).lookup({ host }, until),
+      connect: ({ address, localPort, signal: until }) => connect(shared, { ...address, localPort }, until),
+      [Symbol.dispose]: () => leave.dispose(),
+    };
+  };
+}
+
+async function connect(
+  { reach }: Entered,
+  { host, port, localPort }: { readonly host: string; readonly port: number; readonly localPort: number | undefined },
+  signal: AbortSignal,
+): Promise<Socket> {
+  const there = await reach(signal);
+  return await there.connect({ address: host, port, localPort }, signal);
+}
+
+interface Entered {
+  /** The process that runs there; started where there is none. */
+  reach(signal: AbortSignal): Promise<NetworkProcess>;
+  close(): void;
+}
+
+function createEntered(network: string, clock: Clock): Entered {
+  const closing = new AbortController();
+  let current: { readonly namespace: string; isOver(): boolean; readonly started: Promise<NetworkProcess> } | undefined;
+
+  /** Under nobody's signal: others may wait for it too. */
+  function start(namespace: string): NonNullable<typeof current> {
+    let isOver: () => boolean = () => false;
+    const started = enterWith(network)
+      .then((command) => startNetworkProcess(command, clock, closing.signal))
+      .then((there) => {
+        isOver = () => there.isOver;
+        if (closing.signal.aborted || current?.started !== started) there[Symbol.dispose]();
+        return there;
+      });
+    started.catch(() => {
+      isOver = () => true;
+    });
+    return { namespace, started, isOver: () => isOver() };
+  }
+
+  function end(): void {
+    current?.started.then((there) => there[Symbol.dispose]()).catch(() => undefined);
+    current = undefined;
+  }
+
+  return {
+    reach: async (signal) => {
+      signal.throwIfAborted();
+      const namespace = await namespaceAt(network);
+      closing.signal.throwIfAborted();
+      // Another one may have been made under the same name since; ours would still be in the old one.
+      if (current !== undefined && (current.isOver() || current.namespace !== namespace)) end();
+      current ??= start(namespace);
+      try {
+        return await unlessAborted(current.started, signal);
+      } catch (cause) {
+        signal.throwIfAborted();
+        throw cause instanceof NotEntered ? notEntered(network, cause) : cause;
+      }
+    },
+    close: () => {
+      closing.abort();
+      end();
+    },
+  };
+}
+
+async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  const { promise: aborted, reject } = Promise.withResolvers<never>();
+  const stop = (): void => reject(signal.reason);
+  if (signal.aborted) stop();
+  signal.addEventListener('abort', stop, { once: true });
+  try {
+    return await Promise.race([work, aborted]);
+  } finally {
+    signal.removeEventListener('abort', stop);
+  }
+}
+
+const pathOf = (network: string): string =>
+  network.startsWith(prefix) ? `/run/netns/${network.slice(prefix.length)}` : network;
+
+/** The kernel's own name for what is there now. */
+async function namespaceAt(network: string): Promise<string> {
+  try {
+    const { dev, ino } = await stat(pathOf(network), { bigint: true });
+    return `${dev}:${ino}`;
+  } catch (cause) {
+    throw errno(cause) === 'EACCES' || errno(cause) === 'EPERM' ? denied(network, cause) : missing(network, cause);
+  }
+}
+
+/** A namespace made by `ip netns` may have files of its own instead of some in /etc, its DNS servers above all. */
+async function enterWith(network: string): Promise<readonly [string, ...string[]]> {
+  const name = network.startsWith(prefix) ? network.slice(prefix.length) : undefined;
+  const hasFiles = name !== undefined && (await stat(`/etc/netns/${name}`).catch(() => undefined)) !== undefined;
+  return hasFiles ? ['ip', 'netns', 'exec', name] : ['nsenter', `--net=${pathOf(network)}`, '--'];
+}
+
+function notEntered(network: string, cause: NotEntered): StowageError {
+  if (cause.code === 'ENOENT') return toolMissing(network, cause);
+  if (/not permitted|permission denied/i.test(cause.message)) return denied(network, cause);
+  return new StowageError(`the network ${network} cannot be used: ${cause.message}`, {
+    code: 'unavailable',
+    reason: 'nfs-network-unusable',
+    action: "Check that the store's option network names a network namespace (ip netns list shows those with a name).",
+    cause,
+  });
+}
+
+const missing = (network: string, cause: unknown): StowageError =>
+  new StowageError(`the network ${network} is not there: no ${pathOf(network)}`, {
+    code: 'unavailable',
+    reason: 'nfs-network-missing',
+    action: "Make it (ip netns add), or correct the store's option network. The store is opened once it is there.",
+    cause,
+  });
+
+const denied = (network: string, cause: unknown): StowageError =>
+  new StowageError(`Stowage may not enter the network ${network}`, {
+    code: 'denied',
+    reason: 'nfs-network-denied',
+    action: 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.',
+    cause,
+  });
+
+const toolMissing = (network: string, cause: unknown): StowageError =>
+  new StowageError(`the network ${network} cannot be entered: the program for it is not installed`, {
+    code: 'unsupported',
+    reason: 'nfs-network-tool-missing',
+    action:
+      'Install nsenter (package util-linux), and for a network with files in /etc/netns also ip (package iproute2).',
+    cause,
+  });

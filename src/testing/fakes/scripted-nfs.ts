@@ -1,0 +1,16 @@
+import type { Connect } from '#stores/nfs/connect.ts';
+import { type NfsClient, NfsError, type NfsStatusName, nfsStatus } from '#wire/nfs3/index.ts';
+import { connectToDisk } from './nfs-on-disk.ts';
+
+/** A server on a folder of this machine, some of whose answers a test decides on. */
+export function connectScripted(folder: string, script: (real: NfsClient) => Partial<NfsClient>): Connect {
+  const connect = connectToDisk(folder);
+  return async (...args) => {
+    const session = await connect(...args);
+    return { ...session, nfs: { ...session.nfs, ...script(session.nfs) } };
+  };
+}
+
+/** Answers every call with that status. */
+export const refusing = (status: NfsStatusName) => (): Promise<never> =>
+  Promise.reject(new NfsError('SCRIPTED', nfsStatus[status], false));

@@ -1,0 +1,83 @@
+import { setImmediate } from 'node:timers/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Connect } from '#stores/nfs/connect.ts';
+import { type NfsClient, RpcError } from '#wire/nfs3/index.ts';
+
+/** Sees each call before it is made, makes it or not, and answers. */
+export type Hook = (call: { readonly procedure: string; make(): Promise<unknown> }) => Promise<unknown>;
+
+export function tapped(connect: Connect, hook: Hook): Connect {
+  return async (options, onStep, signal) => {
+    const session = await connect(options, onStep, signal);
+    const nfs = new Proxy(session.nfs, {
+      get: (client, name) => {
+        const method = Reflect.get(client, name) as (...args: readonly unknown[]) => Promise<unknown>;
+        return (...args: readonly unknown[]) => hook({ procedure: String(name), make: () => method(...args) });
+      },
+    });
+    return {
+      nfs: nfs satisfies NfsClient,
+      mount: (until) => session.mount(until),
+      get calls() {
+        return session.calls;
+      },
+      close: () => session.close(),
+    };
+  };
+}
+
+/** A process that can be killed: at one of its calls, before the server gets it or after it has done it. */
+export interface Mortal {
+  readonly connect: Connect;
+  dieAt(call: number, when: 'before' | 'after'): void;
+  readonly isDead: boolean;
+  /** Since `dieAt`, or ever. */
+  readonly calls: number;
+}
+
+export function mortal(connect: Connect): Mortal {
+  let calls = 0;
+  let death: { readonly at: number; readonly when: 'before' | 'after' } | undefined;
+  let isDead = false;
+  const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
+  return {
+    connect: tapped(connect, async ({ make }) => {
+      if (isDead) throw gone();
+      const isLast = ++calls === death?.at;
+      if (isLast && death?.when === 'before') {
+        isDead = true;
+        throw gone();
+      }
+      // What comes after it in the same moment is not sent any more.
+      if (isLast) isDead = true;
+      const answer = await make();
+      if (isLast || isDead) throw gone();
+      return answer;
+    }),
+    dieAt: (at, when) => {
+      death = { at, when };
+      calls = 0;
+    },
+    get isDead() {
+      return isDead;
+    },
+    get calls() {
+      return calls;
+    },
+  };
+}
+
+/** Whoever waits for somebody else waits for a moment only, in which all of that time passes. */
+export function impatient(clock: Clock, onSleep: () => void = () => undefined): Clock {
+  let passed = 0;
+  return {
+    ...clock,
+    elapsed: () => clock.elapsed() + passed,
+    sleep: async (ms, signal) => {
+      signal.throwIfAborted();
+      onSleep();
+      passed += ms;
+      await setImmediate();
+    },
+  };
+}

@@ -1,0 +1,26 @@
+import { expect } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+
+/** The StowageError that the work ends with. */
+export async function refusal(work: Promise<unknown>): Promise<StowageError> {
+  const thrown = await work.then(
+    () => undefined,
+    (cause: unknown) => cause,
+  );
+  if (thrown instanceof StowageError) return thrown;
+  throw new Error(`not refused with a StowageError: ${thrown}`, { cause: thrown });
+}
+
+/** What a program and a person are told. */
+export interface Told {
+  readonly code: string;
+  readonly reason: string;
+  readonly message: RegExp;
+  readonly action: RegExp;
+}
+
+export function expectTold(error: Pick<StowageError, 'code' | 'reason' | 'message' | 'action'>, told: Told): void {
+  expect({ code: error.code, reason: error.reason }).toEqual({ code: told.code, reason: told.reason });
+  expect(error.message).toMatch(told.message);
+  expect(error.action).toMatch(told.action);
+}
