@@ -124,19 +124,22 @@ function uriFrom(name: string, pair: Pair, complain: Complain): string {
   if (!isMap(value)) throw complain(pair.key, `store '${name}' has no URI`, `Write it as ${name}: local:///srv/data`);
   const uri = textAt(value, 'uri', complain);
   if (uri === undefined) throw complain(pair.key, `store '${name}' has no uri`, 'Add: uri: local:///srv/data');
-  if (!URL.canParse(uri))
+  if (!/^[a-z][a-z0-9+-]*:/.test(uri))
     throw complain(value.get('uri', true), `'${uri}' is not a URI`, 'Write it as in local:///srv/data');
-  const url = new URL(uri);
+  // By hand: several addresses of one server are no host to a URL.
+  const at = uri.indexOf('?');
+  const place = at === -1 ? uri : uri.slice(0, at);
+  const query = new URLSearchParams(at === -1 ? '' : uri.slice(at));
   for (const item of value.items) {
     const key = keyOf(item);
     if (key === 'uri') continue;
     if (!isScalar(item.value) || item.value.value === null)
       throw complain(item.key, `'${key}' is not a plain value`, `Write it as ${key}: value`);
-    if (url.searchParams.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Say it once.');
+    if (query.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Say it once.');
     // As it was written: YAML would read mode: 0750 as a number.
-    url.searchParams.set(key, item.value.source ?? String(item.value.value));
+    query.set(key, item.value.source ?? String(item.value.value));
   }
-  return url.href;
+  return query.size === 0 ? place : `${place}?${query}`;
 }
 
 function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Complain): string | undefined {

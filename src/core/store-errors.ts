@@ -11,12 +11,12 @@ export function unknownStore(name: string): StowageError {
   });
 }
 
-/** A directory that is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
+const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-host-unknown'];
+
+/** What is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
 export function cannotAdd(problem: StowageError): StowageError {
   const { reason, action, message, cause } = problem;
-  return reason === 'store-root-missing'
-    ? new StowageError(message, { code: 'invalid', reason, action, cause })
-    : problem;
+  return mistakes.includes(reason) ? new StowageError(message, { code: 'invalid', reason, action, cause }) : problem;
 }
 
 export function closing(name: string): StowageError {

@@ -37,9 +37,13 @@ export function parseStoreConfig(
   const kind = kinds.get(scheme);
   if (kind === undefined)
     throw refuse(`no store is known for ${scheme}://`, `Use one of ${known}`, 'store-kind-unknown');
-  if (!URL.canParse(uri)) throw refuse(`${quoted(uri)} is not a valid URI`, 'Escape special characters in it as %XX.');
-  const url = new URL(uri);
-  if (url.username !== '' || url.password !== '') {
+  const [, authority = ''] = /^[^:]*:\/\/([^/?#]*)/.exec(uri) ?? [];
+  // Several addresses are no host to a URL, and which hosts there can be is the kind's own business.
+  const plain = uri.replace(authority, authority === '' ? '' : 'host');
+  if (!URL.canParse(plain))
+    throw refuse(`${quoted(uri)} is not a valid URI`, 'Escape special characters in it as %XX.');
+  const url = new URL(plain);
+  if (authority.includes('@')) {
     throw refuse('a store URI must not carry a user or password', 'Remove the part before the @.', 'store-uri-secret');
   }
   const options: Record<string, string> = {};

@@ -27,6 +27,9 @@ export const localFiles: Files = {
       throw cause;
     }
   },
+  newFolder: async (path, mode) => {
+    await mkdir(path, { mode });
+  },
   makeFolder: async (path, mode = 0o700) => {
     await mkdir(path, { mode, recursive: true });
   },

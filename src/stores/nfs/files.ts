@@ -19,8 +19,12 @@ import { emptyFolder, scanTree } from './trees.ts';
 /** Beside what every shelf needs: what only this store does. */
 export interface NfsFiles extends Files {
   attributes(path: string): Promise<Attributes | undefined>;
-  /** Exclusively, empty, and known again by its mark (see marks.ts) until something is written. */
+  /** Exclusively, empty, and known again by its mark (see others.ts) until something is written. */
   create(path: string): Promise<void>;
+  /** Empties it and gives it a mark of ours, unless it has changed since it was seen so. */
+  remark(path: string, seen: Attributes): Promise<boolean>;
+  /** Gives what is at `from` a second name, exclusively (`EEXIST`). */
+  link(from: string, to: string): Promise<void>;
   mkdir(path: string, set: SetAttributes): Promise<void>;
   /** Overwrites what is there, durably; gives the server's time. */
   write(path: string, text: string): Promise<number>;
@@ -33,6 +37,14 @@ export interface NfsFilesParts {
   /** A new time for each file that is made, so that a repeated call can tell its own from another's. */
   mark(): { readonly seconds: number; readonly nanoseconds: number };
 }
+
+interface Found {
+  readonly handle: FileHandle;
+  readonly attributes: Attributes;
+}
+
+/** How often a record can be replaced by others between finding and reading it. */
+const mostReplaced = 8;
 
 const types = new Map<number, FileType>([
   [fileType.regular, 'file'],
@@ -47,7 +59,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
   const within = { deadlineMs };
   const { at } = folders;
 
-  const find = (path: string): Promise<{ readonly handle: FileHandle; readonly attributes: Attributes } | undefined> =>
+  const find = (path: string): Promise<Found | undefined> =>
     at(path, async (folder, name) => {
       try {
         const { handle, attributes } = await nfs.lookup(folder, name, within);
@@ -57,6 +69,18 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         throw cause;
       }
     });
+
+  async function readFound(path: string, limit: number): Promise<Buffer> {
+    const found = await find(path);
+    if (found === undefined) throw Object.assign(new Error(`${path} does not exist`), { code: 'ENOENT' });
+    const { handle, attributes } = found;
+    if (attributes.type === fileType.link) throw new UnfitFile('it is a symbolic link');
+    if (attributes.type === fileType.directory) throw new UnfitFile('it is a directory');
+    if (attributes.type !== fileType.regular) throw new UnfitFile('it is not a plain file');
+    if (attributes.size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+    const into = Buffer.alloc(attributes.size);
+    return into.subarray(0, await readFully(nfs, handle, 0, into, within));
+  }
 
   const make = (path: string): Promise<FileHandle> =>
     at(path, async (folder, name) => {
@@ -102,8 +126,11 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       }
     });
 
+  const attributesOf = async (path: string): Promise<Attributes | undefined> =>
+    (await absentFolderIsAbsent(find(path)))?.attributes;
+
   const look: Files['look'] = async (path) => {
-    const found = (await find(path))?.attributes;
+    const found = await attributesOf(path);
     if (found === undefined) return undefined;
     // The protocol knows no time of birth.
     return {
@@ -115,9 +142,26 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
 
   return {
     look,
-    attributes: async (path) => (await find(path))?.attributes,
+    attributes: attributesOf,
     create: async (path) => {
       await make(path);
+    },
+    remark: async (path, { fileId, ctime, ctimeNs }) => {
+      const found = await find(path);
+      if (found?.attributes.fileId !== fileId) return false;
+      const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
+      try {
+        await nfs.setattr(found.handle, { size: 0, mtime: mark() }, { ...within, ifChangedAt });
+        return true;
+      } catch (cause) {
+        if (isNfsError(cause, 'NOT_SYNC', 'STALE', 'BADHANDLE', 'NOENT')) return false;
+        throw asSystemError(cause);
+      }
+    },
+    link: async (from, to) => {
+      const found = await find(from);
+      if (found === undefined) throw Object.assign(new Error(`${from} does not exist`), { code: 'ENOENT' });
+      await at(to, (directory, name) => nfs.link(found.handle, { directory, name }, within));
     },
     names: (folder) =>
       folders.in(folder, async (handle) => {
@@ -139,18 +183,13 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         return entries;
       }),
     read: async (path, limit) => {
-      const found = await find(path);
-      if (found === undefined) throw Object.assign(new Error(`${path} does not exist`), { code: 'ENOENT' });
-      const { handle, attributes } = found;
-      if (attributes.type === fileType.link) throw new UnfitFile('it is a symbolic link');
-      if (attributes.type === fileType.directory) throw new UnfitFile('it is a directory');
-      if (attributes.type !== fileType.regular) throw new UnfitFile('it is not a plain file');
-      if (attributes.size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
-      const into = Buffer.alloc(attributes.size);
-      try {
-        return into.subarray(0, await readFully(nfs, handle, 0, into, within));
-      } catch (cause) {
-        throw asSystemError(cause);
+      for (let again = 1; ; again++) {
+        try {
+          return await readFound(path, limit);
+        } catch (cause) {
+          // Another host replaced it between two calls.
+          if (again >= mostReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw asSystemError(cause);
+        }
       }
     },
     writeNew: async (path, text) => fillNew(path, await make(path), text),
@@ -172,6 +211,9 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       await unlink(path);
       if (data.status === 'rejected') throw data.reason;
       return 'one of them is there';
+    },
+    newFolder: async (path, mode) => {
+      await at(path, (folder, name) => nfs.mkdir(folder, name, { mode }, within));
     },
     makeFolder: async (path, mode = 0o700) => {
       // Looked for first: not every server refuses to make what is there.

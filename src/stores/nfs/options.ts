@@ -1,3 +1,4 @@
+import { isIPv6 } from 'node:net';
 import { isAbsolute, normalize } from 'node:path';
 import { parseDuration } from '#base/duration.ts';
 import { parseSize } from '#base/size.ts';
@@ -45,7 +46,7 @@ export const optionHelp = {
   squash:
     'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
   timeout: 'how long one call to the server may take, e.g. 10s (default)',
-  retries: 'how often a connection is tried anew before a call fails (default: 2)',
+  retries: 'how often a connection is tried anew before a call fails (default: 4)',
   soft: 'applications get an error when the server does not answer within the time-out (default)',
   hard: 'applications wait for the server, however long; the control plane never does',
   rsize: 'most bytes in one read, e.g. 1M (default)',
@@ -130,7 +131,7 @@ function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
 function tls(given: Given): NfsOptions['tls'] {
   const value = given['tls'];
   if (value === undefined || value === 'off' || value === 'false') return undefined;
-  if (value === 'on' || value === 'true') return { folder: undefined };
+  if (value === '' || value === 'on' || value === 'true') return { folder: undefined };
   if (!isAbsolute(value)) throw bad('tls', value);
   return { folder: value };
 }
@@ -155,7 +156,11 @@ interface Where {
   readonly path: string;
 }
 
-const hostPattern = /^(?:\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\]|[A-Za-z0-9_.-]+)$/;
+/** Longer ones cannot be mounted: RFC 1813, section 5.1.4. */
+const longestPath = 1024;
+const isHost = (host: string): boolean =>
+  host.startsWith('[') ? host.endsWith(']') && isIPv6(bare(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
+const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
 
 function whereOf(uri: string): Where {
   if (uri.includes('#')) throw wrongUri(uri, "it has a # in it, where a URI's path ends");
@@ -163,7 +168,7 @@ function whereOf(uri: string): Where {
   const [, given = '', port] = /^(.*?)(?::(\d{1,5}))?$/.exec(authority) ?? [];
   const hosts = given.split(',');
   const [first, ...others] = hosts;
-  if (first === undefined || !hosts.every((host) => hostPattern.test(host))) throw wrongUri(uri, 'it names no server');
+  if (first === undefined || !hosts.every(isHost)) throw wrongUri(uri, 'it names no server');
   if (port !== undefined && (Number(port) < 1 || Number(port) > 65_535))
     throw wrongUri(uri, `there is no port ${port}`);
   let path: string;
@@ -175,8 +180,8 @@ function whereOf(uri: string): Where {
   if (path === '') throw wrongUri(uri, 'the path is missing');
   if (/[\0-\x1f]/.test(path)) throw wrongUri(uri, 'the path contains control characters');
   if (path.split('/').includes('..')) throw wrongUri(uri, 'the path must not contain ..');
+  if (Buffer.byteLength(path) > longestPath) throw wrongUri(uri, `the path is longer than ${longestPath} bytes`);
   const clean = normalize(path);
-  const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
   return {
     hosts: [bare(first), ...others.map(bare)],
     port: port === undefined ? undefined : Number(port),
@@ -198,7 +203,7 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
     gid: whole(given, 'gid', 0, largestId),
     mode: mode(given),
     squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
-    retries: whole(given, 'retries', 0, 100) ?? 2,
+    retries: whole(given, 'retries', 0, 100) ?? 4,
     timeout: timeout(given),
     hard: hard(given),
     readSize: transfer(given, 'rsize'),

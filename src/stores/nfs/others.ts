@@ -4,13 +4,14 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import type { Attributes, Time } from '#wire/nfs3/index.ts';
 import { isErrno, isFull } from '../shelf/files.ts';
-import type { Others } from '../shelf/place.ts';
+import { type Others, takenForDeadMs } from '../shelf/place.ts';
 import type { NfsFiles } from './files.ts';
 
-/** An empty record that is older than this, by the server's clock, was left by a host that died. */
-const abandonedMs = 60_000;
-/** A lock that has not changed for so long, while somebody watched, was left by a host that died. */
-const deadLockMs = 120_000;
+/** Both longer than the time after which who holds something stops by himself: see `takenForDeadMs`. */
+const deadRecord = { afterMs: takenForDeadMs, steadyMs: 2_000 } as const;
+const deadLock = { afterMs: 2 * takenForDeadMs, steadyMs: 10_000 } as const;
+/** A longer pause between two looks, of ours or of a server that stood still, begins the steady time anew. */
+const longestGapMs = 2_000;
 const lockPatienceMs = 15_000;
 const lockPauseMs = 100;
 const mostWatched = 10_000;
@@ -31,61 +32,73 @@ export interface OthersParts {
   readonly store: string;
   /** `.stowage/locks` */
   readonly folder: string;
-  scratch(): string;
+}
+
+interface Watched {
+  readonly seen: string;
+  readonly since: number;
+  readonly steadySince: number;
+  readonly last: number;
 }
 
 /**
  * One host at a time changes a volume: it makes `.stowage/locks/<id>` exclusively, and removes it. What a host left that
- * died is found by watching it not change; no two clocks are compared.
+ * died is found by watching it not change, while the server answers; no two clocks are compared. It is taken over by
+ * changing its mark on the condition that nobody else has: of several who try, the server lets one.
  */
-export function createOthers({ files, clock, marks, store, folder, scratch }: OthersParts): Others {
-  /** By this process, at this moment. */
-  const held = new Set<string>();
-  const watched = new Map<string, { readonly seen: string; readonly since: number }>();
+export function createOthers({ files, clock, marks, store, folder }: OthersParts): Others {
+  /** By this process, at this moment, since when. Undefined: there was no room for a lock. */
+  const held = new Map<string, number | undefined>();
+  const watched = new Map<string, Watched>();
 
-  async function now(): Promise<number> {
-    const path = scratch();
-    const told = await files.write(path, '.');
-    const at = told === 0 ? ((await files.attributes(path))?.mtime ?? 0) * 1000 : told;
-    await files.unlink(path);
-    return at;
+  function isDead(path: string, found: Attributes, { afterMs, steadyMs }: typeof deadLock | typeof deadRecord) {
+    const seen = `${found.fileId} ${found.ctime} ${found.ctimeNs} ${found.size}`;
+    const now = clock.elapsed();
+    const before = watched.get(path);
+    const isSame = before?.seen === seen;
+    if (!isSame && watched.size >= mostWatched) watched.clear();
+    const since = isSame ? before.since : now;
+    const steadySince = isSame && now - before.last <= longestGapMs ? before.steadySince : now;
+    watched.set(path, { seen, since, steadySince, last: now });
+    return now - since > afterMs && now - steadySince > steadyMs;
   }
 
-  /** It was there when we looked, and has been as it is for too long. */
-  function isDead(id: string, found: Attributes): boolean {
-    const seen = `${found.fileId} ${found.ctime} ${found.ctimeNs}`;
-    const before = watched.get(id);
-    if (before?.seen === seen) return clock.elapsed() - before.since > deadLockMs;
-    if (watched.size >= mostWatched) watched.clear();
-    watched.set(id, { seen, since: clock.elapsed() });
-    return false;
+  async function takeOver(path: string, found: Attributes): Promise<boolean> {
+    const isTaken = await files.remark(path, found);
+    if (isTaken) watched.delete(path);
+    return isTaken;
   }
 
-  /** Moved away first, and looked at: of two who find it dead, the second would remove the first one's own. */
-  async function clear(path: string, dead: Attributes): Promise<void> {
-    const aside = scratch();
-    if (!(await files.rename(path, aside))) return;
-    if ((await files.attributes(aside))?.fileId === dead.fileId) await files.unlink(aside);
-    else await files.rename(aside, path);
-  }
-
-  async function tryLock(id: string): Promise<boolean> {
-    if (held.has(id)) return false;
+  async function makeLock(id: string): Promise<boolean> {
     const path = `${folder}/${id}`;
-    // Before the call: two of this process must not both find the lock to be an earlier one of ours.
-    held.add(id);
+    const since = clock.elapsed();
     try {
       await files.create(path);
+      held.set(id, since);
       return true;
     } catch (cause) {
-      held.delete(id);
       // A full store must still be emptied; the risk is that of two hosts working on one volume at that moment.
       if (isFull(cause)) return true;
       if (!isErrno(cause, 'EEXIST')) throw cause;
     }
     const found = await files.attributes(path);
-    if (found !== undefined && (marks.isOurs(found) || isDead(id, found))) await clear(path, found);
-    return false;
+    if (found === undefined || !(marks.isOurs(found) || isDead(path, found, deadLock))) return false;
+    if (!(await takeOver(path, found))) return false;
+    held.set(id, since);
+    return true;
+  }
+
+  async function tryLock(id: string): Promise<boolean> {
+    if (held.has(id)) return false;
+    // Before the call: two of this process must not both find the lock to be an earlier one of ours.
+    held.set(id, undefined);
+    let isHeld = false;
+    try {
+      isHeld = await makeLock(id);
+      return isHeld;
+    } finally {
+      if (!isHeld) held.delete(id);
+    }
   }
 
   async function lock(id: VolumeId, signal: AbortSignal): Promise<void> {
@@ -94,13 +107,20 @@ export function createOthers({ files, clock, marks, store, folder, scratch }: Ot
       if (clock.elapsed() - since > lockPatienceMs) throw locked(id, store);
       await clock.sleep(lockPauseMs, signal);
     }
-    watched.delete(id);
+    watched.delete(`${folder}/${id}`);
+  }
+
+  async function release(path: string, since: number | undefined): Promise<void> {
+    if (since === undefined) return;
+    const isLong = clock.elapsed() - since > takenForDeadMs;
+    // Somebody may have taken us for dead.
+    if (isLong && !marks.isOurs((await files.attributes(path)) ?? notThere)) return;
+    await files.unlink(path);
   }
 
   async function unlock(id: VolumeId): Promise<void> {
-    if (!held.has(id)) return;
     // What is left behind is known as ours by its mark.
-    await files.unlink(`${folder}/${id}`).catch(() => false);
+    await release(`${folder}/${id}`, held.get(id)).catch(() => undefined);
     held.delete(id);
   }
 
@@ -113,19 +133,25 @@ export function createOthers({ files, clock, marks, store, folder, scratch }: Ot
       }
       return stack.move();
     },
+    isHeld: async (id) => {
+      const found = await files.attributes(`${folder}/${id}`);
+      return found !== undefined && !marks.isOurs(found);
+    },
     take: (path) => files.create(path),
-    isAbandoned: async (path) => {
+    takeOver: async (path, isTorn) => {
       const found = await files.attributes(path);
-      if (found === undefined || marks.isOurs(found)) return true;
-      return (await now()) - (found.ctime * 1000 + Math.floor(found.ctimeNs / 1e6)) > abandonedMs;
+      if (found === undefined || !(marks.isOurs(found) || isDead(path, found, deadRecord))) return false;
+      return (await isTorn()) && (await takeOver(path, found));
     },
   };
 }
+
+const notThere = { mtime: -1, size: -1 } as Attributes;
 
 function locked(id: string, store: string): StowageError {
   return new StowageError(`another Stowage is at work on volume ${id} in store ${store}`, {
     code: 'busy',
     reason: 'volume-locked-elsewhere',
-    action: `Try again in a moment. A host that died while at work keeps the volume for at most ${deadLockMs / 60_000} more minutes.`,
+    action: `Try again in a moment. What a host left that died while at work can be taken over after ${deadLock.afterMs / 60_000} minutes.`,
   });
 }

@@ -4,7 +4,7 @@ import { isVolumeName, quoted } from '#core/names.ts';
 import type { DataPaths } from '../shelf/layout.ts';
 
 const help =
-  'Write it of {name}, {id} and {label:KEY}, with / between folders, for example {label:team}/{name}. The last part must contain {name} or {id}.';
+  'Write it of {name}, {id} and {label:KEY}, with / between folders, for example {label:team}/{name}. The last part must contain {id}, or {name} and no labels.';
 
 function invalid(template: string, why: string): StowageError {
   return new StowageError(`${quoted(template)} is not a path template: ${why}`, {
@@ -15,27 +15,40 @@ function invalid(template: string, why: string): StowageError {
 }
 
 const token = /\{([^{}]*)\}/g;
+/** Not those in the name of a label. */
+const separator = /\/(?![^{}]*\})/;
+const word = /^(?:name|id|label:[A-Za-z0-9][A-Za-z0-9_./-]{0,127})$/;
 const mostFolders = 8;
+/** As many as a record takes. */
+const longestPath = 1024;
 
 export function parsePathTemplate(template: string): DataPaths {
-  const parts = template.split('/');
+  const parts = template.split(separator);
   if (parts.length > mostFolders) throw invalid(template, `it has more than ${mostFolders} parts`);
   for (const part of parts) {
-    for (const [, word = ''] of part.matchAll(token))
-      if (word !== 'name' && word !== 'id' && !/^label:.+$/s.test(word))
-        throw invalid(template, `{${word}} is unknown`);
-    const fixed = part.replaceAll(token, '');
-    if (/[{}\0-\x1f]/.test(fixed)) throw invalid(template, 'a brace or control character stands alone');
-    if (part === '' || part === '.' || part === '..')
-      throw invalid(template, 'a part of it is empty or leads elsewhere');
+    for (const [, found = ''] of part.matchAll(token))
+      if (!word.test(found)) throw invalid(template, `{${found}} is unknown`);
+    const example = part.replaceAll(token, 'x');
+    if (/[{}]/.test(example)) throw invalid(template, 'a brace stands alone');
+    if (!isFolderName(example)) throw invalid(template, `${quoted(part)} cannot be the name of a folder`);
   }
-  // Otherwise two volumes could have one directory.
-  if (!/\{(?:name|id)\}/.test(parts.at(-1) ?? '')) throw invalid(template, 'volumes could not be told apart');
+  refuseAmbiguous(template, parts.at(-1) ?? '');
   return {
-    pathFor: (want) => parts.map((part) => fill(part, want)).join('/'),
+    pathFor: (want) => {
+      const path = parts.map((part) => fill(part, want)).join('/');
+      if (path.length > longestPath) throw unfit(want.name, path);
+      return path;
+    },
     depth: parts.length,
     volumeAt: createMatch(template),
   };
+}
+
+/** Two volumes must never have one directory, whatever their labels: a-b and c would be a and b-c. */
+function refuseAmbiguous(template: string, last: string): void {
+  const words = Array.from(last.matchAll(token), ([, found = '']) => found);
+  if (words.includes('id') || (words.includes('name') && !words.some((one) => one.startsWith('label:')))) return;
+  throw invalid(template, 'volumes could not be told apart');
 }
 
 /** The other way round, for data that are there already. An id cannot be chosen, so with one in it nothing fits. */
@@ -52,36 +65,42 @@ function createMatch(template: string): DataPaths['volumeAt'] {
     const found = words.includes('id') ? null : whole.exec(path);
     if (found === null) return undefined;
     const values = new Map<string, string>();
-    for (const [i, word] of words.entries()) {
+    for (const [i, one] of words.entries()) {
       const value = found[i + 1] ?? '';
       // The same word twice means the same text twice.
-      if ((values.get(word) ?? value) !== value) return undefined;
-      values.set(word, value);
+      if ((values.get(one) ?? value) !== value) return undefined;
+      values.set(one, value);
     }
     const name = values.get('name') ?? '';
     values.delete('name');
-    const labels: Labels = Object.fromEntries(
-      Array.from(values, ([word, text]) => [word.slice('label:'.length), text]),
-    );
+    const labels: Labels = Object.fromEntries(Array.from(values, ([one, text]) => [one.slice('label:'.length), text]));
     return isVolumeName(name) ? { name, labels } : undefined;
   };
 }
 
 function fill(part: string, { id, name, labels }: Parameters<DataPaths['pathFor']>[0]): string {
-  const text = part.replaceAll(token, (_all, word: string) => {
-    if (word === 'name') return name;
-    if (word === 'id') return id;
-    const key = word.slice('label:'.length);
+  const text = part.replaceAll(token, (_all, found: string) => {
+    if (found === 'name') return name;
+    if (found === 'id') return id;
+    const key = found.slice('label:'.length);
     const value = Object.hasOwn(labels, key) ? labels[key] : undefined;
     if (value === undefined || value === '') throw missingLabel(name, key);
     return value;
   });
   if (isFolderName(text)) return text;
-  throw new StowageError(`the labels of volume ${quoted(name)} make ${quoted(text)}, which cannot be a folder's name`, {
-    code: 'invalid',
-    reason: 'label-unfit-for-path',
-    action: "This store's directories are named after labels: use labels without slashes, dots in front and the like.",
-  });
+  throw unfit(name, text);
+}
+
+function unfit(name: string, text: string): StowageError {
+  return new StowageError(
+    `the labels of volume ${quoted(name)} make ${quoted(text)}, which cannot be the name of a folder, or is too long`,
+    {
+      code: 'invalid',
+      reason: 'label-unfit-for-path',
+      action:
+        "This store's directories are named after labels: use labels without slashes, dots in front and the like.",
+    },
+  );
 }
 
 /** `.meta` would be taken for a record. */

@@ -11,7 +11,7 @@ import { isErrno } from '../shelf/files.ts';
 import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../shelf/identity.ts';
 import { createPlaces } from '../shelf/in-flight.ts';
 import { encodeMeta } from '../shelf/meta.ts';
-import type { Others, Place } from '../shelf/place.ts';
+import type { Place } from '../shelf/place.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
 import { type Blamed, nfsFailure } from './failures.ts';
 import { createNfsFiles, type NfsFiles } from './files.ts';
@@ -46,8 +46,8 @@ export const blamedOf = (options: NfsOptions, store: string): Blamed => ({
   server: options.hosts.join(', '),
   uid: identityOf(options).uid,
   privileged: options.sourcePorts !== undefined,
-  hasMountPort: options.mountPort !== undefined,
   tls: options.tls !== undefined,
+  network: options.network,
 });
 
 export async function openNfsPlace(parts: OpenParts, scope: Scope): Promise<NfsPlace> {
@@ -102,7 +102,7 @@ async function open(
   const run = `${mine}-${randomBytes(4).toString('hex')}`;
   let scratches = 0;
   const scratch = (): string => own('tmp', `${run}-${++scratches}`);
-  const others = createOthers({ files, clock, marks, store, folder: own('locks'), scratch });
+  const others = createOthers({ files, clock, marks, store, folder: own('locks') });
 
   const recorded = await readIdentity(files, own('store.json')).catch((cause: unknown) => {
     // Read-only: records that we may not read do not matter, directories are volumes all the same.
@@ -115,7 +115,8 @@ async function open(
   if (!readOnly) {
     await files.makeFolder(own());
     for (const folder of folders) await files.makeFolder(own(folder));
-    keeper.identity = recorded?.uuid ?? (await establish(files, others, own('store.json'), clock, scope));
+    keeper.identity =
+      recorded?.uuid ?? (await establish({ files, path: own('store.json'), scratch: scratch(), clock, scope }));
   } else keeper.identity = recorded?.uuid;
 
   return {
@@ -128,10 +129,11 @@ async function open(
     verify: async () => undefined,
     inFlight: { short: createPlaces(shortCalls), long: createPlaces(longCalls) },
     sync: async () => undefined,
-    replace: async (path, meta) => {
+    replace: async (path, meta, sure) => {
       const fresh = scratch();
       await files.writeNew(fresh, encodeMeta(meta));
-      await files.rename(fresh, path);
+      sure?.();
+      if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
     },
     reserve: { backing: (work) => work(), refill: async () => undefined },
     others: readOnly ? undefined : others,
@@ -149,24 +151,53 @@ async function isStale(nfs: NfsClient, handle: FileHandle, deadlineMs: number): 
   }
 }
 
-/** Gives a new store its name; of several hosts that do, one wins, and all take its name. */
-async function establish(files: NfsFiles, others: Others, path: string, clock: Clock, scope: Scope): Promise<string> {
+interface Establishing {
+  readonly files: NfsFiles;
+  /** Of `store.json`. */
+  readonly path: string;
+  readonly scratch: string;
+  readonly clock: Clock;
+  readonly scope: Scope;
+}
+
+/** Gives a new store its name, in one step; of several hosts that do, one wins, and all take its name. */
+async function establish(parts: Establishing): Promise<string> {
+  const { files, path, scratch } = parts;
+  const uuid = randomUUID();
+  const text = identityText(uuid, 'directory');
+  await files.writeNew(scratch, text);
+  try {
+    await files.link(scratch, path);
+    return uuid;
+  } catch (cause) {
+    if (isErrno(cause, 'EEXIST')) return await nameOfStore(parts);
+    // A server without links. What a crash leaves empty there is for people to remove.
+    if (!isErrno(cause, 'ENOTSUP', 'EIO', 'EPERM', 'EMLINK')) throw cause;
+    await files.writeNew(path, text);
+    return uuid;
+  } finally {
+    await files.unlink(scratch);
+  }
+}
+
+/** Where there are no links, another host may still be writing it. */
+async function nameOfStore({ files, path, clock, scope }: Establishing): Promise<string> {
   for (const since = clock.elapsed(); ; ) {
-    try {
-      const uuid = randomUUID();
-      await files.writeNew(path, identityText(uuid, 'directory'));
-      return uuid;
-    } catch (cause) {
-      if (!isErrno(cause, 'EEXIST')) throw cause;
-    }
     try {
       const uuid = (await readIdentity(files, path))?.uuid;
       if (uuid !== undefined) return uuid;
     } catch (cause) {
-      // Being written by another host, or left empty by one that died.
       if (!(cause instanceof StowageError) || clock.elapsed() - since > identityPatienceMs) throw cause;
-      if ((await files.attributes(path))?.size === 0 && (await others.isAbandoned(path))) await files.unlink(path);
     }
+    if (clock.elapsed() - since > identityPatienceMs) throw nameless(path);
     await clock.sleep(identityPauseMs, scope.signal);
   }
+}
+
+function nameless(path: string): StowageError {
+  return new StowageError(`${path} does not say which store this is`, {
+    code: 'conflict',
+    reason: 'record-unreadable',
+    action: 'Restore it from a backup; or remove it: it is made anew when the store is opened.',
+  });
 }

@@ -3,7 +3,7 @@ import { StowageError } from '#core/errors.ts';
 import type { NodeName, SeenUse, Use, User, VolumeId } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
-import { errno, isErrno, UnfitFile } from '../shelf/files.ts';
+import { errno, isErrno, isFull, UnfitFile } from '../shelf/files.ts';
 import { isObject } from '../shelf/meta.ts';
 import type { Parts } from '../shelf/parts.ts';
 import type { NfsPlace } from './place.ts';
@@ -13,6 +13,9 @@ export const staleMs = 5 * 60_000;
 const formatVersion = 1;
 const recordLimit = 64 * 1024;
 const mostUsers = 1000;
+/** How often the folder can vanish under us. */
+const mostAttempts = 16;
+const pauseMs = 20;
 /** Holds the id of the one host that may write. No host can have this id. */
 const writerFile = '.writer';
 
@@ -20,7 +23,7 @@ const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.
 const kinds: readonly string[] = ['path', 'container', 'pod'] satisfies User['kind'][];
 
 /** Use records: a file per volume and host, rewritten while there are users there. */
-export function createUses({ during }: Parts, place: NfsPlace): Uses {
+export function createUses({ during, clock }: Parts, place: NfsPlace): Uses {
   const { files } = place;
   const folderOf = (id: VolumeId): string => place.own('users', id);
   const writerOf = (id: VolumeId): string => `${folderOf(id)}/${writerFile}`;
@@ -45,25 +48,49 @@ export function createUses({ during }: Parts, place: NfsPlace): Uses {
     }
   }
 
-  /** The server's time, from a file of our own that it has just written. */
-  async function now(): Promise<number> {
+  /** The server's time, from a file of our own that it has just written. Undefined: it has no room for one. */
+  async function now(): Promise<number | undefined> {
     const path = place.scratch();
-    const at = await files.write(path, '.');
-    await files.unlink(path);
-    return at;
+    try {
+      const told = await files.write(path, '.');
+      return told === 0 ? ((await files.attributes(path))?.mtime ?? 0) * 1000 : told;
+    } catch (cause) {
+      if (!isFull(cause)) throw cause;
+      return undefined;
+    } finally {
+      await files.unlink(path).catch(() => false);
+    }
   }
 
-  async function read(id: VolumeId, host: string, time: number): Promise<SeenUse | undefined> {
+  /** A host that leaves may remove the folder that another has just found or made. */
+  async function inFolder(id: VolumeId, signal: AbortSignal, work: () => Promise<unknown>): Promise<void> {
+    for (let again = 1; ; again++) {
+      let isThere = false;
+      try {
+        await files.makeFolder(folderOf(id));
+        isThere = true;
+        await work();
+        return;
+      } catch (cause) {
+        const isRemoved = isErrno(cause, 'ENOENT', 'ESTALE') || (!isThere && isErrno(cause, 'EEXIST'));
+        if (again >= mostAttempts || !isRemoved) throw cause;
+      }
+      await clock.sleep(Math.random() * pauseMs, signal);
+    }
+  }
+
+  async function read(id: VolumeId, host: string, time: number | undefined): Promise<SeenUse | undefined> {
     const path = recordOf(id, host);
     const found = await files.attributes(path);
     if (found === undefined) return undefined;
     const renewedAt = found.mtime * 1000 + Math.floor(found.mtimeNs / 1e6);
-    const seen = { renewedAt, stale: time - renewedAt > staleMs };
+    const seen = { renewedAt, stale: time !== undefined && time - renewedAt > staleMs };
     try {
       return { ...parse(host, JSON.parse((await files.read(path, recordLimit)).toString('utf8'))), ...seen };
     } catch (cause) {
       if (errno(cause) === 'ENOENT') return undefined;
-      if (!(cause instanceof SyntaxError) && !(cause instanceof UnfitFile)) throw cause;
+      const isUnfit = cause instanceof SyntaxError || cause instanceof UnfitFile;
+      if (!isUnfit && !isErrno(cause, 'EACCES', 'EPERM', 'EIO')) throw cause;
       // Whoever it is uses the volume; a record that cannot be read is no permission to destroy it.
       return { ...unreadable(host), ...seen };
     }
@@ -73,10 +100,9 @@ export function createUses({ during }: Parts, place: NfsPlace): Uses {
     put: (id, use, scope) =>
       during(`recording that ${use.node} uses ${id}`, [], scope, async () => {
         const path = recordOf(id, use.host);
-        await files.makeFolder(folderOf(id));
         const fresh = place.scratch();
         await files.writeNew(fresh, encode(use));
-        await files.rename(fresh, path);
+        await inFolder(id, scope.signal, () => files.rename(fresh, path));
       }),
     remove: (id, host, scope) =>
       during(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
@@ -103,11 +129,10 @@ export function createUses({ during }: Parts, place: NfsPlace): Uses {
   function takeWriter(id: VolumeId, host: string, scope: Scope): Promise<void> {
     return during(`becoming the one who writes to ${id}`, [id], scope, async () => {
       recordOf(id, host);
-      await files.makeFolder(folderOf(id));
       // Held against other hosts by `during`, so an empty one was left by a crash.
       if ((await writer(id)) === '') await files.unlink(writerOf(id));
       try {
-        await files.writeNew(writerOf(id), host);
+        await inFolder(id, scope.signal, () => files.writeNew(writerOf(id), host));
       } catch (cause) {
         if (!isErrno(cause, 'EEXIST')) throw cause;
         const holder = await writer(id);
@@ -126,9 +151,13 @@ async function absentIsFine<T>(work: Promise<T>): Promise<T | undefined> {
   }
 }
 
+/** Users that do not fit are left out: that the host uses the volume is what counts. */
 function encode({ host, node, users }: Use): string {
-  const shown = users.slice(0, mostUsers).map(({ kind, name }) => ({ kind, name }));
-  return `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
+  for (let most = mostUsers; ; most = Math.floor(most / 2)) {
+    const shown = users.slice(0, most).map(({ kind, name }) => ({ kind, name }));
+    const text = `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
+    if (Buffer.byteLength(text) <= recordLimit || shown.length === 0) return text;
+  }
 }
 
 function parse(host: string, json: unknown): Use {

@@ -1,7 +1,8 @@
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, VolumeName, VolumeSpec } from '#core/model.ts';
-import { isVolumeName, quoted, volumeName } from '#core/names.ts';
+import { isVolumeId, isVolumeName, quoted, volumeName } from '#core/names.ts';
 import type { Adoptable, Store } from '#core/ports.ts';
 import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
@@ -11,8 +12,14 @@ import { readMeta } from './meta.ts';
 import { takeName } from './naming.ts';
 import { findNested, type Nested, nestedAs } from './nested.ts';
 import { isFolder, markParents } from './parents.ts';
-import type { Parts } from './parts.ts';
+import type { Limit, Parts } from './parts.ts';
 import type { Place } from './place.ts';
+import { recordedNames } from './reading.ts';
+import { hasMoved } from './settle.ts';
+
+const readsAtOnce = 16;
+/** Of a folder that the store's rule for paths made. */
+export const holdsVolumes = 'it holds volumes';
 
 export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
   const { place, layout, during, dataPath, volume } = parts;
@@ -25,26 +32,38 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
           if (read.meta.requestId !== spec.requestId) throw nameTaken(name, place.store);
           return volume(read.meta);
         }
-        if (read.state === 'torn' && place.others !== undefined) await parts.clearTorn(name, scope);
+        if (read.state === 'torn' && place.others !== undefined) await refuseMoving(parts, name, scope);
         else if (read.state !== 'absent') throw read.error;
         const released = await releasedAs(place, name);
         const nested = released[0] === undefined ? await nestedAs(parts, name, scope) : undefined;
         const found = await appraised({ name, ...pathOf(released[0]?.meta ?? nested) });
         const meta = released[0] === undefined ? adopted(name, spec, found, nested) : takenBack(released[0].meta, spec);
         await markParents(parts, meta);
-        const taken = await takeName(parts, name);
+        const taken = await takeName(parts, name, read, scope);
         try {
-          // In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's.
-          await place.replace(place.metaPath(name), meta);
+          await record(meta, released[0]?.path, taken);
         } catch (cause) {
           await taken.giveBack(cause);
           throw cause;
         }
         // Older ones of that name are records of data that have since been replaced.
-        for (const { path } of released) await place.files.unlink(path);
+        for (const { path } of released.slice(1)) await place.files.unlink(path);
         return volume(meta);
       }),
   };
+
+  /**
+   * In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's; and a
+   * released volume must not have two records.
+   */
+  async function record(meta: Meta, released: string | undefined, limit: Limit): Promise<void> {
+    const path = place.metaPath(meta.name);
+    if (released === undefined) return place.replace(path, meta, limit.check);
+    await place.replace(released, meta);
+    limit.check();
+    if (!(await place.files.rename(released, path))) throw notFound(meta.name, place.store);
+    await place.sync();
+  }
 
   async function appraised(
     data: Pick<Meta, 'name' | 'path'>,
@@ -86,6 +105,23 @@ function takenBack(
 const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
   meta?.path === undefined ? {} : { path: meta.path };
 
+/** The empty record may keep the name for a volume that a host was renaming or restoring when it died. */
+async function refuseMoving(parts: Parts, name: VolumeName, scope: Scope): Promise<void> {
+  const { place } = parts;
+  const recorded = recordedNames(await place.files.names(place.root));
+  const trashed = (await place.files.names(place.own('trash'))).filter(isVolumeId);
+  const all = [
+    ...recorded.map((one) => [place.metaPath(one), parts.dataPath({ name: one })] as const),
+    ...trashed.map((id) => [place.own('trash', id, 'meta'), place.own('trash', id, parts.layout.trashName)] as const),
+  ];
+  await eachBounded(all, readsAtOnce, async ([path, data]) => {
+    scope.signal.throwIfAborted();
+    const read = await readMeta(place.files, path, place.context.instance);
+    if (read.state !== 'ok' || read.meta.movingTo !== name || (await place.files.look(data)) !== undefined) return;
+    if (await hasMoved(parts, read.meta, name)) throw nameTaken(name, place.store);
+  });
+}
+
 /** Newest first. */
 async function releasedAs(
   place: Place,
@@ -122,8 +158,9 @@ export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonl
   }
   for (const { name, path } of nested)
     if (!all.has(`${name}.meta`) && !(await isFolder(parts, `${place.root}/${path}`))) found.push({ name });
+  const offered = new Set(found.map(({ name }) => name));
   for (const { meta } of await releasedAs(place)) {
-    const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`);
+    const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`) && !offered.has(meta.name);
     if (isNested && (await place.files.look(parts.dataPath(meta))) !== undefined) found.push({ name: meta.name });
   }
   return found;
@@ -137,7 +174,7 @@ async function reasonAgainst(entry: Entry, name: string, parts: Parts): Promise<
   if (layout.kind === 'directory' && entry.type !== 'directory') return 'it is not a directory';
   if (layout.kind === 'image' && entry.type !== 'file') return 'it is not a plain file';
   if (!isVolumeName(name)) return whyNoName(name);
-  if (await isFolder(parts, path)) return 'it holds volumes';
+  if (await isFolder(parts, path)) return holdsVolumes;
   return (await layout.appraise(path)).reason;
 }
 

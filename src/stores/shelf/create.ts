@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Volume, VolumeSpec } from '#core/model.ts';
+import type { Volume, VolumeId, VolumeSpec } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { beingMade, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
@@ -27,29 +27,42 @@ export function createCreate(parts: Parts): Store['create'] {
     const meta = newMeta(want, layout.paths?.pathFor(want));
     // What lies at the data's place is known before the record says anything: after a crash between record and data,
     // data there can then only be our own.
+    const limit = parts.limit();
     const how = await files.writeNewUnless(dataPath(meta), place.metaPath(meta.name), encodeMeta(meta));
-    return how === 'written' ? makeData(meta, scope) : existing(want, dataPath(meta), scope, attempt);
+    if (how !== 'written') return existing(want, dataPath(meta), scope, attempt);
+    limit.check();
+    return makeData(meta, scope).catch((cause: unknown) => {
+      if (mayHappenYet(cause)) throw cause;
+      // Held, since the same request may have come by another host, which makes the data of the same record.
+      return parts.alone(meta.id, scope, () => takeBack(meta, cause));
+    });
   }
 
   async function makeData(meta: Meta, scope: Scope): Promise<Volume> {
     let made = false;
     try {
-      await makeParents(parts, meta);
+      await makeParents(parts, meta, scope);
       await layout.make(meta, dataPath(meta), scope);
       made = true;
       await place.sync();
       return volume(meta);
     } catch (cause) {
-      const isThere = errno(cause) === 'EEXIST';
       // The same request came by another host too: the record is the same one, and so are the data.
-      if (isThere && others !== undefined) return volume(meta);
-      // No answer: it may happen yet. The record stays, so that the same request finds out, and no other is misled.
-      if (others !== undefined && !isRefusal(cause)) throw cause;
+      if (errno(cause) === 'EEXIST' && others !== undefined) return volume(meta);
       if (made) await layout.discard(dataPath(meta), meta.id);
-      await files.unlink(place.metaPath(meta.name));
-      if (isThere) throw dataUnrecorded(meta.name, dataPath(meta), place.store);
       throw cause;
     }
+  }
+
+  /** No answer. Then the record stays, so that the same request finds out, and no other is misled. */
+  const mayHappenYet = (cause: unknown): boolean => others !== undefined && !isRefusal(cause);
+
+  /** The record that this host wrote, when its data could not be made. */
+  async function takeBack(meta: Meta, cause: unknown): Promise<Volume> {
+    if (others !== undefined && (await files.look(dataPath(meta))) !== undefined) return volume(meta);
+    await files.unlink(place.metaPath(meta.name));
+    if (errno(cause) === 'EEXIST') throw dataUnrecorded(meta.name, dataPath(meta), place.store);
+    throw cause;
   }
 
   async function existing(want: VolumeSpec, planned: string, scope: Scope, attempt: number): Promise<Volume> {
@@ -61,20 +74,38 @@ export function createCreate(parts: Parts): Store['create'] {
       throw dataUnrecorded(want.name, path, place.store);
     }
     if (read.state === 'torn' && (data === undefined || others !== undefined)) {
-      await parts.clearTorn(want.name, scope);
+      const isOurs = await parts.takeTorn(want.name, scope);
+      // Beside data it stays: it may keep the name for a volume whose record has yet to follow.
+      if (isOurs && data !== undefined) throw dataUnrecorded(want.name, path, place.store);
+      if (isOurs) await files.unlink(place.metaPath(want.name));
       return fresh(want, scope, attempt + 1);
     }
     if (read.state !== 'ok') throw read.error;
     const { meta } = read;
-    if (data === undefined && (await parts.alone(meta.id, scope, () => settle(parts, meta))))
-      return fresh(want, scope, attempt + 1);
+    if (data === undefined)
+      return (
+        (await parts.alone(meta.id, scope, () => complete(want, meta.id, scope))) ?? fresh(want, scope, attempt + 1)
+      );
     refuseOther(meta, want, place.store);
-    if (data === undefined) return makeData(meta, scope);
     const wrong = layout.wrongWith(data);
     if (wrong !== undefined) throw dataUnusable(want.name, path, wrong);
     // The first call may have died before this.
     await place.sync();
     return volume(meta);
+  }
+
+  /** A record without data, by who holds the volume. Undefined: it is no longer so. */
+  async function complete(want: VolumeSpec, id: VolumeId, scope: Scope): Promise<Volume | undefined> {
+    const read = await parts.read(want.name);
+    if (read.state !== 'ok' || read.meta.id !== id || (await settle(parts, read.meta, scope))) return undefined;
+    const { meta } = read;
+    refuseOther(meta, want, place.store);
+    if ((await files.look(dataPath(meta))) !== undefined) return volume(meta);
+    return makeData(meta, scope).catch((cause: unknown) => {
+      // Who wrote the record may be making the data at this moment: it is theirs to take back.
+      if (mayHappenYet(cause) || (others !== undefined && meta.instance !== place.context.instance)) throw cause;
+      return takeBack(meta, cause);
+    });
   }
 
   return (want, scope) =>

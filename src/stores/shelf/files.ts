@@ -45,6 +45,8 @@ export interface Files {
   writeNew(path: string, text: string): Promise<void>;
   /** The same unless something is at `beside`. What that path holds is known before the file has its text. */
   writeNewUnless(beside: string, path: string, text: string): Promise<'written' | 'one of them is there'>;
+  /** Exclusively (`EEXIST`). */
+  newFolder(path: string, mode: number): Promise<void>;
   /** Already there is success. */
   makeFolder(path: string, mode?: number): Promise<void>;
   /** False: `from` was not there. */

@@ -1,38 +1,56 @@
+import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { nameTaken } from './errors.ts';
 import { isErrno, isRefusal } from './files.ts';
 import type { MetaRead } from './meta.ts';
-import type { Parts } from './parts.ts';
+import type { Limit, Parts } from './parts.ts';
 
-/** Throws unless the name is free: an empty record that nobody works on any more does not count. */
-export async function freeName(parts: Parts, name: VolumeName, found: MetaRead): Promise<void> {
-  if (found.state === 'absent') return;
-  const { place } = parts;
-  const path = place.metaPath(name);
-  if (found.state !== 'torn' || place.others === undefined || !(await place.others.isAbandoned(path)))
-    throw nameTaken(name, place.store);
-  await place.files.unlink(path);
+/** How often others can take the name and give it back while we look. */
+const mostAttempts = 8;
+
+/** Keeps the name from other hosts, by an empty record that the real one will replace. Undefined: it is not free. */
+export async function tryTake(
+  parts: Parts,
+  name: VolumeName,
+  scope: Scope,
+): Promise<'made' | 'taken over' | undefined> {
+  const { others, metaPath } = parts.place;
+  for (let attempt = 0; attempt < mostAttempts; attempt++) {
+    const { state } = await parts.read(name);
+    if (state === 'torn' && (await parts.takeTorn(name, scope))) return 'taken over';
+    if (state === 'ok' || state === 'unreadable') return undefined;
+    if (state === 'absent' && (await isMade(others?.take(metaPath(name))))) return 'made';
+  }
+  return undefined;
 }
 
-export interface Taken {
+async function isMade(made: Promise<void> | undefined): Promise<boolean> {
+  try {
+    await made;
+    return true;
+  } catch (cause) {
+    if (isErrno(cause, 'EEXIST')) return false;
+    throw cause;
+  }
+}
+
+export interface Taken extends Limit {
   /** Because of `cause`. Where it is no answer, what was asked for may happen yet: the name stays taken. */
   giveBack(cause: unknown): Promise<void>;
 }
 
-/** Keeps the name from other hosts, by an empty record that the real one will replace. */
-export async function takeName({ place }: Parts, name: VolumeName): Promise<Taken> {
-  const { others, files } = place;
-  if (others === undefined) return { giveBack: async () => undefined };
-  const path = place.metaPath(name);
-  try {
-    await others.take(path);
-  } catch (cause) {
-    if (isErrno(cause, 'EEXIST')) throw nameTaken(name, place.store);
-    throw cause;
-  }
+/** Throws unless the name is free: an empty record that nobody works on any more does not count. */
+export async function takeName(parts: Parts, name: VolumeName, found: MetaRead, scope: Scope): Promise<Taken> {
+  const { others, files, metaPath, store } = parts.place;
+  const limit = parts.limit();
+  const how = others === undefined && found.state !== 'absent' ? undefined : await tryTake(parts, name, scope);
+  if (how === undefined) throw nameTaken(name, store);
   return {
+    ...limit,
     giveBack: async (cause) => {
-      if (isRefusal(cause)) await files.unlink(path);
+      // One that was there before may keep the name for a volume whose record has yet to follow its data.
+      const isOurs = others !== undefined && how === 'made' && !limit.isOver();
+      if (isOurs && isRefusal(cause)) await files.unlink(metaPath(name));
     },
   };
 }

@@ -40,7 +40,8 @@ export async function findNested(parts: Parts, scope: Scope): Promise<readonly N
   return found;
 }
 
-async function recordedPaths(parts: Parts, scope: Scope): Promise<ReadonlySet<string>> {
+/** Where the data of volumes are, as their records say. */
+export async function recordedPaths(parts: Parts, scope: Scope): Promise<ReadonlySet<string>> {
   const found = new Set<string>();
   await eachBounded(recordedNames(await parts.place.files.names(parts.place.root)), readsAtOnce, async (name) => {
     scope.signal.throwIfAborted();

@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { Orphan, VolumeName } from '#core/model.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
-import { findAdoptable } from './adopt.ts';
+import { findAdoptable, holdsVolumes } from './adopt.ts';
 import { leftovers } from './leftovers.ts';
 import type { Parts } from './parts.ts';
 import { inspect } from './reading.ts';
@@ -52,8 +52,8 @@ export function createOrphans(parts: Parts): Store['orphans'] {
       if (orphan !== undefined) found.push(orphan);
     });
     for (const { name, reason } of await findAdoptable(parts, scope)) {
-      // Every ext4 has it: nobody left it there.
-      if (name === 'lost+found') continue;
+      // Every ext4 has the first: nobody left it there. The second are our own.
+      if (name === 'lost+found' || reason === holdsVolumes) continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
     }
     for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));

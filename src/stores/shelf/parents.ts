@@ -1,6 +1,8 @@
+import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { isErrno } from './files.ts';
 import type { Meta } from './meta.ts';
+import { recordedPaths } from './nested.ts';
 import type { Parts } from './parts.ts';
 
 /** Tells a folder that holds volumes from a volume. No volume can have this name. */
@@ -14,15 +16,29 @@ function parentsOf({ place }: Parts, { path }: Pick<Meta, 'path'>): string[] {
 }
 
 /** Never inside what is, or may be, another volume's data. */
-export async function makeParents(parts: Parts, meta: Meta): Promise<void> {
-  const { files } = parts.place;
+export async function makeParents(parts: Parts, meta: Meta, scope: Scope): Promise<void> {
   for (const folder of parentsOf(parts, meta)) {
     if (await isFolder(parts, folder)) continue;
-    await files.makeFolder(folder, folderMode);
-    // One that a crash left without its mark is empty; anything else is not ours.
-    if ((await files.names(folder)).some((name) => name !== marker)) throw occupied(folder);
+    if (!(await isNew(parts, folder)) && !(await isLeftUnmarked(parts, folder, scope))) throw occupied(folder);
     await mark(parts, folder);
   }
+}
+
+async function isNew({ place }: Parts, folder: string): Promise<boolean> {
+  try {
+    await place.files.newFolder(folder, folderMode);
+    return true;
+  } catch (cause) {
+    if (isErrno(cause, 'EEXIST')) return false;
+    throw cause;
+  }
+}
+
+/** A crash came between making and marking it, or another host is about to: it is empty, and no volume's data. */
+async function isLeftUnmarked(parts: Parts, folder: string, scope: Scope): Promise<boolean> {
+  if ((await parts.place.files.look(folder))?.type !== 'directory') return false;
+  const names = await parts.place.files.names(folder);
+  return names.every((name) => name === marker) && !(await recordedPaths(parts, scope)).has(folder);
 }
 
 /** Of data that are taken in where they are: their folders hold volumes from now on. */

@@ -1,17 +1,24 @@
-import type { Clock } from '#base/clock.ts';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingMade, notFound } from './errors.ts';
-import { errno, type Left } from './files.ts';
+import { errno, isRefusal, type Left } from './files.ts';
 import type { InFlight } from './in-flight.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
-import type { Place } from './place.ts';
+import { type Place, takenForDeadMs } from './place.ts';
 import { settle } from './settle.ts';
+
+/** How long a verb can go on before other hosts may take this one for dead. Without other hosts: for ever. */
+export interface Limit {
+  isOver(): boolean;
+  /** Throws when it is over: nothing more may be changed then. The next call finds out how far this one came. */
+  check(): void;
+}
 
 /** What the verbs of one open store share. */
 export interface Parts {
@@ -33,15 +40,22 @@ export interface Parts {
     length?: keyof InFlight,
   ): Promise<T>;
   /** As `during`, for what gets a volume out of the way if it is here. May repeat the work: a full store gives up reserve for it. */
-  emptying(doing: string, ref: VolumeRef, scope: Scope, work: (meta: Meta) => Promise<void>): Promise<void>;
+  emptying(
+    doing: string,
+    ref: VolumeRef,
+    scope: Scope,
+    work: (meta: Meta, limit: Limit) => Promise<void>,
+  ): Promise<void>;
   /** With a volume held against other hosts, for who holds its name here already. */
   alone<T>(id: VolumeId, scope: Scope, work: () => Promise<T>): Promise<T>;
   /** The record of that very volume, after finishing what was half done with it; undefined when it is not here. */
-  find(ref: VolumeRef): Promise<Meta | undefined>;
+  find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
-  held(ref: VolumeRef): Promise<Meta>;
-  /** Removes an empty or cut-off record that nobody works on; waits a while for who does. */
-  clearTorn(name: VolumeName, scope: Scope): Promise<void>;
+  held(ref: VolumeRef, scope: Scope): Promise<Meta>;
+  /** True: nobody works on this empty or cut-off record, and it is ours now. False: it has changed. Waits for who does. */
+  takeTorn(name: VolumeName, scope: Scope): Promise<boolean>;
+  /** From now on. */
+  limit(): Limit;
   /** Something failed half-way since the last full sweep, or there was none yet. */
   unsettled: boolean;
   /** What the last `reclaim` had to leave in `deleting/`. */
@@ -66,23 +80,34 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     return larger ?? place.failure(cause, `${doing} in store ${place.store}`);
   }
 
-  async function find(ref: VolumeRef): Promise<Meta | undefined> {
+  async function find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined> {
     const found = await read(ref.name);
     if (found.state === 'absent') return undefined;
     if (found.state !== 'ok') {
-      if (found.state === 'torn' && (await files.look(parts.dataPath(ref))) === undefined) return undefined;
+      // With other hosts only who makes a record leaves it empty, so it is no volume's yet.
+      if (found.state === 'torn' && (others !== undefined || (await files.look(parts.dataPath(ref))) === undefined))
+        return undefined;
       throw found.error;
     }
     if (found.meta.id !== ref.id) return undefined;
-    if (!isMoving(found.meta) || !(await settle(parts, found.meta))) return found.meta;
+    if (!isMoving(found.meta) || !(await settle(parts, found.meta, scope))) return found.meta;
     const { movingTo } = found.meta;
-    return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo });
+    return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo }, scope);
   }
 
   async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: () => Promise<T>): Promise<T> {
     if (others === undefined || ids.length === 0) return work();
-    await using _held = await others.hold(ids, scope.signal);
-    return await work();
+    const held = await others.hold(ids, scope.signal);
+    try {
+      const result = await work();
+      await held[Symbol.asyncDispose]();
+      return result;
+    } catch (cause) {
+      // A server that does not answer is not waited for a second time.
+      const letGo = held[Symbol.asyncDispose]();
+      if (isRefusal(cause)) await letGo;
+      throw cause;
+    }
   }
 
   const parts: Parts = {
@@ -108,26 +133,35 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     emptying: (doing, ref, scope, work) =>
       parts.during(doing, [ref.name, ref.id], scope, () =>
         place.reserve.backing(async () => {
-          const meta = await find(ref);
-          if (meta !== undefined) await work(meta);
+          const limit = parts.limit();
+          const meta = await find(ref, scope);
+          if (meta !== undefined) await work(meta, limit);
         }),
       ),
-    held: async (ref) => {
-      const meta = await find(ref);
+    held: async (ref, scope) => {
+      const meta = await find(ref, scope);
       if (meta === undefined) throw notFound(ref.name, place.store);
       return meta;
     },
-    clearTorn: async (name, scope) => {
-      const path = place.metaPath(name);
+    takeTorn: async (name, scope) => {
+      if (others === undefined) return true;
+      const isTorn = async (): Promise<boolean> => (await read(name)).state === 'torn';
       for (const since = clock.elapsed(); clock.elapsed() - since < tornPatienceMs; ) {
-        if (others === undefined || (await others.isAbandoned(path))) {
-          await files.unlink(path);
-          return;
-        }
+        if (await others.takeOver(place.metaPath(name), isTorn)) return true;
         await clock.sleep(tornPauseMs, scope.signal);
-        if ((await read(name)).state !== 'torn') return;
+        if (!(await isTorn())) return false;
       }
       throw beingMade(name, place.store);
+    },
+    limit: () => {
+      const since = clock.elapsed();
+      const isOver = (): boolean => others !== undefined && clock.elapsed() - since > takenForDeadMs / 2;
+      return {
+        isOver,
+        check: () => {
+          if (isOver()) throw new DeadlineExceeded(takenForDeadMs / 2);
+        },
+      };
     },
   };
   return parts;

@@ -28,8 +28,8 @@ export interface Place {
   readonly inFlight: InFlight;
   /** Makes every change of the root directory so far durable. For short calls: they lend their place meanwhile. */
   sync(): Promise<void>;
-  /** Replaces a record atomically and durably. */
-  replace(path: string, meta: Meta): Promise<void>;
+  /** Replaces a record atomically and durably. `sure` is called at the last moment, and may throw. */
+  replace(path: string, meta: Meta, sure?: () => void): Promise<void>;
   readonly reserve: Reserve;
   /** Undefined: the store is locked, nobody else works on it. */
   readonly others: Others | undefined;
@@ -47,14 +47,25 @@ export interface Reserve {
 }
 
 /**
+ * A host that has not moved for so long can be taken for dead by others. One that lives must therefore not go on with
+ * anything after half of it, but give up and begin anew: see `Parts.limit`.
+ */
+export const takenForDeadMs = 60_000;
+
+/**
  * Other hosts that work on the same store at the same time. A volume that exists is changed only by who holds it; a
  * name is taken by creating its record exclusively, and an empty record belongs to who made it.
  */
 export interface Others {
   /** Waits until no other host holds these volumes. */
   hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<AsyncDisposable>;
+  /** By another host, or by one that died. */
+  isHeld(id: VolumeId): Promise<boolean>;
   /** An empty record, made exclusively (`EEXIST`): only who made it replaces it. */
   take(path: string): Promise<void>;
-  /** Nobody is still at work on this empty or cut-off record: it is an earlier one of ours, or an old one. */
-  isAbandoned(path: string): Promise<boolean>;
+  /**
+   * Of an empty or cut-off record on which nobody works any more: an earlier one of ours, or one that has not changed
+   * for long, while we looked now and then. It is empty and ours from then on, as if just taken. `isTorn` is asked last.
+   */
+  takeOver(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;
 }

@@ -42,8 +42,9 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
         const read = await parts.read(name);
         if (read.state === 'absent') return undefined;
         if (read.state === 'ok') return inspect(parts, read.meta);
-        // Cut off and without data: being made at this moment, or never finished. Nobody was told of it.
-        if (read.state === 'torn' && (await files.look(dataPath({ name }))) === undefined) return undefined;
+        // Cut off: being made or taken at this moment, by another host perhaps, or never finished. Nobody was told of it.
+        const isNobodys = place.others !== undefined || (await files.look(dataPath({ name }))) === undefined;
+        if (read.state === 'torn' && isNobodys) return undefined;
         throw read.error;
       }),
     list: async function* (scope) {
@@ -60,12 +61,12 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
     source: (ref, scope) =>
       // Held, as finding it may have to finish what was half done with it.
       during(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async () => {
-        const meta = await held(ref);
+        const meta = await held(ref, scope);
         return layout.source(await usable(parts, meta), meta.access);
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;
-      const path = await during(doing, [ref.name, ref.id], scope, async () => usable(parts, await held(ref)));
+      const path = await during(doing, [ref.name, ref.id], scope, async () => usable(parts, await held(ref, scope)));
       // Not held: measuring takes as long as the volume is large.
       return during(doing, [], scope, () => layout.usage(path, scope), 'long');
     },

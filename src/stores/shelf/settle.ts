@@ -1,8 +1,11 @@
 import type { Scope } from '#base/log.ts';
-import type { VolumeId } from '#core/model.ts';
+import { StowageError } from '#core/errors.ts';
+import type { VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
-import type { Meta } from './meta.ts';
+import { beingMade } from './errors.ts';
+import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
+import { tryTake } from './naming.ts';
 import type { Parts } from './parts.ts';
 
 /**
@@ -10,15 +13,16 @@ import type { Parts } from './parts.ts';
  * before. So after a crash the place of the data tells how far it came: still at home, nothing happened yet (the
  * intent is ignored from then on); elsewhere, the record follows. At each moment exactly one record counts.
  *
- * True: something was finished, and the record is no longer where it was.
+ * For who holds the volume, and has read the record since. True: something was finished, and the record is no longer
+ * where it was.
  */
-export async function settle(parts: Parts, meta: Meta): Promise<boolean> {
+export async function settle(parts: Parts, meta: Meta, scope: Scope): Promise<boolean> {
   const { place, layout, dataPath } = parts;
   const there = async (path: string): Promise<boolean> => (await place.files.look(path)) !== undefined;
   if (await there(dataPath(meta))) return false;
   const record = place.metaPath(meta.name);
   if (meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo))) {
-    await place.files.rename(record, place.metaPath(meta.movingTo));
+    await follow(parts, record, meta.movingTo, scope);
   } else if (meta.deletedAt !== undefined && (await there(place.own('trash', meta.id, layout.trashName)))) {
     await place.files.rename(record, place.own('trash', meta.id, 'meta'));
   } else if (await there(place.own('deleting', `${meta.id}${layout.suffix}`))) {
@@ -26,6 +30,22 @@ export async function settle(parts: Parts, meta: Meta): Promise<boolean> {
   } else return false;
   await place.sync();
   return true;
+}
+
+/** With a record that was read before: while we waited for the volume, the name may have become another's. */
+export const settleHeld = (parts: Parts, { id, name }: VolumeRef, scope: Scope): Promise<boolean> =>
+  parts.alone(id, scope, async () => {
+    const now = await parts.read(name);
+    return now.state === 'ok' && now.meta.id === id && settle(parts, now.meta, scope);
+  });
+
+/** The record goes after the data. Another host may have begun to make something there: it will find the data. */
+async function follow(parts: Parts, record: string, to: VolumeName, scope: Scope): Promise<void> {
+  const { place } = parts;
+  const limit = parts.limit();
+  if ((await tryTake(parts, to, scope)) === undefined) throw beingMade(to, place.store);
+  limit.check();
+  await place.files.rename(record, place.metaPath(to));
 }
 
 /** The data arrived under the new name, and no other volume took it meanwhile: an empty record only keeps the name. */
@@ -37,28 +57,53 @@ export async function hasMoved(parts: Parts, meta: Pick<Meta, 'path'>, to: Meta[
 
 /** The same for what lies in the trash: restores that lost their second half, and folders that never got a record. */
 export async function settleTrash(parts: Parts, scope: Scope): Promise<void> {
-  const { place, layout } = parts;
+  const { place } = parts;
   const { files } = place;
+  const read = (id: VolumeId): Promise<MetaRead> =>
+    readMeta(files, place.own('trash', id, 'meta'), place.context.instance);
   for (const id of (await files.names(place.own('trash'))).filter(isVolumeId)) {
     scope.signal.throwIfAborted();
-    const read = await readMeta(files, place.own('trash', id, 'meta'), place.context.instance);
-    const name = read.state === 'ok' ? read.meta.movingTo : undefined;
-    if (read.state !== 'absent' && (name === undefined || read.state !== 'ok')) continue;
+    // At work on it at this moment; or dead, and then it is that host's to finish when it comes back.
+    if (await place.others?.isHeld(id)) continue;
+    const before = await read(id);
+    const name = before.state === 'ok' ? before.meta.movingTo : undefined;
+    if (before.state !== 'absent' && name === undefined) continue;
     // Held, since it may be on its way in or out at this moment.
-    await parts.during(`settling ${id} in the trash`, name === undefined ? [id] : [id, name], scope, async () => {
-      // Fails, as it should, when anything is in it.
-      if (name === undefined || read.state !== 'ok') await files.rmdir(place.own('trash', id)).catch(() => undefined);
-      else if (
-        (await files.look(place.own('trash', id, layout.trashName))) === undefined &&
-        (await hasMoved(parts, read.meta, name))
-      )
-        await finishRestore(parts, id, name);
-    });
+    const work = parts.during(
+      `settling ${id} in the trash`,
+      name === undefined ? [id] : [id, name],
+      scope,
+      async () => {
+        const found = await read(id);
+        // Fails, as it should, when anything is in it.
+        if (found.state === 'absent') await files.rmdir(place.own('trash', id)).catch(() => undefined);
+        else if (found.state === 'ok') await finishRestore(parts, found.meta, scope);
+      },
+    );
+    await unlessBusy(work);
   }
 }
 
-export async function finishRestore({ place }: Parts, id: VolumeId, name: string): Promise<void> {
-  await place.files.rename(place.own('trash', id, 'meta'), place.metaPath(name));
+/** What another host is at work on is left to it. */
+export async function unlessBusy(work: Promise<unknown>): Promise<void> {
+  await work.catch((cause: unknown) => {
+    if (!(cause instanceof StowageError) || cause.code !== 'busy') throw cause;
+  });
+}
+
+/** The data have left the trash: the record follows. For who holds the volume. Undefined: they are still there. */
+export async function finishRestore(parts: Parts, meta: Meta, scope: Scope): Promise<VolumeName | undefined> {
+  const { place, layout } = parts;
+  const { id, movingTo } = meta;
+  if (movingTo === undefined || (await place.files.look(place.own('trash', id, layout.trashName))) !== undefined)
+    return undefined;
+  if (!(await hasMoved(parts, meta, movingTo))) return undefined;
+  await follow(parts, place.own('trash', id, 'meta'), movingTo, scope);
+  await leaveTrash(parts, id);
+  return movingTo;
+}
+
+export async function leaveTrash({ place }: Parts, id: VolumeId): Promise<void> {
   await place.files.rmdir(place.own('trash', id)).catch(() => undefined);
   await place.sync();
 }

@@ -6,7 +6,7 @@ import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
-import { settle, settleTrash } from './settle.ts';
+import { settleHeld, settleTrash, unlessBusy } from './settle.ts';
 
 /** No volume can have this name, so it locks nothing else. */
 const sweeping = '.sweep';
@@ -39,7 +39,7 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
     // One listing tells which records lack their data; only those can be half of something.
     if (entries.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
-    await during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope));
+    await unlessBusy(during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope)));
   }
   await settleTrash(parts, scope);
   await forgetTakenIn(parts);
@@ -50,13 +50,16 @@ async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promi
   const { place, dataPath } = parts;
   const read = await parts.read(name);
   if (read.state === 'torn' && (await place.files.look(dataPath({ name }))) === undefined) {
-    if (!((await place.others?.isAbandoned(place.metaPath(name))) ?? true)) return;
+    const isTorn = async (): Promise<boolean> => (await parts.read(name)).state === 'torn';
+    if (!((await place.others?.takeOver(place.metaPath(name), isTorn)) ?? true)) return;
     await place.files.unlink(place.metaPath(name));
     scope.log.info('removed the record of an interrupted creation', { volume: name });
   }
   if (read.state !== 'ok' || read.meta.instance !== place.context.instance) return;
-  if (await parts.alone(read.meta.id, scope, () => settle(parts, read.meta)))
-    scope.log.info('finished an interrupted operation', { volume: name, id: read.meta.id });
+  const { id } = read.meta;
+  if (await place.others?.isHeld(id)) return;
+  if (await settleHeld(parts, { id, name }, scope))
+    scope.log.info('finished an interrupted operation', { volume: name, id });
 }
 
 /** The record of a released volume that has been taken in again. */

@@ -1,4 +1,5 @@
 import { eachBounded } from '#base/each-bounded.ts';
+import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { TrashEntry, Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { isVolumeId, quoted } from '#core/names.ts';
@@ -6,10 +7,10 @@ import type { Trash } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, settled } from './meta.ts';
-import { freeName, takeName } from './naming.ts';
+import { takeName } from './naming.ts';
 import { makeParents, pruneParents } from './parents.ts';
 import type { Parts } from './parts.ts';
-import { finishRestore } from './settle.ts';
+import { finishRestore, leaveTrash, settle } from './settle.ts';
 
 const readsAtOnce = 16;
 
@@ -23,10 +24,15 @@ export function createTrash(parts: Parts): Trash {
 
   return {
     put: (ref, deletedAt, scope) =>
-      parts.emptying(`moving volume ${quoted(ref.name)} to the trash`, ref, scope, async (meta) => {
-        await place.replace(place.metaPath(meta.name), { ...settled(meta, meta.name), deletedAt });
+      parts.emptying(`moving volume ${quoted(ref.name)} to the trash`, ref, scope, async (meta, limit) => {
+        const intent = { ...settled(meta, meta.name), deletedAt };
+        await place.replace(place.metaPath(meta.name), intent, limit.check);
         await files.makeFolder(place.own('trash', meta.id));
-        await files.rename(dataPath(meta), dataOf(meta.id));
+        limit.check();
+        const isThere = await files.rename(dataPath(meta), dataOf(meta.id));
+        // Deleted already, all but its record.
+        if (!isThere && (await settle(parts, intent, scope))) return leaveTrash(parts, meta.id);
+        limit.check();
         await files.rename(place.metaPath(meta.name), recordOf(meta.id));
         await files.sync(place.own('trash', meta.id));
         await files.sync(place.own('trash'));
@@ -45,7 +51,7 @@ export function createTrash(parts: Parts): Trash {
       return entries;
     },
     restore: (id, name, scope) =>
-      during(`restoring volume ${quoted(name)}`, [name, id], scope, () => restore(id, name)),
+      during(`restoring volume ${quoted(name)}`, [name, id], scope, () => restore(id, name, scope)),
     purge: (id, scope) =>
       during(`purging ${id} from the trash`, [id], scope, () =>
         place.reserve.backing(async () => {
@@ -56,32 +62,48 @@ export function createTrash(parts: Parts): Trash {
       ),
   };
 
-  async function restore(id: VolumeId, name: VolumeName): Promise<Volume> {
+  async function restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume> {
     const target = await parts.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') throw notInTrash(id, place.store);
     if (found.state === 'unreadable') throw found.error;
     const { meta } = found;
-    const half = meta.movingTo === name && (await files.look(dataOf(id))) === undefined;
-    if (!half || target.state !== 'torn') await freeName(parts, name, target);
-    if (!half) await moveOut(meta, name);
-    await finishRestore(parts, id, name);
-    return volume(settled({ ...meta, revision: meta.revision + (half ? 0 : 1) }, name));
+    // An earlier call got the data out; under another name perhaps.
+    const restoredAs = await finishRestore(parts, meta, scope);
+    if (restoredAs === name) return volume(settled(meta, name));
+    if (restoredAs !== undefined) throw notInTrash(id, place.store);
+    await moveOut(meta, name, target, scope);
+    return volume(settled({ ...meta, revision: meta.revision + 1 }, name));
   }
 
-  async function moveOut(meta: Meta, name: Meta['name']): Promise<void> {
+  /** Where a path of its own was given to another volume meanwhile, it gets a new one beside it. */
+  async function newHome(meta: Meta, name: Meta['name']): Promise<Pick<Meta, 'path'>> {
     const home = dataPath({ ...meta, name });
-    if ((await files.look(home)) !== undefined) throw dataUnrecorded(name, home, place.store);
-    const taken = await takeName(parts, name);
+    if ((await files.look(home)) === undefined) return {};
+    const path = `${meta.path}-${meta.id.slice('sv1-'.length, 'sv1-'.length + 8)}`;
+    if (meta.path === undefined || (await files.look(dataPath({ name, path }))) !== undefined)
+      throw dataUnrecorded(name, home, place.store);
+    return { path };
+  }
+
+  async function moveOut(before: Meta, name: Meta['name'], target: MetaRead, scope: Scope): Promise<void> {
+    const taken = await takeName(parts, name, target, scope);
+    let meta = before;
     try {
+      meta = { ...before, ...(await newHome(before, name)) };
+      const home = dataPath({ ...meta, name });
       await place.replace(recordOf(meta.id), { ...meta, movingTo: name, revision: meta.revision + 1 });
-      await makeParents(parts, meta);
+      await makeParents(parts, meta, scope);
+      taken.check();
       await files.rename(dataOf(meta.id), home);
     } catch (cause) {
       await taken.giveBack(cause);
       throw cause;
     }
+    taken.check();
+    await files.rename(recordOf(meta.id), place.metaPath(name));
+    await leaveTrash(parts, meta.id);
   }
 }
 

@@ -1,0 +1,24 @@
+import { describe, expect, test } from 'vitest';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { parseStoreConfig } from './store-uri.ts';
+
+const kinds = new Map([['nfs', createNfsStoreKind()]]);
+const parsed = (uri: string) => parseStoreConfig('silver', uri, 'api', kinds);
+
+describe('the URI of a store', () => {
+  test.each([
+    'nfs://server/export?port=2049',
+    'nfs://10.0.0.1,10.0.0.2/export?port=2049',
+    'nfs://[fd00::1],[fd00::2]/export?port=2049',
+    'nfs://[fe80::1%eth0]/export?port=2049',
+  ])('%s', (uri) => {
+    expect(parsed(uri)).toMatchObject({ uri, options: { port: '2049' } });
+  });
+
+  test.each(['nfs://me:secret@server/export', 'nfs://me@server/export', 'nfs://server,x@other/export'])(
+    '%s carries a user or password, and is refused',
+    (uri) => {
+      expect(() => parsed(uri)).toThrow('must not carry a user or password');
+    },
+  );
+});

@@ -1,0 +1,299 @@
+import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { mkdtemp, readdir, rm } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import type { StoreCheck } from '#core/model.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { NfsClient } from '#wire/nfs3/index.ts';
+import { checkNfs } from './check.ts';
+import { createNfsStoreKind } from './kind.ts';
+import { parseOptions } from './options.ts';
+
+/** `resolve ✓, connect ✗`, as a person sees it. */
+const shown = ({ steps }: StoreCheck): string => steps.map(({ step, ok }) => `${step} ${ok ? '✓' : '✗'}`).join(', ');
+
+function expectFailed(check: StoreCheck, steps: string, detail: RegExp, action: RegExp): void {
+  expect(shown(check)).toBe(steps);
+  expect(check.ok).toBe(false);
+  expect(check.steps.at(-1)?.detail).toMatch(detail);
+  expect(check.steps.at(-1)?.action).toMatch(action);
+}
+
+const kind = createNfsStoreKind();
+const kinds = [createLocalStoreKind(), kind];
+
+/** A Stowage with a store that is configured, whether it can be opened or not. */
+async function stowageWith(uri: string): Promise<TestServer> {
+  const server = await startServer({ listen: 'none', kinds });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  const config = parseStoreConfig('silver', uri, 'file', new Map(kinds.map((one) => [one.scheme, one])));
+  await server.engine.stores.configure([config], undefined, aCall());
+  return server;
+}
+const check = (server: TestServer): Promise<StoreCheck> => server.engine.stores.check('silver', aCall());
+const checked = async (uri: string): Promise<StoreCheck> => check(await stowageWith(uri));
+
+const healthy = 'resolve ✓, connect ✓, mount ✓, write ✓, fsync ✓, delete ✓, round-trip ✓, room ✓';
+
+describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
+  let ground: Ground;
+  let ganesha: NfsServer;
+  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
+  const uri = (path: string, more = ''): string =>
+    `nfs://${ganesha.host}:${ganesha.nfsPort}${at(path)}?mountport=${ganesha.mountPort}${more}`;
+
+  beforeAll(async () => {
+    ground = createGround();
+    for (const name of ['plain', 'squashed', 'read-only']) mkdirSync(at(name));
+    ganesha = await startGanesha({
+      exports: [
+        { path: at('plain'), tag: 'plain' },
+        { path: at('squashed'), tag: 'squashed', squash: 'root' },
+        { path: at('read-only'), tag: 'read-only', readOnly: true },
+      ],
+      signal: ground.scope.signal,
+    });
+  });
+  afterAll(async () => {
+    await ganesha?.[Symbol.asyncDispose]();
+    ground?.[Symbol.dispose]();
+  });
+
+  test('all is well, and nothing is left behind', async () => {
+    const server = await stowageWith(uri('plain'));
+    const before = readdirSync(at('plain'), { recursive: true });
+    const found = await check(server);
+    expect(shown(found)).toBe(healthy);
+    expect(found.ok).toBe(true);
+    expect(found.freeBytes).toBeGreaterThan(0n);
+    expect(found.totalBytes).toBeGreaterThanOrEqual(found.freeBytes ?? 0n);
+    const details = Object.fromEntries(found.steps.map(({ step, detail }) => [step, detail]));
+    expect(details).toMatchObject({
+      resolve: ganesha.host,
+      connect: `${ganesha.host}, port ${ganesha.nfsPort}`,
+      mount: `${at('plain')}, by the service on port ${ganesha.mountPort}`,
+      write: 'a file was made, owned by 0:0',
+      'round-trip': expect.stringMatching(/^\d+\.\d\d ms, the median of 5$/),
+    });
+    expect(readdirSync(at('plain'), { recursive: true })).toEqual(before);
+  });
+
+  test('root squash: the way there is fine, writing is not', async () => {
+    expectFailed(
+      await checked(uri('squashed')),
+      'resolve ✓, connect ✓, mount ✓, write ✗',
+      /^the step write failed: the server does not let root do that in .*squashed: .*root_squash/,
+      /^Give the store squash=root with the uid and gid/,
+    );
+    expect(readdirSync(at('squashed'))).toEqual([]);
+  });
+
+  test('root squash where everybody may write: is told', async () => {
+    mkdirSync(at('squashed', 'open'));
+    chmodSync(at('squashed', 'open'), 0o777);
+    const { steps } = await checked(uri('squashed/open'));
+    expect(steps.find(({ step }) => step === 'write')?.detail).toMatch(
+      /^a file was made, owned by \d+:\d+: the server takes root for somebody else \(root_squash\)$/,
+    );
+  });
+
+  test('read-only', async () => {
+    expectFailed(
+      await checked(uri('read-only')),
+      'resolve ✓, connect ✓, mount ✓, write ✗',
+      /read-only$/,
+      /give the store the option readOnly=true/,
+    );
+    const found = await checked(uri('read-only', '&readOnly=true'));
+    expect(shown(found)).toBe('resolve ✓, connect ✓, mount ✓, read ✓, round-trip ✓, room ✓');
+    expect(found.ok).toBe(true);
+  });
+
+  test('an export that is not there', async () => {
+    expectFailed(
+      await checked(uri('nothing')),
+      'resolve ✓, connect ✓, mount ✗',
+      /^the step mount \(.*\/nothing\) failed: .* has no directory .*\/nothing to mount/,
+      /^Correct the path/,
+    );
+  });
+
+  test('what is wrong with the store itself comes after the way to it', async () => {
+    mkdirSync(at('plain', 'odd', '.stowage'), { recursive: true });
+    const text = JSON.stringify({ version: 1, uuid: 'c52d12b5-9ba4-4e34-a7fb-0a5a5f4b1f8e', layout: 'image' });
+    writeFileSync(at('plain', 'odd', '.stowage', 'store.json'), text);
+    const found = await checked(uri('plain/odd'));
+    expect(shown(found)).toBe(`${healthy}, open ✗`);
+    expect(found.ok).toBe(false);
+  });
+
+  test('a server that stands still', async () => {
+    const server = await stowageWith(uri('plain', '&timeout=1s&retries=0'));
+    await ganesha.freeze();
+    try {
+      expectFailed(await check(server), 'resolve ✓, connect ✗', /did not answer in time/, /^Try again/);
+    } finally {
+      ganesha.thaw();
+    }
+    expect(shown(await check(server))).toBe(healthy);
+  });
+});
+
+describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
+  test('is asked, and its answer told', async () => {
+    const ground = createGround();
+    onTestFinished(() => ground[Symbol.dispose]());
+    const path = join(ground.folder, 'exported');
+    mkdirSync(path);
+    const signal = ground.scope.signal;
+    const ganesha = await startGaneshaWithRpcbind({ exports: [{ path, tag: 'it' }], signal });
+    onTestFinished(() => ganesha[Symbol.asyncDispose]());
+    const found = await checked(`nfs://${ganesha.host}:${ganesha.nfsPort}${path}`);
+    expect(shown(found)).toBe(healthy.replace('mount', 'portmap ✓, mount'));
+    expect(found.steps.find(({ step }) => step === 'portmap')?.detail).toBe(
+      `the MOUNT service is on port ${ganesha.mountPort}`,
+    );
+  });
+});
+
+describe('the way there', () => {
+  test('a name that is unknown', async () => {
+    expectFailed(await checked('nfs://nowhere.invalid/x'), 'resolve ✗', /no address is known/, /getent hosts/);
+  });
+
+  test('a port that nothing listens on', async () => {
+    const server = createServer();
+    const port = await new Promise<number>((resolve) => {
+      server.listen(0, '127.0.0.1', () => resolve((server.address() as { port: number }).port));
+    });
+    await new Promise((resolve) => server.close(resolve));
+    expectFailed(
+      await checked(`nfs://127.0.0.1:${port}/x?retries=0`),
+      'resolve ✓, connect ✗',
+      /nothing listens/,
+      /started/,
+    );
+  });
+
+  test('no portmapper: it is tried without', async () => {
+    const own = await startOwnServer({ path: '/export', host: '127.9.9.9' });
+    const { steps } = await checked(`nfs://127.9.9.9:${own.server.port}/export`);
+    expect(steps.find(({ step }) => step === 'portmap')).toMatchObject({
+      ok: true,
+      detail: 'no answer on port 111: tried without',
+    });
+    expect(steps.at(-1)).toMatchObject({ step: 'room', ok: true });
+  });
+
+  test('TLS that is not to be had', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    expectFailed(
+      await checked(`nfs://127.0.0.1:${own.server.port}/export?tls=on`),
+      'resolve ✓, connect ✓, tls ✗',
+      /offers no encrypted connections/,
+      /RFC 9289/,
+    );
+    expectFailed(
+      await checked(`nfs://127.0.0.1:${own.server.port}/export?tls=/nowhere`),
+      'resolve ✓, tls ✗',
+      /\/nowhere\/ca\.pem is missing/,
+      /needs ca\.pem/,
+    );
+  });
+});
+
+describe('the file that is written', () => {
+  const never = (_file: unknown, _from: unknown, _to: unknown, within?: { readonly signal?: AbortSignal }) =>
+    new Promise<never>((_resolve, reject) => {
+      within?.signal?.addEventListener('abort', () => reject(within.signal?.reason));
+    });
+
+  async function folder(): Promise<string> {
+    const path = await mkdtemp(join(tmpdir(), 'stowage-nfs-check-'));
+    onTestFinished(() => rm(path, { recursive: true }));
+    return path;
+  }
+
+  const check = async (
+    path: string,
+    script: (real: NfsClient) => Partial<NfsClient>,
+    signal = new AbortController().signal,
+    clock = createFakeClock(),
+  ): Promise<StoreCheck> => {
+    const options = parseOptions('nfs://nowhere/export', {});
+    const parts = { options, store: 'test', clock, connect: connectScripted(path, script), readOnly: false };
+    return await checkNfs(parts, { signal, log: silentLog() });
+  };
+
+  test.each([
+    ['write', 'NOSPC', () => ({ write: refusing('NOSPC') }), /no room is left/],
+    [
+      'write',
+      'a quota',
+      () => ({ write: refusing('DQUOT') }),
+      /the quota on the server for nowhere:\/export is used up/,
+    ],
+    ['write', 'an error after it was written', () => ({ getattr: refusing('IO') }), /input\/output error/],
+    ['fsync', 'an error', () => ({ commit: refusing('IO') }), /input\/output error/],
+  ] as const)('%s fails with %s: it is removed', async (step, _what, script, detail) => {
+    const path = await folder();
+    const { steps } = await check(path, script);
+    expect(steps.at(-1)).toMatchObject({ step, ok: false, detail: expect.stringMatching(detail) });
+    expect(await readdir(path)).toEqual([]);
+  });
+
+  test('delete fails once: it is tried again', async () => {
+    const path = await folder();
+    let calls = 0;
+    const { steps } = await check(path, (real) => ({
+      remove: (...args) => (calls++ === 0 ? refusing('ACCES')() : real.remove(...args)),
+    }));
+    expect(steps.at(-1)).toMatchObject({ step: 'delete', ok: false });
+    expect(await readdir(path)).toEqual([]);
+  });
+
+  test('the answer to its making was lost: it is removed', async () => {
+    const path = await folder();
+    const { steps } = await check(path, (real) => ({
+      create: async (...args) => {
+        await real.create(...args);
+        throw new Error('lost');
+      },
+    }));
+    expect(steps.at(-1)).toMatchObject({ step: 'write', ok: false });
+    expect(await readdir(path)).toEqual([]);
+  });
+
+  test('whoever asked gives up: it is removed', async () => {
+    const path = await folder();
+    const giveUp = new AbortController();
+    const checking = check(path, () => ({ commit: never }), giveUp.signal);
+    await vi.waitFor(async () => expect(await readdir(path)).toHaveLength(1));
+    giveUp.abort(new Error('enough'));
+    await expect(checking).rejects.toThrow('enough');
+    expect(await readdir(path)).toEqual([]);
+  });
+
+  test('one that takes too long is told as far as it came, and removed', async () => {
+    const path = await folder();
+    const clock = createFakeClock();
+    const checking = check(path, () => ({ commit: never }), undefined, clock);
+    await vi.waitFor(async () => expect(await readdir(path)).toHaveLength(1));
+    clock.advance(12_000);
+    expect(shown(await checking)).toBe('resolve ✓, connect ✓, mount ✓, write ✓, fsync ✗');
+    expect(await readdir(path)).toEqual([]);
+  });
+});

@@ -1,0 +1,264 @@
+import { existsSync, mkdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { type Connect, createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { impatient, mortal } from '#testing/nfs-tap.ts';
+
+// A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
+// the answer is lost. Then the same host comes back and asks again; or another host works on the store in between. In
+// the end all must lie there as if the verb had never been disturbed.
+
+interface Setting {
+  readonly a: Volume;
+  readonly empty: Volume;
+  readonly trashed: Volume;
+  readonly released: Volume;
+}
+type Verb = (store: Store, setting: Setting) => Promise<unknown>;
+
+const name = volumeName;
+const spec = (called: string, requestId: string): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: name(called), bytes: 5n, access: 'filesystem', labels: { team: 'x' } },
+  ...{ requestId, createdAt: 0, instance: 'mortal' },
+});
+
+/** Labels, sizes and owners are changed in the same way. */
+const verbs: Readonly<Record<string, Verb>> = {
+  create: (store) => store.create(spec('n', 'create'), scope),
+  delete: (store, { a }) => store.delete(a, scope),
+  'delete an empty one': (store, { empty }) => store.delete(empty, scope),
+  rename: (store, { a }) => store.rename(a, name('n'), scope),
+  label: (store, { a }) => store.label(a, { x: 'y' }, scope),
+  release: (store, { a }) => store.release(a, scope),
+  'put into the trash': (store, { a }) => store.trash.put(a, 2, scope),
+  restore: (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
+  'restore under another name': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
+  purge: (store, { trashed }) => store.trash.purge(trashed.id, scope),
+  'adopt planted data': (store) => store.adopt(name('d'), spec('d', 'adopt'), scope),
+  'adopt a released volume': (store) => store.adopt(name('r'), spec('r', 'adopt'), scope),
+};
+
+/** A place with the same things in it each time. */
+interface Ground {
+  readonly folder: string;
+  readonly uri: string;
+  readonly options: Readonly<Record<string, string>>;
+  readonly connect: Connect;
+}
+
+const open = (ground: Ground, instance: string, connect = ground.connect): Promise<Store> => {
+  const kind = createNfsStoreKind(impatient(systemClock()), connect);
+  return openNfs({ uri: ground.uri, options: ground.options, instance, kind });
+};
+
+async function furnish(ground: Ground): Promise<Setting> {
+  const { folder } = ground;
+  const store = await open(ground, 'mortal');
+  const make = (called: string): Promise<Volume> => store.create(spec(called, `made ${called}`), scope);
+  const fill = async (called: string): Promise<Volume> => {
+    const volume = await make(called);
+    const nested = join(folder, volume.labels['team'] ?? '', called);
+    writeFileSync(join(existsSync(nested) ? nested : join(folder, called), 'file'), volume.id);
+    return volume;
+  };
+  const [a, empty, trashed, released] = [await fill('a'), await make('e'), await fill('t'), await fill('r')];
+  await store.trash.put(trashed, 1, scope);
+  await store.release(released, scope);
+  mkdirSync(join(folder, 'd'));
+  writeFileSync(join(folder, 'd', 'file'), 'planted');
+  await store.close();
+  return { a, empty, trashed, released };
+}
+
+/** Where everything is, with names for the ids. */
+function summary({ folder }: Ground, setting: Setting): string[] {
+  const contents = contentsOf(folder);
+  const whose = new Map(Object.entries(setting).map(([key, { id }]) => [id as string, key]));
+  const named = (text: string): string => text.replaceAll(/sv1-[0-9a-f-]+/g, (id) => whose.get(id) ?? 'new');
+  const records = contents.records();
+  return [
+    ...wrongRecords(records),
+    ...records.map(({ at, id, data }) => `${at}: ${id} with the data of ${data}`),
+    ...contents.unrecorded().map((entry) => `unrecorded ${entry}`),
+    ...['deleting', 'locks', 'tmp'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),
+  ]
+    .map(named)
+    .sort();
+}
+
+async function tidy(store: Store): Promise<void> {
+  await store.sweep(scope);
+  await store.reclaim(scope);
+}
+
+/** What of the setting can be lost by that verb, since that is what it is for. */
+const destroyed: Readonly<Record<string, keyof Setting>> = { delete: 'a', purge: 'trashed' };
+
+function lost({ folder }: Ground, setting: Setting, verb: string): string[] {
+  const { has } = contentsOf(folder);
+  const full = ['a', 'trashed', 'released'] as const;
+  return full
+    .filter((each) => destroyed[verb] !== each && !has(setting[each].id))
+    .concat(has('planted') ? [] : ['d' as 'a']);
+}
+
+interface Death {
+  readonly verb: string;
+  readonly at: number;
+  readonly when: 'before' | 'after';
+}
+
+/** Whether it died: a verb that makes fewer calls does not. */
+async function die(ground: Ground, setting: Setting, { verb, at, when }: Death): Promise<boolean> {
+  const host = mortal(ground.connect);
+  const store = await open(ground, 'mortal', host.connect);
+  host.dieAt(at, when);
+  try {
+    await (verb === 'sweep' ? tidy(store) : (verbs[verb] as Verb)(store, setting));
+    return host.isDead;
+  } catch (cause) {
+    if (!(cause instanceof StowageError) || !host.isDead) throw cause;
+    return true;
+  }
+}
+
+async function recover(ground: Ground, setting: Setting, verb: string): Promise<string[]> {
+  const store = await open(ground, 'mortal');
+  await tidy(store);
+  expect(lost(ground, setting, verb)).toEqual([]);
+  const volumes = await Array.fromAsync(store.list(scope));
+  expect(new Set(volumes.map(({ id }) => id)).size).toBe(volumes.length);
+  await (verbs[verb] as Verb)(store, setting);
+  await tidy(store);
+  await store.close();
+  return summary(ground, setting);
+}
+
+const mostCalls = 60;
+
+interface Stage {
+  /** A furnished ground, the same each time. */
+  next(): Promise<{ readonly ground: Ground; readonly setting: Setting }>;
+}
+
+/** At every call: what happens before one of them has happened after the one before. */
+const ways = [
+  { when: 'before', between: 'nobody' },
+  { when: 'after', between: 'another host' },
+] as const;
+
+async function work(ground: Ground, setting: Setting, verb: string): Promise<void> {
+  const other = await open(ground, 'another');
+  await tidy(other);
+  await other.orphans(scope);
+  expect(lost(ground, setting, verb)).toEqual([]);
+  await other.close();
+}
+
+function crashes(stage: () => Stage, some: readonly string[]): void {
+  test.each(some)('%s', async (verb) => {
+    const { ground, setting } = await stage().next();
+    const undisturbed = await recover(ground, setting, verb);
+    for (const { when, between } of ways)
+      for (let at = 1, died = true; died; at++) {
+        expect(at).toBeLessThan(mostCalls);
+        const now = await stage().next();
+        died = await die(now.ground, now.setting, { verb, at, when });
+        if (between === 'another host') await work(now.ground, now.setting, verb);
+        const end = await recover(now.ground, now.setting, verb);
+        expect(end, `killed ${when} call ${at}, then ${between} between`).toEqual(undisturbed);
+      }
+  });
+}
+
+/** On a folder that is put back as it was. */
+function onDisk(options: Readonly<Record<string, string>> = {}): () => Stage {
+  const it = {} as { ground: Ground; setting: Setting; layAgain: () => void };
+  beforeAll(async () => {
+    const folder = quickFolder('crash');
+    it.ground = { folder, uri: 'nfs://nowhere/export', options, connect: connectToDisk(folder) };
+    it.setting = await furnish(it.ground);
+    it.layAgain = picture(folder);
+  });
+  afterAll(() => rmSync(it.ground.folder, { recursive: true, force: true }));
+  return () => ({
+    next: async () => {
+      it.layAgain();
+      return it;
+    },
+  });
+}
+
+describe('killed', () => {
+  const stage = onDisk();
+  const all = Object.keys(verbs);
+  crashes(stage, all);
+
+  test.each(['delete', 'rename', 'put into the trash', 'restore'])(
+    '%s, and killed again when it comes back',
+    async (verb) => {
+      const { ground, setting } = await stage().next();
+      const undisturbed = await recover(ground, setting, verb);
+      const needed = await callsOf(stage(), verb);
+      for (let at = 1, died = true; died; at++) {
+        expect(at).toBeLessThan(mostCalls);
+        await stage().next();
+        // The data have moved, the record has not.
+        await die(ground, setting, { verb, at: needed - (verb === 'restore' ? 2 : 1), when: 'before' });
+        died = await die(ground, setting, { verb: 'sweep', at, when: 'before' });
+        expect(await recover(ground, setting, verb), `killed before call ${at} of the sweep`).toEqual(undisturbed);
+      }
+    },
+  );
+});
+
+async function callsOf(stage: Stage, verb: string): Promise<number> {
+  const { ground, setting } = await stage.next();
+  const host = mortal(ground.connect);
+  const store = await open(ground, 'mortal', host.connect);
+  host.dieAt(-1, 'before');
+  await (verbs[verb] as Verb)(store, setting);
+  return host.calls;
+}
+
+describe('with volumes in folders, killed', () => {
+  crashes(onDisk({ pathTemplate: '{label:team}/{name}' }), ['create', 'put into the trash', 'restore']);
+});
+
+describe.skipIf(needs('ganesha'))('on nfs-ganesha, killed', () => {
+  let parent: string;
+  let ganesha: NfsServer;
+  let count = 0;
+  beforeAll(async () => {
+    parent = realpathSync(quickFolder('crash'));
+    ganesha = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
+  });
+  afterAll(async () => {
+    await ganesha[Symbol.asyncDispose]();
+    rmSync(parent, { recursive: true, force: true });
+  });
+
+  /** A new folder each time: a server remembers what it saw in one. */
+  const next = async () => {
+    const folder = join(parent, `${++count}`);
+    mkdirSync(folder);
+    const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}` };
+    const uri = `nfs://${ganesha.host}${folder}`;
+    const ground = { folder, uri, options, connect: createConnect(systemClock()) };
+    return { ground, setting: await furnish(ground) };
+  };
+  crashes(() => ({ next }), ['create', 'rename']);
+});

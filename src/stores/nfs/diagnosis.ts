@@ -1,0 +1,98 @@
+import {
+  createNfsClient,
+  createRpcClient,
+  mnt,
+  nfsProgram,
+  nfsVersion,
+  type RpcClientOptions,
+  RpcError,
+  type RpcFailure,
+} from '#wire/nfs3/index.ts';
+import { dial as dialOnce } from '#wire/rpc/connection.ts';
+import { createLocalPorts, type Dial } from './dial.ts';
+import type { NfsOptions } from './options.ts';
+import { CertificateWanted, causesOf, HungUp, type Wanted } from './thrown.ts';
+
+/** Trying out what is wrong must not take as long as what went wrong. */
+const patienceMs = 2_000;
+const hangUpMs = 1_000;
+const dialRounds = 3;
+
+export interface Reached {
+  readonly options: NfsOptions;
+  readonly addresses: readonly string[];
+  readonly port: number;
+  readonly dial: Dial;
+}
+
+/** What would make a server that turns us away take our calls: tried, not guessed. */
+export async function whatIsWanted(reached: Reached, mountPort: number, signal: AbortSignal): Promise<Wanted> {
+  const { sourcePorts, tls } = reached.options;
+  const isPrivileged = sourcePorts === 'privileged' || (sourcePorts !== undefined && sourcePorts < 1024);
+  if (!isPrivileged && (await isAdmittedFromPrivilegedPort(reached, mountPort, signal))) return 'privileged-port';
+  if (tls === undefined && (await offersTls(reached, signal))) return 'tls';
+  return undefined;
+}
+
+async function isAdmittedFromPrivilegedPort(
+  { options, addresses, port, dial }: Reached,
+  mountPort: number,
+  signal: AbortSignal,
+): Promise<boolean> {
+  const how = { localPort: createLocalPorts('privileged'), dialRounds };
+  const within = { signal, deadlineMs: patienceMs };
+  using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...how });
+  using rpc = createRpcClient({ ...dial(addresses, port), ...how });
+  try {
+    const { handle } = await mounting.call(mnt, options.path, within);
+    await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, within);
+    return true;
+  } catch {
+    // Still not, or this process may not use such a port.
+    return false;
+  }
+}
+
+async function offersTls({ addresses, port, dial }: Reached, signal: AbortSignal): Promise<boolean> {
+  const about = dial(addresses, port);
+  // Only asked for, nothing of ours is sent: whose certificate it is does not matter.
+  const tls = { options: { rejectUnauthorized: false }, program: nfsProgram, version: nfsVersion };
+  using rpc = createRpcClient({ ...about, tls, dialRounds: 1 });
+  try {
+    await createNfsClient(rpc, about.clock).null({ signal, deadlineMs: patienceMs });
+    return true;
+  } catch (cause) {
+    // Whoever then wants to see our certificate does offer it.
+    return cause instanceof RpcError && (cause.failure === 'lost' || cause.failure === 'deadline');
+  }
+}
+
+/** What a call fails with that the server ends the connection of, again and again. */
+const mayBeHungUp: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
+
+/** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
+export async function hungUp(cause: unknown, { addresses, port, dial }: Reached): Promise<unknown> {
+  const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
+  if (!(cause instanceof RpcError) || isExplained || !mayBeHungUp.includes(cause.failure)) return cause;
+  const about = dial(addresses, port);
+  const plain = await endsAtOnce({ ...about, tls: undefined });
+  if (plain !== undefined) return new HungUp('hung up', { cause: plain });
+  const secure = about.tls === undefined ? undefined : await endsAtOnce(about);
+  return secure === undefined ? cause : new CertificateWanted('hung up', { cause: secure });
+}
+
+/** Why, when it does before we say a word. */
+async function endsAtOnce({ clock, addresses, tls, connect, localPort }: RpcClientOptions): Promise<Error | undefined> {
+  using limit = clock.deadline(hangUpMs, new AbortController().signal);
+  const late = Promise.withResolvers<undefined>();
+  limit.signal.addEventListener('abort', () => late.resolve(undefined), { once: true });
+  try {
+    const about = { address: addresses[0], tls, connect, localPort: localPort?.(), maxRecord: 1024 };
+    const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
+    const why = await Promise.race([connection.ended, late.promise]);
+    connection.close();
+    return why;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,105 @@
+import { X509Certificate } from 'node:crypto';
+import { readFile } from 'node:fs/promises';
+import { isIP } from 'node:net';
+import { join } from 'node:path';
+import { type ConnectionOptions, createSecureContext } from 'node:tls';
+import type { Clock } from '#base/clock.ts';
+import {
+  type Identity,
+  mountProgram,
+  mountVersion,
+  nfsProgram,
+  nfsVersion,
+  type RpcClientOptions,
+} from '#wire/nfs3/index.ts';
+import { errno } from '../shelf/files.ts';
+import type { Network } from './network.ts';
+import type { NfsOptions } from './options.ts';
+import { TlsFilesUnreadable } from './thrown.ts';
+
+/** How to reach a service of the server. */
+export type Dial = (
+  addresses: readonly string[],
+  port: number,
+  program?: 'nfs' | 'mount' | 'portmap',
+) => RpcClientOptions;
+
+const longestDialMs = 5_000;
+
+/** How every connection to this server is made: as whom, from which network and port, in private or not. */
+export async function createDial(
+  options: NfsOptions,
+  identity: Identity,
+  network: Network | undefined,
+  clock: Clock,
+): Promise<Dial> {
+  const tls = options.tls === undefined ? undefined : await tlsOptions(options.tls, options.hosts[0]);
+  const localPort = createLocalPorts(options.sourcePorts);
+  return (addresses, port, program = 'nfs') => {
+    const [first = '', ...others] = addresses;
+    return {
+      ...{ clock, identity, localPort, connect: network?.connect },
+      addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
+      deadlineMs: options.timeout,
+      dialMs: Math.min(options.timeout, longestDialMs),
+      dialRounds: options.retries + 1,
+      // A portmapper has no secrets, and most have no certificate.
+      ...(tls === undefined || program === 'portmap' ? {} : { tls: { options: tls, ...programs[program] } }),
+    };
+  };
+}
+
+const programs = {
+  nfs: { program: nfsProgram, version: nfsVersion },
+  mount: { program: mountProgram, version: mountVersion },
+} as const;
+
+async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: string): Promise<ConnectionOptions> {
+  const servername = isIP(host) === 0 ? { servername: host } : {};
+  if (folder === undefined) return servername;
+  const [ca, cert, key] = await Promise.all(
+    ['ca.pem', 'client.pem', 'client.key'].map((name) => ifThere(folder, name)),
+  );
+  if (ca === undefined && cert === undefined) throw new TlsFilesUnreadable(join(folder, 'ca.pem'));
+  if ((cert === undefined) !== (key === undefined))
+    throw new TlsFilesUnreadable(join(folder, cert === undefined ? 'client.pem' : 'client.key'));
+  const options = { ...(ca === undefined ? {} : { ca }), ...(cert === undefined ? {} : { cert, key: key ?? '' }) };
+  refuseUnfit(folder, options);
+  return { ...servername, ...options };
+}
+
+const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>
+  readFile(join(folder, name)).catch((cause: unknown) => {
+    if (errno(cause) === 'ENOENT') return undefined;
+    throw new TlsFilesUnreadable(join(folder, name), { cause });
+  });
+
+/** Node would ignore a certificate that is none, and call a key that is none a lost connection. */
+function refuseUnfit(
+  folder: string,
+  { ca, cert, key }: { readonly ca?: Buffer; readonly cert?: Buffer; readonly key?: Buffer | string },
+): void {
+  const checks: Readonly<Record<string, () => unknown>> = {
+    ...(ca === undefined ? {} : { 'ca.pem': () => new X509Certificate(ca) }),
+    ...(cert === undefined ? {} : { 'client.pem': () => new X509Certificate(cert) }),
+    ...(cert === undefined || key === undefined ? {} : { 'client.key': () => createSecureContext({ cert, key }) }),
+  };
+  for (const [name, check] of Object.entries(checks)) {
+    try {
+      check();
+    } catch (cause) {
+      throw new TlsFilesUnreadable(join(folder, name), { cause });
+    }
+  }
+}
+
+const privileged = { first: 665, last: 1023 } as const;
+
+/** The next of those that servers trust: one that was in use a moment ago cannot be used again at once. */
+export function createLocalPorts(wanted: NfsOptions['sourcePorts']): (() => number) | undefined {
+  if (wanted === undefined) return undefined;
+  if (wanted !== 'privileged') return () => wanted;
+  const count = privileged.last - privileged.first + 1;
+  let next = Math.floor(Math.random() * count);
+  return () => privileged.first + (next++ % count);
+}

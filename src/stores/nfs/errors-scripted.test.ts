@@ -1,0 +1,95 @@
+import { readdirSync, rmSync } from 'node:fs';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import type { VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
+import { exportFolder, openNfs } from '#testing/nfs-store.ts';
+import { expectTold, refusal } from '#testing/refusals.ts';
+import { RpcError } from '#wire/nfs3/index.ts';
+import { XdrError } from '#wire/xdr/reader.ts';
+import { createNfsStoreKind } from './kind.ts';
+
+const spec = (name: string): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1' },
+});
+
+describe('what no server here can be made to answer', () => {
+  test.each([
+    ['DQUOT', 'exhausted', 'store-quota', /the quota on the server for nowhere:\/export is used up$/, /raise it/],
+    ['NOSPC', 'exhausted', 'store-full', /no room is left on the server's disk of nowhere:\/export$/, /more room/],
+    [
+      'STALE',
+      'unavailable',
+      'nfs-stale',
+      /the server no longer knows nowhere:\/export/,
+      /put the original directory back/,
+    ],
+    ['BADHANDLE', 'unavailable', 'nfs-stale', /the server no longer knows nowhere:\/export/, /export it again/],
+    ['IO', 'unavailable', 'store-io-error', /input\/output error for nowhere:\/export$/, /the server's log and disk/],
+    ['SERVERFAULT', 'unavailable', 'store-io-error', /input\/output error for nowhere:\/export$/, /the server's log/],
+    ['JUKEBOX', 'unavailable', 'nfs-later', /the server needs more time for nowhere:\/export$/, /Try again in a while/],
+    [
+      'NOTSUPP',
+      'unsupported',
+      'nfs-not-supported',
+      /the server cannot do that in nowhere:\/export$/,
+      /a server that can/,
+    ],
+    ['XDEV', 'unsupported', 'store-cannot-move', /another file system is mounted inside it$/, /on one file system/],
+    ['PERM', 'denied', 'nfs-root-squash', /the server does not let root do that in nowhere:\/export/, /squash=root/],
+    ['ROFS', 'denied', 'nfs-read-only', /nowhere:\/export is exported, or mounted on the server, read-only$/, /\(rw\)/],
+  ] as const)('%s', async (status, code, reason, message, action) => {
+    const folder = await exportFolder();
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    let isBroken = false;
+    const connect = connectScripted(folder, (real) => ({
+      mkdir: (...args) => (isBroken ? refusing(status)() : real.mkdir(...args)),
+    }));
+    const store = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(undefined, connect) });
+    onTestFinished(() => store.close());
+    isBroken = true;
+    expectTold(await refusal(store.create(spec('a'), scope)), { code, reason, message, action });
+    expect(readdirSync(folder)).toEqual(['.stowage']);
+  });
+
+  test('an answer that cannot be read', async () => {
+    const connect = connectScripted('/nowhere', () => ({ lookup: () => Promise.reject(new XdrError('too short')) }));
+    const opening = openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(undefined, connect) });
+    expect(await refusal(opening)).toMatchObject({ code: 'unavailable', reason: 'nfs-garbled' });
+  });
+
+  test.each([
+    ['EHOSTUNREACH', 'unavailable', 'nfs-no-route'],
+    ['EADDRINUSE', 'unavailable', 'nfs-source-port'],
+    ['EACCES', 'unavailable', 'nfs-source-port'],
+    ['ETIMEDOUT', 'deadline', 'nfs-timeout'],
+    ['ECONNRESET', 'unavailable', 'nfs-connection-lost'],
+  ])('%s while connecting is never a matter of permission', async (code, told, reason) => {
+    const system = Object.assign(new Error(code), { code });
+    const cause = new RpcError('outer', {
+      failure: 'unreachable',
+      cause: new RpcError('inner', { failure: 'unreachable', cause: system }),
+    });
+    const kind = createNfsStoreKind(undefined, () => Promise.reject(cause));
+    expect(await refusal(openNfs({ uri: 'nfs://nowhere/export', kind }))).toMatchObject({ code: told, reason });
+  });
+
+  test('calls that are turned away, whatever is tried', async () => {
+    const cause = new RpcError('MNT: the credential was rejected', { failure: 'denied' });
+    const open = (options: Readonly<Record<string, string>>) =>
+      openNfs({
+        uri: 'nfs://nowhere/export',
+        options,
+        kind: createNfsStoreKind(undefined, () => Promise.reject(cause)),
+      });
+    expectTold(await refusal(open({})), {
+      ...{ code: 'denied', reason: 'nfs-credential-denied' },
+      message: /^opening store test \(nowhere:\/export\) failed: nowhere does not accept who we say we are$/,
+      action: /sec=sys.* option tls\. .*sourceport=privileged\.$/,
+    });
+    const { action } = await refusal(open({ tls: 'on', sourceport: 'privileged' }));
+    expect(action).not.toMatch(/tls|sourceport/);
+  });
+});

@@ -1,0 +1,236 @@
+import { execFileSync } from 'node:child_process';
+import { chmodSync, chownSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import type { VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { startProxy } from '#testing/cutting-proxy.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
+import { expectTold, refusal } from '#testing/refusals.ts';
+import { nfsStatus } from '#wire/nfs3/index.ts';
+import { create, mkdir } from '#wire/nfs3/procedures.ts';
+
+type Options = Readonly<Record<string, string>>;
+
+const spec = (name: string): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1' },
+});
+
+describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
+  let ground: Ground;
+  let ganesha: NfsServer;
+
+  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
+  const placeOf = (path: string): string => `${ganesha.host}:${at(path)}`;
+  async function open(path: string, more: Options = {}, readOnly = false): Promise<Store> {
+    const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}`, ...more };
+    const store = await openNfs({ uri: `nfs://${ganesha.host}${at(path)}`, options, readOnly });
+    onTestFinished(() => store.close());
+    return store;
+  }
+
+  beforeAll(async () => {
+    ground = createGround();
+    const folders = ['plain', 'squashed', 'read-only', 'privileged', 'small'];
+    for (const name of folders) mkdirSync(at(name));
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256k', 'stowage-test', at('small')]);
+    const kinds = {
+      squashed: { squash: 'root' },
+      'read-only': { readOnly: true },
+      privileged: { privilegedPort: true },
+    };
+    const [first, ...others] = folders.map((name) => ({
+      ...{ path: at(name), tag: name },
+      ...(kinds as Record<string, object>)[name],
+    }));
+    if (first === undefined) throw new Error('no exports');
+    ganesha = await startGanesha({ exports: [first, ...others], signal: ground.scope.signal });
+  });
+  afterAll(async () => {
+    await ganesha?.[Symbol.asyncDispose]();
+    ground?.[Symbol.dispose]();
+  });
+
+  test('an export that it does not have', async () => {
+    const error = await refusal(open('nothing'));
+    expectTold(error, {
+      ...{ code: 'unavailable', reason: 'nfs-export-unknown' },
+      message: new RegExp(
+        `${placeOf('nothing')}\\) failed: ${ganesha.host} has no directory ${at('nothing')} to mount; it exports ${at('plain')}, `,
+      ),
+      action: /^Correct the path in the store's URI, or have the server's administrator export it/,
+    });
+  });
+
+  test('a port for MOUNT that is another one', async () => {
+    const mountport = `${ganesha.nfsPort}`;
+    expectTold(await refusal(open('plain', { mountport })), {
+      ...{ code: 'unavailable', reason: 'nfs-no-mount-service' },
+      message: new RegExp(
+        `${placeOf('plain')}\\) failed: ${ganesha.host} speaks NFS, but has no MOUNT service on port ${mountport}$`,
+      ),
+      action: /^Correct mountport/,
+    });
+  });
+
+  test('root squash: is named, and works with who owns the directory', async () => {
+    expectTold(await refusal(open('squashed')), {
+      ...{ code: 'denied', reason: 'nfs-root-squash' },
+      message: new RegExp(
+        `the server does not let root do that in ${placeOf('squashed')}: it seems to take root for nobody`,
+      ),
+      action:
+        /^Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
+    });
+    const options = { squash: 'root', uid: '1000', gid: '1000' };
+    expectTold(await refusal(open('squashed', options)), {
+      ...{ code: 'denied', reason: 'store-permission' },
+      message: new RegExp(`user 1000 may not do that in ${placeOf('squashed')}$`),
+      action: /^On the server, give that user the directory \(chown 1000 …\)/,
+    });
+    chownSync(at('squashed'), 1000, 1000);
+    const store = await open('squashed', options);
+    await store.create(spec('mine'), scope);
+    expect(readdirSync(at('squashed')).sort()).toEqual(['.stowage', 'mine', 'mine.meta']);
+  });
+
+  test('a privileged port: is named, and works', async () => {
+    expectTold(await refusal(open('privileged')), {
+      ...{ code: 'denied', reason: 'nfs-privileged-port' },
+      message: new RegExp(
+        `${placeOf('privileged')}\\) failed: ${ganesha.host} takes calls only from privileged ports, those below 1024$`,
+      ),
+      action: /^Give the store sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
+    });
+    const store = await open('privileged', { sourceport: 'privileged' });
+    await store.create(spec('mine'), scope);
+    expect(readdirSync(at('privileged'))).toContain('mine');
+  });
+
+  test('read-only: is named, and works as a read-only store', async () => {
+    expectTold(await refusal(open('read-only')), {
+      ...{ code: 'denied', reason: 'nfs-read-only' },
+      message: new RegExp(`${placeOf('read-only')} is exported, or mounted on the server, read-only$`),
+      action:
+        /^Have the server's administrator export it for writing \(rw\), or give the store the option readOnly=true\.$/,
+    });
+    mkdirSync(at('read-only', 'old'));
+    const store = await open('read-only', {}, true);
+    expect(await store.names(scope)).toEqual(['old']);
+  });
+
+  test('no room: is named, and what was begun is taken back', async () => {
+    const store = await open('small');
+    writeFileSync(at('small', 'filler'), Buffer.alloc(64 * 1024));
+    const fill = (): void => {
+      for (let i = 0; ; i++) writeFileSync(at('small', `filler-${i}`), Buffer.alloc(4096));
+    };
+    expect(fill).toThrow(/ENOSPC/);
+    const before = readdirSync(at('small'), { recursive: true }).length;
+    expectTold(await refusal(store.create(spec('big'), scope)), {
+      ...{ code: 'exhausted', reason: 'store-full' },
+      message: new RegExp(
+        `^creating volume 'big' in store test failed: no room is left on the server's disk of ${placeOf('small')}$`,
+      ),
+      action:
+        /^Delete volumes or files that are no longer needed, or have the server's administrator give it more room\.$/,
+    });
+    expect(readdirSync(at('small'), { recursive: true })).toHaveLength(before);
+  });
+
+  test('a server that stands still, and what it was asked for then', async () => {
+    const store = await open('plain', { timeout: '1s' });
+    await ganesha.freeze();
+    try {
+      expectTold(await refusal(store.create(spec('late'), scope)), {
+        ...{ code: 'deadline', reason: 'nfs-timeout' },
+        message: new RegExp(
+          `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; whether it was done is not known, and repeating it is safe$`,
+        ),
+        action: /^Try again\. If it persists/,
+      });
+      expect(await refusal(open('plain', { timeout: '1s', retries: '0' }))).toMatchObject({ reason: 'nfs-timeout' });
+    } finally {
+      ganesha.thaw();
+    }
+    const patient = await open('plain');
+    expect(await patient.create(spec('late'), scope)).toMatchObject({ name: 'late' });
+  });
+
+  test('a reply that is lost is no error: the call is sent again, and what it did is known', async () => {
+    // On the server's own address, where the MOUNT service is too.
+    const proxy = await startProxy({ host: ganesha.host, port: ganesha.nfsPort }, ganesha.host);
+    const store = await open('plain', { port: `${proxy.port}` });
+    for (const [i, procedure] of [create.number, mkdir.number].entries()) {
+      proxy.cutReplyTo(procedure);
+      expect(await store.create(spec(`cut-${i}`), scope)).toMatchObject({ name: `cut-${i}` });
+      expect(proxy.statuses).toEqual([0, nfsStatus.EXIST]);
+    }
+  });
+
+  test('a directory that may not be looked into is told apart from the way there', async () => {
+    mkdirSync(at('plain', 'locked'));
+    chmodSync(at('plain', 'locked'), 0o700);
+    const error = await refusal(open('plain/locked', { squash: 'root', uid: '1000' }));
+    expect(error).toMatchObject({ code: 'denied', reason: 'store-permission' });
+  });
+});
+
+describe('our own server', () => {
+  const open = async (own: OwnServer, path: string, more: Options = {}): Promise<Store> => {
+    const port = `${own.server.port}`;
+    const store = await openNfs({ uri: `nfs://127.0.0.1${path}`, options: { port, mountport: port, ...more } });
+    onTestFinished(() => store.close());
+    return store;
+  };
+
+  test('a directory that was removed, and one that was made in its place', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    const folder = join(own.directory, 'gone');
+    mkdirSync(folder);
+    const store = await open(own, '/export/gone');
+    await store.create(spec('a'), scope);
+    rmSync(folder, { recursive: true });
+    expectTold(await refusal(store.create(spec('b'), scope)), {
+      ...{ code: 'unavailable', reason: 'nfs-export-unknown' },
+      message:
+        /^creating volume 'b' in store test \(127\.0\.0\.1:\/export\/gone\) failed: 127\.0\.0\.1 has no directory \/export\/gone to mount/,
+      action: /have the server's administrator export it/,
+    });
+    mkdirSync(folder);
+    expectTold(await refusal(store.create(spec('b'), scope)), {
+      ...{ code: 'unavailable', reason: 'store-identity' },
+      message:
+        /^127\.0\.0\.1:\/export\/gone is not the store it was: it is store without a name, and was [-0-9a-f]{36}$/,
+      action: /stowage store adopt test/,
+    });
+    expect(readdirSync(folder)).toEqual([]);
+  });
+
+  test('read-only', async () => {
+    const own = await startOwnServer({ path: '/export', readOnly: true });
+    expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-read-only' });
+  });
+
+  test.skipIf(needs('linux', 'root'))('a privileged port, which MOUNT wants too', async () => {
+    const own = await startOwnServer({ path: '/export', privilegedPorts: true });
+    expect(await refusal(open(own, '/export'))).toMatchObject({ code: 'denied', reason: 'nfs-privileged-port' });
+    const store = await open(own, '/export', { sourceport: 'privileged' });
+    expect(await store.names(scope)).toEqual([]);
+  });
+
+  test('one source port is enough where MOUNT and NFS have one port', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    const sourceport = `${20_000 + (process.pid % 10_000)}`;
+    const store = await open(own, '/export', { sourceport });
+    expect(await store.names(scope)).toEqual([]);
+  });
+});

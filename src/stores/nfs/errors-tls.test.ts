@@ -1,0 +1,163 @@
+import { execFileSync } from 'node:child_process';
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import type { StowageError } from '#core/errors.ts';
+import type { Store } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
+import { expectTold, refusal } from '#testing/refusals.ts';
+
+describe.skipIf(needs('openssl'))('RPC with TLS', () => {
+  let folder: string;
+  const at = (...names: readonly string[]): string => join(folder, ...names);
+  const read = (name: string): Buffer => readFileSync(at(name));
+
+  function certificate(name: string, address: string): void {
+    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
+    const subject = ['-subj', `/CN=${name}`, '-addext', `subjectAltName=IP:${address}`];
+    const files = ['-keyout', at(`${name}.key`), '-out', at(`${name}.pem`)];
+    execFileSync('openssl', [...how, ...subject, ...files], { stdio: 'pipe' });
+  }
+
+  /** As the option `tls` wants it. */
+  function trusting(name: string, files: Readonly<Record<string, string>>): string {
+    mkdirSync(at(name));
+    for (const [to, from] of Object.entries(files)) copyFileSync(at(from), at(name, to));
+    return at(name);
+  }
+
+  beforeAll(() => {
+    folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-tls-'));
+    certificate('server', '127.0.0.1');
+    certificate('elsewhere', '127.0.0.2');
+    certificate('stranger', '127.0.0.1');
+    certificate('client', '127.0.0.1');
+  });
+  afterAll(() => rmSync(folder, { recursive: true }));
+
+  const serve = (name: string, more: object = {}): Promise<OwnServer> => {
+    const options = { key: read(`${name}.key`), cert: read(`${name}.pem`), ...more };
+    return startOwnServer({ path: '/export', tls: { options, required: true } });
+  };
+
+  async function open(own: OwnServer, more: Readonly<Record<string, string>> = {}): Promise<Store> {
+    const port = `${own.server.port}`;
+    const store = await openNfs({ uri: 'nfs://127.0.0.1/export', options: { port, mountport: port, ...more } });
+    onTestFinished(() => store.close());
+    return store;
+  }
+
+  /** Where they are may be told, what is in them never. */
+  function expectNoSecret({ message, action, stack = '' }: StowageError): void {
+    for (const text of [message, action, stack]) expect(text).not.toMatch(/BEGIN|PRIVATE|CERTIFICATE-----/);
+  }
+
+  test('the server wants it: is named, and works', async () => {
+    const own = await serve('server');
+    const error = await refusal(open(own));
+    expectTold(error, {
+      ...{ code: 'denied', reason: 'nfs-tls-required' },
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes calls only over encrypted connections$/,
+      action: /^Give the store tls=on, or tls=FOLDER with ca\.pem of whoever signed the server's certificate/,
+    });
+    const store = await open(own, { tls: trusting('good', { 'ca.pem': 'server.pem' }) });
+    expect(await store.names(scope)).toEqual([]);
+  });
+
+  test('the server does not have it', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    expectTold(await refusal(open(own, { tls: 'on' })), {
+      ...{ code: 'unsupported', reason: 'nfs-tls-not-offered' },
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 offers no encrypted connections$/,
+      action: /^Have the server's administrator switch on RPC with TLS \(RFC 9289\)/,
+    });
+  });
+
+  test('its certificate is signed by somebody else', async () => {
+    const own = await serve('server');
+    const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
+    expectTold(error, {
+      ...{ code: 'denied', reason: 'nfs-tls-certificate' },
+      message:
+        /127\.0\.0\.1:\/export\) failed: the certificate of 127\.0\.0\.1 is not trusted: self-signed certificate$/,
+      action: /^Put the certificate of whoever signed the server's as ca\.pem into the folder given as tls/,
+    });
+    expectNoSecret(error);
+    expect(await refusal(open(own, { tls: 'on' }))).toMatchObject({ reason: 'nfs-tls-certificate' });
+  });
+
+  test('its certificate is for another server', async () => {
+    const own = await serve('elsewhere');
+    const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
+    expectTold(error, {
+      ...{ code: 'denied', reason: 'nfs-tls-certificate' },
+      message: /the certificate of 127\.0\.0\.1 is not trusted: .*127\.0\.0\.1 is not in the cert's list/,
+      action: /the server's must be for the name or address in the store's URI/,
+    });
+  });
+
+  test('it wants ours: without, with one it does not know, and with the right one', async () => {
+    const own = await serve('server', { ca: read('client.pem'), requestCert: true, rejectUnauthorized: true });
+    const wanted = {
+      ...{ code: 'denied', reason: 'nfs-tls-client-certificate' },
+      message:
+        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 ends the encrypted connection when it sees which certificate we have/,
+      action:
+        /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
+    };
+    const timeout = '600ms';
+    expectTold(await refusal(open(own, { timeout, tls: trusting('none', { 'ca.pem': 'server.pem' }) })), wanted);
+    const unknown = { 'ca.pem': 'server.pem', 'client.pem': 'stranger.pem', 'client.key': 'stranger.key' };
+    const error = await refusal(open(own, { timeout, tls: trusting('unknown', unknown) }));
+    expectTold(error, wanted);
+    expectNoSecret(error);
+    const right = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
+    const store = await open(own, { tls: trusting('right', right) });
+    expect(await store.names(scope)).toEqual([]);
+  });
+
+  test.each([
+    ['an empty folder', {}, 'ca.pem'],
+    ['a certificate without its key', { 'client.pem': 'client.pem' }, 'client.key'],
+    ['a key without its certificate', { 'ca.pem': 'server.pem', 'client.key': 'client.key' }, 'client.pem'],
+  ])('%s', async (title, files, missing) => {
+    const tls = trusting(title, files);
+    expectTold(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
+      ...{ code: 'invalid', reason: 'nfs-tls-files' },
+      message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: the file ${join(tls, missing)} is missing$`),
+      action:
+        /^The folder given as tls needs ca\.pem; and client\.pem with client\.key where the server wants a certificate/,
+    });
+  });
+
+  test('files that are not what they should be', async () => {
+    const broken = '-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n';
+    const complete = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
+    const unfit = async (name: string, change: (tls: string) => void): Promise<string> => {
+      const tls = trusting(`unfit ${name}`, complete);
+      change(tls);
+      const error = await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } }));
+      expect(error).toMatchObject({ code: 'invalid', reason: 'nfs-tls-files' });
+      expectNoSecret(error);
+      return error.message.replace(tls, 'FOLDER').replace(/^.*failed: /, '');
+    };
+    expect(await unfit('key', (tls) => writeFileSync(join(tls, 'client.key'), broken))).toMatch(
+      /^the file FOLDER\/client\.key cannot be used \(ERR_OSSL_\w+\)$/,
+    );
+    expect(await unfit('pair', (tls) => copyFileSync(at('stranger.key'), join(tls, 'client.key')))).toBe(
+      'the file FOLDER/client.key cannot be used (ERR_OSSL_X509_KEY_VALUES_MISMATCH)',
+    );
+    expect(await unfit('ca', (tls) => writeFileSync(join(tls, 'ca.pem'), broken))).toMatch(
+      /^the file FOLDER\/ca\.pem cannot be used \(ERR_OSSL_\w+\)$/,
+    );
+    const folder = (tls: string): void => {
+      rmSync(join(tls, 'client.pem'));
+      mkdirSync(join(tls, 'client.pem'));
+    };
+    expect(await unfit('folder', folder)).toBe('the file FOLDER/client.pem cannot be used (EISDIR)');
+  });
+});

@@ -1,0 +1,189 @@
+import { execFile } from 'node:child_process';
+import { createServer as createHttpServer } from 'node:http';
+import { type AddressInfo, createServer, type Server } from 'node:net';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, onTestFinished, test } from 'vitest';
+import type { Store } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { expectTold, refusal } from '#testing/refusals.ts';
+import { mountProgram, mountVersion, nfsProgram } from '#wire/nfs3/index.ts';
+import { createRpcServer, type Reply, type ServedProgram } from '#wire/rpc/server.ts';
+
+const repository = join(import.meta.dirname, '..', '..', '..');
+type Options = Readonly<Record<string, string>>;
+
+async function open(uri: string, options: Options, readOnly = false): Promise<Store> {
+  const store = await openNfs({ uri, options, readOnly });
+  onTestFinished(() => store.close());
+  return store;
+}
+
+async function listening(server: Server): Promise<string> {
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  return `${(server.address() as AddressInfo).port}`;
+}
+
+/** In a process of its own, whose network has no routes. */
+const openElsewhere = `
+  import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+  import { silentLog } from '#base/log.ts';
+  const config = { name: 'test', uri: process.argv[1], origin: 'api', policy: {}, options: {} };
+  const scope = { signal: AbortSignal.timeout(15_000), log: silentLog() };
+  const opening = createNfsStoreKind().open(config, { readOnly: false }, { instance: 'i', node: 'n' }, scope);
+  const { code, reason, message, action } = await opening.catch((cause) => cause);
+  console.log(JSON.stringify({ code, reason, message, action }));
+`;
+
+describe('the server is not reached', () => {
+  test('its name is unknown', async () => {
+    const error = await refusal(open('nfs://nowhere.invalid/export', {}));
+    expectTold(error, {
+      ...{ code: 'unavailable', reason: 'nfs-host-unknown' },
+      message: /^opening store test \(nowhere\.invalid:\/export\) failed: no address is known for nowhere\.invalid$/,
+      action: /the DNS of this host \(getent hosts nowhere\.invalid\); then: stowage store check test/,
+    });
+  });
+
+  test('nothing listens there', async () => {
+    const server = createServer();
+    const port = await listening(server);
+    await new Promise((resolve) => server.close(resolve));
+    const error = await refusal(open('nfs://127.0.0.1/export', { port, retries: '0' }));
+    expectTold(error, {
+      ...{ code: 'unavailable', reason: 'nfs-refused' },
+      message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: nothing listens on port ${port} of 127\\.0\\.0\\.1$`),
+      action: /^Have the NFS server started there, or give the right port/,
+    });
+  });
+
+  test.skipIf(needs('linux', 'root'))('there is no route', async () => {
+    const how = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openElsewhere];
+    const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
+    const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
+    expectTold(JSON.parse(stdout), {
+      ...{ code: 'unavailable', reason: 'nfs-no-route' },
+      message: /198\.18\.0\.1:\/export\) failed: there is no route to 198\.18\.0\.1$/,
+      action: /^Connect this host to the server's network, or name the network that leads there \(option network\)/,
+    });
+  });
+
+  test('it takes connections, and is silent', async () => {
+    const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
+    const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
+    expectTold(error, {
+      ...{ code: 'deadline', reason: 'nfs-timeout' },
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 did not answer in time/,
+      action: /^Try again\. If it persists, look at the server and the network between: stowage store check test$/,
+    });
+  });
+
+  test('it lets only others connect', async () => {
+    const { server } = await startOwnServer({ path: '/export', networks: ['10.0.0.0/8'] });
+    const error = await refusal(open('nfs://127.0.0.1/export', { port: `${server.port}`, timeout: '500ms' }));
+    expectTold(error, {
+      ...{ code: 'unavailable', reason: 'nfs-hangs-up' },
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes connections from this host and ends them at once$/,
+      action: /^Have the server's administrator add this host to the addresses it allows/,
+    });
+  });
+
+  test('what answers is no NFS server', async () => {
+    const http = createHttpServer().on('clientError', (_cause, socket) =>
+      socket.end('HTTP/1.1 400 Bad Request\r\n\r\n'),
+    );
+    const port = await listening(http);
+    const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '2s' }));
+    expectTold(error, {
+      ...{ code: 'unavailable', reason: 'nfs-garbled' },
+      message: /127\.0\.0\.1:\/export\) failed: what 127\.0\.0\.1 answers is not NFS version 3$/,
+      action: /^Check the port in the store's URI/,
+    });
+  });
+});
+
+/** NULL is answered by every program. */
+function answering(number: number, version: number, replies: Readonly<Record<number, Reply>> = {}): ServedProgram {
+  const all = Object.entries({ 0: () => undefined, ...replies });
+  const procedures = all.map(([key, reply]) => [Number(key), { name: key, handle: () => reply }] as const);
+  return { number, version, procedures: new Map(procedures) };
+}
+
+/** Follows RPC; its programs are what the test says. */
+const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> => listening(createRpcServer({ programs }));
+
+describe('the server lacks something', () => {
+  test('NFS version 3', async () => {
+    const port = await rpcServer(answering(nfsProgram, 4));
+    expectTold(await refusal(open('nfs://127.0.0.1/export', { port })), {
+      ...{ code: 'unavailable', reason: 'nfs-no-service' },
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service there$/,
+      action: /^Have NFS version 3 enabled on the server \(version 4 alone is not enough\)/,
+    });
+  });
+
+  test('a MOUNT service, on a port that nothing listens on', async () => {
+    const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
+    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
+      ...{ code: 'unavailable', reason: 'nfs-no-mount-service' },
+      message: new RegExp(`127\\.0\\.0\\.1 speaks NFS, but has no MOUNT service on port ${mountport}$`),
+      action: /^Correct mountport \(on the server: rpcinfo -p \| grep mountd\), or have the service started there/,
+    });
+  });
+
+  test('a MOUNT service that answers', async () => {
+    const port = await rpcServer(answering(nfsProgram, 3));
+    const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
+    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
+      ...{ code: 'deadline', reason: 'nfs-mount-timeout' },
+      message: new RegExp(
+        `127\\.0\\.0\\.1 speaks NFS, but its MOUNT service did not answer in time on port ${mountport}$`,
+      ),
+      action:
+        /^Try again\. If it persists, have the firewall in between opened for that port, or give the right one as mountport/,
+    });
+  });
+});
+
+/** A MOUNT service that answers every MNT with this status, and exports these. */
+function mountProgramThat(status: number, ...exported: readonly string[]): ServedProgram {
+  const mnt: Reply = (writer) => void writer.u32(status) as undefined;
+  const list: Reply = (writer) => {
+    for (const path of exported) writer.bool(true).string(path).bool(false);
+    writer.bool(false);
+    return undefined;
+  };
+  return answering(mountProgram, mountVersion, { 1: mnt, 5: list });
+}
+
+describe('the MOUNT service says no', () => {
+  test('the host is not in the list of those who may', async () => {
+    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
+    expectTold(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
+      ...{ code: 'denied', reason: 'nfs-export-denied' },
+      message: /127\.0\.0\.1:\/export\/silver\) failed: 127\.0\.0\.1 does not let this host mount \/export\/silver$/,
+      action: /^Have the server's administrator add this host to those that may mount \/export\/silver/,
+    });
+  });
+
+  test('it exports something else', async () => {
+    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
+    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
+      ...{ code: 'unavailable', reason: 'nfs-export-unknown' },
+      message: /127\.0\.0\.1 has no directory \/export to mount; it exports \/gold, \/bronze$/,
+      action: /^Correct the path in the store's URI, or have the server's administrator export it/,
+    });
+  });
+
+  test('it has trouble of its own', async () => {
+    const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
+    expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
+      ...{ code: 'unavailable', reason: 'nfs-mount-refused' },
+      message: /the MOUNT service of 127\.0\.0\.1 answered SERVERFAULT for \/export$/,
+      action: /^Look at the server's log/,
+    });
+  });
+});

@@ -1,0 +1,285 @@
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+import type { Labels, Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { exportFolder, type NfsStoreUnderTest, nfsStore } from '#testing/nfs-store.ts';
+import { refusal } from '#testing/refusals.ts';
+import { parsePathTemplate } from './path-template.ts';
+
+const id = newVolumeId();
+const fill = (template: string, name: string, labels: Labels = {}): string =>
+  parsePathTemplate(template).pathFor({ id, name: volumeName(name), labels });
+
+function refused(work: () => unknown): StowageError {
+  try {
+    work();
+  } catch (thrown) {
+    if (thrown instanceof StowageError) return thrown;
+    throw thrown;
+  }
+  throw new Error('not refused');
+}
+
+describe('filling in', () => {
+  test.each([
+    ['{name}', 'photos'],
+    ['{id}', id],
+    ['pvc-{name}', 'pvc-photos'],
+    ['{label:team}/{name}', 'red/photos'],
+    ['{label:team}/{label:team}/{name}', 'red/red/photos'],
+    ['volumes/{label:team}-{label:tier}/{name}-{id}', `volumes/red-gold/photos-${id}`],
+    ['{label:tier}-{id}', `gold-${id}`],
+    ['{label:app.kubernetes.io/name}/{name}', 'shop/photos'],
+    ['a/b/c/d/e/f/g/{name}', 'a/b/c/d/e/f/g/photos'],
+  ])('%s', (template, path) => {
+    const labels = { team: 'red', tier: 'gold', 'app.kubernetes.io/name': 'shop' };
+    expect(fill(template, 'photos', labels)).toBe(path);
+    expect(parsePathTemplate(template).depth).toBe(path.split('/').length);
+  });
+
+  test.each([
+    ['', "'' cannot be the name of a folder"],
+    ['/{name}', "'' cannot be the name of a folder"],
+    ['{name}/', "'' cannot be the name of a folder"],
+    ['a//{name}', "'' cannot be the name of a folder"],
+    ['./{name}', "'.' cannot be the name of a folder"],
+    ['../{name}', "'..' cannot be the name of a folder"],
+    ['.stowage/{name}', "'.stowage' cannot be the name of a folder"],
+    ['.{name}', "'.{name}' cannot be the name of a folder"],
+    ['{name}.meta', "'{name}.meta' cannot be the name of a folder"],
+    ['{label:team}.meta/{name}', "'{label:team}.meta' cannot be the name of a folder"],
+    [`${'x'.repeat(256)}/{name}`, "xxx...' cannot be the name of a folder"],
+    ['a\n/{name}', 'cannot be the name of a folder'],
+    ['{volume}', '{volume} is unknown'],
+    ['{}', '{} is unknown'],
+    ['{label:}/{name}', '{label:} is unknown'],
+    ['{label:a b}/{name}', '{label:a b} is unknown'],
+    ['{Name}', '{Name} is unknown'],
+    ['{name', 'a brace stands alone'],
+    ['name}', 'a brace stands alone'],
+    ['{{name}}', 'a brace stands alone'],
+    ['fixed', 'volumes could not be told apart'],
+    ['{name}/data', 'volumes could not be told apart'],
+    ['{label:team}', 'volumes could not be told apart'],
+    ['{label:team}-{name}', 'volumes could not be told apart'],
+    ['{name}{label:team}', 'volumes could not be told apart'],
+    ['1/2/3/4/5/6/7/8/{name}', 'it has more than 8 parts'],
+  ])('%j is refused: %s', (template, why) => {
+    const error = refused(() => parsePathTemplate(template));
+    expect(error).toMatchObject({ code: 'invalid', reason: 'store-option-invalid' });
+    expect(error.message).toContain('is not a path template: ');
+    expect(error.message).toContain(why);
+    expect(error.action).toMatch(/^Write it of \{name\}, \{id\} and \{label:KEY\}/);
+  });
+
+  test.each(['', 'absent'])('a label that is %j', (how) => {
+    const labels: Labels = how === '' ? { team: '' } : { other: 'x' };
+    expect(refused(() => fill('{label:team}/{name}', 'photos', labels))).toMatchObject({
+      ...{ code: 'invalid', reason: 'label-missing', message: "volume 'photos' needs the label 'team' in this store" },
+      action: "Create it with that label, for example --label team=VALUE: this store's directories are named after it.",
+    });
+  });
+
+  test('names that every object has are no labels', () => {
+    expect(refused(() => fill('{label:constructor}/{name}', 'photos')).reason).toBe('label-missing');
+  });
+
+  test.each(['a/b', '/', '.', '..', '.hidden', '../..', 'x.meta', 'a\nb', 'x'.repeat(256), '\0'])(
+    'the label %j',
+    (team) => {
+      const error = refused(() => fill('{label:team}/{name}', 'photos', { team }));
+      expect(error).toMatchObject({ code: 'invalid', reason: 'label-unfit-for-path' });
+      expect(error.action).toMatch(/use labels without slashes, dots in front and the like/);
+    },
+  );
+
+  test('a path that no record could hold', () => {
+    const long = 'x'.repeat(250);
+    const labels = { a: long, b: long, c: long, d: long };
+    expect(fill('{label:a}/{label:b}/{label:c}/{name}', 'photos', labels)).toHaveLength(759);
+    expect(
+      refused(() => fill('{label:a}/{label:b}/{label:c}/{label:d}/y/{name}', 'x'.repeat(100), labels)),
+    ).toMatchObject({
+      reason: 'label-unfit-for-path',
+    });
+  });
+
+  test('what is in front is told from a directory that is there', () => {
+    const { volumeAt } = parsePathTemplate('{label:team}/pvc-{name}');
+    expect(volumeAt('red/pvc-photos')).toEqual({ name: 'photos', labels: { team: 'red' } });
+    expect(volumeAt('red/photos')).toBeUndefined();
+    expect(volumeAt('red/pvc-photos/deeper')).toBeUndefined();
+    expect(volumeAt('red/pvc-.hidden')).toBeUndefined();
+    expect(parsePathTemplate('{label:a}/{label:a}/{name}').volumeAt('red/blue/x')).toBeUndefined();
+    expect(parsePathTemplate('{label:a}/{id}').volumeAt(`red/${id}`)).toBeUndefined();
+  });
+});
+
+describe('in a store', () => {
+  async function storeWith(pathTemplate: string): Promise<NfsStoreUnderTest> {
+    const folder = await exportFolder();
+    onTestFinished(() => rm(folder, { recursive: true, force: true }));
+    const exported = { folder, uri: 'nfs://nowhere/export', options: {}, [Symbol.asyncDispose]: async () => undefined };
+    const under = await nfsStore(exported, { pathTemplate }, connectToDisk(folder));
+    onTestFinished(() => under[Symbol.asyncDispose]());
+    return under;
+  }
+  const spec = (name: string, labels: Labels, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
+    ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels },
+    ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1', ...more },
+  });
+  const create = (store: Store, name: string, team: string): Promise<Volume> =>
+    store.create(spec(name, { team }), scope);
+  const pathOf = async (store: Store, volume: Volume): Promise<string> => {
+    const source = await store.source(volume, scope);
+    return source.kind === 'nfs' ? source.path : '';
+  };
+
+  test('folders are made for the first volume, and go with the last', async () => {
+    const { store, folder } = await storeWith('teams/{label:team}/{name}');
+    const [a, b] = [await create(store, 'a', 'red'), await create(store, 'b', 'red')];
+    const c = await create(store, 'c', 'blue');
+    expect(await pathOf(store, a)).toBe('/export/teams/red/a');
+    expect(readdirSync(join(folder, 'teams', 'red')).sort()).toEqual(['.stowage-folder', 'a', 'b']);
+    writeFileSync(join(folder, 'teams', 'red', 'a', 'data'), 'x');
+    await store.delete(a, scope);
+    expect(readdirSync(join(folder, 'teams', 'red')).sort()).toEqual(['.stowage-folder', 'b']);
+    await store.delete(b, scope);
+    expect(readdirSync(join(folder, 'teams')).sort()).toEqual(['.stowage-folder', 'blue']);
+    await store.delete(c, scope);
+    expect(readdirSync(folder)).toEqual(['.stowage']);
+  });
+
+  test('a volume without the label, or with one that leads out, leaves nothing', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    expect(await refusal(store.create(spec('a', {}), scope))).toMatchObject({ reason: 'label-missing' });
+    for (const team of ['..', '../out', '.stowage', 'x/y', 'a.meta'])
+      expect(await refusal(create(store, 'a', team)), team).toMatchObject({ reason: 'label-unfit-for-path' });
+    expect(readdirSync(folder)).toEqual(['.stowage']);
+  });
+
+  test('a name is one volume, whatever its labels', async () => {
+    const { store } = await storeWith('{label:team}/{name}');
+    await create(store, 'a', 'red');
+    const other = store.create(spec('a', { team: 'blue' }, { requestId: 'another' }), scope);
+    expect(await refusal(other)).toMatchObject({ code: 'exists', reason: 'volume-exists' });
+  });
+
+  test('renaming, and changing labels, leave the data where they are', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    const made = await create(store, 'a', 'red');
+    writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
+    const renamed = await store.rename(made, volumeName('b'), scope);
+    const labelled = await store.label(renamed, { team: 'blue' }, scope);
+    expect(await pathOf(store, labelled)).toBe('/export/red/a');
+    expect(await store.get(volumeName('b'), scope)).toMatchObject({ condition: 'ok', volume: { id: made.id } });
+    expect(await store.get(volumeName('a'), scope)).toBeUndefined();
+    await store.delete(labelled, scope);
+    expect(readdirSync(folder)).toEqual(['.stowage']);
+  });
+
+  test('what was renamed keeps its directory: nobody else gets it', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    const made = await create(store, 'a', 'red');
+    writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
+    await store.rename(made, volumeName('b'), scope);
+    const again = store.create(spec('a', { team: 'red' }, { requestId: 'another' }), scope);
+    expect(await refusal(again)).toMatchObject({ code: 'exists' });
+    expect(readFileSync(join(folder, 'red', 'a', 'data'), 'utf8')).toBe('x');
+  });
+
+  test('trash and restore', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    const made = await create(store, 'a', 'red');
+    writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
+    await store.trash.put(made, 5, scope);
+    expect(readdirSync(folder)).toEqual(['.stowage']);
+    const back = await store.trash.restore(made.id, volumeName('b'), scope);
+    expect(await pathOf(store, back)).toBe('/export/red/a');
+    expect(readFileSync(join(folder, 'red', 'a', 'data'), 'utf8')).toBe('x');
+    expect(existsSync(join(folder, 'red', '.stowage-folder'))).toBe(true);
+  });
+
+  test('a volume whose path was given away meanwhile is restored beside it', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    const first = await create(store, 'a', 'red');
+    writeFileSync(join(folder, 'red', 'a', 'data'), 'first');
+    await store.trash.put(first, 5, scope);
+    const second = await store.create(spec('a', { team: 'red' }, { requestId: 'another' }), scope);
+    const back = await store.trash.restore(first.id, volumeName('b'), scope);
+    const path = await pathOf(store, back);
+    expect(path).toMatch(/^\/export\/red\/a-[0-9a-f]{8}$/);
+    expect(readFileSync(join(folder, path.slice('/export/'.length), 'data'), 'utf8')).toBe('first');
+    expect(await pathOf(store, second)).toBe('/export/red/a');
+    expect(await store.orphans(scope)).toEqual([]);
+  });
+
+  test('an empty volume never becomes the folder of another', async () => {
+    const under = await storeWith('{label:team}/{name}');
+    const { store, folder } = under;
+    const other = await under.another('instance-2', { pathTemplate: '{name}' });
+    const red = await other.create(spec('red', {}), scope);
+    const work = store.create(spec('a', { team: 'red' }), scope);
+    expect(await refusal(work)).toMatchObject({ code: 'exists', reason: 'folder-occupied' });
+    expect(readdirSync(join(folder, 'red'))).toEqual([]);
+    expect(readdirSync(folder).sort()).toEqual(['.stowage', 'red', 'red.meta']);
+    await other.delete(red, scope);
+    await store.create(spec('a', { team: 'red' }, { requestId: 'again' }), scope);
+  });
+
+  test('a folder that a crash left without its mark is used', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    await mkdir(join(folder, 'red'));
+    await create(store, 'a', 'red');
+    expect(readdirSync(join(folder, 'red')).sort()).toEqual(['.stowage-folder', 'a']);
+  });
+
+  test('release and adopt', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    const made = await create(store, 'a', 'red');
+    writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
+    await store.release(made, scope);
+    expect(await store.adoptable(scope)).toEqual([{ name: 'a' }]);
+    const back = await store.adopt(volumeName('a'), spec('a', {}, { requestId: 'adopt' }), scope);
+    expect(back.id).toBe(made.id);
+    expect(await pathOf(store, back)).toBe('/export/red/a');
+  });
+
+  test('folders are no volumes, and cannot become any', async () => {
+    const under = await storeWith('{label:team}/{name}');
+    const made = await create(under.store, 'a', 'red');
+    expect((await under.store.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual([]);
+    const orphans = await under.store.orphans(scope);
+    expect(orphans.filter(({ kind }) => kind === 'unrecorded-directory')).toEqual([]);
+    const adopting = under.store.adopt(volumeName('red'), spec('red', {}), scope);
+    expect(await refusal(adopting)).toMatchObject({ code: 'conflict', reason: 'not-adoptable' });
+    const readOnly = await under.reopenReadOnly();
+    expect(await readOnly.names(scope)).toEqual(['a']);
+    expect(await Array.fromAsync(readOnly.list(scope))).toMatchObject([{ id: made.id }]);
+    expect(await pathOf(readOnly, made)).toBe('/export/red/a');
+    expect(await readOnly.get(volumeName('red'), scope)).toBeUndefined();
+  });
+
+  test('no volume is made inside of what is not ours', async () => {
+    const { store, folder } = await storeWith('{label:team}/{name}');
+    await mkdir(join(folder, 'red', 'something'), { recursive: true });
+    expect(await refusal(create(store, 'a', 'red'))).toMatchObject({ code: 'exists', reason: 'folder-occupied' });
+    expect(readdirSync(folder).sort()).toEqual(['.stowage', 'red']);
+    expect(readdirSync(join(folder, 'red'))).toEqual(['something']);
+  });
+
+  test('a store that is opened with another template keeps what it has', async () => {
+    const under = await storeWith('{label:team}/{name}');
+    const made = await create(under.store, 'a', 'red');
+    const other = await under.another('instance-2', { pathTemplate: '{name}' });
+    expect(await pathOf(other, made)).toBe('/export/red/a');
+    const inside = other.create(spec('red', {}), scope);
+    expect(await refusal(inside)).toMatchObject({ code: 'exists' });
+  });
+});

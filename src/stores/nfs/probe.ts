@@ -1,0 +1,57 @@
+import { randomBytes } from 'node:crypto';
+import { type FileHandle, type NfsClient, NfsError, stability } from '#wire/nfs3/index.ts';
+
+export interface Within {
+  readonly signal: AbortSignal;
+  readonly deadlineMs: number;
+}
+
+/** A file that is written and removed, to see whether that works. Whatever fails, and whenever, it goes away. */
+export interface Probe extends AsyncDisposable {
+  write(): Promise<string>;
+  sync(): Promise<string>;
+  remove(): Promise<string>;
+}
+
+/** For who gave up already: a server that does not answer must not keep them. */
+const cleanUpMs = 2_000;
+
+/** `as`: the user we speak as. */
+export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within: Within): Probe {
+  // No volume can have this name.
+  const name = `.stowage-check-${randomBytes(6).toString('hex')}`;
+  const text = Buffer.from('probe\n');
+  let file: FileHandle | undefined;
+  let mayBeThere = false;
+
+  return {
+    write: async () => {
+      mayBeThere = true;
+      try {
+        const made = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
+        file = made.handle;
+      } catch (cause) {
+        // Refused; no answer would be another matter.
+        mayBeThere = !(cause instanceof NfsError);
+        throw cause;
+      }
+      await nfs.write(file, 0, text, stability.unstable, within);
+      const { uid, gid } = await nfs.getattr(file, within);
+      const other = as === 0 && uid !== 0 ? ': the server takes root for somebody else (root_squash)' : '';
+      return `a file was made, owned by ${uid}:${gid}${other}`;
+    },
+    sync: async () => {
+      if (file !== undefined) await nfs.commit(file, 0, 0, within);
+      return 'it was made durable';
+    },
+    remove: async () => {
+      await nfs.remove(root, name, within);
+      mayBeThere = false;
+      return 'it was removed';
+    },
+    [Symbol.asyncDispose]: async () => {
+      const deadlineMs = Math.min(within.deadlineMs, cleanUpMs);
+      if (mayBeThere) await nfs.remove(root, name, { deadlineMs }).catch(() => undefined);
+    },
+  };
+}

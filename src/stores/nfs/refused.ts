@@ -1,0 +1,147 @@
+import type { About, Blamed } from './failures.ts';
+import { isListed, type NotAdmitted, type Refusal } from './thrown.ts';
+
+const mostShown = 10;
+
+function offers({ exported }: Refusal): string {
+  if (exported === undefined || exported.length === 0) return '';
+  const shown = exported.slice(0, mostShown).map(({ path }) => path);
+  return `; it exports ${shown.join(', ')}${exported.length > mostShown ? ' and others' : ''}`;
+}
+
+/** The MOUNT service said no. Some say "no access" for what is not there: then their list of exports tells. */
+export function exportRefused(refusal: Refusal, { server, store, privileged }: Blamed): About {
+  const { path, status } = refusal;
+  if (status === 'NOENT' || status === 'NOTDIR' || (status === 'ACCES' && isListed(refusal) === false)) {
+    return {
+      code: 'unavailable',
+      reason: 'nfs-export-unknown',
+      why: `${server} has no directory ${path} to mount${offers(refusal)}`,
+      action: `Correct the path in the store's URI, or have the server's administrator export it (exportfs -v shows what is); then: stowage store check ${store}`,
+    };
+  }
+  if (status === 'ACCES' || status === 'PERM') {
+    return {
+      code: 'denied',
+      reason: 'nfs-export-denied',
+      why: `${server} does not let this host mount ${path}`,
+      action: `Have the server's administrator add this host to those that may mount ${path} (/etc/exports on Linux)${privileged ? '' : '; if it is there already, the server may want a privileged port: sourceport=privileged'}.`,
+    };
+  }
+  return {
+    code: 'unavailable',
+    reason: 'nfs-mount-refused',
+    why: `the MOUNT service of ${server} answered ${status ?? 'with an unknown status'} for ${path}`,
+    action: "Look at the server's log; try again when it is healthy.",
+  };
+}
+
+/** Every call is turned away. What is lacking was tried out, where it could be. */
+export function notAdmitted({ wanted }: NotAdmitted, { server, privileged, tls }: Blamed): About {
+  if (wanted === 'privileged-port') {
+    return {
+      code: 'denied',
+      reason: 'nfs-privileged-port',
+      why: `${server} takes calls only from privileged ports, those below 1024`,
+      action:
+        "Give the store sourceport=privileged (Stowage then needs root or CAP_NET_BIND_SERVICE); or have the server's administrator export it with the option insecure.",
+    };
+  }
+  if (wanted === 'tls') {
+    return {
+      code: 'denied',
+      reason: 'nfs-tls-required',
+      why: `${server} takes calls only over encrypted connections`,
+      action:
+        "Give the store tls=on, or tls=FOLDER with ca.pem of whoever signed the server's certificate, and client.pem with client.key where the server wants one.",
+    };
+  }
+  return {
+    code: 'denied',
+    reason: 'nfs-credential-denied',
+    why: `${server} does not accept who we say we are`,
+    action: [
+      "Ask the server's administrator whether the export takes AUTH_SYS (sec=sys) from this host.",
+      ...(tls ? [] : ['If it wants encrypted connections: option tls.']),
+      ...(privileged ? [] : ['If it wants a privileged port: sourceport=privileged.']),
+    ].join(' '),
+  };
+}
+
+function permission({ place, uid }: Blamed): About {
+  if (uid !== 0) {
+    return {
+      code: 'denied',
+      reason: 'store-permission',
+      why: `user ${uid} may not do that in ${place}`,
+      action: `On the server, give that user the directory (chown ${uid} …), or whoever the server takes everybody for (all_squash); or have another uid in the store's options.`,
+    };
+  }
+  return {
+    code: 'denied',
+    reason: 'nfs-root-squash',
+    why: `the server does not let root do that in ${place}: it seems to take root for nobody (root_squash)`,
+    action:
+      "Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash.",
+  };
+}
+
+/** By the system's code for what the server answered. */
+export const refusals: Readonly<Record<string, (about: Blamed) => About>> = {
+  EACCES: permission,
+  EPERM: permission,
+  EROFS: ({ place }) => ({
+    code: 'denied',
+    reason: 'nfs-read-only',
+    why: `${place} is exported, or mounted on the server, read-only`,
+    action: "Have the server's administrator export it for writing (rw), or give the store the option readOnly=true.",
+  }),
+  ENOSPC: ({ place }) => ({
+    code: 'exhausted',
+    reason: 'store-full',
+    why: `no room is left on the server's disk of ${place}`,
+    action: "Delete volumes or files that are no longer needed, or have the server's administrator give it more room.",
+  }),
+  EDQUOT: ({ place }) => ({
+    code: 'exhausted',
+    reason: 'store-quota',
+    why: `the quota on the server for ${place} is used up`,
+    action: "Have the server's administrator raise it, or delete volumes that are no longer needed.",
+  }),
+  ESTALE: ({ place, store }) => ({
+    code: 'unavailable',
+    reason: 'nfs-stale',
+    why: `the server no longer knows ${place}: the directory was replaced, or the export changed`,
+    action: `Have the server's administrator put the original directory back, or export it again; then: stowage store check ${store}`,
+  }),
+  ENOENT: ({ place, store }) => ({
+    code: 'unavailable',
+    reason: 'store-damaged',
+    why: `something removed ${place}, or a part of it, underneath Stowage`,
+    action: `Restart Stowage, which puts .stowage in order again, or look with: stowage store check ${store}`,
+  }),
+  EIO: ({ place }) => ({
+    code: 'unavailable',
+    reason: 'store-io-error',
+    why: `the server gave an input/output error for ${place}`,
+    action: "Look at the server's log and disk; try again when it is healthy.",
+  }),
+  EAGAIN: ({ place }) => ({
+    code: 'unavailable',
+    reason: 'nfs-later',
+    why: `the server needs more time for ${place}`,
+    action: 'Try again in a while.',
+  }),
+  ENOTSUP: ({ place }) => ({
+    code: 'unsupported',
+    reason: 'nfs-not-supported',
+    why: `the server cannot do that in ${place}`,
+    action: 'Use a server that can, or a store of another kind.',
+  }),
+  EXDEV: ({ place }) => ({
+    code: 'unsupported',
+    reason: 'store-cannot-move',
+    why: `the server does not move data within ${place}, as another file system is mounted inside it`,
+    action: 'Have the store on one file system.',
+  }),
+};

@@ -1,0 +1,198 @@
+import { RpcError } from '#wire/nfs3/index.ts';
+import { errno } from '../shelf/files.ts';
+import type { About, Blamed } from './failures.ts';
+import { notAdmitted } from './refused.ts';
+import { causesOf, type HostUnknown, type MountUnanswered, NotAdmitted, type TlsFilesUnreadable } from './thrown.ts';
+
+export const hostUnknown = ({ host }: HostUnknown, { store, network }: Blamed): About => ({
+  code: 'unavailable',
+  reason: 'nfs-host-unknown',
+  why: `no address is known for ${host}`,
+  action: `Check the name in the store's URI, and the DNS ${network === undefined ? 'of this host' : `that is reached from ${network}`} (getent hosts ${host}); then: stowage store check ${store}`,
+});
+
+/** What the system said, and about which address. */
+function systemError(cause: unknown): { readonly code: string; readonly port: string } | undefined {
+  for (const one of causesOf(cause)) {
+    const code = errno(one);
+    if (code !== undefined) return { code, port: 'port' in one ? `port ${one.port}` : 'that port' };
+  }
+  return undefined;
+}
+
+const noRoute = ({ server, store, network }: Blamed): About => ({
+  code: 'unavailable',
+  reason: 'nfs-no-route',
+  why: `there is no route to ${server}${network === undefined ? '' : ` from ${network}`}`,
+  action: `${network === undefined ? "Connect this host to the server's network, or name the network that leads there (option network)" : `Connect the network ${network} to the server's`}; then: stowage store check ${store}`,
+});
+
+const refused = ({ server, store, network }: Blamed, port: string): About => ({
+  code: 'unavailable',
+  reason: 'nfs-refused',
+  why: `nothing listens on ${port} of ${server}${network === undefined ? '' : `, seen from ${network}`}`,
+  action: `Have the NFS server started there, or give the right port in the store's URI; then: stowage store check ${store}`,
+});
+
+const sourcePort = ({ server }: Blamed, why: string): About => ({
+  code: 'unavailable',
+  reason: 'nfs-source-port',
+  why: `the source port for ${server} ${why}`,
+  action:
+    'Use sourceport=privileged, which tries several; run Stowage as root or with CAP_NET_BIND_SERVICE; or leave the option out.',
+});
+
+const unreachables: Readonly<Record<string, (about: Blamed, port: string) => About>> = {
+  ECONNREFUSED: refused,
+  EHOSTUNREACH: noRoute,
+  ENETUNREACH: noRoute,
+  EHOSTDOWN: noRoute,
+  ENETDOWN: noRoute,
+  ETIMEDOUT: (about) => timedOut(about, false),
+  EADDRNOTAVAIL: (about) => sourcePort(about, 'is still in use from an earlier connection'),
+  EADDRINUSE: (about) => sourcePort(about, 'is in use'),
+  EACCES: (about) => sourcePort(about, 'needs the right to bind it (CAP_NET_BIND_SERVICE)'),
+};
+
+const timedOut = ({ server, store }: Blamed, maybeDone: boolean): About => ({
+  code: 'deadline',
+  reason: 'nfs-timeout',
+  why: `${server} did not answer in time${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
+  action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
+});
+
+const connectionLost = ({ server, store }: Blamed, maybeDone: boolean): About => ({
+  code: 'unavailable',
+  reason: 'nfs-connection-lost',
+  why: `the connection to ${server} could not be kept${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
+  action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
+});
+
+export const hangsUp = ({ server, store }: Blamed): About => ({
+  code: 'unavailable',
+  reason: 'nfs-hangs-up',
+  why: `${server} takes connections from this host and ends them at once`,
+  action: `Have the server's administrator add this host to the addresses it allows; if a load balancer answers there, have the server behind it started. Then: stowage store check ${store}`,
+});
+
+export const garbled = ({ server }: Blamed): About => ({
+  code: 'unavailable',
+  reason: 'nfs-garbled',
+  why: `what ${server} answers is not NFS version 3`,
+  action: "Check the port in the store's URI, and that the server speaks NFS version 3 over TCP.",
+});
+
+const closing: About = {
+  code: 'unavailable',
+  reason: 'store-closing',
+  why: 'the store was closed',
+  action: 'Try again in a moment.',
+};
+
+const noService = ({ server }: Blamed): About => ({
+  code: 'unavailable',
+  reason: 'nfs-no-service',
+  why: `${server} has no NFS version 3 service there`,
+  action: 'Have NFS version 3 enabled on the server (version 4 alone is not enough), or give the right port.',
+});
+
+export function unanswered(cause: RpcError, about: Blamed): About {
+  const { maybeDone } = cause;
+  switch (cause.failure) {
+    case 'unreachable': {
+      const { code = '', port = '' } = systemError(cause) ?? {};
+      return unreachables[code]?.(about, port) ?? connectionLost(about, maybeDone);
+    }
+    case 'lost':
+      return connectionLost(about, maybeDone);
+    case 'deadline':
+    case 'canceled':
+      return timedOut(about, maybeDone);
+    case 'denied':
+      return notAdmitted(new NotAdmitted(undefined, { cause }), about);
+    case 'unsupported':
+    case 'no-procedure':
+      return noService(about);
+    case 'garbled':
+      return garbled(about);
+    case 'tls':
+      return noTls(cause, about);
+    case 'closed':
+      return closing;
+    default:
+      return cause.failure satisfies never;
+  }
+}
+
+const noMountService = ({ server, store }: Blamed, { port, by }: MountUnanswered): About => ({
+  code: 'unavailable',
+  reason: 'nfs-no-mount-service',
+  why: `${server} speaks NFS, but has no MOUNT service on port ${port}`,
+  action: `${by === 'option' ? 'Correct mountport (on the server: rpcinfo -p | grep mountd), or have the service started there' : by === 'portmapper' ? "The server's portmapper names that port: have the MOUNT service started again" : 'No portmapper told where it is: give its port as mountport (on the server: rpcinfo -p | grep mountd), or have the portmapper and the MOUNT service started'}; then: stowage store check ${store}`,
+});
+
+const mountTimedOut = ({ server, store }: Blamed, { port }: MountUnanswered): About => ({
+  code: 'deadline',
+  reason: 'nfs-mount-timeout',
+  why: `${server} speaks NFS, but its MOUNT service did not answer in time on port ${port}`,
+  action: `Try again. If it persists, have the firewall in between opened for that port, or give the right one as mountport (on the server: rpcinfo -p | grep mountd); then: stowage store check ${store}`,
+});
+
+export function mountUnanswered(cause: MountUnanswered, about: Blamed): About {
+  const { cause: inner } = cause;
+  if (!(inner instanceof RpcError)) return noMountService(about, cause);
+  const code = systemError(inner)?.code;
+  const isAbsent = inner.failure === 'unsupported' || inner.failure === 'no-procedure' || inner.failure === 'garbled';
+  if (isAbsent || code === 'ECONNREFUSED') return noMountService(about, cause);
+  if (inner.failure === 'deadline' || code === 'ETIMEDOUT') return mountTimedOut(about, cause);
+  return unanswered(inner, about);
+}
+
+export const tlsFiles = ({ path, cause }: TlsFilesUnreadable): About => ({
+  code: 'invalid',
+  reason: 'nfs-tls-files',
+  why: `the file ${path} ${cause === undefined ? 'is missing' : `cannot be used (${errno(cause) ?? 'unknown'})`}`,
+  action:
+    'The folder given as tls needs ca.pem; and client.pem with client.key where the server wants a certificate. All in PEM format, the key without a passphrase, and for Stowage to read.',
+});
+
+export const certificateWanted = ({ server }: Blamed): About => ({
+  code: 'denied',
+  reason: 'nfs-tls-client-certificate',
+  why: `${server} ends the encrypted connection when it sees which certificate we have, or that we have none`,
+  action:
+    "Put a certificate that the server's administrator signed, or had signed, as client.pem with its client.key into the folder given as tls.",
+});
+
+/** Node's words for what is wrong with a certificate; those of a failed handshake begin with ERR_SSL. */
+const isAboutCertificate = (code: string): boolean =>
+  !code.startsWith('ERR_SSL') && /CERT|SIGNATURE|CRL|INVALID_CA|HOSTNAME/.test(code);
+
+// Node adds advice of its own, about how to run Node.
+function noTls(cause: RpcError, { server }: Blamed): About {
+  const broken = causesOf(cause).find((one) => !(one instanceof RpcError));
+  if (broken === undefined) {
+    return {
+      code: 'unsupported',
+      reason: 'nfs-tls-not-offered',
+      why: `${server} offers no encrypted connections`,
+      action:
+        "Have the server's administrator switch on RPC with TLS (RFC 9289); or leave the option tls out, and everybody on the way can read and change what is sent.",
+    };
+  }
+  if (isAboutCertificate(errno(broken) ?? '')) {
+    return {
+      code: 'denied',
+      reason: 'nfs-tls-certificate',
+      why: `the certificate of ${server} is not trusted: ${broken.message.replace(/;.*$/s, '')}`,
+      action:
+        "Put the certificate of whoever signed the server's as ca.pem into the folder given as tls (or among those the system trusts, with tls=on); the server's must be for the name or address in the store's URI, and not expired.",
+    };
+  }
+  return {
+    code: 'unavailable',
+    reason: 'nfs-tls',
+    why: `no encrypted connection to ${server} came about: ${broken.message}`,
+    action: "Look at the server's log; try again. Both sides need TLS version 1.2 or 1.3.",
+  };
+}

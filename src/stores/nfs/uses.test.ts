@@ -1,0 +1,293 @@
+import { mkdirSync, readdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs';
+import { mkdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName, Use, VolumeId } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
+import type { Store, Uses } from '#core/ports.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
+import { exportFolder, openNfs } from '#testing/nfs-store.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { expectTold, refusal } from '#testing/refusals.ts';
+import { aCall, startServer } from '#testing/server.ts';
+import { type Connect, createConnect } from './connect.ts';
+import { createNfsStoreKind } from './kind.ts';
+import { parseOptions } from './options.ts';
+import { staleMs } from './uses.ts';
+
+interface Served {
+  readonly uri: string;
+  readonly options: Readonly<Record<string, string>>;
+  readonly connect: Connect;
+  /** What is exported, on this machine. */
+  readonly folder: string;
+}
+
+/** A day ahead: whatever is told of time must not come from here. */
+const fastClock = { ...systemClock(), now: () => Date.now() + 86_400_000 };
+
+function usesOf(store: Store): Uses {
+  if (store.uses === undefined) throw new Error('this store has no use records');
+  return store.uses;
+}
+
+async function openOn({ uri, options, connect }: Served, instance = 'instance-1'): Promise<Uses> {
+  const store = await openNfs({ uri, options, instance, kind: createNfsStoreKind(fastClock, connect) });
+  onTestFinished(() => store.close());
+  return usesOf(store);
+}
+
+/** Through the server, which may remember for a while what was there. */
+async function age({ uri, options, connect }: Served, id: VolumeId, host: string, ms: number): Promise<void> {
+  const session = await connect(parseOptions(uri, options), () => undefined, scope.signal);
+  let handle = await session.mount(scope.signal);
+  for (const name of ['.stowage', 'users', id, host]) ({ handle } = await session.nfs.lookup(handle, name));
+  const { mtime } = await session.nfs.getattr(handle);
+  await session.nfs.setattr(handle, { mtime: { seconds: mtime - Math.floor(ms / 1000), nanoseconds: 0 } });
+  session.close();
+}
+
+const use = (host: string, ...names: readonly string[]): Use => ({
+  ...{ host, node: `node of ${host}` as NodeName },
+  users: names.map((name) => ({ kind: 'pod', name }) as const),
+});
+const recordsIn = (folder: string): string[] =>
+  readdirSync(join(folder, '.stowage', 'users'), { recursive: true }).sort() as string[];
+
+function contract(serve: () => Promise<Served>): void {
+  let served: Served;
+  let uses: Uses;
+  let id: VolumeId;
+  beforeEach(async () => {
+    served = await serve();
+    uses = await openOn(served);
+    id = newVolumeId();
+  });
+
+  test('put, list, remove: each may be repeated', async () => {
+    const other = await openOn(served, 'instance-2');
+    expect(await uses.list(id, scope)).toEqual([]);
+    for (let i = 0; i < 2; i++) await uses.put(id, use('h1', 'web-0', 'web-1'), scope);
+    await other.put(id, use('h2'), scope);
+    const fresh = { stale: false, renewedAt: expect.any(Number) };
+    const both = [
+      { ...use('h1', 'web-0', 'web-1'), ...fresh },
+      { ...use('h2'), ...fresh },
+    ];
+    for (const one of [uses, other])
+      expect((await one.list(id, scope)).toSorted((a, b) => (a.host < b.host ? -1 : 1))).toEqual(both);
+    await uses.put(id, use('h1', 'web-2'), scope);
+    expect((await other.list(id, scope)).find(({ host }) => host === 'h1')?.users).toEqual([
+      { kind: 'pod', name: 'web-2' },
+    ]);
+    for (let i = 0; i < 2; i++) await uses.remove(id, 'h1', scope);
+    expect(await other.list(id, scope)).toEqual([{ ...use('h2'), ...fresh }]);
+    await other.remove(id, 'h2', scope);
+    expect(recordsIn(served.folder)).toEqual([]);
+    expect(readdirSync(join(served.folder, '.stowage', 'tmp'))).toEqual([]);
+  });
+
+  test("stale by the server's clock, not by ours", async () => {
+    await uses.put(id, use('h1'), scope);
+    const [{ renewedAt = 0 } = {}] = await uses.list(id, scope);
+    expect(Math.abs(renewedAt - Date.now())).toBeLessThan(60_000);
+    await age(served, id, 'h1', staleMs - 60_000);
+    expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
+    await age(served, id, 'h1', 61_000 + 5_000);
+    expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', node: 'node of h1', stale: true }]);
+    await uses.put(id, use('h1'), scope);
+    expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
+  });
+
+  test('one writer', async () => {
+    const other = await openOn(served, 'instance-2');
+    for (let i = 0; i < 2; i++) await uses.takeWriter(id, 'h1', scope);
+    expectTold(await refusal(other.takeWriter(id, 'h2', scope)), {
+      ...{ code: 'in-use', reason: 'volume-written-elsewhere' },
+      message: new RegExp(`^volume ${id} is written by host h1, and only one may$`),
+      action: /^Stop using it there first/,
+    });
+    await other.dropWriter(id, 'h2', scope);
+    expect(await refusal(other.takeWriter(id, 'h2', scope))).toMatchObject({ code: 'in-use' });
+    for (let i = 0; i < 2; i++) await uses.dropWriter(id, 'h1', scope);
+    await other.takeWriter(id, 'h2', scope);
+    // It is no record of a user.
+    expect(await uses.list(id, scope)).toEqual([]);
+    await other.remove(id, 'h2', scope);
+    expect(recordsIn(served.folder)).toEqual([]);
+  });
+
+  test('of many who want to write at once, one may', async () => {
+    const all = await Promise.all(
+      ['a', 'b', 'c', 'd'].map(async (host) => [host, await openOn(served, host)] as const),
+    );
+    const taken = await Promise.allSettled(all.map(([host, one]) => one.takeWriter(id, host, scope)));
+    expect(taken.filter(({ status }) => status === 'fulfilled')).toHaveLength(1);
+    for (const one of taken) if (one.status === 'rejected') expect(one.reason).toMatchObject({ code: 'in-use' });
+  });
+
+  test('hosts that come and go do not disturb each other', async () => {
+    const other = await openOn(served, 'instance-2');
+    const comeAndGo = async (one: Uses, host: string): Promise<void> => {
+      for (let i = 0; i < 25; i++) {
+        await one.put(id, use(host), scope);
+        await one.remove(id, host, scope);
+      }
+    };
+    await Promise.all([comeAndGo(uses, 'h1'), comeAndGo(other, 'h2'), comeAndGo(other, 'h3')]);
+    expect(recordsIn(served.folder)).toEqual([]);
+  });
+
+  test('an id of a host that leads elsewhere is refused', async () => {
+    for (const host of ['..', '../x', 'a/b', '.writer', '', 'x'.repeat(129), 'a\nb']) {
+      expect(await refusal(uses.put(id, use(host), scope)), host).toMatchObject({ reason: 'host-id-invalid' });
+      expect(await refusal(uses.takeWriter(id, host, scope)), host).toMatchObject({ reason: 'host-id-invalid' });
+    }
+    expect(recordsIn(served.folder)).toEqual([]);
+  });
+}
+
+describe('on the local file system', () => {
+  async function serve(): Promise<Served> {
+    const folder = await exportFolder();
+    onTestFinished(() => rm(folder, { recursive: true, force: true }));
+    return { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
+  }
+  contract(serve);
+
+  const recordOf = ({ folder }: Served, id: VolumeId, host: string): string =>
+    join(folder, '.stowage', 'users', id, host);
+
+  test.each([
+    ['is empty', ''],
+    ['is cut off', '{"version":1,"host":"h1","no'],
+    ['is something else', '[]'],
+    ['lacks a field', '{"version":1,"host":"h1"}'],
+    ['is too long', `"${'x'.repeat(70_000)}"`],
+  ])('a record that %s still counts', async (_how, text) => {
+    const served = await serve();
+    const uses = await openOn(served);
+    const id = newVolumeId();
+    await uses.put(id, use('h1', 'web-0'), scope);
+    writeFileSync(recordOf(served, id, 'h1'), text);
+    expect(await uses.list(id, scope)).toEqual([
+      { host: 'h1', node: 'h1', users: [], stale: false, renewedAt: expect.any(Number) },
+    ]);
+  });
+
+  test('what is no file, or may not be read, still counts', async () => {
+    const served = await serve();
+    const id = newVolumeId();
+    await (await openOn(served)).put(id, use('h1'), scope);
+    mkdirSync(recordOf(served, id, 'h2'));
+    const connect = connectScripted(served.folder, (real) => ({
+      read: (file, ...rest) => (String(file).includes(id) ? refusing('ACCES')() : real.read(file, ...rest)),
+    }));
+    const uses = await openOn({ ...served, connect });
+    const seen = (await uses.list(id, scope)).toSorted((a, b) => (a.host < b.host ? -1 : 1));
+    expect(seen).toMatchObject([
+      { host: 'h1', node: 'h1', users: [] },
+      { host: 'h2', node: 'h2', users: [] },
+    ]);
+  });
+
+  test('a full disk: who uses it is told all the same', async () => {
+    const served = await serve();
+    const id = newVolumeId();
+    await (await openOn(served)).put(id, use('h1'), scope);
+    let isFull = false;
+    const connect = connectScripted(served.folder, (real) => ({
+      write: (...args) => (isFull ? refusing('NOSPC')() : real.write(...args)),
+    }));
+    const uses = await openOn({ ...served, connect });
+    isFull = true;
+    expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
+    expect(readdirSync(join(served.folder, '.stowage', 'tmp'))).toEqual([]);
+  });
+
+  test('more users than a record holds', async () => {
+    const served = await serve();
+    const uses = await openOn(served);
+    const id = newVolumeId();
+    const names = Array.from({ length: 2000 }, (_, i) => `${'x'.repeat(300)}-${i}`);
+    await uses.put(id, use('h1', ...names), scope);
+    const [seen] = await uses.list(id, scope);
+    expect(seen).toMatchObject({
+      node: 'node of h1',
+      users: expect.arrayContaining([{ kind: 'pod', name: names[0] }]),
+    });
+    expect(seen?.users.length).toBeGreaterThan(50);
+  });
+
+  test('an empty note of a writer, left by a crash, is nobody', async () => {
+    const served = await serve();
+    const uses = await openOn(served);
+    const id = newVolumeId();
+    await uses.takeWriter(id, 'h1', scope);
+    truncateSync(recordOf(served, id, '.writer'));
+    await uses.takeWriter(id, 'h2', scope);
+    expect(readFileSync(recordOf(served, id, '.writer'), 'utf8')).toBe('h2');
+  });
+});
+
+describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+  let parent: string;
+  let ganesha: NfsServer;
+  let next = 0;
+  beforeAll(async () => {
+    parent = await exportFolder();
+    ganesha = await startGanesha({ exports: [{ path: parent, tag: 'it' }], signal: new AbortController().signal });
+  });
+  afterAll(async () => {
+    await ganesha[Symbol.asyncDispose]();
+    await rm(parent, { recursive: true, force: true });
+  });
+  contract(async () => {
+    const folder = join(parent, `${++next}`);
+    await mkdir(folder);
+    const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}` };
+    return { folder, uri: `nfs://${ganesha.host}${folder}`, options, connect: createConnect(systemClock()) };
+  });
+});
+
+describe('core', () => {
+  test('does not delete or rename what another host uses, and names it, also when it has been silent', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    const port = `${own.server.port}`;
+    const served: Served = {
+      ...{ uri: 'nfs://127.0.0.1/export', options: { port, mountport: port }, folder: own.directory },
+      connect: createConnect(systemClock()),
+    };
+    const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), createNfsStoreKind()] });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    const { stores, volumes, deletions } = server.engine;
+    await stores.add('silver', `nfs://127.0.0.1:${port}/export?mountport=${port}`, aCall());
+    const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
+    const { id } = await volumes.create(wanted, aCall());
+    const elsewhere = await openOn(served, 'instance-2');
+    await elsewhere.put(id, use('host-b', 'web-0'), scope);
+
+    const inUse = (silent: string, verb: string) => ({
+      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere', action: /^Stop using it there first/ },
+      message: new RegExp(
+        `^volume 'silver/photos' cannot be ${verb}: it is used by host node of host-b \\(host-b, pod web-0${silent}\\)$`,
+      ),
+    });
+    expectTold(await refusal(deletions.delete(id, undefined, aCall())), inUse('', 'deleted'));
+    expectTold(await refusal(volumes.rename(id, 'pictures', undefined, aCall())), inUse('', 'renamed'));
+    await age(served, id, 'host-b', staleMs + 5_000);
+    const silent = ', silent since \\d{4}-\\d\\d-\\d\\dT[0-9:.]+Z';
+    expectTold(await refusal(deletions.delete(id, undefined, aCall())), inUse(silent, 'deleted'));
+    expect(readdirSync(own.directory).sort()).toEqual(['.stowage', 'photos', 'photos.meta']);
+    await elsewhere.remove(id, 'host-b', scope);
+    expect(await deletions.delete(id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
+    expect(readdirSync(own.directory)).toEqual(['.stowage']);
+  });
+});
