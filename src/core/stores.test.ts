@@ -181,6 +181,14 @@ describe('configure', () => {
     expect(names().sort()).toEqual(['a', 'keep']);
   });
 
+  test('a store that was removed by hand while the file was read does not come back', async () => {
+    await add('keep');
+    const { config } = server.engine.stores.view('keep');
+    await server.engine.stores.remove('keep', aCall());
+    await configure(inFile('a', `local://${await place('a')}`), config);
+    expect(names()).toEqual(['a']);
+  });
+
   test('options that do not work leave the store as it was', async () => {
     const a = await place('a');
     await configure(inFile('a', `local://${a}`));

@@ -320,10 +320,15 @@ function createConfiguring(
     }
   }
 
+  /** One that was added by hand may have been removed by hand while this waited for its turn. */
+  const isStillThere = ({ origin, name, uri }: StoreConfig): boolean =>
+    origin !== 'api' || parts.records.stores.list().some((row) => row.name === name && row.uri === uri);
+
   return {
-    configure: (configs, preferred, scope) =>
+    configure: (given, preferred, scope) =>
       exclusively(scope, async () => {
         reading.prefer(preferred);
+        const configs = given.filter(isStillThere);
         const wanted = new Map(configs.map((config) => [config.name as string, config]));
         for (const entry of [...entries.all.values()]) await follow(entry, wanted.get(entry.config.name), scope);
         const fresh = configs.filter((config) => !entries.all.has(config.name));

@@ -5,15 +5,17 @@ import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { exportFolder, nfsStore } from '#testing/nfs-store.ts';
+import { exportFolder, type NfsStoreUnderTest, nfsStore } from '#testing/nfs-store.ts';
 
-async function storeOn(options: Readonly<Record<string, string>>): Promise<{ store: Store; folder: string }> {
+async function storeOn(
+  options: Readonly<Record<string, string>>,
+): Promise<{ store: Store; folder: string; under: NfsStoreUnderTest }> {
   const folder = await exportFolder();
   onTestFinished(() => rm(folder, { recursive: true, force: true }));
   const exported = { folder, uri: 'nfs://nowhere/export', options, [Symbol.asyncDispose]: async () => undefined };
   const under = await nfsStore(exported, {}, connectToDisk(folder));
   onTestFinished(() => under[Symbol.asyncDispose]());
-  return { store: under.store, folder };
+  return { store: under.store, folder, under };
 }
 
 const spec = (name: string, labels = {}) => ({
@@ -58,9 +60,10 @@ describe('directories that other provisioners made', () => {
   });
 
   test('what lies in a volume is never offered, whatever the template', async () => {
-    const { store, folder } = await storeOn({ pathTemplate: '{label:namespace}/{name}' });
-    await mkdir(join(folder, 'plain', 'inner'), { recursive: true });
-    await writeFile(join(folder, 'plain.meta'), '');
+    const { store, folder, under } = await storeOn({ pathTemplate: '{label:namespace}/{name}' });
+    const other = await under.another('instance-2', { pathTemplate: '{name}' });
+    await other.create(spec('plain'), scope);
+    await mkdir(join(folder, 'plain', 'inner'));
     expect(await store.adoptable(scope)).toEqual([]);
   });
 });

@@ -37,7 +37,8 @@ const spec = (called: string, requestId: string): VolumeSpec => ({
 
 /** Labels, sizes and owners are changed in the same way. */
 const verbs: Readonly<Record<string, Verb>> = {
-  create: (store) => store.create(spec('n', 'create'), scope),
+  // In a folder that is not there yet, where the store puts volumes into folders.
+  create: (store) => store.create({ ...spec('n', 'create'), labels: { team: 'fresh' } }, scope),
   delete: (store, { a }) => store.delete(a, scope),
   'delete an empty one': (store, { empty }) => store.delete(empty, scope),
   rename: (store, { a }) => store.rename(a, name('n'), scope),

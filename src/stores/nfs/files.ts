@@ -178,7 +178,8 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
             const about = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
             if (about === undefined) return;
             const mark = `${about.fileId} ${about.ctime}.${about.ctimeNs}`;
-            entries.push({ name: entry.name, type: typeOf(about), mark });
+            const isEmpty = about.type === fileType.regular && about.size === 0;
+            entries.push({ name: entry.name, type: typeOf(about), mark, isEmpty });
           });
         return entries;
       }),

@@ -1,5 +1,5 @@
 import { createHash, randomBytes, randomUUID } from 'node:crypto';
-import type { Clock } from '#base/clock.ts';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
@@ -7,7 +7,7 @@ import type { StoreName } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
 import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
 import { otherStore } from '../shelf/errors.ts';
-import { isErrno } from '../shelf/files.ts';
+import { isErrno, isRefusal } from '../shelf/files.ts';
 import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../shelf/identity.ts';
 import { createPlaces } from '../shelf/in-flight.ts';
 import { encodeMeta } from '../shelf/meta.ts';
@@ -132,8 +132,14 @@ async function open(
     replace: async (path, meta, sure) => {
       const fresh = scratch();
       await files.writeNew(fresh, encodeMeta(meta));
-      sure?.();
-      if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
+      try {
+        sure?.();
+        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
+      } catch (cause) {
+        // Where the server did not answer, the record may be in its place already.
+        if (isRefusal(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
+        throw cause;
+      }
     },
     reserve: { backing: (work) => work(), refill: async () => undefined },
     others: readOnly ? undefined : others,
@@ -167,14 +173,15 @@ async function establish(parts: Establishing): Promise<string> {
   const text = identityText(uuid, 'directory');
   await files.writeNew(scratch, text);
   try {
-    await files.link(scratch, path);
+    // A server without links says so in its own way. What a crash leaves empty there is for people to remove.
+    await files.link(scratch, path).catch((cause: unknown) => {
+      if (isErrno(cause, 'EEXIST') || !isRefusal(cause)) throw cause;
+      return files.writeNew(path, text);
+    });
     return uuid;
   } catch (cause) {
     if (isErrno(cause, 'EEXIST')) return await nameOfStore(parts);
-    // A server without links. What a crash leaves empty there is for people to remove.
-    if (!isErrno(cause, 'ENOTSUP', 'EIO', 'EPERM', 'EMLINK')) throw cause;
-    await files.writeNew(path, text);
-    return uuid;
+    throw cause;
   } finally {
     await files.unlink(scratch);
   }

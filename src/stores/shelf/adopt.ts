@@ -32,8 +32,9 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
           if (read.meta.requestId !== spec.requestId) throw nameTaken(name, place.store);
           return volume(read.meta);
         }
-        if (read.state === 'torn' && place.others !== undefined) await refuseMoving(parts, name, scope);
-        else if (read.state !== 'absent') throw read.error;
+        const isTakenOnly = read.state === 'torn' && place.others !== undefined;
+        if (read.state !== 'absent' && !isTakenOnly) throw read.error;
+        if (isTakenOnly && (await isMovedHere(parts, name, scope))) throw nameTaken(name, place.store);
         const released = await releasedAs(place, name);
         const nested = released[0] === undefined ? await nestedAs(parts, name, scope) : undefined;
         const found = await appraised({ name, ...pathOf(released[0]?.meta ?? nested) });
@@ -106,7 +107,8 @@ const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
   meta?.path === undefined ? {} : { path: meta.path };
 
 /** The empty record may keep the name for a volume that a host was renaming or restoring when it died. */
-async function refuseMoving(parts: Parts, name: VolumeName, scope: Scope): Promise<void> {
+export async function isMovedHere(parts: Parts, name: VolumeName, scope: Scope): Promise<boolean> {
+  let isHere = false;
   const { place } = parts;
   const recorded = recordedNames(await place.files.names(place.root));
   const trashed = (await place.files.names(place.own('trash'))).filter(isVolumeId);
@@ -118,8 +120,9 @@ async function refuseMoving(parts: Parts, name: VolumeName, scope: Scope): Promi
     scope.signal.throwIfAborted();
     const read = await readMeta(place.files, path, place.context.instance);
     if (read.state !== 'ok' || read.meta.movingTo !== name || (await place.files.look(data)) !== undefined) return;
-    if (await hasMoved(parts, read.meta, name)) throw nameTaken(name, place.store);
+    isHere ||= await hasMoved(parts, read.meta, name);
   });
+  return isHere;
 }
 
 /** Newest first. */
@@ -142,7 +145,9 @@ async function releasedAs(
 export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonly Adoptable[]> {
   const { place, layout } = parts;
   const entries = await place.files.list(place.root);
-  const all = new Set(entries.map((entry) => entry.name));
+  // With other hosts an empty record only keeps a name: whether anybody still does is looked at when it is adopted.
+  const counts = ({ name, isEmpty }: Entry): boolean => !(isEmpty === true && place.others && name.endsWith('.meta'));
+  const all = new Set(entries.filter(counts).map((entry) => entry.name));
   const nested = await findNested(parts, scope);
   const folders = new Set(nested.map(({ path }) => path.split('/')[0]));
   const found: Adoptable[] = [];

@@ -16,6 +16,8 @@ export interface Entry {
   readonly type: FileType;
   /** Another one after every change, where that is known without asking. */
   readonly mark?: string;
+  /** An empty file, where that is known without asking. */
+  readonly isEmpty?: boolean;
 }
 
 /** What could not be removed. */

@@ -105,7 +105,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     } catch (cause) {
       // A server that does not answer is not waited for a second time.
       const letGo = held[Symbol.asyncDispose]();
-      if (isRefusal(cause)) await letGo;
+      if (isRefusal(cause) || cause instanceof DeadlineExceeded) await letGo;
       throw cause;
     }
   }

@@ -2,6 +2,7 @@ import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
+import { isMovedHere } from './adopt.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
@@ -42,6 +43,7 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
     await unlessBusy(during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope)));
   }
   await settleTrash(parts, scope);
+  await giveNamesBack(parts, scope);
   await forgetTakenIn(parts);
   await removeLeftovers(place);
 }
@@ -60,6 +62,26 @@ async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promi
   if (await place.others?.isHeld(id)) return;
   if (await settleHeld(parts, { id, name }, scope))
     scope.log.info('finished an interrupted operation', { volume: name, id });
+}
+
+/** Names that this instance had taken for data that are there, when it died before it could record them. */
+async function giveNamesBack(parts: Parts, scope: Scope): Promise<void> {
+  const { place, layout, during } = parts;
+  const { others, files, metaPath } = place;
+  if (others === undefined) return;
+  const entries = await files.list(place.root);
+  const all = new Set(entries.map(({ name }) => name));
+  for (const name of recordedNames(entries.flatMap(({ name, isEmpty }) => (isEmpty === true ? [name] : [])))) {
+    if (!all.has(`${name}${layout.suffix}`)) continue;
+    scope.signal.throwIfAborted();
+    const isTorn = async (): Promise<boolean> => (await parts.read(name)).state === 'torn';
+    await unlessBusy(
+      during(`giving the name ${quoted(name)} back`, [name], scope, async () => {
+        if (await isMovedHere(parts, name, scope)) return;
+        if (await others.takeOver(metaPath(name), isTorn)) await files.unlink(metaPath(name));
+      }),
+    );
+  }
 }
 
 /** The record of a released volume that has been taken in again. */

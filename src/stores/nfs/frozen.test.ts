@@ -1,0 +1,241 @@
+import { once } from 'node:events';
+import { mkdirSync, realpathSync, rmSync } from 'node:fs';
+import { connect, createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { startGoNfs } from '#testbed/go-nfs.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { localStore } from '#testing/local-store.ts';
+import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+
+// Servers that stand still, die and come back, under a store that stays open.
+
+const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(called), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId, createdAt: 0, instance: 'instance-1' },
+});
+const timeoutMs = 1_000;
+/** A call that nobody answers, and what is done about it. */
+const patienceMs = timeoutMs + 2_000;
+
+const codeOf = async (work: Promise<unknown>): Promise<string> => {
+  try {
+    await work;
+    return 'done';
+  } catch (cause) {
+    return cause instanceof StowageError ? cause.code : String(cause);
+  }
+};
+const within = async (ms: number, work: Promise<unknown>): Promise<string> => {
+  const since = performance.now();
+  const code = await codeOf(work);
+  return performance.now() - since < ms ? code : `${code}, too late`;
+};
+
+const openOn = ({ host, nfsPort, mountPort }: NfsServer, path: string, options = {}): Promise<Store> =>
+  openNfs({
+    uri: `nfs://${host}${path}`,
+    options: { port: `${nfsPort}`, mountport: `${mountPort}`, timeout: `${timeoutMs}ms`, ...options },
+  });
+
+/** A folder that goes with the test. */
+function folderOf(what: string): string {
+  const folder = realpathSync(quickFolder(what));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  return folder;
+}
+
+describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
+  let parent: string;
+  let frozen: NfsServer;
+  let healthy: NfsServer;
+  beforeAll(async () => {
+    parent = realpathSync(quickFolder('frozen'));
+    const start = async (name: string): Promise<NfsServer> => {
+      mkdirSync(join(parent, name));
+      return startGanesha({ exports: [{ path: join(parent, name), tag: name }], signal: scope.signal });
+    };
+    [frozen, healthy] = await Promise.all([start('frozen'), start('healthy')]);
+  });
+  afterAll(async () => {
+    await frozen[Symbol.asyncDispose]();
+    await healthy[Symbol.asyncDispose]();
+    rmSync(parent, { recursive: true, force: true });
+  });
+
+  async function stores(): Promise<{ readonly stuck: Store; readonly other: Store; readonly folder: string }> {
+    const called = `${Math.random()}`.slice(2);
+    for (const name of ['frozen', 'healthy']) mkdirSync(join(parent, name, called));
+    const folder = join(parent, 'frozen', called);
+    const stuck = await openOn(frozen, folder);
+    const other = await openOn(healthy, join(parent, 'healthy', called));
+    onTestFinished(async () => {
+      frozen.thaw();
+      await stuck.close();
+      await other.close();
+    });
+    return { stuck, other, folder };
+  }
+
+  test('frozen: every verb ends in time, and other stores answer meanwhile', async () => {
+    const { stuck, other } = await stores();
+    await using local = await localStore();
+    const [one, two, three] = [
+      await stuck.create(spec('one'), scope),
+      await stuck.create(spec('two'), scope),
+      await stuck.create(spec('three'), scope),
+    ];
+    await frozen.freeze();
+    const verbs = Promise.all([
+      within(patienceMs, stuck.create(spec('a'), scope)),
+      within(patienceMs, stuck.get(one.name, scope)),
+      within(patienceMs, Array.fromAsync(stuck.list(scope))),
+      within(patienceMs, stuck.rename(one, volumeName('b'), scope)),
+      within(patienceMs, stuck.delete(two, scope)),
+      within(patienceMs, stuck.usage(three, scope)),
+      within(patienceMs, stuck.sweep(scope)),
+    ]);
+    let answered = 0;
+    const busy = (async () => {
+      for (let i = 0; i < 5; i++) {
+        for (const store of [local.store, other]) {
+          const volume = await store.create({ ...spec(`v${i}`), bytes: 1n }, scope);
+          await store.delete(volume, scope);
+          answered++;
+        }
+      }
+    })();
+    // All of that while the frozen ones wait for their first answer.
+    const earliest = await Promise.race([verbs.then(() => 'the frozen'), busy.then(() => 'the others')]);
+    expect([earliest, answered]).toEqual(['the others', 10]);
+    expect(await verbs).toEqual(Array(7).fill('deadline'));
+    frozen.thaw();
+  });
+
+  test('frozen in the middle of a creation: asked again, it is one volume', async () => {
+    const { stuck, folder } = await stores();
+    for (let round = 0; round < 2; round++) {
+      const want = spec(`v${round}`, `request ${round}`);
+      const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.freeze()]);
+      expect(['deadline', 'done']).toContain(told);
+      // And once surely without an answer.
+      expect(await within(patienceMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe('deadline');
+      frozen.thaw();
+      const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
+      expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
+    }
+    await stuck.sweep(scope);
+    expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
+    expect((await stuck.names(scope)).length).toBe(2);
+    expect(contentsOf(folder).unrecorded()).toEqual([]);
+  });
+
+  test('killed: says so while it is away; restarted, the store works as before', async () => {
+    const { stuck } = await stores();
+    const made = await stuck.create(spec('a'), scope);
+    await frozen.kill();
+    expect(await within(patienceMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(/^(unavailable|deadline)$/);
+    await frozen.restart();
+    expect((await stuck.label(made, { x: 'y' }, scope)).revision).toBe(2);
+    expect((await stuck.create(spec('b'), scope)).name).toBe('b');
+    expect((await stuck.names(scope)).toSorted()).toEqual(['a', 'b']);
+  });
+
+  test('a store on a frozen server closes at once', async () => {
+    const { stuck } = await stores();
+    await frozen.freeze();
+    const waiting = codeOf(stuck.create(spec('a'), scope));
+    expect(await within(500, stuck.close())).toBe('done');
+    expect(await waiting).not.toBe('done');
+  });
+});
+
+test.skipIf(needs('go-nfs'))(
+  'a server that forgets its handles when it is restarted is asked for new ones',
+  async () => {
+    const path = folderOf('frozen');
+    await using server = await startGoNfs({ path, signal: scope.signal });
+    const store = await openOn(server, '/');
+    const made = await store.create(spec('a'), scope);
+    for (let round = 0; round < 2; round++) {
+      await server.restart();
+      expect((await store.get(made.name, scope))?.condition).toBe('ok');
+      expect(await store.names(scope)).toContain('a');
+      expect((await store.label(made, { round: `${round}` }, scope)).revision).toBe(round + 2);
+      await server.restart();
+      expect((await store.create(spec(`b${round}`), scope)).name).toBe(`b${round}`);
+    }
+    await store.close();
+  },
+);
+
+/** One more address of a server, until it is cut. */
+async function passage(host: string, port: number, to: { readonly host: string; readonly port: number }) {
+  const sockets = new Set<Socket>();
+  let used = 0;
+  const listener = createServer((client) => {
+    used++;
+    const server = connect(to);
+    for (const [one, other] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      sockets.add(one);
+      one.on('error', () => undefined).on('close', () => other.destroy());
+      one.pipe(other);
+    }
+  }).listen(port, host);
+  await once(listener, 'listening');
+  const cut = async (): Promise<void> => {
+    listener.close();
+    for (const socket of sockets) socket.destroy();
+    await once(listener, 'close').catch(() => undefined);
+  };
+  onTestFinished(() => {
+    listener.close();
+    for (const socket of sockets) socket.destroy();
+  });
+  return {
+    cut,
+    get used() {
+      return used;
+    },
+  };
+}
+
+test('of a server with two addresses, one that is cut off is not missed', async () => {
+  const parent = folderOf('fail-over');
+  const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
+  mkdirSync(directory);
+  const about = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
+  const server = await createNfsServer({ ...about, onError: () => undefined });
+  onTestFinished(() => server.close());
+  const hosts = [loopbackAddress(), loopbackAddress()] as const;
+  const [port = 0] = await freePorts(hosts[0], 1);
+  const ways = [await passage(hosts[0], port, server), await passage(hosts[1], port, server)] as const;
+  const options = { port: `${port}`, mountport: `${port}`, timeout: '5s' };
+  const store = await openNfs({ uri: `nfs://${hosts.join(',')}/`, options });
+  onTestFinished(() => store.close());
+  const made = await store.create(spec('a'), scope);
+  expect([ways[0].used > 0, ways[1].used]).toEqual([true, 0]);
+
+  // In the middle of twenty creations.
+  const creating = Promise.all(Array.from({ length: 20 }, (_, i) => store.create(spec(`v${i}`), scope)));
+  await ways[0].cut();
+  expect(new Set((await creating).map(({ id }) => id)).size).toBe(20);
+  expect(ways[1].used).toBeGreaterThan(0);
+  expect((await store.label(made, { x: 'y' }, scope)).revision).toBe(2);
+  expect((await store.names(scope)).length).toBe(21);
+  expect(wrongRecords(contentsOf(directory).records())).toEqual([]);
+});

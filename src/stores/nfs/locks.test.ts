@@ -1,0 +1,269 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { type Connect, createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
+
+// Hosts that die, stand still or find no room while they hold something.
+
+const name = volumeName;
+const spec = (called: string, instance: string): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: name(called), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: `${instance} ${called}`, createdAt: 0, instance },
+});
+const refusal = async (work: Promise<unknown>): Promise<string> => {
+  try {
+    await work;
+    return 'done';
+  } catch (cause) {
+    return cause instanceof StowageError ? cause.reason : String(cause);
+  }
+};
+
+interface Host {
+  readonly store: Store;
+  readonly clock: ReturnType<typeof impatient>;
+  /** How often it waited for somebody. */
+  waits: number;
+  /** What happens to each of its calls. */
+  hook: Hook;
+}
+
+describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+  let parent: string;
+  let server: NfsServer;
+  let folder: string;
+  let count = 0;
+  beforeAll(async () => {
+    parent = realpathSync(quickFolder('locks'));
+    server = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
+  });
+  afterAll(async () => {
+    await server[Symbol.asyncDispose]();
+    rmSync(parent, { recursive: true, force: true });
+  });
+  beforeEach(() => {
+    folder = join(parent, `${++count}`);
+    mkdirSync(folder);
+  });
+
+  async function host(instance: string): Promise<Host> {
+    const it = { waits: 0, hook: ({ make }) => make() } as { -readonly [key in keyof Host]: Host[key] };
+    it.clock = impatient(systemClock(), () => it.waits++);
+    const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
+    const options = { port: `${server.nfsPort}`, mountport: `${server.mountPort}` };
+    const uri = `nfs://${server.host}${folder}`;
+    it.store = await openNfs({ uri, options, instance, kind: createNfsStoreKind(it.clock, connect) });
+    return it;
+  }
+
+  const locks = (): string[] => contentsOf(folder).own('locks');
+  const until = <T>(promise: Promise<T>, reached: Promise<void>): Promise<unknown> => Promise.race([promise, reached]);
+
+  /** Dies when it has its lock. */
+  async function killed(volume: Volume, instance: string): Promise<void> {
+    const dying = await host(instance);
+    let isDead = false;
+    dying.hook = async ({ procedure, make }) => {
+      if (isDead) throw new Error('killed');
+      const answer = await make();
+      isDead = procedure === 'create';
+      return answer;
+    };
+    await refusal(dying.store.label(volume, { x: 'dead' }, scope));
+    expect(locks()).toEqual([volume.id]);
+  }
+
+  /** Stops when it is about to make that call; goes on when told. */
+  function stopAt(it: Host, procedure: string): { readonly reached: Promise<void>; goOn(): void } {
+    const [reached, goOn] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    it.hook = async (call) => {
+      if (call.procedure !== procedure) return call.make();
+      reached.resolve();
+      await goOn.promise;
+      return call.make();
+    };
+    return { reached: reached.promise, goOn: goOn.resolve };
+  }
+
+  test('what a host left that was killed is its own again at once when it comes back', async () => {
+    const volume = await (await host('one')).store.create(spec('a', 'one'), scope);
+    await killed(volume, 'one');
+    const back = await host('one');
+    expect((await back.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
+    expect([back.waits, locks()]).toEqual([0, []]);
+  });
+
+  test('others wait for it, and take it over after a time in which it did not change', async () => {
+    const other = await host('two');
+    const volume = await other.store.create(spec('a', 'two'), scope);
+    await killed(volume, 'one');
+    expect(await refusal(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    other.clock.pass(60_000);
+    expect(await refusal(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    other.clock.pass(60_000);
+    other.waits = 0;
+    expect((await other.store.label(volume, { x: 'y' }, scope)).labels).toEqual({ x: 'y' });
+    // Not at the first look: after a server stood still, whoever lives must have had time to go on.
+    expect(other.waits).toBeGreaterThan(15);
+    expect(locks()).toEqual([]);
+  });
+
+  test('of several who take it over, one has it at a time', async () => {
+    const all = await Promise.all(['two', 'three', 'four', 'five'].map(host));
+    const volume = await (all[0] as Host).store.create(spec('a', 'two'), scope);
+    await killed(volume, 'one');
+    const label = (it: Host, i: number): Promise<string> => refusal(it.store.label(volume, { [`${i}`]: 'x' }, scope));
+    await Promise.all(all.map(label));
+    for (const { clock } of all) clock.pass(120_000);
+    expect(await Promise.all(all.map(label))).toEqual(['done', 'done', 'done', 'done']);
+    expect((await all[0]?.store.get(volume.name, scope))?.volume.revision).toBe(5);
+    expect(locks()).toEqual([]);
+  });
+
+  test('who lives and has another lock by now is not taken for dead', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const volume = await one.store.create(spec('a', 'one'), scope);
+    for (let round = 0; round < 3; round++) {
+      const { reached, goOn } = stopAt(one, 'rename');
+      const labelled = one.store.label(volume, { round: `${round}` }, scope);
+      await until(labelled, reached);
+      two.clock.pass(120_000);
+      expect(await refusal(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+      goOn();
+      await labelled;
+    }
+  });
+
+  test('who stood still for too long does not remove the lock that has become another’s', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const volume = await one.store.create(spec('a', 'one'), scope);
+    const first = stopAt(one, 'rename');
+    const late = one.store.label(volume, { x: 'late' }, scope);
+    await until(late, first.reached);
+    expect(await refusal(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    for (const { clock } of [one, two]) clock.pass(130_000);
+    const second = stopAt(two, 'rename');
+    const taken = two.store.label(volume, { x: 'y' }, scope);
+    await until(taken, second.reached);
+    first.goOn();
+    await late;
+    expect(locks()).toEqual([volume.id]);
+    second.goOn();
+    await taken;
+    expect(locks()).toEqual([]);
+  });
+
+  test('an empty record is its maker’s, until the maker has been silent for too long; then the maker gives up', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const { reached, goOn } = stopAt(one, 'write');
+    const slow = refusal(one.store.create(spec('a', 'one'), scope));
+    await until(slow, reached);
+    expect(await two.store.get(name('a'), scope)).toBeUndefined();
+    expect(await refusal(two.store.create(spec('a', 'two'), scope))).toBe('volume-being-made');
+    for (const { clock } of [one, two]) clock.pass(61_000);
+    const made = await two.store.create(spec('a', 'two'), scope);
+    goOn();
+    expect(await slow).not.toBe('done');
+    expect(await Array.fromAsync(one.store.list(scope))).toEqual([made]);
+    expect(await refusal(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
+  });
+
+  type Verb = (store: Store, volume: Volume) => Promise<unknown>;
+  const put: Verb = (store, volume) => store.trash.put(volume, 1, scope);
+  test.each<[string, Verb, Verb?]>([
+    ['rename', (store, volume) => store.rename(volume, name('n'), scope)],
+    ['label', (store, volume) => store.label(volume, { x: volume.id }, scope)],
+    ['delete', (store, volume) => store.delete(volume, scope)],
+    ['put into the trash', put],
+    ['restore', (store, volume) => store.trash.restore(volume.id, volume.name, scope), put],
+    [
+      'adopt',
+      (store, { name: called }) => store.adopt(called, spec('a', 'adopt'), scope),
+      (store, volume) => store.release(volume, scope),
+    ],
+  ])('%s: who stood still for long gives up, and does it when asked again', async (_verb, verb, prepare) => {
+    const one = await host('one');
+    const told = new Set<string>();
+    for (let at = 1, calls = at; calls >= at; at++) {
+      const volume = await one.store.create(spec('a', `one ${at}`), scope);
+      writeFileSync(join(folder, 'a', 'file'), volume.id);
+      await prepare?.(one.store, volume);
+      calls = 0;
+      one.hook = ({ make }) => {
+        if (++calls === at) one.clock.pass(31_000);
+        return make();
+      };
+      const first = await refusal(verb(one.store, volume));
+      one.hook = ({ make }) => make();
+      told.add(first === 'done' ? first : `${first}, then ${await refusal(verb(one.store, volume))}`);
+      expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
+      // Wherever it is: out of the way of the next one.
+      for (const called of ['a', 'n'].map(name)) await one.store.delete({ id: volume.id, name: called }, scope);
+      await one.store.trash.purge(volume.id, scope);
+    }
+    expect([...told].sort()).toEqual(['deadline, then done', 'done']);
+    expect([contentsOf(folder).own('tmp'), locks()]).toEqual([[], []]);
+  });
+});
+
+describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
+  let ground: Ground;
+  let path: string;
+  let server: NfsServer;
+  beforeAll(async () => {
+    ground = createGround();
+    path = join(ground.folder, 'small');
+    mkdirSync(path);
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m,nr_inodes=60', 'stowage-small', path]);
+    server = await startGanesha({ exports: [{ path, tag: 'export' }], signal: scope.signal });
+  });
+  afterAll(async () => {
+    await server?.[Symbol.asyncDispose]();
+    ground[Symbol.dispose]();
+  });
+
+  test('a volume can be deleted though there is no room for a lock; the rest is refused and changes nothing', async () => {
+    const options = { port: `${server.nfsPort}`, mountport: `${server.mountPort}` };
+    const store = await openNfs({ uri: `nfs://${server.host}${path}`, options });
+    const [a, b] = [await store.create(spec('a', 'one'), scope), await store.create(spec('b', 'one'), scope)];
+    writeFileSync(join(path, 'a', 'file'), a.id);
+    expect(() => {
+      for (let i = 0; ; i++) writeFileSync(join(path, 'b', `${i}`), '');
+    }).toThrow('ENOSPC');
+    for (const full of [
+      store.create(spec('c', 'one'), scope),
+      store.label(a, { x: 'y' }, scope),
+      store.rename(a, name('c'), scope),
+      store.trash.put(a, 1, scope),
+    ])
+      expect(await full.catch((cause: StowageError) => cause.code)).toBe('exhausted');
+    expect(
+      wrongRecords(
+        contentsOf(path)
+          .records()
+          .filter(({ at }) => at === 'a.meta'),
+      ),
+    ).toEqual([]);
+    await store.delete(a, scope);
+    await store.delete(b, scope);
+    await store.reclaim(scope);
+    expect(await store.names(scope)).toEqual([]);
+    expect((await store.create(spec('c', 'one'), scope)).name).toBe('c');
+    expect(contentsOf(path).own('locks')).toEqual([]);
+  });
+});
