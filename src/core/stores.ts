@@ -7,8 +7,9 @@ import { type StowageError, stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Records, Store } from './ports.ts';
+import { checkClosed, checkDeadlineMs, checkOpen } from './store-check.ts';
 import { askedPatienceMs, createEntries, type Entries, type Entry, type EntryParts } from './store-entries.ts';
-import { cannotAdd, notOurs, removed, silent, stillMounted, taken, unavailable, unknownStore } from './store-errors.ts';
+import { cannotAdd, notOurs, removed, stillMounted, taken, unavailable, unknownStore } from './store-errors.ts';
 import type { Identities } from './store-identity.ts';
 import { parseStoreConfig } from './store-uri.ts';
 
@@ -56,8 +57,6 @@ export interface StoresParts extends Omit<EntryParts, 'identityOf'> {
   readonly mountedOn: (store: StoreName) => readonly string[];
 }
 
-/** A disk or server that is alive answers a check within this. */
-const checkDeadlineMs = 15_000;
 const usePatienceMs = 5_000;
 const closeDeadlineMs = 5_000;
 
@@ -99,12 +98,8 @@ export function createStores(parts: StoresParts): Stores {
       };
       const known = reading.known(name);
       const entry = known.store === undefined ? await exclusively(scope, opened) : known;
-      if (entry.store !== undefined) return await answeredCheck(reading, name, scope, clock);
-      const { message, action } = unavailable(entry.config, entry.problem);
-      const opening = { step: 'open', ok: false, detail: message, action };
-      const probed = await probe(parts, entry.config, scope);
-      // Where the way there is fine, what is wrong is with the store itself.
-      return probed?.ok === false ? probed : failedCheck(...(probed?.steps ?? []), opening);
+      if (entry.store !== undefined) return await checkOpen(reading, name, scope, clock);
+      return await checkClosed(parts.kinds, entry.config, entry.problem, scope, clock);
     },
     accept: (name, scope) =>
       exclusively(scope, async () => {
@@ -121,31 +116,6 @@ export function createStores(parts: StoresParts): Stores {
       await endsWithin(Promise.all(all.map((entry) => entry.store?.close())), closeDeadlineMs, clock);
     },
   };
-}
-
-const failedCheck = (...steps: StoreCheck['steps']): StoreCheck => ({
-  ...{ ok: false, steps, totalBytes: undefined, freeBytes: undefined },
-});
-
-/** The way to a store that cannot be opened, for kinds that can tell. */
-async function probe(
-  { kinds, clock }: StoresParts,
-  config: StoreConfig,
-  scope: Scope,
-): Promise<StoreCheck | undefined> {
-  const scheme = config.uri.slice(0, config.uri.indexOf(':'));
-  const work = kinds.get(scheme)?.probe?.(config, config.policy, scope);
-  if (work === undefined) return undefined;
-  if (!(await endsWithin(work, checkDeadlineMs, clock))) return failedCheck(silent(Math.round(checkDeadlineMs / 1000)));
-  return await work.catch(() => undefined);
-}
-
-/** A disk that hangs is what people ask about with a check, so it must not hang with it. */
-async function answeredCheck(reading: Reading, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> {
-  const check = reading.use(name, (store) => store.check(scope));
-  return (await endsWithin(check, checkDeadlineMs, clock))
-    ? await check
-    : failedCheck(silent(Math.round(checkDeadlineMs / 1000)));
 }
 
 type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;

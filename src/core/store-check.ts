@@ -1,0 +1,44 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
+import type { StowageError } from './errors.ts';
+import type { StoreCheck, StoreConfig } from './model.ts';
+import type { StoreKind } from './ports.ts';
+import { silent, unavailable } from './store-errors.ts';
+import type { Stores } from './stores.ts';
+
+/** A disk or server that is alive answers a check within this. */
+export const checkDeadlineMs = 15_000;
+
+const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
+  ...{ ok: false, steps, totalBytes: undefined, freeBytes: undefined },
+});
+
+/** A disk that hangs is what people ask about with a check, so it must not hang with it. */
+async function inTime(check: Promise<StoreCheck>, clock: Clock): Promise<StoreCheck> {
+  return (await endsWithin(check, checkDeadlineMs, clock))
+    ? await check
+    : failed(silent(Math.round(checkDeadlineMs / 1000)));
+}
+
+export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
+  inTime(
+    stores.use(name, (store) => store.check(scope)),
+    clock,
+  );
+
+/** The way to a store that cannot be opened, for kinds that can tell; where that is fine, why it is not open. */
+export async function checkClosed(
+  kinds: ReadonlyMap<string, StoreKind>,
+  config: StoreConfig,
+  problem: StowageError | undefined,
+  scope: Scope,
+  clock: Clock,
+): Promise<StoreCheck> {
+  const { message, action } = unavailable(config, problem);
+  const opening = { step: 'open', ok: false, detail: message, action };
+  const kind = kinds.get(config.uri.slice(0, config.uri.indexOf(':')));
+  const work = kind?.probe?.(config, config.policy, scope);
+  const probed = work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
+  return probed?.ok === false ? probed : failed(...(probed?.steps ?? []), opening);
+}
