@@ -1,4 +1,7 @@
 import { bench as engine } from './engine.ts';
+import { bench as nfs } from './nfs.ts';
+import { bench as nfsServer } from './nfs-server.ts';
+import { bench as nfsVolumes } from './nfs-volumes.ts';
 import { type Row, report } from './report.ts';
 
 interface Bench {
@@ -7,7 +10,12 @@ interface Bench {
   run(signal: AbortSignal, note: (text: string) => void): Promise<readonly Row[]>;
 }
 
-const benches: Readonly<Record<string, Bench>> = { engine };
+const benches: Readonly<Record<string, Bench>> = {
+  engine,
+  nfs,
+  'nfs-server': nfsServer,
+  'nfs-volumes': nfsVolumes,
+};
 
 async function main(name: string | undefined): Promise<number> {
   if (name === undefined) {

@@ -46,6 +46,13 @@ describe('a row', () => {
     );
   });
 
+  test('may have a goal that less is better', () => {
+    const row = (value: number) =>
+      toRow({ name: 'n', unit: 'µs', values: [value], yardsticks: [10], goal: { ratioAtMost: 1.5 } });
+    expect(row(15)).toMatchObject({ goal: 'ratio <= 1.5', ratio: 1.5, holds: true });
+    expect(row(15.1)).toMatchObject({ ratio: 1.51, holds: false });
+  });
+
   test('is judged by what was measured, not by what is shown', () => {
     const row = toRow({ name: 'n', unit: '', values: [0.349999], yardsticks: [1], goal: { ratioAtLeast: 0.35 } });
     expect(row).toMatchObject({ ratio: 0.35, holds: false });

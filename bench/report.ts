@@ -16,7 +16,10 @@ export interface Measured {
   readonly values: readonly number[];
   /** Of the same rounds, in the same order. */
   readonly yardsticks?: readonly number[];
-  readonly goal?: { readonly ratioAtLeast: number } | { readonly valueBelow: number };
+  readonly goal?:
+    | { readonly ratioAtLeast: number }
+    | { readonly ratioAtMost: number }
+    | { readonly valueBelow: number };
 }
 
 export function median(values: readonly number[]): number {
@@ -41,6 +44,8 @@ export function toRow({ name, unit, values, yardsticks, goal }: Measured): Row {
   const rest = { ...about, ratio: ratio === null ? null : rounded(ratio) };
   if (goal === undefined) return { ...rest, goal: null, holds: null };
   if ('valueBelow' in goal) return { ...rest, goal: `value < ${goal.valueBelow}`, holds: value < goal.valueBelow };
+  if ('ratioAtMost' in goal)
+    return { ...rest, goal: `ratio <= ${goal.ratioAtMost}`, holds: ratio !== null && ratio <= goal.ratioAtMost };
   return { ...rest, goal: `ratio >= ${goal.ratioAtLeast}`, holds: ratio !== null && ratio >= goal.ratioAtLeast };
 }
 

@@ -62,7 +62,7 @@ export function contentsOf(folder: string) {
   const text = (path: string): string | undefined => (existsSync(path) ? readFileSync(path, 'utf8') : undefined);
   const metaAt = (path: string): Meta | undefined => {
     const found = text(path);
-    return found === undefined || found === '' ? undefined : (JSON.parse(found) as Meta);
+    return found?.startsWith('{') === true ? (JSON.parse(found) as Meta) : undefined;
   };
   const dataAt = (path: string): string | undefined =>
     existsSync(path) ? (text(join(path, 'file')) ?? 'empty') : undefined;

@@ -4,7 +4,11 @@ import type { Connect } from '#stores/nfs/connect.ts';
 import { type NfsClient, RpcError } from '#wire/nfs3/index.ts';
 
 /** Sees each call before it is made, makes it or not, and answers. */
-export type Hook = (call: { readonly procedure: string; make(): Promise<unknown> }) => Promise<unknown>;
+export type Hook = (call: {
+  readonly procedure: string;
+  readonly args: readonly unknown[];
+  make(): Promise<unknown>;
+}) => Promise<unknown>;
 
 export function tapped(connect: Connect, hook: Hook): Connect {
   return async (options, onStep, signal) => {
@@ -12,7 +16,7 @@ export function tapped(connect: Connect, hook: Hook): Connect {
     const nfs = new Proxy(session.nfs, {
       get: (client, name) => {
         const method = Reflect.get(client, name) as (...args: readonly unknown[]) => Promise<unknown>;
-        return (...args: readonly unknown[]) => hook({ procedure: String(name), make: () => method(...args) });
+        return (...args: readonly unknown[]) => hook({ procedure: String(name), args, make: () => method(...args) });
       },
     });
     return {
@@ -70,7 +74,10 @@ export function mortal(connect: Connect): Mortal {
 const haste = 5;
 
 /** Whoever waits for somebody else waits for a moment only, in which that time and more of it passes. */
-export function impatient(clock: Clock, onSleep: () => void = () => undefined): Clock {
+export function impatient(
+  clock: Clock,
+  onSleep: () => void = () => undefined,
+): Clock & { /** Without anybody's doing anything. */ pass(ms: number): void } {
   let passed = 0;
   return {
     ...clock,
@@ -80,6 +87,9 @@ export function impatient(clock: Clock, onSleep: () => void = () => undefined): 
       onSleep();
       passed += ms * haste;
       await setImmediate();
+    },
+    pass: (ms) => {
+      passed += ms;
     },
   };
 }

@@ -1,7 +1,7 @@
-import { existsSync, mkdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { systemClock } from '#base/clock.ts';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
@@ -42,6 +42,7 @@ const verbs: Readonly<Record<string, Verb>> = {
   delete: (store, { a }) => store.delete(a, scope),
   'delete an empty one': (store, { empty }) => store.delete(empty, scope),
   rename: (store, { a }) => store.rename(a, name('n'), scope),
+  'rename an empty one': (store, { empty }) => store.rename(empty, name('n'), scope),
   label: (store, { a }) => store.label(a, { x: 'y' }, scope),
   release: (store, { a }) => store.release(a, scope),
   'put into the trash': (store, { a }) => store.trash.put(a, 2, scope),
@@ -60,8 +61,13 @@ interface Ground {
   readonly connect: Connect;
 }
 
-const open = (ground: Ground, instance: string, connect = ground.connect): Promise<Store> => {
-  const kind = createNfsStoreKind(impatient(systemClock()), connect);
+const open = (
+  ground: Ground,
+  instance: string,
+  connect = ground.connect,
+  clock: Clock = impatient(systemClock()),
+): Promise<Store> => {
+  const kind = createNfsStoreKind(clock, connect);
   return openNfs({ uri: ground.uri, options: ground.options, instance, kind });
 };
 
@@ -162,10 +168,14 @@ const ways = [
 ] as const;
 
 async function work(ground: Ground, setting: Setting, verb: string): Promise<void> {
-  const other = await open(ground, 'another');
+  let waits = 0;
+  const clock = impatient(systemClock(), () => waits++);
+  const other = await open(ground, 'another', ground.connect, clock);
   await tidy(other);
   await other.orphans(scope);
   expect(lost(ground, setting, verb)).toEqual([]);
+  // What the dead host held is its own business.
+  expect(waits).toBe(0);
   await other.close();
 }
 
@@ -224,6 +234,34 @@ describe('killed', () => {
       }
     },
   );
+});
+
+test('an intent that was given up does not lead to the data of others', async () => {
+  const folder = quickFolder('crash');
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
+  const setting = await furnish(ground);
+  const { empty } = setting;
+  const verb = 'rename an empty one';
+  // Killed with the intent written, and nothing moved.
+  for (let at = 1; !readFileSync(join(folder, 'e.meta'), 'utf8').includes('movingTo'); at++)
+    expect(await die(ground, setting, { verb, at, when: 'after' })).toBe(true);
+  await tidy(await open(ground, 'mortal'));
+  mkdirSync(join(folder, 'n'));
+  writeFileSync(join(folder, 'n', 'file'), 'somebody else’s');
+  // Killed with the data removed, and the record not.
+  const layAgain = picture(folder);
+  for (let at = 1; existsSync(join(folder, 'e')); at++) {
+    layAgain();
+    expect(await die(ground, setting, { verb: 'delete an empty one', at, when: 'after' })).toBe(true);
+  }
+  expect(existsSync(join(folder, 'e.meta'))).toBe(true);
+  const back = await open(ground, 'mortal');
+  await tidy(back);
+  await back.delete(empty, scope);
+  await tidy(back);
+  expect(readFileSync(join(folder, 'n', 'file'), 'utf8')).toBe('somebody else’s');
+  expect(await back.names(scope)).toEqual(['a']);
 });
 
 async function callsOf(stage: Stage, verb: string): Promise<number> {

@@ -1,6 +1,4 @@
-import { once } from 'node:events';
 import { mkdirSync, realpathSync, rmSync } from 'node:fs';
-import { connect, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -8,6 +6,8 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
+import { createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
@@ -17,6 +17,8 @@ import { scope } from '#testing/contracts/store.ts';
 import { localStore } from '#testing/local-store.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
+import { tapped } from '#testing/nfs-tap.ts';
+import { startPassage } from '#testing/passage.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
 // Servers that stand still, die and come back, under a store that stays open.
@@ -141,6 +143,33 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     expect(contentsOf(folder).unrecorded()).toEqual([]);
   });
 
+  test.each(['create', 'rename'] as const)(
+    'frozen half-way through: %s waits for one answer, not for two',
+    async (verb) => {
+      const { stuck, folder } = await stores();
+      const volume = await stuck.create(spec('a'), scope);
+      const options = { port: `${frozen.nfsPort}`, mountport: `${frozen.mountPort}`, timeout: '2s' };
+      const freezing = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
+        if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.freeze();
+        return make();
+      });
+      const kind = createNfsStoreKind(systemClock(), freezing);
+      const store = await openNfs({ uri: `nfs://${frozen.host}${folder}`, options, instance: 'other', kind });
+      const want = spec('b', 'request');
+      const run = (on: Store): Promise<unknown> =>
+        verb === 'create' ? on.create(want, scope) : on.rename(volume, volumeName('b'), scope);
+      expect(await within(3_900, run(store))).toBe('deadline');
+      frozen.thaw();
+      const again = await openNfs({ uri: `nfs://${frozen.host}${folder}`, options, instance: 'other' });
+      await run(again);
+      await again.sweep(scope);
+      expect((await again.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);
+      expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
+      await store.close();
+      await again.close();
+    },
+  );
+
   test('killed: says so while it is away; restarted, the store works as before', async () => {
     const { stuck } = await stores();
     const made = await stuck.create(spec('a'), scope);
@@ -180,40 +209,6 @@ test.skipIf(needs('go-nfs'))(
   },
 );
 
-/** One more address of a server, until it is cut. */
-async function passage(host: string, port: number, to: { readonly host: string; readonly port: number }) {
-  const sockets = new Set<Socket>();
-  let used = 0;
-  const listener = createServer((client) => {
-    used++;
-    const server = connect(to);
-    for (const [one, other] of [
-      [client, server],
-      [server, client],
-    ] as const) {
-      sockets.add(one);
-      one.on('error', () => undefined).on('close', () => other.destroy());
-      one.pipe(other);
-    }
-  }).listen(port, host);
-  await once(listener, 'listening');
-  const cut = async (): Promise<void> => {
-    listener.close();
-    for (const socket of sockets) socket.destroy();
-    await once(listener, 'close').catch(() => undefined);
-  };
-  onTestFinished(() => {
-    listener.close();
-    for (const socket of sockets) socket.destroy();
-  });
-  return {
-    cut,
-    get used() {
-      return used;
-    },
-  };
-}
-
 test('of a server with two addresses, one that is cut off is not missed', async () => {
   const parent = folderOf('fail-over');
   const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
@@ -223,7 +218,7 @@ test('of a server with two addresses, one that is cut off is not missed', async 
   onTestFinished(() => server.close());
   const hosts = [loopbackAddress(), loopbackAddress()] as const;
   const [port = 0] = await freePorts(hosts[0], 1);
-  const ways = [await passage(hosts[0], port, server), await passage(hosts[1], port, server)] as const;
+  const ways = [await startPassage(hosts[0], port, server), await startPassage(hosts[1], port, server)] as const;
   const options = { port: `${port}`, mountport: `${port}`, timeout: '5s' };
   const store = await openNfs({ uri: `nfs://${hosts.join(',')}/`, options });
   onTestFinished(() => store.close());

@@ -17,6 +17,7 @@ import { createGround, type Ground } from '#testing/ground.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
+import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 
 // Hosts that die, stand still or find no room while they hold something.
 
@@ -181,6 +182,31 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(await slow).not.toBe('done');
     expect(await Array.fromAsync(one.store.list(scope))).toEqual([made]);
     expect(await refusal(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
+  });
+
+  test('of two hosts with the same request, one finds no room and the other does: the volume stays', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const want = spec('a', 'both');
+    let other: Volume | undefined;
+    one.hook = async ({ procedure, make }) => {
+      if (procedure !== 'mkdir') return make();
+      other = await two.store.create({ ...want, id: newVolumeId() }, scope);
+      throw new NfsError('MKDIR', nfsStatus.NOSPC, false);
+    };
+    expect(await one.store.create(want, scope)).toEqual(other);
+    expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
+    expect(await two.store.names(scope)).toEqual(['a']);
+  });
+
+  test('a record that another host replaces while it is read is read again', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const volume = await one.store.create(spec('a', 'one'), scope);
+    let left = 3;
+    one.hook = async ({ procedure, make }) => {
+      if (procedure === 'read' && left-- > 0) await two.store.label(volume, { x: `${left}` }, scope);
+      return make();
+    };
+    expect((await one.store.get(volume.name, scope))?.volume.labels).toEqual({ x: '0' });
   });
 
   type Verb = (store: Store, volume: Volume) => Promise<unknown>;

@@ -194,7 +194,7 @@ const whole = { destroyed: [], afterwards: async () => undefined };
 
 const each = [
   ...['create n', 'create n, the same request', 'create a again', 'delete a', 'rename a to n', 'label a'],
-  ...['release a', 'put a into the trash', 'restore t as n', 'adopt d', 'sweep'],
+  ...['put a into the trash', 'restore t as n', 'sweep'],
 ];
 describe.each(each)('%s, and inside it', (one) => {
   test.each(each)('%s', (other) => interleave({ ...whole, one, other }));
@@ -207,6 +207,11 @@ test.each([
   ['restore t', 'restore t as n'],
   ['restore t', 'purge t'],
   ['purge t', 'purge t'],
+  ['release a', 'create a again'],
+  ['release a', 'rename a to n'],
+  ['release a', 'release a'],
+  ['adopt d', 'adopt d'],
+  ['adopt d', 'sweep'],
   ['adopt r', 'adopt r'],
   ['adopt r', 'create n'],
   ['delete a', 'reclaim'],
@@ -219,9 +224,10 @@ test.each([
 
 /** The first host was killed in the middle of something, so many calls before its end, and has been started again. */
 describe.each([
-  ['rename a to n', 2, ['create n', 'rename a to m', 'delete a', 'restore t as n', 'adopt n', 'sweep']],
-  ['restore t as n', 3, ['create n', 'rename a to n', 'restore t', 'adopt n', 'sweep']],
-  ['delete a', 2, ['create a again', 'rename a to m', 'delete a', 'put a into the trash', 'sweep']],
+  ['rename a to n', 2, ['create n', 'rename a to m', 'restore t as n', 'adopt n', 'sweep']],
+  ['rename a to n, whose name was then given up', 2, ['create n', 'rename a to m', 'restore t as n', 'delete a']],
+  ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep']],
+  ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'sweep']],
   ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'sweep']],
 ] as const)('after a death in the middle of: %s', (died, callsLeft, some) => {
   const destroyed = (): string[] => destroys(died);
@@ -229,7 +235,7 @@ describe.each([
   beforeAll(async () => {
     layAgain = layAll;
     layAgain();
-    const verb = verbs[died] as Verb;
+    const verb = verbs[died.replace(/,.*/, '')] as Verb;
     const once = mortal(connectToDisk(folder));
     const open = (): Promise<Store> =>
       openNfs({
@@ -249,6 +255,7 @@ describe.each([
     // How long that keeps others waiting is another test's business.
     rmSync(join(folder, '.stowage', 'locks'), { recursive: true });
     mkdirSync(join(folder, '.stowage', 'locks'));
+    if (died.endsWith('given up')) rmSync(join(folder, 'n.meta'));
     layAgain = picture(folder);
   });
 

@@ -1,10 +1,16 @@
-import { readlinkSync, rmSync } from 'node:fs';
-import { readdir, readFile, rm } from 'node:fs/promises';
-import { describe, expect, test } from 'vitest';
+import { mkdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
@@ -13,9 +19,16 @@ import { type StoreUnderTest, scope, storeContract } from '#testing/contracts/st
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { nfsStore, openNfs } from '#testing/nfs-store.ts';
+import { startPassage } from '#testing/passage.ts';
 import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
-// Servers that do not follow the protocol in all things.
+// Servers that do not follow the protocol in all things; and more of everything than usual.
+
+const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
+  ...{ id: newVolumeId(), name: volumeName(called), bytes: undefined, access: 'filesystem', labels: {} },
+  ...{ requestId: `${Math.random()}`, createdAt: 0, instance: 'instance-1', ...more },
+});
 
 const portsOf = ({ nfsPort, mountPort }: NfsServer) => ({ port: `${nfsPort}`, mountport: `${mountPort}` });
 
@@ -87,4 +100,87 @@ async function onRust(): Promise<StoreUnderTest> {
 
 describe.skipIf(needs('nfs3-server'))('nfs3_server', () => {
   storeContract('NFS on nfs3_server', onRust);
+});
+
+describe.each([
+  ['go-nfs', (path: string) => startGoNfs({ path, signal: scope.signal })],
+  ['nfs3-server', () => startRustNfs(scope.signal)],
+] as const)('several hosts on %s', (title, start) => {
+  test.skipIf(needs(title))('make one volume of one name, and count every change', async () => {
+    const folder = quickFolder('quirks');
+    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+    await using server = await start(folder);
+    const open = (instance: string): Promise<Store> =>
+      openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), instance });
+    const stores = await Promise.all(['one', 'two', 'three'].map(open));
+    expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
+    const want = spec('a');
+    for (let round = 0; round < 5; round++) {
+      const told = await Promise.allSettled(stores.map((store) => store.create(spec(`v${round}`), scope)));
+      const refused = told.flatMap((one) => (one.status === 'rejected' ? [one.reason as StowageError] : []));
+      expect(refused.map(({ reason }) => reason)).toEqual(['volume-exists', 'volume-exists']);
+    }
+    const made = await Promise.all(stores.map((store) => store.create({ ...want, id: newVolumeId() }, scope)));
+    expect(new Set(made.map(({ id }) => id)).size).toBe(1);
+    const [volume] = made as [(typeof made)[0]];
+    await Promise.all(stores.map((store, i) => store.label(volume, { [`${i}`]: 'x' }, scope)));
+    expect((await stores[0]?.get(volume.name, scope))?.volume.revision).toBe(4);
+    for (const store of stores) await store.close();
+  });
+});
+
+test('stores on one server share its connections; closing one leaves the others', async () => {
+  const parent = quickFolder('shared');
+  onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
+  const directory = join(parent, 'exported');
+  for (const name of ['one', 'two', 'three']) mkdirSync(join(directory, name), { recursive: true });
+  const about = { clock: systemClock(), directory, state: join(parent, 'state'), port: 0, path: '/' } as const;
+  const server = await createNfsServer({ ...about, squash: 'none', onError: () => undefined });
+  onTestFinished(() => server.close());
+  const host = loopbackAddress();
+  const [port = 0, mountPort = 0] = await freePorts(host, 2);
+  const files = await startPassage(host, port, server);
+  // Asked once for each store, by a connection that then ends.
+  await startPassage(host, mountPort, server);
+
+  const kind = createNfsStoreKind(systemClock(), createConnect(systemClock()));
+  const ports = { port: `${port}`, mountport: `${mountPort}` };
+  const open = (name: string, options = {}): Promise<Store> =>
+    openNfs({ uri: `nfs://${host}/${name}`, options: { ...ports, ...options }, kind });
+  const [one, two] = [await open('one'), await open('two')];
+  await Promise.all([one, two].flatMap((store) => ['a', 'b', 'c'].map((called) => store.create(spec(called), scope))));
+  expect(files.open).toBe(1);
+  // Another user is another connection, and so are more of them.
+  const three = await open('three', { nconnect: '2' });
+  await Promise.all(['a', 'b', 'c'].map((called) => three.create(spec(called), scope)));
+  expect(files.open).toBe(3);
+
+  await one.close();
+  expect((await two.create(spec('d'), scope)).name).toBe('d');
+  expect(files.used).toBe(3);
+  await two.close();
+  await three.close();
+  await expect.poll(() => files.open).toBe(0);
+  await expect(two.create(spec('e'), scope)).rejects.toThrow(StowageError);
+});
+
+test.skipIf(needs('ganesha'))('a store with 5,000 volumes lists each of them once', async () => {
+  const folder = realpathSync(quickFolder('many'));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  await using server = await startGanesha({ exports: [{ path: folder, tag: 'many' }], signal: scope.signal });
+  const ids = new Map<string, string>();
+  for (let i = 0; i < 5_000; i++) {
+    const { bytes: _, ...want } = spec(`volume-${i}`);
+    ids.set(want.name, want.id);
+    mkdirSync(join(folder, want.name));
+    writeFileSync(join(folder, `${want.name}.meta`), JSON.stringify({ version: 1, ...want, revision: 1 }));
+  }
+  const store = await openNfs({ uri: `nfs://${server.host}${folder}`, options: portsOf(server) });
+  expect((await store.names(scope)).toSorted()).toEqual([...ids.keys()].sort());
+  const marks = await store.marks?.(scope);
+  expect([marks?.size, new Set(marks?.values()).size]).toEqual([5_000, 5_000]);
+  const listed = await Array.fromAsync(store.list(scope));
+  expect(listed.length).toBe(5_000);
+  expect(listed.filter(({ name, id }) => ids.get(name) !== id)).toEqual([]);
+  await store.close();
 });

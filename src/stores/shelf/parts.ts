@@ -52,6 +52,8 @@ export interface Parts {
   find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
   held(ref: VolumeRef, scope: Scope): Promise<Meta>;
+  /** As `takeTorn`, without waiting. False: somebody works on it, or it has changed. */
+  tryTakeTorn(name: VolumeName): Promise<boolean>;
   /** True: nobody works on this empty or cut-off record, and it is ours now. False: it has changed. Waits for who does. */
   takeTorn(name: VolumeName, scope: Scope): Promise<boolean>;
   /** From now on. */
@@ -71,6 +73,8 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
   const locks = createKeyedLock();
   const read = (name: VolumeName): Promise<MetaRead> =>
     readNamedMeta(files, place.metaPath(name), name, place.context.instance);
+
+  const isTorn = async (name: VolumeName): Promise<boolean> => (await read(name)).state === 'torn';
 
   async function explained(cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
     if (cause instanceof StowageError) return cause;
@@ -143,13 +147,12 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       if (meta === undefined) throw notFound(ref.name, place.store);
       return meta;
     },
+    tryTakeTorn: async (name) => others === undefined || others.takeOver(place.metaPath(name), () => isTorn(name)),
     takeTorn: async (name, scope) => {
-      if (others === undefined) return true;
-      const isTorn = async (): Promise<boolean> => (await read(name)).state === 'torn';
       for (const since = clock.elapsed(); clock.elapsed() - since < tornPatienceMs; ) {
-        if (await others.takeOver(place.metaPath(name), isTorn)) return true;
+        if (await parts.tryTakeTorn(name)) return true;
         await clock.sleep(tornPauseMs, scope.signal);
-        if (!(await isTorn())) return false;
+        if (!(await isTorn(name))) return false;
       }
       throw beingMade(name, place.store);
     },

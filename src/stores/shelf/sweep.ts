@@ -52,8 +52,7 @@ async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promi
   const { place, dataPath } = parts;
   const read = await parts.read(name);
   if (read.state === 'torn' && (await place.files.look(dataPath({ name }))) === undefined) {
-    const isTorn = async (): Promise<boolean> => (await parts.read(name)).state === 'torn';
-    if (!((await place.others?.takeOver(place.metaPath(name), isTorn)) ?? true)) return;
+    if (!(await parts.tryTakeTorn(name))) return;
     await place.files.unlink(place.metaPath(name));
     scope.log.info('removed the record of an interrupted creation', { volume: name });
   }
@@ -74,11 +73,10 @@ async function giveNamesBack(parts: Parts, scope: Scope): Promise<void> {
   for (const name of recordedNames(entries.flatMap(({ name, isEmpty }) => (isEmpty === true ? [name] : [])))) {
     if (!all.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
-    const isTorn = async (): Promise<boolean> => (await parts.read(name)).state === 'torn';
     await unlessBusy(
       during(`giving the name ${quoted(name)} back`, [name], scope, async () => {
         if (await isMovedHere(parts, name, scope)) return;
-        if (await others.takeOver(metaPath(name), isTorn)) await files.unlink(metaPath(name));
+        if (await parts.tryTakeTorn(name)) await files.unlink(metaPath(name));
       }),
     );
   }

@@ -97,36 +97,41 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   }
 
   /** Without `await` or `catch` on the way: a call costs a few microseconds, and each promise is a part of that. */
-  const call = <A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined): Promise<R> =>
+  const call = <A, R>(
+    procedure: Procedure<A, R>,
+    args: A,
+    options: CallOptions | undefined,
+    recover: (cause: unknown) => R | Promise<R> = thrown,
+  ): Promise<R> =>
     rpc.call(procedure, args, options, (cause, since) => {
-      if (isNfsError(cause, 'JUKEBOX')) return later(procedure, args, options, { since, refusal: cause });
+      if (isNfsError(cause, 'JUKEBOX'))
+        return later(procedure, args, options, { since, refusal: cause }).catch(recover);
       // A server without the procedure at all means the same as one that says it does not support it.
       if (cause instanceof RpcError && cause.failure === 'no-procedure')
         throw new NfsError(procedure.name, nfsStatus.NOTSUPP, false);
-      throw cause;
+      return recover(cause);
     });
 
   const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> =>
     named(place, () => call(procedures.lookup, place, options));
 
   /** Makes something, or finds what the first of two identical calls made. `isOurs`: what is there can be that. */
-  async function make<A extends Place>(
+  function make<A extends Place>(
     procedure: Procedure<A, procedures.Made>,
     args: A,
     isOurs: (attributes: Attributes, handle: FileHandle) => boolean | Promise<boolean>,
     options: CallOptions | undefined,
   ): Promise<New> {
-    checkName(args.name);
-    try {
-      const { handle, attributes } = await call(procedure, args, options);
-      return handle === undefined ? await find(args, options) : { handle, attributes };
-    } catch (cause) {
+    const existing = async (cause: unknown): Promise<New> => {
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
       const found = await find(args, options);
       const attributes = found.attributes ?? (await call(procedures.getattr, found.handle, options));
       if (!(await isOurs(attributes, found.handle))) throw cause;
       return { handle: found.handle, attributes };
-    }
+    };
+    return named(args, () =>
+      call(procedure, args, options, existing).then((made) => (hasHandle(made) ? made : find(args, options))),
+    );
   }
 
   const readlink = async (handle: FileHandle, options: CallOptions | undefined): Promise<Text> => {
@@ -135,18 +140,12 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   };
 
   /** Gone is gone, when it may have been our own first call that did it. */
-  async function take(
-    procedure: Procedure<Place, unknown>,
-    place: Place,
-    options: CallOptions | undefined,
-  ): Promise<void> {
-    checkName(place.name);
-    try {
-      await call(procedure, place, options);
-    } catch (cause) {
-      if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
-    }
-  }
+  const take = (procedure: Procedure<Place, void>, place: Place, options: CallOptions | undefined): Promise<void> =>
+    named(place, () =>
+      call(procedure, place, options, (cause) => {
+        if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
+      }),
+    );
 
   return {
     null: (options) => call(procedures.nullCall, undefined, options),
@@ -165,7 +164,11 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     readlink,
     read: (handle, offset, into, options) =>
       // More would be a reply longer than is taken.
-      call(procedures.read, { handle, offset, into: into.subarray(0, maxTransfer) }, options),
+      call(
+        procedures.read,
+        { handle, offset, into: into.length > maxTransfer ? into.subarray(0, maxTransfer) : into },
+        options,
+      ),
     write: (handle, offset, data, stable, options) => call(procedures.write, { handle, offset, data, stable }, options),
     create: (directory, name, how, options) =>
       // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
@@ -221,6 +224,12 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     commit: (handle, offset, count, options) => call(procedures.commit, { handle, offset, count }, options),
   };
 }
+
+function thrown(cause: unknown): never {
+  throw cause;
+}
+
+const hasHandle = (made: procedures.Made): made is New => made.handle !== undefined;
 
 /** A name that cannot be one is told as every other failure is. */
 function named<R>({ name }: Place, work: () => Promise<R>): Promise<R> {

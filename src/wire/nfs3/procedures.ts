@@ -248,8 +248,12 @@ export const mknod = procedure(
   readMade,
 );
 
-export const remove = procedure(12, 'REMOVE', writePlace, readWcc);
-export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc);
+const readNothing = (reader: XdrReader): void => {
+  readWcc(reader);
+};
+
+export const remove = procedure(12, 'REMOVE', writePlace, readNothing);
+export const rmdir = procedure(13, 'RMDIR', writePlace, readNothing);
 
 export const rename = procedure(
   14,
@@ -297,6 +301,13 @@ function readEntry(reader: XdrReader): Entry {
   return { fileId, name: text, bytes, cookie: reader.u64() };
 }
 
+function readEntryPlus(reader: XdrReader): EntryPlus {
+  const fileId = reader.u64();
+  const { text: name, bytes } = reader.name(maxName);
+  const cookie = reader.u64();
+  return { fileId, name, bytes, cookie, attributes: readPostAttributes(reader), handle: readPostHandle(reader) };
+}
+
 function readList<E extends Entry>(reader: XdrReader, one: (reader: XdrReader) => E): Listed<E> {
   readPostAttributes(reader);
   const verifier = reader.u64();
@@ -326,11 +337,7 @@ export const readdirplus = procedure(
       .u32(Math.max(4096, bytes >> 2))
       .u32(bytes);
   },
-  (reader) =>
-    readList(
-      reader,
-      (at): EntryPlus => ({ ...readEntry(at), attributes: readPostAttributes(at), handle: readPostHandle(at) }),
-    ),
+  (reader) => readList(reader, readEntryPlus),
 );
 
 export const fsstat = procedure(18, 'FSSTAT', writeHandle, (reader) => ({

@@ -121,11 +121,8 @@ export function writeWcc(writer: XdrWriter, after: Attributes | undefined): void
   writePostAttributes(writer, after);
 }
 
-export const readHandle = (reader: XdrReader): FileHandle => {
-  const bytes = reader.window(maxHandle);
-  // A copy of its own: a view would keep the whole receive buffer alive, and change under its holder.
-  return Uint8Array.prototype.slice.call(bytes);
-};
+/** A copy of its own: a view would keep the whole receive buffer alive, and change under its holder. */
+export const readHandle = (reader: XdrReader): FileHandle => reader.short(maxHandle);
 
 export const readPostHandle = (reader: XdrReader): FileHandle | undefined =>
   reader.bool() ? readHandle(reader) : undefined;

@@ -11,7 +11,7 @@ export interface Address {
 }
 
 /** What is done with what arrives. */
-export type Handlers = Pick<ReceiverOptions, 'onRecord' | 'onHead'>;
+export type Handlers = Pick<ReceiverOptions, 'onRecord' | 'onHead' | 'expectsHead'>;
 
 export interface DialOptions extends ReceiverOptions {
   readonly address: Address;

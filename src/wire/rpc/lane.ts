@@ -64,13 +64,17 @@ export function createLane(parts: LaneParts): Lane {
   let silentSince: number | undefined;
   /** Its data are on their way straight into the caller's own buffer. */
   let receiving: Call | undefined;
+  /** Calls whose data go there. */
+  let reads = 0;
   let backOff = firstBackOffMs;
   /** Nothing was answered on the last connection. */
   let wasFruitless = false;
   let connectedAt = 0;
 
   function drop(call: Call): void {
-    if (pending.delete(call)) parts.onEnded(call);
+    if (!pending.delete(call)) return;
+    if (call.procedure.head !== undefined) reads--;
+    parts.onEnded(call);
   }
 
   /**
@@ -135,6 +139,7 @@ export function createLane(parts: LaneParts): Lane {
     receiving: (call) => {
       receiving = call;
     },
+    expectsHead: () => reads > 0,
   });
 
   /** Half of it at random: many clients shall not come back to a server at the same moment. */
@@ -186,6 +191,7 @@ export function createLane(parts: LaneParts): Lane {
     pending,
     start: (call) => {
       pending.add(call);
+      if (call.procedure.head !== undefined) reads++;
       send(call);
     },
     giveUp,
@@ -208,12 +214,13 @@ interface Watching {
   answered(): void;
   /** Undefined: all of it has arrived. */
   receiving(call: Call | undefined): void;
+  expectsHead(): boolean;
 }
 
 function createHandlers(
   pending: Pending,
   drop: (call: Call) => void,
-  { heard, answered, receiving }: Watching,
+  { heard, answered, receiving, expectsHead }: Watching,
 ): Handlers {
   const reader = new XdrReader();
 
@@ -243,6 +250,7 @@ function createHandlers(
 
   return {
     onHead,
+    expectsHead,
     onRecord: (buffer, view, from, end) => {
       heard();
       reader.reset(buffer, view, from, end);

@@ -34,6 +34,22 @@ function collecting(maxRecord = 1 << 20): { readonly receiver: Receiver; readonl
   return { receiver: createReceiver({ maxRecord, onRecord }), records };
 }
 
+test('memory for a long record is let go when none comes any more', () => {
+  const { receiver, records } = collecting();
+  const usual = receiver.buffer().length;
+  const long = message(usual * 3);
+  feed(receiver, framed(long), 1 << 20);
+  expect(receiver.buffer().length).toBeGreaterThan(usual * 3);
+  for (let i = 0; i < 60; i++) feed(receiver, framed(message(8, i)), 100);
+  feed(receiver, framed(long), 1 << 20);
+  for (let i = 0; i < 60; i++) feed(receiver, framed(message(8, i)), 100);
+  expect(receiver.buffer().length).toBeGreaterThan(usual * 3);
+  for (let i = 60; i < 70; i++) feed(receiver, framed(message(8, i)), 100);
+  expect(receiver.buffer().length).toBe(usual);
+  expect(records).toHaveLength(132);
+  expect(records.at(-1)).toEqual(message(8, 69));
+});
+
 const message = (length: number, seed = 1): Buffer =>
   Buffer.from(Array.from({ length }, (_, i) => (i * 7 + seed) & 255));
 

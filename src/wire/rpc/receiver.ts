@@ -16,6 +16,8 @@ export interface ReceiverOptions {
   readonly onRecord: (buffer: Buffer, view: DataView, from: number, end: number) => void;
   /** The beginning of a long record, `length` bytes in all. Undefined: it is received as any other. */
   readonly onHead?: (buffer: Buffer, view: DataView, from: number, have: number, length: number) => Direct | undefined;
+  /** Such a record may come next. Then little is read at first: what is read beyond the head has to be copied. */
+  readonly expectsHead?: () => boolean;
 }
 
 /** Record marking of RPC over TCP (RFC 5531, section 11), for bytes as they come. */
@@ -26,32 +28,42 @@ export interface Receiver {
   received(bytes: number): void;
   /** For bytes that could not be put where we wanted them. */
   push(chunk: Buffer): void;
-  /** Nothing has come for a while: memory for a long record is let go. */
-  rest(): void;
 }
 
 const initialSize = 128 * 1024;
+/** Memory for a long record is let go when so often everything had been used up and none of it was long. */
+const quietEnough = 64;
+/** Enough for the head of a record that is looked at, and for some short records. */
+const littleSize = 4096;
 /** A READ below this is copied faster than it is arranged for. */
 const directFrom = 16 * 1024;
 
 export function createReceiver(options: ReceiverOptions): Receiver {
-  const { maxRecord, onRecord, onHead } = options;
+  const { maxRecord, onRecord, onHead, expectsHead = () => false } = options;
   let buffer = Buffer.allocUnsafeSlow(initialSize);
   let view = new DataView(buffer.buffer);
+  let little = buffer.subarray(0, littleSize);
   /** What has arrived and is not used up: [at, have). */
   let at = 0;
   let have = 0;
+  let quiet = 0;
   /** Fragments of a record before its last. */
   let assembly: Assembly | undefined;
   let direct: { readonly to: Direct; position: number; rest: number; padding: number } | undefined;
+
+  /** Only while something is received: before that, Node has been told already where the next bytes go. */
+  function use(memory: Buffer<ArrayBuffer>): void {
+    buffer = memory;
+    view = new DataView(memory.buffer);
+    little = memory.subarray(0, littleSize);
+  }
 
   /** Makes room for the rest of a record that begins at `at`. */
   function makeRoom(length: number): void {
     if (at + length <= buffer.length) return;
     const target = length <= buffer.length ? buffer : Buffer.allocUnsafeSlow(length + initialSize);
     buffer.copy(target, 0, at, have);
-    if (target !== buffer) view = new DataView(target.buffer);
-    buffer = target;
+    if (target !== buffer) use(target);
     have -= at;
     at = 0;
   }
@@ -83,6 +95,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     const isLast = mark >>> 31 === 1;
     if (length + (assembly?.length ?? 0) > maxRecord)
       throw new RpcError(`a record of ${length} bytes, where at most ${maxRecord} are taken`, { failure: 'garbled' });
+    if (length > initialSize) quiet = 0;
     const from = at + 4;
     const end = from + length;
     if (end > have) {
@@ -111,8 +124,10 @@ export function createReceiver(options: ReceiverOptions): Receiver {
   function work(): void {
     directArrived();
     if (direct === undefined) while (next());
-    if (at === have) at = have = 0;
-    else if (have === buffer.length) makeRoom(buffer.length);
+    if (at === have) {
+      at = have = 0;
+      if (buffer.length > initialSize && ++quiet > quietEnough) use(Buffer.allocUnsafeSlow(initialSize));
+    } else if (have === buffer.length) makeRoom(buffer.length);
   }
 
   const receiver: Receiver = {
@@ -121,7 +136,9 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         ? direct.to.target.subarray(direct.position, direct.position + direct.rest)
         : // Mostly all of it is free: a view less to make for each read.
           have === 0
-          ? buffer
+          ? expectsHead()
+            ? little
+            : buffer
           : buffer.subarray(have),
     received: (bytes) => {
       if (direct !== undefined && direct.rest > 0) {

@@ -80,6 +80,16 @@ export class XdrReader {
     return Buffer.from(this.window(max));
   }
 
+  /** A copy of a short one, byte by byte: faster than what Node and the engine do to copy a few. */
+  short(max: number): Uint8Array {
+    const length = this.length(max);
+    const from = this.run(length);
+    const { buffer } = this;
+    const copy = new Uint8Array(length);
+    for (let i = 0; i < length; i++) copy[i] = buffer[from + i] as number;
+    return copy;
+  }
+
   /** The received bytes themselves: to be used before the next message is read. */
   window(max: number): Buffer {
     const length = this.length(max);
@@ -103,10 +113,19 @@ export class XdrReader {
     return this.buffer.toString('utf8', from, from + length);
   }
 
+  private isAscii(from: number, end: number): boolean {
+    const { buffer } = this;
+    for (let i = from; i < end; i++) if ((buffer[i] as number) > 127) return false;
+    return true;
+  }
+
   /** A name as text, and as bytes where it is not valid UTF-8 and the text is only for showing. */
   name(max: number): { readonly text: string; readonly bytes: Buffer | undefined } {
     const length = this.length(max);
     const from = this.run(length);
+    // Nearly all names are ASCII, which is read in half the time when that is known.
+    if (this.isAscii(from, from + length))
+      return { text: this.buffer.toString('latin1', from, from + length), bytes: undefined };
     const text = this.buffer.toString('utf8', from, from + length);
     const bytes = text.includes(replacement) ? Buffer.from(this.buffer.subarray(from, from + length)) : undefined;
     return { text, bytes };

@@ -1,4 +1,4 @@
-import type { XdrReader } from '../../xdr/reader.ts';
+import { XdrError, type XdrReader } from '../../xdr/reader.ts';
 import { maxHandle } from '../structures.ts';
 import type { Describe } from './attributes.ts';
 import type { Durability } from './durability.ts';
@@ -34,10 +34,12 @@ export interface Export {
 
 /** The file that a call is about. One that was seen before costs no more than to compare its handle. */
 export function nodeOf({ nodes, handles, tree }: Export, reader: XdrReader): Node {
-  const handle = reader.window(maxHandle);
-  const known = nodes.byHandle(handle);
+  const length = reader.u32();
+  if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
+  const from = reader.take((length + 3) & ~3);
+  const known = nodes.byHandle(reader.buffer, from, from + length);
   if (known !== undefined) return known;
-  const origin = handles.open(handle);
+  const origin = handles.open(reader.buffer.subarray(from, from + length));
   if (origin === undefined) return refuse('BADHANDLE');
   const { root } = tree;
   if (origin.ino === root.ino && origin.birth === root.birth) {

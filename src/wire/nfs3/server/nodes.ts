@@ -1,5 +1,5 @@
 import type { Descriptor } from './descriptors.ts';
-import { type Handles, maxTrail, type Origin, trailByte } from './handles.ts';
+import { type Handles, isSame, maxTrail, type Origin, trailByte } from './handles.ts';
 import type { ByteString } from './names.ts';
 
 /** A file or directory that a client knows, or came by. */
@@ -27,8 +27,8 @@ export interface Nodes {
   add(node: Node): void;
   find(ino: bigint): Node | undefined;
   handleOf(node: Node): ByteString;
-  /** By a handle that a client gave. */
-  byHandle(handle: Buffer): Node | undefined;
+  /** By a handle that a client gave: where it lies in what was received. */
+  byHandle(buffer: Buffer, from: number, end: number): Node | undefined;
 }
 
 const noTrail = new Uint8Array(0);
@@ -64,14 +64,6 @@ export function createNode(ino: bigint, birth: bigint, parent: Node | undefined,
   };
 }
 
-/** In the same time wherever they differ: else one could be guessed byte by byte. */
-function isOf(bytes: ByteString, handle: Buffer): boolean {
-  if (bytes.length !== handle.length) return false;
-  let difference = 0;
-  for (let i = 0; i < handle.length; i++) difference |= bytes.charCodeAt(i) ^ (handle[i] as number);
-  return difference === 0;
-}
-
 /** Two inode numbers may share a key, beyond 2^53: then one pushes the other out, and is found again by its trail. */
 const keyOf = (ino: bigint): number => Number(ino);
 
@@ -96,7 +88,7 @@ export function createNodes(handles: Handles, limit: number): Nodes {
   }
 
   function handleOf(node: Node): ByteString {
-    node.handle ??= handles.make(node).toString('latin1');
+    node.handle ??= handles.make(node);
     return node.handle;
   }
 
@@ -107,11 +99,11 @@ export function createNodes(handles: Handles, limit: number): Nodes {
       return node?.ino === ino ? node : undefined;
     },
     handleOf,
-    byHandle: (handle) => {
-      if (handle.length < 12) return undefined;
-      const node = byKey(handle.readUInt32BE(4) * 0x1_0000_0000 + handle.readUInt32BE(8));
+    byHandle: (buffer, from, end) => {
+      if (end - from < 12) return undefined;
+      const node = byKey(buffer.readUInt32BE(from + 4) * 0x1_0000_0000 + buffer.readUInt32BE(from + 8));
       // The whole of it is compared with one that we made ourselves: then it needs no check of its own.
-      return node !== undefined && isOf(handleOf(node), handle) ? node : undefined;
+      return node !== undefined && isSame(handleOf(node), buffer, from, end) ? node : undefined;
     },
   };
 }
