@@ -1,0 +1,53 @@
+import { once } from 'node:events';
+import { connect, createServer, type Socket } from 'node:net';
+import { onTestFinished } from 'vitest';
+
+/** One more address of a server, until it is cut. It ends with the test. */
+export interface Passage {
+  /** Whoever connects is refused; who is connected is cut off. */
+  cut(): Promise<void>;
+  /** Connections, now and ever. */
+  readonly open: number;
+  readonly used: number;
+}
+
+export async function startPassage(
+  host: string,
+  port: number,
+  to: { readonly host: string; readonly port: number },
+): Promise<Passage> {
+  const clients = new Set<Socket>();
+  let used = 0;
+  const listener = createServer((client) => {
+    used++;
+    clients.add(client);
+    const server = connect(to);
+    for (const [one, other] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      one.on('error', () => undefined).on('close', () => other.destroy());
+      one.pipe(other);
+    }
+    client.on('close', () => clients.delete(client));
+  }).listen(port, host);
+  await once(listener, 'listening');
+  const end = (): void => {
+    listener.close();
+    for (const client of clients) client.destroy();
+  };
+  onTestFinished(end);
+  return {
+    cut: async () => {
+      const closed = once(listener, 'close');
+      end();
+      await closed;
+    },
+    get open() {
+      return clients.size;
+    },
+    get used() {
+      return used;
+    },
+  };
+}
