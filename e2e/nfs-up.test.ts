@@ -162,6 +162,8 @@ describe.skipIf(needs('linux'))('stowage up --nfs', () => {
       [`local://${state}/stores`, 'store-overlaps'],
       [at('/export/x'), 'store-overlaps'],
       [at('/export/'), 'store-place-taken'],
+      // The same server by another name.
+      [at('/export').replace('127.0.0.1', 'localhost'), 'store-place-taken'],
     ] as const) {
       const { status, body } = await server.api('POST', '/v1/stores', { name: 'other', uri });
       expect({ uri, reason: body['reason'] }).toEqual({ uri, reason });

@@ -2,7 +2,7 @@ import { realpath } from 'node:fs/promises';
 import { relative } from 'node:path';
 import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
-import type { StoreKind } from '#core/ports.ts';
+import type { Store, StoreKind } from '#core/ports.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import type { StateFolder } from './state-folder.ts';
 
@@ -17,6 +17,8 @@ interface Place {
   readonly on: readonly string[];
   readonly root: string;
   readonly readOnly: boolean;
+  /** What the place says it is, once it is open. */
+  identity: string | undefined;
 }
 
 /** Where a store of that configuration lies. */
@@ -36,13 +38,16 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = ()
   return {
     ...kind,
     open: async (config, policy, context, scope) => {
-      const place = { name: config.name, ...(await placeOf(config)), readOnly: policy.readOnly };
+      const { readOnly } = policy;
+      const place: Place = { name: config.name, ...(await placeOf(config)), readOnly, identity: undefined };
       refuse(place);
       refuseOverlap(place, places);
       // Before it is open, so that two that are opened at once see each other.
       places.add(place);
       try {
         const store = await kind.open(config, policy, context, scope);
+        place.identity = store.identity;
+        await refuseTwin(place, places, store);
         const close = async (): Promise<void> => {
           places.delete(place);
           await store.close();
@@ -54,6 +59,15 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = ()
       }
     },
   };
+}
+
+/** One place by two names, such as those of one server: what keeps hosts apart would not keep one host's stores apart. */
+async function refuseTwin(place: Place, places: Iterable<Place>, store: Store): Promise<void> {
+  const { identity, readOnly } = place;
+  const twin = [...places].find((other) => other !== place && !other.readOnly && other.identity === identity);
+  if (identity === undefined || readOnly || twin === undefined) return;
+  await store.close();
+  throw taken(place.name, place.root, twin.name);
 }
 
 function refuseOverlap({ name, on, root, readOnly }: Place, places: Iterable<Place>): void {
