@@ -4,9 +4,13 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { type FileConfig, parseConfig, readConfig } from './config.ts';
 
-const kinds = new Map([['local', createLocalStoreKind()]]);
+const kinds = new Map([
+  ['local', createLocalStoreKind()],
+  ['nfs', createNfsStoreKind()],
+]);
 const parse = (text: string): FileConfig => parseConfig('stowage.yaml', text, kinds);
 
 function complaint(text: string): { message: string; action: string } {
@@ -101,6 +105,9 @@ describe('what is wrong is named with its line and column', () => {
       'stores:\n  a:\n    uri: local:///x\n    onDelete: perhaps',
       "4:5: store 'a': 'perhaps' is not a value for onDelete",
     ],
+    ['stores:\n  a:\n    uri: local:///x\n    mode: rwx', "4:5: 'rwx' is not a value for the option mode"],
+    ['stores:\n  a:\n    uri: nfs://h/x\n    timeout: soon', "4:5: 'soon' is not a value for the option timeout"],
+    ['stores:\n  a: nfs://h', "2:3: 'nfs://h' is not the URI of an NFS store: the path is missing"],
     ['stores:\n  a:\n    uri: local:///x\n    layout: {}', "4:5: 'layout' is not a plain value"],
     ['stores:\n  a:\n    uri: local:///x?layout=image\n    layout: image', "4:5: 'layout' is in the URI already"],
     ['stores:\n  a: local://me:secret@host/x', '2:3: a store URI must not carry a user or password'],

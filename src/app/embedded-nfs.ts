@@ -58,6 +58,8 @@ export async function startEmbeddedNfs(
     command: [...settings.program, '--json', 'nfs', 'serve', exported, ...options],
     ...{ clock, log },
     onReady: () => {
+      // Only now: a port that it could not have must not be tried for ever.
+      if (records.settings.get(portKey) !== String(port)) records.settings.set(portKey, String(port));
       resolve();
       // What it cannot open now is tried again later anyway.
       then?.().catch(() => undefined);
@@ -99,10 +101,7 @@ function explaining(kind: StoreKind, child: NfsChild): StoreKind {
 /** The same at every start: clients that have something mounted look for it there. */
 async function chosenPort(asked: number | undefined, state: StateFolder, records: Records): Promise<number> {
   const before = records.settings.get(portKey);
-  if (asked === undefined && before !== undefined) return Number(before);
-  const port = asked ?? (await freePort(state));
-  if (String(port) !== before) records.settings.set(portKey, String(port));
-  return port;
+  return asked ?? (before === undefined ? await freePort(state) : Number(before));
 }
 
 /** Each state folder begins elsewhere: one that does not run now shall find its port free later, too. */

@@ -39,6 +39,8 @@ export interface Adoptions {
 interface Selection {
   readonly dryRun: boolean;
   readonly wanted: (name: string) => boolean;
+  /** Asked for one by one. */
+  readonly isByName: boolean;
 }
 
 const nothingToTake = 'it is a volume already, or there is nothing of that name';
@@ -53,7 +55,8 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
   const step: Step<Adoption> = async (store, _config, params, work) => {
     const dryRun = params['dryRun'] === true;
     const names = params['names'] as readonly string[] | undefined;
-    const how: Selection = { dryRun, wanted: (name) => names === undefined || names.includes(name) };
+    const isByName = names !== undefined;
+    const how: Selection = { dryRun, isByName, wanted: (name) => !isByName || names.includes(name) };
     const recorded = await takeRecorded(store, how, work);
     const data = params['data'] === true ? await takeData(store, how, work) : { adopted: [], skipped: [] };
     const adopted = [...recorded.adopted, ...data.adopted];
@@ -115,11 +118,13 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
     return mine;
   }
 
-  return async (store, { dryRun, wanted }, scope) => {
+  return async (store, { dryRun, wanted, isByName }, scope) => {
     const adopted: Adopted[] = [];
     const skipped: Adoption['skipped'][number][] = [];
     for await (const seen of store.list(scope)) {
       if (isKnown(seen) || !wanted(seen.name)) continue;
+      // Of a shared store they are seen anyway; which of them belong to a host that is gone, only a person knows.
+      if (store.shared && !isByName) continue;
       const home = homeElsewhere(seen);
       if (home !== undefined) {
         skipped.push({ name: seen.name, reason: 'it is a copy of a volume of another store, and has the same id' });

@@ -125,6 +125,8 @@ export interface StoreKind {
   readonly scheme: string;
   /** The kind's own option names, for the error that lists what is allowed, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
+  /** Throws a StowageError for options, or a place, that can never be right. */
+  refuse?(config: StoreConfig): void;
   /** Opens and locks it. Throws a StowageError that says what is wrong with the place or the options. */
   open(config: StoreConfig, policy: StorePolicy, context: StoreContext, scope: Scope): Promise<Store>;
   /** Checks the way to a store that cannot be opened, step by step. Absent: that is all there is to say. */

@@ -15,9 +15,15 @@ const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-host-unknown'
 
 /** What is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
 export function cannotAdd(problem: StowageError): StowageError {
-  const { reason, action, message, cause } = problem;
-  return mistakes.includes(reason) ? new StowageError(message, { code: 'invalid', reason, action, cause }) : problem;
+  const { reason, message, cause } = problem;
+  const code = mistakes.includes(reason) ? 'invalid' : problem.code;
+  // There is no such store yet that could be checked.
+  return new StowageError(message, { code, reason, action: withoutCheck(problem.action), cause });
 }
+
+/** For who has just checked the store, or cannot. */
+export const withoutCheck = (action: string): string =>
+  action.replace(/(?:[;.] [Tt]hen|, or look with)?: stowage store check \S+$/, '.');
 
 export function closing(name: string): StowageError {
   return new StowageError(`store '${name}' is being closed`, {
@@ -62,11 +68,11 @@ export function silent(seconds: number): { step: string; ok: false; detail: stri
   };
 }
 
-export function taken(name: string): StowageError {
+export function taken({ name, origin }: StoreConfig): StowageError {
   return new StowageError(`there is a store '${name}' already`, {
     code: 'exists',
     reason: 'store-exists',
-    action: `Choose another name, or remove it first: stowage store remove ${name}`,
+    action: `Choose another name${origin === 'api' ? `, or remove it first: stowage store remove ${name}` : '.'}`,
   });
 }
 

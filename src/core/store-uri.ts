@@ -60,7 +60,9 @@ export function parseStoreConfig(
       );
     }
   }
-  return { name: checked, uri, origin, policy: parsePolicy(name, policy), options };
+  const config: StoreConfig = { name: checked, uri, origin, policy: parsePolicy(name, policy), options };
+  kind.refuse?.(config);
+  return config;
 }
 
 function parsePolicy(name: string, given: Partial<Record<keyof StorePolicy, string>>): StorePolicy {

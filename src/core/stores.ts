@@ -196,7 +196,7 @@ function createChanges(
         const config = parseStoreConfig(name, uri, 'api', parts.kinds);
         const present = entries.all.get(config.name);
         if (present?.config.uri === uri && present.problem === undefined) return reading.view(present);
-        if (present !== undefined) throw taken(config.name);
+        if (present !== undefined) throw taken(present.config);
         const entry = await entries.bring(config, scope, askedPatienceMs);
         if (entry.problem !== undefined) {
           entries.drop(entry);

@@ -5,12 +5,15 @@ import type { Client } from '#core/ports.ts';
 export function createNfsClient(): Client<'nfs'> {
   return {
     kind: 'nfs',
-    stage: async ({ hosts, path }) => {
+    stage: async ({ hosts, path, options }) => {
       const [host = ''] = hosts;
+      const ports = ['port', 'mountport'].flatMap((key) =>
+        options[key] === undefined ? [] : [`${key}=${options[key]}`],
+      );
       throw new StowageError(`volumes of an NFS store cannot be mounted by this version of Stowage`, {
         code: 'unsupported',
         reason: 'client-missing',
-        action: `Mount ${host.includes(':') ? `[${host}]` : host}:${path} where you need it with that system's own NFS client; Stowage creates, lists and deletes the volume.`,
+        action: `Use the system's own NFS client: mount -t nfs -o ${['vers=3', 'nolock', ...ports].join(',')} ${host.includes(':') ? `[${host}]` : host}:${path} DIRECTORY`,
       });
     },
     unstage: async () => undefined,

@@ -20,6 +20,7 @@ export function createLocalStoreKind(clock: Clock = systemClock()): StoreKind {
   return {
     scheme: 'local',
     options: optionHelp,
+    refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();

@@ -2,6 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreCheck } from '#core/model.ts';
+import { withoutCheck } from '#core/store-errors.ts';
 import type { FileHandle, NfsClient } from '#wire/nfs3/index.ts';
 import { type Connect, identityOf, isAboutTls, type OnStep, type Session } from './connect.ts';
 import { nfsFailure } from './failures.ts';
@@ -35,7 +36,7 @@ export async function checkNfs(parts: CheckParts, scope: Scope): Promise<StoreCh
     scope.signal.throwIfAborted();
     if (!(thrown instanceof Failed)) throw thrown;
     const { message, action } = nfsFailure(thrown.cause, `the step ${thrown.step}`, blamedOf(options, store));
-    steps.push({ step: thrown.step, ok: false, detail: message, action });
+    steps.push({ step: thrown.step, ok: false, detail: message, action: withoutCheck(action) });
   }
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.total, freeBytes: room?.free };
 }

@@ -19,6 +19,7 @@ export function createNfsStoreKind(clock: Clock = systemClock(), connect: Connec
   return {
     scheme: 'nfs',
     options: optionHelp,
+    refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();

@@ -32,7 +32,8 @@ export function createOrphans(parts: Parts): Store['orphans'] {
         action: `Put the data back, or forget the volume with: stowage volume delete ${store}/${name}`,
       };
     }
-    if (volume.instance === place.context.instance) return undefined;
+    // On a shared store other hosts' volumes are as good as our own.
+    if (volume.instance === place.context.instance || place.others !== undefined) return undefined;
     return {
       ...{ store, kind: 'unknown-volume', name, detail: `Stowage instance ${volume.instance} made it, not this one` },
       action: `Take it over with: stowage store adopt ${store} ${name}`,

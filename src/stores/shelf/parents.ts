@@ -8,6 +8,7 @@ import type { Parts } from './parts.ts';
 /** Tells a folder that holds volumes from a volume. No volume can have this name. */
 const marker = '.stowage-folder';
 const folderMode = 0o755;
+const markerText = 'Stowage keeps volumes in this folder.\n';
 
 /** The folders a volume's data lie in, the uppermost first. */
 function parentsOf({ place }: Parts, { path }: Pick<Meta, 'path'>): string[] {
@@ -47,7 +48,7 @@ export async function markParents(parts: Parts, meta: Meta): Promise<void> {
 }
 
 async function mark({ place }: Parts, folder: string): Promise<void> {
-  await place.files.writeNew(`${folder}/${marker}`, '').catch((cause: unknown) => {
+  await place.files.writeNew(`${folder}/${marker}`, markerText).catch((cause: unknown) => {
     if (!isErrno(cause, 'EEXIST')) throw cause;
   });
 }
@@ -72,7 +73,8 @@ export async function pruneParents(parts: Parts, meta: Meta): Promise<void> {
       await files.rmdir(folder);
     } catch (cause) {
       // Another volume came to lie in it meanwhile; without its mark the folder would be taken for a volume.
-      if (isErrno(cause, 'ENOTEMPTY', 'EEXIST')) await files.writeNew(`${folder}/${marker}`, '').catch(() => undefined);
+      if (isErrno(cause, 'ENOTEMPTY', 'EEXIST'))
+        await files.writeNew(`${folder}/${marker}`, markerText).catch(() => undefined);
       return;
     }
   }
