@@ -109,6 +109,7 @@ export async function openPlace(
       await readIdentity(localFiles, own('store.json')),
       context.identity,
     );
+    await refuseShared(root, own('locks'));
     await makeOwnFolder(own());
     for (const folder of folders) await mkdir(own(folder), { mode: 0o700, recursive: true });
     const scratch = (): string => own('tmp', `${run}-${++scratches}`);
@@ -160,6 +161,16 @@ async function refuseForeign(path: string): Promise<void> {
     code: 'denied',
     reason: 'store-records-foreign',
     action: there.isDirectory() ? `If the store is yours: chown -R ${me} ${path}` : `Move ${path} away.`,
+  });
+}
+
+/** Hosts that use the directory over NFS know nothing of the lock that a local store takes. */
+async function refuseShared(root: string, locks: string): Promise<void> {
+  if ((await lstatIfThere(locks)) === undefined) return;
+  throw new StowageError(`${root} is an NFS store of other hosts`, {
+    code: 'conflict',
+    reason: 'store-shared-elsewhere',
+    action: `Add it as an NFS store here too; or only read it: readOnly=true. If no host uses it over NFS any more: rmdir ${locks}`,
   });
 }
 

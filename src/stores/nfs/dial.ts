@@ -25,6 +25,7 @@ export type Dial = (
 ) => RpcClientOptions;
 
 const longestDialMs = 5_000;
+const longestStallMs = 10_000;
 
 /** How every connection to this server is made: as whom, from which network and port, in private or not. */
 export async function createDial(
@@ -41,8 +42,10 @@ export async function createDial(
       ...{ clock, identity, localPort, connect: network?.connect },
       addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
       deadlineMs: options.timeout,
-      dialMs: Math.min(options.timeout, longestDialMs),
+      dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, longestDialMs),
       dialRounds: options.retries + 1,
+      // Soon enough for a call to be sent again to the next address before its own time is over.
+      stallMs: Math.min(options.timeout / 3, longestStallMs),
       // A portmapper has no secrets, and most have no certificate.
       ...(tls === undefined || program === 'portmap' ? {} : { tls: { options: tls, ...programs[program] } }),
     };
@@ -56,7 +59,9 @@ const programs = {
 
 async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: string): Promise<ConnectionOptions> {
   const servername = isIP(host) === 0 ? { servername: host } : {};
-  if (folder === undefined) return servername;
+  // RFC 9289, section 5.
+  const version = { minVersion: 'TLSv1.3' } as const;
+  if (folder === undefined) return { ...servername, ...version };
   const [ca, cert, key] = await Promise.all(
     ['ca.pem', 'client.pem', 'client.key'].map((name) => ifThere(folder, name)),
   );
@@ -65,7 +70,7 @@ async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: stri
     throw new TlsFilesUnreadable(join(folder, cert === undefined ? 'client.pem' : 'client.key'));
   const options = { ...(ca === undefined ? {} : { ca }), ...(cert === undefined ? {} : { cert, key: key ?? '' }) };
   refuseUnfit(folder, options);
-  return { ...servername, ...options };
+  return { ...servername, ...version, ...options };
 }
 
 const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>

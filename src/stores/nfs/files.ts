@@ -43,6 +43,8 @@ interface Found {
   readonly attributes: Attributes;
 }
 
+/** Of a directory whose entries are all kept in memory: a server that never comes to an end is not believed. */
+const mostEntries = 500_000;
 /** How often a record can be replaced by others between finding and reading it. */
 const mostReplaced = 8;
 
@@ -57,6 +59,7 @@ const ms = (seconds: number, nanoseconds: number): number => seconds * 1000 + Ma
 /** What one server keeps in one directory, by calls each of which has its deadline. */
 export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts): NfsFiles {
   const within = { deadlineMs };
+  const listing = { ...within, mostEntries };
   const { at } = folders;
 
   const find = (path: string): Promise<Found | undefined> =>
@@ -92,13 +95,14 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     const data = Buffer.from(text);
     let seconds = 0;
     for (let done = 0; done < data.length; ) {
-      const { count, committed, attributes } = await nfs
+      const { count, committed, verifier, attributes } = await nfs
         .write(handle, done, data.subarray(done), stability.fileSync, within)
         .catch((cause: unknown) => Promise.reject(asSystemError(cause)));
       // It may give less than it was asked for; nothing at all would go on for ever.
       if (count === 0) throw new UnfitFile(`${path} cannot be written: the server takes nothing`);
-      if (committed !== stability.fileSync) await nfs.commit(handle, 0, 0, within);
-      done += count;
+      // Of a server that started anew in between, what was written may be lost: from the beginning, then.
+      const isKept = committed === stability.fileSync || (await nfs.commit(handle, 0, 0, within)).verifier === verifier;
+      done = isKept ? done + count : 0;
       seconds = attributes === undefined ? seconds : ms(attributes.mtime, attributes.mtimeNs);
     }
     return seconds;
@@ -166,14 +170,14 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     names: (folder) =>
       folders.in(folder, async (handle) => {
         const names: string[] = [];
-        for await (const page of listDirectory(nfs, handle, { ...within, namesOnly: true }))
+        for await (const page of listDirectory(nfs, handle, { ...listing, namesOnly: true }))
           for (const { name, bytes } of page) if (bytes === undefined) names.push(name);
         return names;
       }),
     list: (folder) =>
       folders.in(folder, async (handle) => {
         const entries: Entry[] = [];
-        for await (const page of listDirectory(nfs, handle, within))
+        for await (const page of listDirectory(nfs, handle, listing))
           await eachBounded(page, 16, async (entry) => {
             const about = entry.attributes ?? (await find(`${folder}/${entry.name}`))?.attributes;
             if (about === undefined) return;
@@ -258,7 +262,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
 }
 
 /** A file in a folder that is not there is not there. */
-async function absentFolderIsAbsent<T>(found: Promise<T>): Promise<T | undefined> {
+export async function absentFolderIsAbsent<T>(found: Promise<T>): Promise<T | undefined> {
   try {
     return await found;
   } catch (cause) {

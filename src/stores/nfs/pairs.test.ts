@@ -141,8 +141,10 @@ function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[],
     if (error !== undefined && !['exists', 'not-found', 'busy'].includes(error.code))
       found.push(`${error.code}: ${error.message}`);
   }
-  // Released data lie where they were.
-  const retained = all.filter(({ at }) => at === 'retained').map(({ id }) => `${id === a.id ? 'a' : 'r'}: ${id}`);
+  // Released data lie where they were, also where another host had renamed them to.
+  const retained = all
+    .filter(({ at }) => at === 'retained')
+    .flatMap(({ id }) => ['a', 'n', 'r'].map((name) => `${name}: ${id}`));
   const expected = ['d: planted', ...retained];
   for (const entry of contents.unrecorded()) if (!expected.includes(entry)) found.push(`without a record: ${entry}`);
   for (const part of ['locks', 'tmp']) for (const entry of contents.own(part)) found.push(`left in ${part}: ${entry}`);

@@ -14,7 +14,7 @@ import { encodeMeta } from '../shelf/meta.ts';
 import type { Place } from '../shelf/place.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
 import { type Blamed, nfsFailure } from './failures.ts';
-import { createNfsFiles, type NfsFiles } from './files.ts';
+import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts';
 import { createFolders } from './folders.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createMarks, createOthers } from './others.ts';
@@ -79,24 +79,26 @@ async function open(
   const own = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
   const marks = createMarks(context.instance);
   const keeper = { handle: first, identity: undefined as string | undefined };
-  const filesWith = (renew: () => Promise<void>): NfsFiles => {
-    const within = { nfs, root, rootHandle: () => keeper.handle, renew, deadlineMs: options.timeout };
+  const filesAt = (rootHandle: () => FileHandle, renew: () => Promise<void>): NfsFiles => {
+    const within = { nfs, root, rootHandle, renew, deadlineMs: options.timeout };
     return createNfsFiles({
       ...{ nfs, folders: createFolders(within), deadlineMs: options.timeout, mark: marks.next },
     });
   };
-  const plain = filesWith(async () => undefined);
   const renew = coalesced(async () => {
     if (!(await isStale(nfs, keeper.handle, options.timeout))) return;
     const fresh = await session.mount(AbortSignal.timeout(options.timeout * 2));
-    const before = keeper.handle;
+    // Nothing else is done there before it is known to be the store.
+    const there = filesAt(
+      () => fresh,
+      async () => undefined,
+    );
+    const uuid = (await readIdentity(there, own('store.json')))?.uuid;
+    if (uuid !== keeper.identity)
+      throw otherStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${keeper.identity}`);
     keeper.handle = fresh;
-    const uuid = (await readIdentity(plain, own('store.json')))?.uuid;
-    if (uuid === keeper.identity) return;
-    keeper.handle = before;
-    throw otherStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${keeper.identity}`);
   });
-  const files = filesWith(renew);
+  const files = filesAt(() => keeper.handle, renew);
 
   const mine = createHash('sha256').update(context.instance).digest('hex').slice(0, 12);
   const run = `${mine}-${randomBytes(4).toString('hex')}`;
@@ -113,6 +115,7 @@ async function open(
   await refuseOtherStore(files, root, store, recorded, context.identity);
   if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, 'directory');
   if (!readOnly) {
+    await refuseLocked(files, root, own('lock'));
     await files.makeFolder(own());
     for (const folder of folders) await files.makeFolder(own(folder));
     keeper.identity =
@@ -145,6 +148,17 @@ async function open(
     others: readOnly ? undefined : others,
     close: async () => session.close(),
   };
+}
+
+/** What keeps hosts on an export apart does not keep out the one that has it as a directory of its own. */
+async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
+  if ((await absentFolderIsAbsent(files.look(lock))) === undefined) return;
+  throw new StowageError(`${root} is a local store of the machine it lies on`, {
+    code: 'conflict',
+    reason: 'store-local-elsewhere',
+    action:
+      'Give the NFS store a directory of its own; or only read this one: readOnly=true. If no Stowage has it as a local store any more, remove .stowage/lock there.',
+  });
 }
 
 async function isStale(nfs: NfsClient, handle: FileHandle, deadlineMs: number): Promise<boolean> {

@@ -1,4 +1,5 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
@@ -11,6 +12,7 @@ import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
 import { type Place, takenForDeadMs } from './place.ts';
+import { recordedNames } from './reading.ts';
 import { settle } from './settle.ts';
 
 /** How long a verb can go on before other hosts may take this one for dead. Without other hosts: for ever. */
@@ -67,6 +69,7 @@ export interface Parts {
 /** Between making an empty record and filling it lies one call to the server. */
 const tornPatienceMs = 5_000;
 const tornPauseMs = 50;
+const readsAtOnce = 16;
 
 export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
   const { files, others } = place;
@@ -97,6 +100,18 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     if (!isMoving(found.meta) || !(await settle(parts, found.meta, scope))) return found.meta;
     const { movingTo } = found.meta;
     return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo }, scope);
+  }
+
+  /** By its id alone. Only where other hosts can rename it: all records are read. */
+  async function elsewhere(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
+    if (others === undefined) return undefined;
+    let found: Meta | undefined;
+    await eachBounded(recordedNames(await files.names(place.root)), readsAtOnce, async (name) => {
+      scope.signal.throwIfAborted();
+      const record = await read(name);
+      if (record.state === 'ok' && record.meta.id === id) found = await find({ id, name }, scope);
+    });
+    return found;
   }
 
   async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: () => Promise<T>): Promise<T> {
@@ -138,7 +153,8 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       parts.during(doing, [ref.name, ref.id], scope, () =>
         place.reserve.backing(async () => {
           const limit = parts.limit();
-          const meta = await find(ref, scope);
+          // Another host may have renamed it since it was looked up: it is not gone then.
+          const meta = (await find(ref, scope)) ?? (await elsewhere(ref.id, scope));
           if (meta !== undefined) await work(meta, limit);
         }),
       ),

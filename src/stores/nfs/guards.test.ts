@@ -1,0 +1,86 @@
+import { existsSync } from 'node:fs';
+import { mkdir, rm } from 'node:fs/promises';
+import { createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { openLocal } from '#testing/local-store.ts';
+import { exportFolder, nfsStore, openNfs } from '#testing/nfs-store.ts';
+import { refusal } from '#testing/refusals.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { createNfsStoreKind } from './kind.ts';
+
+async function newFolder(): Promise<string> {
+  const folder = await exportFolder();
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+  return folder;
+}
+
+const spec = (name: string) => ({
+  ...({ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} } as const),
+  ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1' },
+});
+
+describe('one directory, as a local store and over NFS', () => {
+  test('a local store is refused over NFS, unless it is only read', async () => {
+    const folder = await newFolder();
+    const local = await openLocal(folder);
+    onTestFinished(() => local.close());
+    await local.create(spec('precious'), scope);
+    const kind = createNfsStoreKind(systemClock(), connectToDisk(folder));
+    const uri = 'nfs://nowhere/export';
+    expect(await refusal(openNfs({ uri, kind }))).toMatchObject({ code: 'conflict', reason: 'store-local-elsewhere' });
+    const reader = await openNfs({ uri, kind, readOnly: true });
+    expect(await reader.names(scope)).toEqual(['precious']);
+    await reader.close();
+  });
+
+  test('an NFS store is refused as a local one, unless it is only read', async () => {
+    const folder = await newFolder();
+    const kind = createNfsStoreKind(systemClock(), connectToDisk(folder));
+    const store = await openNfs({ uri: 'nfs://nowhere/export', kind });
+    await store.create(spec('precious'), scope);
+    await store.close();
+    expect(await refusal(openLocal(folder))).toMatchObject({ code: 'conflict', reason: 'store-shared-elsewhere' });
+    const reader = await openLocal(folder, { readOnly: true });
+    expect(await reader.names(scope)).toEqual(['precious']);
+    await reader.close();
+  });
+});
+
+test('a volume that another host renamed a moment ago is deleted all the same', async () => {
+  const folder = await newFolder();
+  const exported = { folder, uri: 'nfs://nowhere/export', options: {}, [Symbol.asyncDispose]: async () => undefined };
+  const under = await nfsStore(exported, {}, connectToDisk(folder));
+  const other = await under.another('instance-2');
+  const made = await under.store.create(spec('a'), scope);
+  await other.rename(made, volumeName('b'), scope);
+  await under.store.delete(made, scope);
+  expect(existsSync(join(folder, 'b'))).toBe(false);
+  expect(await under.store.names(scope)).toEqual([]);
+});
+
+test('a store opens by the second of its addresses when the first takes connections and is silent', async () => {
+  const folder = await newFolder();
+  await mkdir(join(folder, 'export'));
+  const server = await createNfsServer({
+    ...{ clock: systemClock(), directory: join(folder, 'export'), state: join(folder, 'state'), port: 0 },
+    ...{ path: '/export', squash: 'none', onError: () => undefined },
+  });
+  onTestFinished(() => server.close());
+  const sockets = new Set<Socket>();
+  const silent = createServer((socket) => sockets.add(socket.on('error', () => undefined)));
+  await new Promise<void>((resolve) => silent.listen(server.port, '127.0.0.2', resolve));
+  onTestFinished(() => {
+    for (const socket of sockets) socket.destroy();
+    silent.close();
+  });
+  const options = { port: `${server.port}`, mountport: `${server.port}`, timeout: '3s' };
+  const store = await openNfs({ uri: `nfs://127.0.0.2,${server.host}/export`, options });
+  onTestFinished(() => store.close());
+  expect((await store.create(spec('a'), scope)).name).toBe('a');
+  expect(sockets.size).toBeGreaterThan(0);
+}, 30_000);
