@@ -46,9 +46,12 @@ export function addDeletionCommands(volume: Verb, act: Act): void {
     .action(act(purge));
 }
 
+/** Said here of one volume, as a refusal would be. */
+const ofOne = ['trash-not-found', 'trash-ambiguous', 'trash-lookup-incomplete'];
+
 /** Our own side failed, not the request: the next one would fail the same way. */
 const isGone = (thrown: unknown): boolean =>
-  !(thrown instanceof StowageError) ? !(thrown instanceof Refused) : !['not-found', 'conflict'].includes(thrown.code);
+  !(thrown instanceof StowageError) ? !(thrown instanceof Refused) : !ofOne.includes(thrown.reason);
 
 /** One after the other; a refusal for one does not keep the others, a server that is gone does. */
 async function each<T>(session: Session, refs: readonly string[], work: (ref: string) => Promise<T>): Promise<number> {
@@ -108,9 +111,13 @@ function sentence(volume: VolumeJson, deletion: DeletionJson | undefined): strin
 /** The entry a person means: by id, by store/name, or by a name that occurs once. */
 async function findTrashed({ client }: Session, ref: string): Promise<TrashEntryJson> {
   const { store, name } = splitRef(ref);
-  const entries = await client.all<TrashEntryJson>('/v1/trash', { store });
-  const found = entries.filter((entry) => (isVolumeId(name) ? entry.id === name : entry.name === name));
+  const { items, unanswered } = await client.overStores<TrashEntryJson>('/v1/trash', { store });
+  const found = items.filter((entry) => (isVolumeId(name) ? entry.id === name : entry.name === name));
   const [only, ...more] = found;
+  // A store that does not answer could hold it, or another one of that name; an id there is only once.
+  const [silent] = unanswered;
+  if (silent !== undefined && more.length === 0 && !(only !== undefined && isVolumeId(name)))
+    throw unsure(ref, silent, only);
   if (only !== undefined && more.length === 0) return only;
   if (only === undefined) {
     throw new StowageError(`no volume ${shown(ref)} is in the trash`, {
@@ -129,6 +136,17 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   });
 }
 
+function unsure(ref: string, store: string, found: TrashEntryJson | undefined): StowageError {
+  return new StowageError(`the trash cannot be searched for ${shown(ref)}: store ${shown(store)} does not answer`, {
+    code: 'unavailable',
+    reason: 'trash-lookup-incomplete',
+    action:
+      found === undefined
+        ? `Try again when it is back: stowage store check ${shown(store)}`
+        : `Say that you mean this one: ${called(found)}`,
+  });
+}
+
 async function restore(session: Session, ref: string, options: { readonly name?: string }): Promise<void> {
   const { client, out } = session;
   const entry = await findTrashed(session, ref);
@@ -143,22 +161,25 @@ async function restore(session: Session, ref: string, options: { readonly name?:
   out.line(out.quiet ? shown(volume.id) : `restored ${called(volume)}`);
 }
 
-async function listTrash({ client, out, clock }: Session, options: { readonly store?: string }): Promise<void> {
-  const entries = await client.all<TrashEntryJson>('/v1/trash', { ...options });
-  if (out.json) return out.value(entries);
-  if (out.quiet) return entries.forEach((entry) => void out.line(shown(entry.id)));
-  if (entries.length === 0)
-    return out.note(options.store === undefined ? 'the trash is empty' : `nothing of ${options.store} is in the trash`);
-  out.table(
-    ['VOLUME', 'SIZE', 'DELETED', 'KEPT UNTIL', 'ID'],
-    entries.map((entry) => [
-      `${entry.store}/${entry.name}`,
-      size(entry.bytes),
-      `${age(entry.deletedAt, clock.now())} ago`,
-      date(entry.expiresAt),
-      entry.id,
-    ]),
-  );
+async function listTrash(session: Session, options: { readonly store?: string }): Promise<void> {
+  const { items, unanswered } = await session.client.overStores<TrashEntryJson>('/v1/trash', { ...options });
+  const of = options.store ?? (unanswered.length > 0 ? 'the other stores' : undefined);
+  printTrash(session, items, of === undefined ? 'the trash is empty' : `nothing of ${of} is in the trash`);
+  session.out.unanswered(unanswered, 'its trash is not shown');
+}
+
+function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[], nothing: string): void {
+  const row = (entry: TrashEntryJson): string[] => [
+    `${entry.store}/${entry.name}`,
+    size(entry.bytes),
+    `${age(entry.deletedAt, clock.now())} ago`,
+    date(entry.expiresAt),
+    entry.id,
+  ];
+  if (out.json) out.value(entries);
+  else if (out.quiet) entries.forEach((entry) => void out.line(shown(entry.id)));
+  else if (entries.length === 0) out.note(nothing);
+  else out.table(['VOLUME', 'SIZE', 'DELETED', 'KEPT UNTIL', 'ID'], entries.map(row));
 }
 
 async function purge(session: Session, refs: readonly string[]): Promise<number> {

@@ -36,9 +36,21 @@ export interface Client {
   get<T>(path: string, query?: Query, how?: Ask): Promise<T>;
   /** Every page of a list. */
   all<T>(path: string, query?: Query): Promise<T[]>;
+  /** The same for a list over several stores. */
+  overStores<T>(path: string, query?: Query): Promise<OverStores<T>>;
   change(change: Change): Promise<Answer>;
   /** Changes as they happen, from after `last` on; ends when the connection does. */
   events(last: string | undefined, signal: AbortSignal): AsyncGenerator<ServerEvent>;
+}
+
+export interface OverStores<T> {
+  readonly items: readonly T[];
+  /** The stores that did not answer. */
+  readonly unanswered: readonly string[];
+}
+
+interface Page<T> extends Partial<OverStores<T>> {
+  readonly next?: string | null;
 }
 
 export interface Deadline {
@@ -55,11 +67,14 @@ export function createClient(
   clock: Clock,
   signal: AbortSignal,
   deadline: Deadline,
+  /** Whoever watches is told that we wait, until disposed of. */
+  waiting: () => Disposable,
 ): Client {
   async function ask(out: Outgoing, how: Ask & { readonly long?: boolean }): Promise<Answer> {
     const where = await find();
     const ms = how.long === true && !deadline.explicit ? 2 ** 31 - 1 : deadline.ms;
     using limit = clock.deadline(ms, how.signal ?? signal);
+    using _ = waiting();
     let giveUpAt = how.patient === true ? clock.now() + restartMs : undefined;
     for (let pause = 50; ; pause = Math.min(pause * 2, 500)) {
       let answer: Answer | undefined;
@@ -82,18 +97,18 @@ export function createClient(
     }
   }
 
-  async function all<T>(path: string, query: Query = {}): Promise<T[]> {
+  async function overStores<T>(path: string, query: Query = {}): Promise<OverStores<T>> {
     const items: T[] = [];
+    const unanswered = new Set<string>();
     const seen = new Set<string>();
     for (let after: string | undefined; ; ) {
-      const page = await get<{ readonly items?: readonly T[]; readonly next?: string | null }>(path, {
-        ...query,
-        after,
-      });
+      const page = await get<Page<T>>(path, { ...query, after });
       if (!Array.isArray(page?.items)) throw unreadable('a list without items', await find());
       items.push(...page.items);
+      // A server of an earlier version does not say.
+      for (const store of page.unanswered ?? []) unanswered.add(store);
       after = page.next ?? undefined;
-      if (after === undefined) return items;
+      if (after === undefined) return { items, unanswered: [...unanswered] };
       // A server at fault must not keep us here for ever.
       if (seen.has(after)) throw unreadable('the same page twice', await find());
       seen.add(after);
@@ -106,7 +121,8 @@ export function createClient(
 
   return {
     get,
-    all,
+    all: async <T>(path: string, query?: Query) => [...(await overStores<T>(path, query)).items],
+    overStores,
     change: (change) => {
       const headers: Record<string, string> = { 'idempotency-key': randomUUID() };
       if (change.ifRevision !== undefined) headers['if-match'] = `"${change.ifRevision}"`;

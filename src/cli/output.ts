@@ -23,6 +23,8 @@ export interface Output extends OutputOptions {
   said(text: string): void;
   /** Something beside the result, for people: nothing with --quiet and --json. */
   note(text: string): void;
+  /** What one must know to read the result as it is, also with --quiet and --json. */
+  unanswered(stores: readonly string[], consequence: string): void;
   warn(text: string): void;
   error(thrown: unknown): void;
 }
@@ -50,6 +52,8 @@ export function createOutput(io: Io, options: OutputOptions): Output {
     note: (text) => {
       if (!options.quiet && !options.json) aside(shown(text));
     },
+    unanswered: (stores, consequence) =>
+      stores.forEach((store) => void aside(`note: store ${shown(store)} does not answer; ${consequence}`)),
     warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(text)}`),
     error: (thrown) => {
       const problem = problemOf(thrown);

@@ -1,6 +1,8 @@
-import { expect, test } from 'vitest';
+import { PassThrough } from 'node:stream';
+import { describe, expect, test } from 'vitest';
 import type { OperationJson } from '#front/rest/schemas.ts';
-import { barLine } from './progress.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { barLine, createWaiting } from './progress.ts';
 import { operation } from './scripted-server.ts';
 
 const at = (progress: OperationJson['progress'], ms = 3000): string =>
@@ -21,4 +23,39 @@ test('an unknown total gives a mark that moves to and fro', () => {
   );
   expect(spots).toEqual([0, 1, 23, 22, 1]);
   expect(at(null)).toMatch(/^volume\.delete local\/demo {2}\[-+#-+\] {2}3s$/);
+});
+
+describe('waiting for an answer', () => {
+  /** What is on the terminal after each of the times, and when the answer has come. */
+  function shownAfter(times: readonly number[], how: { quiet?: boolean; isTTY?: boolean; TERM?: string } = {}) {
+    const { quiet = false, isTTY = true, TERM = 'xterm' } = how;
+    const stderr = Object.assign(new PassThrough({ encoding: 'utf8' }), { isTTY });
+    const clock = createFakeClock();
+    const read = (): string => stderr.read() ?? '';
+    const waiting = createWaiting({ stderr, env: { TERM } }, quiet, clock)();
+    const shown = times.map((ms) => {
+      clock.advance(ms);
+      return read();
+    });
+    waiting[Symbol.dispose]();
+    const after = read();
+    clock.advance(60_000);
+    return { shown, after, late: read() };
+  }
+
+  test('is said after a while, once, and taken back when it has come', () => {
+    expect(shownAfter([1499, 1, 5000])).toEqual({
+      shown: ['', '\r\x1b[2Kwaiting for the answer…', ''],
+      after: '\r\x1b[2K',
+      late: '',
+    });
+  });
+
+  test('an answer that comes soon leaves no trace', () => {
+    expect(shownAfter([1499])).toEqual({ shown: [''], after: '', late: '' });
+  });
+
+  test.each([{ isTTY: false }, { quiet: true }, { TERM: 'dumb' }])('is not said with %j', (how) => {
+    expect(shownAfter([5000], how)).toEqual({ shown: [''], after: '', late: '' });
+  });
 });

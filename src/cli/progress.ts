@@ -2,6 +2,7 @@ import type { Writable } from 'node:stream';
 import type { Clock } from '#base/clock.ts';
 import { formatSize } from '#base/size.ts';
 import type { OperationJson } from '#front/rest/schemas.ts';
+import type { Io } from './io.ts';
 import { shown } from './text.ts';
 
 export interface Bar extends Disposable {
@@ -38,6 +39,29 @@ export function createBar(to: Writable, clock: Clock): Bar {
     },
     clear,
     [Symbol.dispose]: clear,
+  };
+}
+
+/** An answer that comes sooner is not worth a word. */
+const waitingAfterMs = 1500;
+
+/** While an answer does not come, a line says so; it is gone again when it has come. */
+export function createWaiting(io: Pick<Io, 'stderr' | 'env'>, quiet: boolean, clock: Clock): () => Disposable {
+  // Of its own: the result may well go into a file or a pipe while somebody watches this one.
+  const isWatched = 'isTTY' in io.stderr && io.stderr.isTTY === true;
+  if (!isWatched || quiet || io.env['TERM'] === 'dumb') return () => ({ [Symbol.dispose]: () => undefined });
+  return () => {
+    let drawn = false;
+    const timer = clock.after(waitingAfterMs, () => {
+      drawn = true;
+      io.stderr.write('\r\x1b[2Kwaiting for the answer…');
+    });
+    return {
+      [Symbol.dispose]: () => {
+        timer[Symbol.dispose]();
+        if (drawn) io.stderr.write('\r\x1b[2K');
+      },
+    };
   };
 }
 

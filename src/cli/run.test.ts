@@ -65,6 +65,62 @@ describe('what is printed', () => {
     expect((await run(server, ['volume', 'trash', 'list'])).stderr).toBe('the trash is empty\n');
   });
 
+  test.each([[[]], [['--json']], [['--quiet']]])(
+    'stores that did not answer are named beside the list, with %j',
+    async (how) => {
+      const kept = { deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
+      const down = (unanswered: readonly string[], next: string | null = null): readonly [number, object] => [
+        200,
+        { items: [{ ...volume('data', 'x'), ...kept }], next, unanswered },
+      ];
+      await using server = await scriptedServer({
+        'GET /v1/volumes': down(['data'], 'data/x'),
+        'GET /v1/volumes?after=data%2Fx': down(['data', 'a\x1b[31m']),
+        'GET /v1/trash': down(['data']),
+      });
+      const volumes = await run(server, ['volume', 'list', ...how]);
+      expect(volumes.stderr).toBe(
+        'note: store data does not answer; its volumes are shown as last seen\n' +
+          'note: store a\\u001b[31m does not answer; its volumes are shown as last seen\n',
+      );
+      expect(volumes.stdout).not.toContain('note');
+      const trash = await run(server, ['volume', 'trash', 'list', ...how]);
+      expect(trash.stderr).toBe('note: store data does not answer; its trash is not shown\n');
+      expect([volumes.status, trash.status]).toEqual([0, 0]);
+    },
+  );
+
+  test('a trash is not called empty while a store does not answer', async () => {
+    await using server = await scriptedServer({
+      'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
+    });
+    expect((await run(server, ['volume', 'trash', 'list'])).stderr).toBe(
+      'nothing of the other stores is in the trash\nnote: store data does not answer; its trash is not shown\n',
+    );
+  });
+
+  test('on a terminal, an answer that is long in coming is waited for with a word, which is taken back', async () => {
+    const asked = Promise.withResolvers<ServerResponse>();
+    await using server = await scriptedServer({
+      'GET /v1/stores': (_seen, answer) => {
+        asked.resolve(answer);
+        return undefined;
+      },
+    });
+    let written = '';
+    const terminal = new Writable({
+      write: (chunk, _encoding, done) => {
+        written += String(chunk);
+        done();
+        // Not before: the answer comes because the line is there.
+        if (String(chunk).includes('waiting')) void asked.promise.then((answer) => answer.end('{"items":[]}'));
+      },
+    });
+    const stderr = Object.assign(terminal, { isTTY: true });
+    expect(await run(server, ['store', 'list', '--json'], { stderr })).toMatchObject({ status: 0, stdout: '[]\n' });
+    expect(written).toBe('\r\x1b[2Kwaiting for the answer…\r\x1b[2K');
+  });
+
   test('control characters and direction marks in names are escaped, in JSON too', async () => {
     const name = 'a\x1b[31m\u202eb\x9b';
     await using server = await scriptedServer({ 'GET /v1/volumes': page(volume('local', name)) });
@@ -222,8 +278,8 @@ describe('what is asked', () => {
       status: 4,
       stderr: 'error: no volume is mounted at /mnt/other\naction: See what is mounted with: stowage mounts\n',
     });
-    expect((await run(server, ['mounts'])).stdout.split('\n')[1]).toBe(
-      'local/demo  /mnt/demo  ro    mounted  here  0s',
+    expect((await run(server, ['mounts'])).stdout.split('\n')[1]).toMatch(
+      /^local\/demo {2}\/mnt\/demo {2}ro {4}mounted {2}here {2}\d+s$/,
     );
   });
 
@@ -421,6 +477,35 @@ describe('deleting', () => {
         'action: Name one by its id: sv1-2 (local/two, deleted 2026-01-02 03:04 UTC), sv1-3 (local/two, deleted 2026-01-02 03:04 UTC)\n',
     });
     expect((await run(server, ['volume', 'restore', 'none'])).status).toBe(4);
+  });
+
+  test('while a store does not answer, nothing is called missing from the trash, nor a name the only one', async () => {
+    const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
+    const { id } = one as unknown as { id: string };
+    await using server = await scriptedServer({
+      'GET /v1/trash': [200, { items: [one], next: null, unanswered: ['data'] }],
+      'GET /v1/trash?store=local': [200, { items: [one], next: null, unanswered: [] }],
+      [`DELETE /v1/trash/${id}`]: [204],
+    });
+    const refused = (ref: string, action: string): object => ({
+      status: 10,
+      stderr: `error: the trash cannot be searched for ${ref}: store data does not answer\naction: ${action}\n`,
+    });
+    const later = 'Try again when it is back: stowage store check data';
+    const unknown = 'sv1-00000000-0000-4000-8000-ffffffffffff';
+    expect(await run(server, ['volume', 'trash', 'purge', 'none'])).toMatchObject(refused('none', later));
+    expect(await run(server, ['volume', 'restore', unknown])).toMatchObject(refused(unknown, later));
+    expect(await run(server, ['volume', 'trash', 'purge', 'one'])).toMatchObject(
+      refused('one', 'Say that you mean this one: local/one'),
+    );
+    expect(server.seen.map(({ method }) => method)).toEqual(['GET', 'GET', 'GET']);
+    expect((await run(server, ['volume', 'trash', 'purge', 'local/one'])).status).toBe(0);
+    // What cannot be known of one keeps nobody from the others.
+    expect(await run(server, ['volume', 'trash', 'purge', 'none', 'local/one'])).toMatchObject({
+      status: 10,
+      stdout: 'deleted local/one for good\n',
+    });
+    expect((await run(server, ['volume', 'trash', 'purge', id])).status).toBe(0);
   });
 });
 

@@ -10,6 +10,7 @@ import { durationIn } from './names.ts';
 import { createOutput, type Output, wantsColor } from './output.ts';
 import { exitOf, invalid } from './problem.ts';
 import { createProgram, type GlobalOptions } from './program.ts';
+import { createWaiting } from './progress.ts';
 import type { Act, Session } from './session.ts';
 import { childrenOf } from './tree.ts';
 
@@ -75,7 +76,7 @@ function createSession(program: Verb, io: Io, injected: Injected, unread: AbortS
     clock,
     injected,
     unread,
-    client: createClient(find, clock, io.signal, deadline),
+    client: createClient(find, clock, io.signal, deadline, createWaiting(io, out.quiet, clock)),
     watched: io.isTTY && !out.json && !out.quiet && io.env['TERM'] !== 'dumb',
     local: options.url === undefined && (options.socket !== undefined || !io.env['STOWAGE_URL']),
   };

@@ -122,27 +122,35 @@ function addChanging(volume: Verb, act: Act): void {
     );
 }
 
-async function list(
-  { client, out, clock }: Session,
-  options: { readonly store?: string; readonly label?: readonly string[]; readonly contains?: string },
-): Promise<void> {
+interface Filter {
+  readonly store?: string;
+  readonly label?: readonly string[];
+  readonly contains?: string;
+}
+
+async function list(session: Session, options: Filter): Promise<void> {
   labelsIn(options.label ?? []);
-  const volumes = await client.all<VolumeJson>('/v1/volumes', { ...options });
-  if (out.json) return out.value(volumes);
-  if (out.quiet) return volumes.forEach((volume) => void out.line(shown(volume.id)));
-  if (volumes.length === 0 && Object.keys(options).length > 0)
-    return out.note('no volume matches; see all with: stowage volume list');
-  if (volumes.length === 0) return out.note('no volumes; create one with: stowage volume create NAME');
-  out.table(
-    ['VOLUME', 'SIZE', 'ACCESS', 'LABELS', 'AGE'],
-    volumes.map((volume) => [
-      `${volume.store}/${volume.name}`,
-      size(volume.bytes),
-      volume.access,
-      labelList(volume.labels),
-      age(volume.createdAt, clock.now()),
-    ]),
-  );
+  const { items, unanswered } = await session.client.overStores<VolumeJson>('/v1/volumes', { ...options });
+  const nothing =
+    Object.keys(options).length > 0
+      ? 'no volume matches; see all with: stowage volume list'
+      : 'no volumes; create one with: stowage volume create NAME';
+  print(session, items, nothing);
+  session.out.unanswered(unanswered, 'its volumes are shown as last seen');
+}
+
+function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing: string): void {
+  const row = (volume: VolumeJson): string[] => [
+    `${volume.store}/${volume.name}`,
+    size(volume.bytes),
+    volume.access,
+    labelList(volume.labels),
+    age(volume.createdAt, clock.now()),
+  ];
+  if (out.json) out.value(volumes);
+  else if (out.quiet) volumes.forEach((volume) => void out.line(shown(volume.id)));
+  else if (volumes.length === 0) out.note(nothing);
+  else out.table(['VOLUME', 'SIZE', 'ACCESS', 'LABELS', 'AGE'], volumes.map(row));
 }
 
 async function show({ client, out, clock }: Session, ref: string): Promise<void> {

@@ -18,7 +18,7 @@ export interface Catalogue {
   page(
     query: Omit<VolumeQuery, 'stores'> & { readonly stores: readonly string[] | undefined },
     scope: Scope,
-  ): Promise<readonly Volume[]>;
+  ): Promise<VolumePage>;
   /**
    * Makes our records of a store equal to what the store itself says, for what is this instance's or shared. Thorough:
    * what is on record is compared too, since a power cut can have taken back the newest of our records.
@@ -26,8 +26,17 @@ export interface Catalogue {
   refresh(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
 }
 
+export interface VolumePage {
+  readonly volumes: readonly Volume[];
+  /** The stores whose volumes are here as they were last seen. */
+  readonly unanswered: readonly StoreName[];
+}
+
 /** A store that is alive has listed its names by then. */
-const refreshPatienceMs = 10_000;
+const refreshPatienceMs = 3_000;
+/** Who took longer to fail is not asked again for a while. */
+const quickMs = 1_000;
+const restMs = 10_000;
 const readsAtOnce = 16;
 
 interface CatalogueParts {
@@ -56,8 +65,8 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const stores = query.stores ?? all.map((view) => view.config.name);
       const names = stores.map((name) => parts.stores().view(name).config.name);
       // What a store held when it last answered is better than no list at all.
-      await look.refreshAll(names, scope);
-      return records.volumes.page({ ...query, stores: names });
+      const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : look.silent(names));
+      return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
     refresh: refresh.all,
   };
@@ -157,22 +166,31 @@ interface Lookup {
   bare(name: string, visible: Visible, scope: Scope): Promise<Volume>;
   /** Stores that others can change are asked; what only we change is in our records already. Gives those that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
+  /** Those that did not answer lately. */
+  silent(names: readonly StoreName[]): readonly StoreName[];
 }
 
 function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
-  /** Asked and not answering: nobody waits for those again before they have answered. */
-  const late = new Set<StoreName>();
+  /** Asked and not answering, and until when: nobody waits for those meanwhile. */
+  const late = new Map<StoreName, number>();
+  const isLate = (name: StoreName): boolean => (late.get(name) ?? 0) > parts.clock.elapsed();
 
   /** Whether a store that others can change has answered; what it says is on record then. */
   async function answers(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean> {
     const { store } = parts.stores().view(name);
     if (store?.shared !== true) return store !== undefined;
-    if (late.has(name)) return false;
+    if (isLate(name)) return false;
+    const since = parts.clock.elapsed();
+    /** One that says no at once costs nobody anything, and may say yes the next time. */
+    const failed = (): void => {
+      const now = parts.clock.elapsed();
+      if (now - since > quickMs) late.set(name, now + restMs);
+      else late.delete(name);
+    };
     const asked = parts.stores().use(name, ask);
     if (!(await endsWithin(asked, refreshPatienceMs, parts.clock))) {
-      late.add(name);
-      const done = (): boolean => late.delete(name);
-      asked.then(done, done);
+      late.set(name, Number.POSITIVE_INFINITY);
+      asked.then(() => late.delete(name), failed);
       return false;
     }
     try {
@@ -180,6 +198,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
+      failed();
       scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
       return false;
     }
@@ -203,6 +222,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
 
   return {
     refreshAll,
+    silent: (wanted) => wanted.filter(isLate),
     byId: async (id, visible, scope) => {
       const recorded = (): Volume | undefined => {
         const volume = records.volumes.byId(id);
@@ -231,12 +251,16 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
     bare: async (name, visible, scope) => {
       const wanted = volumeName(name);
       const searched = names(visible);
+      // What is in the default store is meant, whatever is in the others: they need not even answer.
+      const usual = searched.find((store) => store === parts.stores().defaultName);
+      if (usual !== undefined) await refreshOne(usual, wanted, scope);
+      const meant = usual === undefined ? undefined : records.volumes.byName(usual, wanted);
+      if (meant !== undefined) return meant;
       const down = (await Promise.all(searched.map((store) => refreshOne(store, wanted, scope)))).flat();
       // Our records may still know volumes of a store that is no longer configured.
       const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
-      const preferred = found.find((volume) => volume.store === parts.stores().defaultName);
-      const first = preferred ?? (found.length === 1 ? found[0] : undefined);
-      if (first !== undefined) return first;
+      const [first] = found;
+      if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
       throw down.length > 0 ? notSure(name, down) : unknown(name);
     },

@@ -3,7 +3,7 @@ import { nameKey, volumeKey } from './keys.ts';
 import type { Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
-import { createPurge, createRestore, createTrashFinder, type Trashed } from './trash.ts';
+import { createPurge, createRestore, createTrashFinder, type Trashed, type TrashList } from './trash.ts';
 import { checkRevision, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
@@ -17,7 +17,9 @@ export interface Deletion {
 export interface Deletions {
   /** What becomes of the data is the administrator's choice, on the store. */
   delete(ref: string, expected: number | undefined, call: Call): Promise<Deletion>;
-  trash(stores: readonly string[], scope: Scope): Promise<readonly Trashed[]>;
+  trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
+  /** Of one store; fails when it does not answer. */
+  trashOf(store: string, scope: Scope): Promise<readonly Trashed[]>;
   /** Under its old name, or another. */
   restore(id: string, name: string | undefined, allowed: (store: string) => boolean, call: Call): Promise<Volume>;
   purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
@@ -42,10 +44,8 @@ export function createDeletions(parts: DeletionParts): Deletions {
   const finder = createTrashFinder(parts);
   return {
     delete: createDelete(parts, steps),
-    trash: (stores, scope) => {
-      for (const name of stores) parts.stores.view(name);
-      return finder.list(stores, scope);
-    },
+    trash: finder.list,
+    trashOf: finder.of,
     restore: createRestore(parts, finder, steps),
     ...createPurge(parts, finder, steps),
     steps: { ...steps },

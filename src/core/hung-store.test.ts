@@ -6,7 +6,7 @@ import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+import { type Answer, aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 
 let folder: string;
 let kind: GatedKind;
@@ -103,11 +103,25 @@ describe('a call on a disk that does not answer', () => {
     const first = server.admin.get('/v1/volumes');
     await gate.reached;
     clock.advance(10_000);
-    const names = (body: { items: { name: string }[] }): string[] => body.items.map(({ name }) => name);
-    expect(names((await first).body)).toEqual(['seen', 'here']);
-    expect(names((await server.admin.get('/v1/volumes')).body)).toEqual(['seen', 'here']);
+    const asLastSeen = { items: [{ name: 'seen' }, { name: 'here' }], unanswered: ['b'] };
+    expect((await first).body).toMatchObject(asLastSeen);
+    expect((await server.admin.get('/v1/volumes')).body).toMatchObject(asLastSeen);
+    expect((await server.admin.get('/v1/volumes?store=local')).body).toMatchObject({ unanswered: [] });
     expect(gate.waiting()).toBe(1);
     gate.open();
+    await vi.waitFor(async () =>
+      expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ ...asLastSeen, unanswered: [] }),
+    );
+  });
+
+  test('a listing does not tell a token of a store that is not for it', async () => {
+    const server = await started({ listen: '127.0.0.1:0' });
+    await add(server, 'b', '?readOnly=true');
+    const api = await server.as('viewer', 'local');
+    await rm(join(folder, 'b'), { recursive: true });
+    expect((await server.admin.get('/v1/volumes')).body.unanswered).toEqual(['b']);
+    expect((await api.get('/v1/volumes')).body.unanswered).toEqual([]);
+    await mkdir(join(folder, 'b'));
   });
 });
 
@@ -239,6 +253,46 @@ describe('what one store lacks does not keep others from theirs', () => {
     gate.open();
   });
 
+  test('the trash of the others is listed, and the store that does not answer is named', async () => {
+    const server = await started({ listen: '127.0.0.1:0' });
+    await add(server, 'a', '?onDelete=archive');
+    await add(server, 'b', '?onDelete=archive');
+    const { body } = await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+    await server.admin.delete('/v1/volumes/a..x');
+    expect((await server.admin.get('/v1/trash')).body).toMatchObject({ items: [{ id: body.id }], unanswered: [] });
+    const gate = kind.close('trash', { deaf: true, store: 'b' });
+    /** Time goes on as soon as the silent store has been asked once more. */
+    const answered = async (asked: Promise<Answer>): Promise<Answer> => {
+      const before = gate.waiting();
+      await vi.waitFor(() => expect(gate.waiting()).toBeGreaterThan(before));
+      clock.advance(10_000);
+      return await asked;
+    };
+    expect((await answered(server.admin.get('/v1/trash'))).body).toMatchObject({
+      items: [{ id: body.id }],
+      unanswered: ['b'],
+    });
+    expect((await (await server.as('viewer', 'a')).get('/v1/trash')).body).toMatchObject({
+      items: [{ id: body.id }],
+      unanswered: [],
+    });
+    const silent = { status: 503, body: { code: 'unavailable', reason: 'store-silent' } };
+    expect(await answered(server.admin.get('/v1/trash?store=b'))).toMatchObject(silent);
+    const unknown = '/v1/trash/sv1-00000000-0000-4000-8000-000000000000';
+    expect(await answered(server.admin.post(`${unknown}/restore`))).toMatchObject(silent);
+    expect(await answered(server.admin.delete(unknown))).toMatchObject(silent);
+    gate.open();
+  });
+
+  test('a store that could not be opened is named in the list of the trash', async () => {
+    const config = join(folder, 'stowage.yaml');
+    await writeFile(config, `stores:\n  b: local://${folder}/b\n`);
+    await rm(join(folder, 'b'), { recursive: true });
+    const server = await started({ config });
+    const { status, body } = await server.admin.get('/v1/trash');
+    expect({ status, body }).toMatchObject({ status: 200, body: { unanswered: ['b'] } });
+  });
+
   test('the identity of a place that could not be taken up is not that of the place before', async () => {
     const server = await started();
     await add(server, 'a');
@@ -333,7 +387,13 @@ describe('a change of configuration', () => {
     const onDelete = url.searchParams.get('onDelete') === 'retain' ? 'retain' : 'delete';
     const mode = url.searchParams.get('mode');
     return [
-      { ...config, uri, policy: { ...config.policy, onDelete }, options: mode === null ? {} : { mode } },
+      {
+        ...config,
+        origin: 'file',
+        uri,
+        policy: { ...config.policy, onDelete },
+        options: mode === null ? {} : { mode },
+      },
     ] as const;
   };
 

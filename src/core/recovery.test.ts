@@ -58,11 +58,10 @@ async function forgetting(work: (server: TestServer) => Promise<unknown>): Promi
   await copyFile(join(folder, 'before.db'), join(folder, 'state.db'));
 }
 
-const found = (server: TestServer): Promise<readonly Volume[]> =>
-  server.engine.catalogue.page(
-    { stores: ['keep'], labels: {}, contains: undefined, after: undefined, limit: 100 },
-    aCall(),
-  );
+const found = async (server: TestServer): Promise<readonly Volume[]> => {
+  const query = { stores: ['keep'], labels: {}, contains: undefined, after: undefined, limit: 100 };
+  return (await server.engine.catalogue.page(query, aCall())).volumes;
+};
 const visible = async (): Promise<string[]> => (await readdir(root)).filter((name) => !name.startsWith('.')).sort();
 const stateOf = (server: TestServer, id: Operation['id']): string | undefined =>
   server.engine.operations.get(id)?.operation.state;
@@ -133,7 +132,7 @@ describe.each([
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toEqual([]);
-      expect(await server.engine.deletions.trash(['keep'], aCall())).toHaveLength(inTrash);
+      expect(await server.engine.deletions.trashOf('keep', aCall())).toHaveLength(inTrash);
     });
     expect(await visible()).toEqual(left);
   });
@@ -146,7 +145,7 @@ describe.each([
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
-      expect(await server.engine.deletions.trash(['keep'], aCall())).toEqual([]);
+      expect(await server.engine.deletions.trashOf('keep', aCall())).toEqual([]);
     });
     expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
   });
@@ -158,7 +157,7 @@ describe.each([
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a' });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await server.engine.deletions.trash(['keep'], aCall())).toEqual([]);
+      expect(await server.engine.deletions.trashOf('keep', aCall())).toEqual([]);
     });
     expect(await visible()).toEqual([]);
   });

@@ -40,8 +40,10 @@ const create = ({ engine }: TestServer, name: string, key?: string): Promise<Vol
     { store: 'silver', name, bytes: 1n, access: undefined, labels: {} },
     { ...aCall(), ...(key === undefined ? {} : { requestId: key }) },
   );
-const list = async ({ engine }: TestServer): Promise<readonly Volume[]> =>
-  engine.catalogue.page({ stores: ['silver'], labels: {}, contains: undefined, after: undefined, limit: 100 }, aCall());
+const list = async ({ engine }: TestServer): Promise<readonly Volume[]> => {
+  const query = { stores: ['silver'], labels: {}, contains: undefined, after: undefined, limit: 100 };
+  return (await engine.catalogue.page(query, aCall())).volumes;
+};
 
 describe('two hosts on one store', () => {
   test('see at once what the other makes, changes, renames and deletes', async () => {

@@ -12,8 +12,17 @@ export interface Trashed extends TrashEntry {
   readonly expiresAt: number;
 }
 
+/** The trash of several stores, newest first. */
+export interface TrashList {
+  readonly entries: readonly Trashed[];
+  /** The stores whose trash is not in it. */
+  readonly unanswered: readonly string[];
+}
+
 export interface TrashFinder {
-  list(stores: readonly string[], scope: Scope): Promise<Trashed[]>;
+  list(stores: readonly string[], scope: Scope): Promise<TrashList>;
+  /** Of one store, newest first; fails when it does not answer. */
+  of(store: string, scope: Scope): Promise<readonly Trashed[]>;
   /** 'not-found' only when every store answered. */
   find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<Trashed>;
 }
@@ -31,14 +40,27 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
     return await asked;
   }
 
-  const list: TrashFinder['list'] = async (names, scope) => {
-    // All at once: a store that is removed meanwhile is waited with, and not missed.
-    const found = (await Promise.all(names.map((name) => listOne(name, scope)))).flat();
-    return found.sort((a, b) => b.deletedAt - a.deletedAt);
-  };
+  /** Undefined: it did not answer, which hides nothing of the other stores. */
+  async function listIfAnswering(name: string, scope: Scope): Promise<readonly Trashed[] | undefined> {
+    try {
+      return await listOne(name, scope);
+    } catch (thrown) {
+      scope.signal.throwIfAborted();
+      scope.log.warn('trash could not be listed', { store: name, why: stowageError(thrown).message });
+      return undefined;
+    }
+  }
 
   return {
-    list,
+    of: async (name, scope) => newestFirst(await listOne(name, scope)),
+    list: async (names, scope) => {
+      // All at once: a store that is removed meanwhile is waited with, and not missed.
+      const found = await Promise.all(names.map((name) => listIfAnswering(name, scope)));
+      return {
+        entries: newestFirst(found.flatMap((entries) => entries ?? [])),
+        unanswered: names.filter((_name, index) => found[index] === undefined),
+      };
+    },
     find: async (id, allowed, scope) => {
       if (!isVolumeId(id)) throw notThere(id);
       const isIt = (one: Trashed): boolean => one.volume.id === id;
@@ -52,6 +74,9 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
     },
   };
 }
+
+const newestFirst = (entries: readonly Trashed[]): readonly Trashed[] =>
+  entries.toSorted((a, b) => b.deletedAt - a.deletedAt);
 
 /** What the first of them found: a store that does not answer keeps nobody from what another one has. */
 async function firstOf<T>(searches: readonly Promise<T | undefined>[]): Promise<T | undefined> {
@@ -107,7 +132,7 @@ export function createPurge(
   async function expireIn(store: string, scope: Scope): Promise<void> {
     const now = clock.now();
     try {
-      for (const entry of await finder.list([store], scope)) {
+      for (const entry of await finder.of(store, scope)) {
         if (entry.expiresAt <= now) await purgeEntry(entry, { ...scope, requestId: entry.volume.id });
       }
     } catch (thrown) {

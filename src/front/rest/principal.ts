@@ -49,6 +49,12 @@ export const isEverywhere = (principal: Principal): boolean => principal.stores.
 export const maySee = (principal: Principal, store: string | undefined): boolean =>
   isEverywhere(principal) || (store !== undefined && principal.stores.includes(store));
 
+export const visibleStores = (engine: Engine, principal: Principal): string[] =>
+  engine.stores
+    .list()
+    .map((view) => view.config.name)
+    .filter((name) => maySee(principal, name));
+
 /** Before anything is looked up: whether a store outside the scope exists is not said. */
 export function requireStore(principal: Principal, store: string): void {
   if (maySee(principal, store)) return;

@@ -267,6 +267,10 @@ export const listOf = <T extends TSchema>(item: T) =>
     next: nullable(Type.String({ description: 'Pass as `after` for the next page' })),
   });
 
+/** A list over several stores, which does not fail with one of them. */
+export const listOverStores = <T extends TSchema>(item: T, unanswered: string) =>
+  object({ ...listOf(item).properties, unanswered: Type.Array(Type.String(), { description: unanswered }) });
+
 export type VolumeJson = Static<typeof volume>;
 export type VolumeDetailJson = Static<typeof volumeDetail>;
 export type UsageJson = Static<typeof usage>;

@@ -131,8 +131,10 @@ function createNfsOnDisk(): NfsClient {
       answered('READ', async () => {
         const file = await open(pathOf(handle), constants.O_RDONLY | constants.O_NOFOLLOW);
         try {
-          const { bytesRead } = await file.read(into, 0, into.length, offset);
-          return { count: bytesRead, isEnd: bytesRead < into.length, attributes: undefined };
+          const buffer = into instanceof Uint8Array ? into : into.take(into.length);
+          const { bytesRead } = await file.read(buffer, 0, buffer.length, offset);
+          const data = buffer.subarray(0, bytesRead);
+          return { count: bytesRead, isEnd: bytesRead < buffer.length, attributes: undefined, data };
         } finally {
           await file.close();
         }

@@ -39,7 +39,12 @@ export interface NfsClient {
   lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.Found>;
   access(handle: FileHandle, mask: number, options?: CallOptions): Promise<number>;
   readlink(handle: FileHandle, options?: CallOptions): Promise<Text>;
-  read(handle: FileHandle, offset: number, into: Buffer, options?: CallOptions): Promise<procedures.ReadResult>;
+  read(
+    handle: FileHandle,
+    offset: number,
+    into: Buffer | procedures.LateBuffer,
+    options?: CallOptions,
+  ): Promise<procedures.ReadResult>;
   write(
     handle: FileHandle,
     offset: number,
@@ -164,11 +169,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     readlink,
     read: (handle, offset, into, options) =>
       // More would be a reply longer than is taken.
-      call(
-        procedures.read,
-        { handle, offset, into: into.length > maxTransfer ? into.subarray(0, maxTransfer) : into },
-        options,
-      ),
+      call(procedures.read, { handle, offset, into: into.length > maxTransfer ? shorter(into) : into }, options),
     write: (handle, offset, data, stable, options) => call(procedures.write, { handle, offset, data, stable }, options),
     create: (directory, name, how, options) =>
       // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
@@ -228,6 +229,11 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
 function thrown(cause: unknown): never {
   throw cause;
 }
+
+const shorter = (into: Buffer | procedures.LateBuffer): Buffer | procedures.LateBuffer =>
+  into instanceof Uint8Array
+    ? into.subarray(0, maxTransfer)
+    : { length: maxTransfer, take: (length) => into.take(length) };
 
 const hasHandle = (made: procedures.Made): made is New => made.handle !== undefined;
 

@@ -19,7 +19,7 @@ export {
   unmnt,
 } from './mount.ts';
 export { NameError } from './names.ts';
-export { accessRight, type ReadResult, type WriteResult } from './procedures.ts';
+export { accessRight, type LateBuffer, type ReadResult, type WriteResult } from './procedures.ts';
 export { isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 export {
   type Attributes,

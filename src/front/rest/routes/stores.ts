@@ -4,7 +4,7 @@ import type { Engine } from '#core/engine.ts';
 import { unusablePlace } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
-import { isEverywhere, maySee, type Principal, requireEverywhere, requireStore } from '../principal.ts';
+import { isEverywhere, maySee, type Principal, requireEverywhere, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
 
@@ -156,18 +156,21 @@ export const storeRoutes: readonly Route[] = [
     summary: 'List deleted volumes that can be restored',
     role: 'viewer',
     query: trashQuery,
-    success: { status: 200, description: 'The trash, newest first', schema: schemas.listOf(schemas.trashEntry) },
+    success: {
+      status: 200,
+      description: 'The trash, newest first',
+      schema: schemas.listOverStores(schemas.trashEntry, 'Stores that did not answer: their trash is not in the list'),
+    },
     handle: async ({ engine, principal, query, call }) => {
       if (query.store !== undefined) requireStore(principal, query.store);
-      const open = engine.stores
-        .list()
-        .filter((view) => view.store !== undefined && maySee(principal, view.config.name));
-      const names = query.store === undefined ? open.map((view) => view.config.name) : [query.store];
-      const entries = await engine.deletions.trash(names, call);
+      const { entries, unanswered } =
+        query.store === undefined
+          ? await engine.deletions.trash(visibleStores(engine, principal), call)
+          : { entries: await engine.deletions.trashOf(query.store, call), unanswered: [] };
       const items = entries.map((entry) =>
         trashJson(entry, engine.stores.view(entry.volume.store).store?.enforcesCapacity ?? false),
       );
-      return ok({ items, next: null });
+      return ok({ items, next: null, unanswered: [...unanswered] });
     },
   }),
   route({

@@ -4,7 +4,7 @@ import { stowageError } from '#core/errors.ts';
 import type { Labels, Volume } from '#core/model.ts';
 import { isVolumeId, partsOfQualified } from '#core/names.ts';
 import { mountJson, time, usageJson, volumeDetailJson, volumeJson } from '../json.ts';
-import { isEverywhere, maySee, type Principal, requireDefault, requireStore } from '../principal.ts';
+import { isEverywhere, maySee, type Principal, requireDefault, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
 
@@ -62,17 +62,20 @@ export const volumeRoutes: readonly Route[] = [
     summary: 'List volumes, by store and name',
     role: 'viewer',
     query,
-    success: { status: 200, description: 'A page of volumes', schema: schemas.listOf(schemas.volume) },
+    success: {
+      status: 200,
+      description: 'A page of volumes',
+      schema: schemas.listOverStores(
+        schemas.volume,
+        'Stores that did not answer: their volumes are listed as they were last seen',
+      ),
+    },
     handle: async ({ engine, principal, query: q, call }) => {
       const limit = q.limit ?? 100;
       if (q.store !== undefined) requireStore(principal, q.store);
-      const visible = engine.stores
-        .list()
-        .map((view) => view.config.name)
-        .filter((name) => maySee(principal, name));
-      const found = await engine.catalogue.page(
+      const { volumes: found, unanswered } = await engine.catalogue.page(
         {
-          stores: q.store === undefined ? visible : [q.store],
+          stores: q.store === undefined ? visibleStores(engine, principal) : [q.store],
           labels: labelsFrom(q.label ?? []),
           contains: q.contains,
           after: afterFrom(q.after),
@@ -85,6 +88,7 @@ export const volumeRoutes: readonly Route[] = [
       return ok({
         items: items.map((volume) => json(engine, volume)),
         next: found.length > limit && last ? `${last.store}/${last.name}` : null,
+        unanswered: [...unanswered],
       });
     },
   }),

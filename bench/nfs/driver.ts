@@ -1,0 +1,77 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+import { component } from '#testbed/components.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import type { Answer, Task } from './operations.ts';
+
+/** A program that does NFS calls when it is told to, in a process of its own. */
+export interface Driver extends AsyncDisposable {
+  measure(task: Task, ms: number): Promise<Answer>;
+  /** The answer to a line, which takes it about so long. */
+  ask<T>(line: string, ms: number): Promise<T>;
+}
+
+export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'> {
+  readonly path: string;
+}
+
+/** Beyond what was asked for: to end what is under way, and to clean up. */
+const patienceMs = 60_000;
+
+export function startOurs(target: Target, folder: string, signal: AbortSignal): Driver {
+  const program = fileURLToPath(new URL('client.ts', import.meta.url));
+  return start([process.execPath, program], target, folder, signal);
+}
+
+/** Makes volumes: through a store, or by the same calls without one. */
+export function startVolumes(side: 'store' | 'bare', target: Target, signal: AbortSignal): Driver {
+  const program = fileURLToPath(new URL('volumes.ts', import.meta.url));
+  return start([process.execPath, program, side], target, side, signal);
+}
+
+export function startLibnfs(target: Target, folder: string, signal: AbortSignal): Driver {
+  const { tool, probe, command } = component('libnfs-bench');
+  const why = probe();
+  if (why !== undefined || tool === undefined) throw new Error(`${why}. Get it: ${command}`);
+  return start([tool()], target, folder, signal);
+}
+
+function start(
+  [program, ...args]: readonly [string, ...string[]],
+  { host, nfsPort, mountPort, path }: Target,
+  folder: string,
+  signal: AbortSignal,
+): Driver {
+  const child = spawn(program, [...args, host, `${nfsPort}`, `${mountPort}`, path, folder], {
+    stdio: ['pipe', 'pipe', 'inherit'],
+    signal,
+    killSignal: 'SIGKILL',
+  });
+  // Told of by the missing answer.
+  child.on('error', () => undefined);
+  child.stdin.on('error', () => undefined);
+  const answers = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  const ask = async <T>(line: string, ms: number): Promise<T> => {
+    child.stdin.write(`${line}\n`);
+    const late = setTimeout(() => child.kill('SIGKILL'), ms + patienceMs);
+    const { value, done } = await answers.next();
+    clearTimeout(late);
+    signal.throwIfAborted();
+    if (done === true) throw new Error(`${program} ended, or was too slow, at: ${line}`);
+    return JSON.parse(value) as T;
+  };
+  return {
+    ask,
+    measure: ({ operation, inFlight }, ms) => ask<Answer>(`${operation} ${inFlight} ${ms}`, ms),
+    [Symbol.asyncDispose]: () => end(child),
+  };
+}
+
+async function end(child: ChildProcess): Promise<void> {
+  if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null) return;
+  const exit = once(child, 'exit');
+  child.kill('SIGKILL');
+  await exit;
+}

@@ -1,0 +1,44 @@
+/** Both programs, ours and the one on libnfs, know these by their names. */
+export type OperationName = 'getattr' | 'lookup' | 'mkdir' | 'file' | 'read' | 'write' | 'readdirplus';
+
+/** One thing that is measured. */
+export interface Task {
+  readonly operation: OperationName;
+  readonly inFlight: number;
+  /** For people. */
+  readonly name: string;
+  readonly unit: string;
+}
+
+const deep = 64;
+
+const small = ([operation, name]: readonly [OperationName, string]): readonly Task[] =>
+  [1, deep].map((inFlight) => ({ operation, inFlight, name: `${name}, ${inFlight} in flight`, unit: '/s' }));
+
+const large = (operation: 'read' | 'write'): readonly Task[] =>
+  [1, 16].map((inFlight) => ({ operation, inFlight, name: `${operation} 1 MiB, depth ${inFlight}`, unit: 'MiB/s' }));
+
+export const tasks: readonly Task[] = [
+  ...(
+    [
+      ['getattr', 'getattr'],
+      ['lookup', 'lookup'],
+      ['mkdir', 'mkdir'],
+      ['file', 'create + write 4k + remove'],
+    ] as const
+  ).flatMap(small),
+  ...large('write'),
+  ...large('read'),
+  { operation: 'readdirplus', inFlight: 1, name: 'readdirplus, entries', unit: '/s' },
+];
+
+export const isDeep = ({ inFlight }: Task): boolean => inFlight === deep;
+export const isPipelined = ({ inFlight }: Task): boolean => inFlight > 1;
+export const isWrite = ({ operation }: Task): boolean => operation === 'write';
+
+/** What such a program answers. */
+export interface Answer {
+  readonly perSecond: number;
+  /** Of the program itself, user and system, for each. */
+  readonly cpuMicroseconds: number;
+}

@@ -1,0 +1,108 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { createSender } from './sender.ts';
+
+async function connected(): Promise<{ readonly near: Socket; readonly far: Socket }> {
+  const server = createServer({ pauseOnConnect: true }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const near = connect((server.address() as AddressInfo).port, '127.0.0.1');
+  const [[far]] = (await Promise.all([once(server, 'connection'), once(near, 'connect')])) as [[Socket], unknown];
+  onTestFinished(() => {
+    near.destroy();
+    far.destroy();
+    server.close();
+  });
+  return { near, far };
+}
+
+/** As soon as there is room in the kernel again, `between` is called. */
+async function read(socket: Socket, length: number, between: () => void = () => undefined): Promise<Buffer> {
+  const chunks: Buffer[] = [];
+  let have = 0;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  socket.on('data', (chunk: Buffer) => {
+    chunks.push(chunk);
+    have += chunk.length;
+    between();
+    if (have >= length) resolve();
+  });
+  socket.resume();
+  await promise;
+  return Buffer.concat(chunks);
+}
+
+/** One record with its mark: a number, and data whose length is before them. */
+function expected(number: number, data: Uint8Array): Buffer {
+  const padding = Buffer.alloc((4 - (data.length & 3)) & 3);
+  const head = Buffer.alloc(12);
+  head.writeUInt32BE((0x8000_0000 | (8 + data.length + padding.length)) >>> 0, 0);
+  head.writeUInt32BE(number, 4);
+  head.writeUInt32BE(data.length, 8);
+  return Buffer.concat([head, data, padding]);
+}
+
+describe.each([true, false])('straight to the kernel where it can be: %s', (isBare) => {
+  test('records arrive whole and in order, though the other side takes nothing for a long time', async () => {
+    const { near, far } = await connected();
+    const errors: unknown[] = [];
+    const sent: Uint8Array[] = [];
+    const onSent = (data: Uint8Array): void => void sent.push(data);
+    const sender = createSender(near, { onError: (cause) => errors.push(cause), onSent, isBare });
+    // Far more than the kernel holds; sizes that are copied and that are not, padded and not.
+    const all = Array.from({ length: 200 }, (_, i) => Buffer.alloc((i * 997) % 130_003, i));
+    const send = (data: Buffer, i: number): void => {
+      sender.record((writer) => {
+        writer.u32(i).u32(data.length);
+        return data;
+      }, undefined);
+      if (i % 3 === 0) sender.flush();
+      else if (i % 3 === 1) sender.flushSoon();
+    };
+    all.slice(0, 190).forEach(send);
+    sender.flush();
+    expect(sender.queued).toBeGreaterThan(0);
+    const wanted = Buffer.concat(all.map((data, i) => expected(i, data)));
+    let next = 190;
+    const between = (): void => {
+      const data = all[next];
+      if (data !== undefined) send(data, next++);
+    };
+    expect((await read(far, wanted.length, between)).equals(wanted)).toBe(true);
+    await expect.poll(() => sender.queued).toBe(0);
+    // By which they are, not by what is in them: that takes seconds.
+    expect(sent.map((data) => all.indexOf(data as (typeof all)[number]))).toEqual(
+      all.flatMap((data, i) => (data.length > 4096 ? [i] : [])),
+    );
+    expect(errors).toEqual([]);
+  });
+
+  test('what is laid out goes with the flush, and not before', async () => {
+    const { near, far } = await connected();
+    const sender = createSender(near, { onError: () => undefined, isBare });
+    const lay = (number: number): void =>
+      sender.record((writer) => {
+        writer.u32(number).u32(0);
+        return undefined;
+      }, undefined);
+    lay(1);
+    expect(sender.queued).toBe(12);
+    expect(near.bytesWritten).toBe(0);
+    lay(2);
+    sender.flush();
+    const wanted = Buffer.concat([expected(1, Buffer.alloc(0)), expected(2, Buffer.alloc(0))]);
+    expect(await read(far, wanted.length)).toEqual(wanted);
+  });
+
+  test('a connection that is gone takes nothing, and nothing is kept for it', async () => {
+    const { near } = await connected();
+    const sender = createSender(near, { onError: () => undefined, isBare });
+    near.destroy();
+    sender.record((writer) => {
+      writer.u32(1);
+      return Buffer.alloc(100_000);
+    }, undefined);
+    sender.flush();
+    expect(sender.queued).toBe(0);
+  });
+});

@@ -1,0 +1,35 @@
+import { expect, test, vi } from 'vitest';
+import { createWatches } from './watches.ts';
+
+test('calls of one signal share a listener, which goes when they are done', () => {
+  const aborted: AbortSignal[] = [];
+  const watches = createWatches((signal) => aborted.push(signal));
+  const { signal } = new AbortController();
+  const [add, remove] = [vi.spyOn(signal, 'addEventListener'), vi.spyOn(signal, 'removeEventListener')];
+  for (let i = 0; i < 3; i++) watches.add(signal);
+  expect(add).toHaveBeenCalledOnce();
+  watches.remove(signal);
+  watches.remove(signal);
+  watches.tidy();
+  expect(remove).not.toHaveBeenCalled();
+  watches.remove(signal);
+  watches.tidy();
+  expect(remove).toHaveBeenCalledOnce();
+  watches.add(signal);
+  expect(add).toHaveBeenCalledTimes(2);
+  expect(aborted).toEqual([]);
+});
+
+test('an abort is told once, and not after the last call has ended', () => {
+  const aborted: AbortSignal[] = [];
+  const watches = createWatches((signal) => aborted.push(signal));
+  const [one, other] = [new AbortController(), new AbortController()];
+  watches.add(one.signal);
+  watches.add(one.signal);
+  watches.add(other.signal);
+  watches.remove(other.signal);
+  watches.tidy();
+  one.abort();
+  other.abort();
+  expect(aborted).toEqual([one.signal]);
+});
