@@ -69,9 +69,24 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     await operations();
     await events();
     await tokens();
+    await serving();
     expect(await says('store', 'remove', 'data')).toBe('store data removed; its volumes stay where they are\n');
     expect([...done].sort()).toEqual([...everyCommand].sort());
   });
+
+  async function serving(): Promise<void> {
+    const [file, ...args] = command;
+    const place = ['--port', '0', '--state', join(home, 'served')];
+    const child = spawn(file, [...args, '--json', 'nfs', 'serve', await folder('exported'), ...place], {
+      timeout: 60_000,
+    });
+    const ended = once(child, 'close');
+    const [line] = (await once(child.stdout, 'data')) as [Buffer];
+    expect(JSON.parse(line.toString())).toMatchObject({ port: expect.any(Number) });
+    child.kill('SIGTERM');
+    expect((await ended)[0]).toBe(0);
+    done.add('nfs serve');
+  }
 
   async function theMachine(): Promise<void> {
     expect(await json('status')).toMatchObject({

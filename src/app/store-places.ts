@@ -65,7 +65,8 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = ()
 async function refuseTwin(place: Place, places: Iterable<Place>, store: Store): Promise<void> {
   const { identity, readOnly } = place;
   const twin = [...places].find((other) => other !== place && !other.readOnly && other.identity === identity);
-  if (identity === undefined || readOnly || twin === undefined) return;
+  // A local store that has another's identity is a copy of it: one directory is known by its path.
+  if (identity === undefined || readOnly || !store.shared || twin === undefined) return;
   await store.close();
   throw taken(place.name, place.root, twin.name);
 }

@@ -26,7 +26,9 @@ export function picture(folder: string): () => void {
   const texts = pathsIn(folder).map((path) => {
     const at = join(folder, path);
     const about = lstatSync(at);
-    return [at, about.isDirectory() ? undefined : readFileSync(at, 'utf8'), about.mtime] as const;
+    // Never rounded up: the seconds tell whose it is.
+    const changed = Math.floor(about.mtimeMs) / 1000;
+    return [at, about.isDirectory() ? undefined : readFileSync(at, 'utf8'), changed] as const;
   });
   return () => {
     const kept = new Set(texts.map(([at]) => at));

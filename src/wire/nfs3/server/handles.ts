@@ -31,7 +31,7 @@ const digestLength = 32;
 /** Handles that only the holder of the key can make. */
 export function createHandles(key: Uint8Array): Handles {
   const code = createShortCode(key);
-  const scratch = Buffer.alloc(headLength + maxTrail);
+  const scratch = Buffer.alloc(headLength + maxTrail + codeLength);
   return {
     make: ({ ino, birth, trail }) => {
       const length = headLength + trail.length;
@@ -40,7 +40,9 @@ export function createHandles(key: Uint8Array): Handles {
       scratch.writeBigUInt64BE(ino, 4);
       scratch.writeBigUInt64BE(BigInt.asUintN(64, birth), 12);
       scratch.set(trail, headLength);
-      return scratch.toString('latin1', 0, length) + code(scratch.subarray(0, length));
+      scratch.write(code(scratch.subarray(0, length)), length, 'latin1');
+      // In one piece: a sum of strings keeps its parts.
+      return scratch.toString('latin1', 0, length + codeLength);
     },
     open: (bytes) => {
       const handle = Buffer.from(bytes);
