@@ -158,12 +158,13 @@ async function assemble(
   clock: Clock,
   log: Log,
 ): Promise<Engine> {
-  const run = createRun(clock);
+  const run = createRun(clock, undefined, state.path);
   const roots = (only: (config: StoreConfig) => boolean): string[] =>
     engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
   const mounter = await createMounter({
     clock,
     run,
+    owner: state.path,
     // Loop devices on files of other stores are their users' own.
     storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
     forbidden: () => [state.path, ...roots(() => true)],

@@ -14,9 +14,10 @@ import { readMountTable } from './mountinfo.ts';
 import { CommandFailed, createRun, type Run } from './run.ts';
 
 const clock = systemClock();
-const real = createRun(clock);
+const owner = '/state/of/this/test';
+const real = createRun(clock, undefined, owner);
 const mounterWith = (run: Run, ground: Ground): Mounter =>
-  createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [join(ground.folder, 'store')] });
+  createLinuxMounter({ clock, run, owner, forbidden: () => [], storeRoots: () => [join(ground.folder, 'store')] });
 
 describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   let ground: Ground;
@@ -203,13 +204,16 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   });
 
   test('waits for what a killed Stowage left running, and not for what another one runs', async () => {
-    const orphan = spawn('sleep', ['100'], { stdio: 'ignore', env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: '1' } });
-    const another = spawn('sleep', ['100'], {
-      stdio: 'ignore',
-      env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: `${process.pid}` },
-    });
-    children.push(orphan, another);
-    await Promise.all([orphan, another].map((child) => new Promise((done) => child.once('spawn', done))));
+    const sleeping = (by: string, owner: string) =>
+      spawn('sleep', ['100'], {
+        stdio: 'ignore',
+        env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: by, STOWAGE_RUN_FOR: owner },
+      });
+    const orphan = sleeping('1', owner);
+    const another = sleeping(`${process.pid}`, owner);
+    const others = sleeping('1', '/elsewhere');
+    children.push(orphan, another, others);
+    await Promise.all([orphan, another, others].map((child) => new Promise((done) => child.once('spawn', done))));
     const waits: string[] = [];
     const log = {
       ...ground.scope.log,
@@ -219,9 +223,10 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     await expect.poll(() => waits.length).toBeGreaterThan(1);
     expect(waits[1]).toContain(`"${orphan.pid}"`);
     expect(waits[1]).not.toContain(`"${another.pid}"`);
+    expect(waits[1]).not.toContain(`"${others.pid}"`);
     orphan.kill('SIGKILL');
     expect((await listing).length).toBeGreaterThan(0);
-    expect(another.exitCode).toBeNull();
+    expect([another.exitCode, others.exitCode]).toEqual([null, null]);
   });
 
   test('reaps staged mounts and folders of unknown volumes, and nothing else', async () => {

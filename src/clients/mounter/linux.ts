@@ -16,6 +16,8 @@ import { usersOf } from './users.ts';
 export interface LinuxMounterOptions {
   readonly clock: Clock;
   readonly run: Run;
+  /** The state folder: what was run for it is waited for. */
+  readonly owner?: string;
   /** Where loop devices of ours have their files. */
   readonly storeRoots: () => readonly string[];
   /** Where nobody may mount: the state folder and the store roots. */
@@ -29,7 +31,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const look = createLook(clock);
   const parts: Parts = { clock, run, readTable, look, sys, places: createKeyedLock() };
   const targets = createTargets({ look, readTable, forbidden: options.forbidden });
-  const settled = createSettling(clock);
+  const settled = createSettling(clock, options.owner ?? '');
   const unmount = createUnmount(parts);
   const bind = createBind(parts);
   const list: Mounter['list'] = async (scope) => {

@@ -4,7 +4,7 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { HeldPath } from './held-path.ts';
-import { runBy } from './settle.ts';
+import { runBy, runFor } from './settle.ts';
 import { installation, searchPath, type Tool } from './tools.ts';
 
 /** The program ran and said no. What that means is for the caller to say; this is the cause it keeps. */
@@ -41,7 +41,8 @@ const errorLimit = 16 * 1024;
 /** A killed program in uninterruptible sleep ends when the kernel lets it; nobody waits for that. */
 const killGrace = 2_000;
 
-export function createRun(clock: Clock, path = searchPath()): Run {
+/** `owner`: the state folder of the Stowage that runs them. */
+export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
   return async (tool, args, scope, options = {}) => {
     scope.signal.throwIfAborted();
     const { deadline: ms = 30_000, holding = [] } = options;
@@ -53,7 +54,7 @@ export function createRun(clock: Clock, path = searchPath()): Run {
       detached: true,
       env: {
         ...{ PATH: path, LC_ALL: 'C' },
-        ...(options.letFinish === true ? {} : { [runBy]: String(process.pid) }),
+        ...(options.letFinish === true ? {} : { [runBy]: String(process.pid), [runFor]: owner }),
         // move_mount(2), which util-linux uses since 2.39, does not follow inChild(0) to where it leads; mount(2) does.
         ...(holding.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
       },

@@ -5,16 +5,18 @@ import { readBounded } from './mountinfo.ts';
 
 /** In the environment of every program that is run: the process that waits for it. */
 export const runBy = 'STOWAGE_RUN_BY';
+/** And whose it is, by its state folder: another Stowage's programs are not waited for. */
+export const runFor = 'STOWAGE_RUN_FOR';
 
 /**
  * A killed Stowage leaves its last `mount` or `umount` running for a moment. Whoever looks at the mount table before
  * that is done repairs what is not broken, and misses what is about to be; so the first look waits.
  */
-export function createSettling(clock: Clock, proc = '/proc'): (scope: Scope) => Promise<void> {
+export function createSettling(clock: Clock, owner: string): (scope: Scope) => Promise<void> {
   let settled = false;
   return async (scope) => {
     for (let attempt = 0; !settled && attempt < 50; attempt++) {
-      const left = await leftRunning(proc);
+      const left = await leftRunning(owner);
       if (left.length === 0) break;
       scope.log.info('waiting for programs that a killed Stowage left running', { pids: left });
       await clock.sleep(100, scope.signal);
@@ -23,13 +25,16 @@ export function createSettling(clock: Clock, proc = '/proc'): (scope: Scope) => 
   };
 }
 
-async function leftRunning(proc: string): Promise<readonly string[]> {
+const proc = '/proc';
+
+async function leftRunning(owner: string): Promise<readonly string[]> {
   const pids = (await readdir(proc)).filter((name) => /^\d+$/.test(name));
   const left: string[] = [];
   for (const pid of pids) {
     const environment = await readBounded(`${proc}/${pid}/environ`, 131_072).catch(() => '');
-    const by = environment.split('\0').find((variable) => variable.startsWith(`${runBy}=`));
-    if (by === undefined) continue;
+    const variables = environment.split('\0');
+    const by = variables.find((variable) => variable.startsWith(`${runBy}=`));
+    if (by === undefined || !variables.includes(`${runFor}=${owner}`)) continue;
     const status = await readFile(`${proc}/${pid}/status`, 'utf8').catch(() => '');
     const parent = /^PPid:\s*(\d+)$/m.exec(status)?.[1];
     // Ended while it was looked at, or run by somebody who waits for it, perhaps another Stowage.
