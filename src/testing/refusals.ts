@@ -11,6 +11,17 @@ export async function refusal(work: Promise<unknown>): Promise<StowageError> {
   throw new Error(`not refused with a StowageError: ${thrown}`, { cause: thrown });
 }
 
+/** The same of work that is done at once. */
+export function refusalOf(work: () => unknown): StowageError {
+  try {
+    work();
+  } catch (thrown) {
+    if (thrown instanceof StowageError) return thrown;
+    throw thrown;
+  }
+  throw new Error('not refused');
+}
+
 /** What a program and a person are told. */
 export interface Told {
   readonly code: string;

@@ -45,6 +45,8 @@ interface Found {
 
 /** Of a directory whose entries are all kept in memory: a server that never comes to an end is not believed. */
 const mostEntries = 500_000;
+/** One that starts anew at every write, or says so, is not waited for. */
+const mostRestarts = 3;
 /** How often a record can be replaced by others between finding and reading it. */
 const mostReplaced = 8;
 
@@ -94,6 +96,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
   async function fill(path: string, handle: FileHandle, text: string): Promise<number> {
     const data = Buffer.from(text);
     let seconds = 0;
+    let restarts = 0;
     for (let done = 0; done < data.length; ) {
       const { count, committed, verifier, attributes } = await nfs
         .write(handle, done, data.subarray(done), stability.fileSync, within)
@@ -102,6 +105,8 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       if (count === 0) throw new UnfitFile(`${path} cannot be written: the server takes nothing`);
       // Of a server that started anew in between, what was written may be lost: from the beginning, then.
       const isKept = committed === stability.fileSync || (await nfs.commit(handle, 0, 0, within)).verifier === verifier;
+      if (!isKept && ++restarts > mostRestarts)
+        throw new UnfitFile(`${path} cannot be written: the server keeps nothing`);
       done = isKept ? done + count : 0;
       seconds = attributes === undefined ? seconds : ms(attributes.mtime, attributes.mtimeNs);
     }

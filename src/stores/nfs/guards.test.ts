@@ -10,7 +10,9 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { exportFolder, nfsStore, openNfs } from '#testing/nfs-store.ts';
 import { refusal } from '#testing/refusals.ts';
+import type { NfsClient } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { Connect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 
 async function newFolder(): Promise<string> {
@@ -84,3 +86,23 @@ test('a store opens by the second of its addresses when the first takes connecti
   expect((await store.create(spec('a'), scope)).name).toBe('a');
   expect(sockets.size).toBeGreaterThan(0);
 }, 30_000);
+
+test('a server that keeps nothing of what it is given is not written to for ever', async () => {
+  const folder = await newFolder();
+  let writes = 0;
+  let verifier = 0n;
+  const connect: Connect = async (...about) => {
+    const session = await connectToDisk(folder)(...about);
+    const nfs: NfsClient = {
+      ...session.nfs,
+      write: async (...args) => {
+        writes++;
+        return { ...(await session.nfs.write(...args)), committed: 0, verifier: ++verifier };
+      },
+      commit: async () => ({ verifier: ++verifier }),
+    };
+    return { ...session, nfs };
+  };
+  await refusal(openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect) }));
+  expect(writes).toBeLessThan(10);
+});

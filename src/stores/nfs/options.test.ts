@@ -1,20 +1,10 @@
 import { describe, expect, test } from 'vitest';
-import { StowageError } from '#core/errors.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
+import { refusalOf } from '#testing/refusals.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { optionHelp, parseOptions, shownPlace } from './options.ts';
 
 const uri = 'nfs://server/export';
-
-function refused(work: () => unknown): StowageError {
-  try {
-    work();
-  } catch (thrown) {
-    if (thrown instanceof StowageError) return thrown;
-    throw thrown;
-  }
-  throw new Error('not refused');
-}
 
 describe('the URI', () => {
   test.each([
@@ -69,7 +59,7 @@ describe('the URI', () => {
     ['nfs://server/%ff', 'it has a broken %-escape (URIError: URI malformed)'],
     [`nfs://server/${'x'.repeat(1024)}`, 'the path is longer than 1024 bytes'],
   ])('%s is refused: %s', (given, why) => {
-    const error = refused(() => parseOptions(given, {}));
+    const error = refusalOf(() => parseOptions(given, {}));
     expect(error).toMatchObject({ code: 'invalid', reason: 'store-option-invalid' });
     expect(error.message).toMatch(/is not the URI of an NFS store: /);
     expect(error.message.endsWith(`: ${why}`)).toBe(true);
@@ -86,7 +76,7 @@ describe('the URI', () => {
     const config = parseStoreConfig('x', `${uri}?uid=7&soft=true&onDelete=retain`, 'api', new Map([['nfs', kind]]));
     expect(parseOptions(config.uri, config.options)).toMatchObject({ uid: 7, hard: false });
     const unknown = () => parseStoreConfig('x', `${uri}?vers=4`, 'api', new Map([['nfs', kind]]));
-    expect(refused(unknown).action).toContain('pathTemplate, port,');
+    expect(refusalOf(unknown).action).toContain('pathTemplate, port,');
   });
 });
 
@@ -170,7 +160,7 @@ describe('options', () => {
     ['network', ['', 'storage', 'netns:', 'netns:../x', 'netns:a/b', './ns']],
   ] as const)('%s refuses %j, and says what it takes', (key, values) => {
     for (const value of values) {
-      const error = refused(() => parseOptions(uri, { [key]: value }));
+      const error = refusalOf(() => parseOptions(uri, { [key]: value }));
       expect(error, value).toMatchObject({
         ...{ code: 'invalid', reason: 'store-option-invalid' },
         message: `'${value}' is not a value for the option ${key}`,
@@ -185,7 +175,7 @@ describe('options', () => {
     [uri, { sourceport: '800', nconnect: '2' }, 'several connections cannot have one source port'],
     ['nfs://server:2049/export', { port: '2050' }, 'the URI names port 2049 and the option port 2050'],
   ])('%s with %j: %s', (given, options, message) => {
-    expect(refused(() => parseOptions(given, options))).toMatchObject({ code: 'invalid', message });
+    expect(refusalOf(() => parseOptions(given, options))).toMatchObject({ code: 'invalid', message });
   });
 
   test('a port that is given twice, the same, is fine', () => {

@@ -2,29 +2,18 @@ import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { StowageError } from '#core/errors.ts';
 import type { Labels, Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { exportFolder, type NfsStoreUnderTest, nfsStore } from '#testing/nfs-store.ts';
-import { refusal } from '#testing/refusals.ts';
+import { refusal, refusalOf } from '#testing/refusals.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 const id = newVolumeId();
 const fill = (template: string, name: string, labels: Labels = {}): string =>
   parsePathTemplate(template).pathFor({ id, name: volumeName(name), labels });
-
-function refused(work: () => unknown): StowageError {
-  try {
-    work();
-  } catch (thrown) {
-    if (thrown instanceof StowageError) return thrown;
-    throw thrown;
-  }
-  throw new Error('not refused');
-}
 
 describe('filling in', () => {
   test.each([
@@ -71,7 +60,7 @@ describe('filling in', () => {
     ['{name}{label:team}', 'volumes could not be told apart'],
     ['1/2/3/4/5/6/7/8/{name}', 'it has more than 8 parts'],
   ])('%j is refused: %s', (template, why) => {
-    const error = refused(() => parsePathTemplate(template));
+    const error = refusalOf(() => parsePathTemplate(template));
     expect(error).toMatchObject({ code: 'invalid', reason: 'store-option-invalid' });
     expect(error.message).toContain('is not a path template: ');
     expect(error.message).toContain(why);
@@ -80,20 +69,20 @@ describe('filling in', () => {
 
   test.each(['', 'absent'])('a label that is %j', (how) => {
     const labels: Labels = how === '' ? { team: '' } : { other: 'x' };
-    expect(refused(() => fill('{label:team}/{name}', 'photos', labels))).toMatchObject({
+    expect(refusalOf(() => fill('{label:team}/{name}', 'photos', labels))).toMatchObject({
       ...{ code: 'invalid', reason: 'label-missing', message: "volume 'photos' needs the label 'team' in this store" },
       action: "Create it with that label, for example --label team=VALUE: this store's directories are named after it.",
     });
   });
 
   test('names that every object has are no labels', () => {
-    expect(refused(() => fill('{label:constructor}/{name}', 'photos')).reason).toBe('label-missing');
+    expect(refusalOf(() => fill('{label:constructor}/{name}', 'photos')).reason).toBe('label-missing');
   });
 
   test.each(['a/b', '/', '.', '..', '.hidden', '../..', 'x.meta', 'a\nb', 'x'.repeat(256), '\0'])(
     'the label %j',
     (team) => {
-      const error = refused(() => fill('{label:team}/{name}', 'photos', { team }));
+      const error = refusalOf(() => fill('{label:team}/{name}', 'photos', { team }));
       expect(error).toMatchObject({ code: 'invalid', reason: 'label-unfit-for-path' });
       expect(error.action).toMatch(/use labels without slashes, dots in front and the like/);
     },
@@ -104,7 +93,7 @@ describe('filling in', () => {
     const labels = { a: long, b: long, c: long, d: long };
     expect(fill('{label:a}/{label:b}/{label:c}/{name}', 'photos', labels)).toHaveLength(759);
     expect(
-      refused(() => fill('{label:a}/{label:b}/{label:c}/{label:d}/y/{name}', 'x'.repeat(100), labels)),
+      refusalOf(() => fill('{label:a}/{label:b}/{label:c}/{label:d}/y/{name}', 'x'.repeat(100), labels)),
     ).toMatchObject({
       reason: 'label-unfit-for-path',
     });
