@@ -3,24 +3,31 @@ import { chmod, mkdtempDisposable, readFile, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { systemClock } from '#base/clock.ts';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import { CommandFailed, createRun, type Run } from './run.ts';
 
 const scope = (signal = new AbortController().signal): Scope => ({ signal, log: silentLog() });
 
 /** A machine whose `mount` is the given script. */
-async function machine(script: string): Promise<AsyncDisposable & { readonly run: Run; readonly folder: string }> {
+async function machine(
+  script: string,
+  clock: Clock = systemClock(),
+): Promise<AsyncDisposable & { readonly run: Run; readonly folder: string }> {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-run-'));
   const file = join(folder.path, 'mount');
   await writeFile(file, `#!/bin/sh\n${script}\n`);
   await chmod(file, 0o755);
   return {
-    run: createRun(systemClock(), `${folder.path}:/usr/bin:/bin`),
+    run: createRun(clock, `${folder.path}:/usr/bin:/bin`),
     folder: folder.path,
     [Symbol.asyncDispose]: () => folder.remove(),
   };
 }
+
+/** Says its process id, whole at once: who finds the file finds the number. */
+const sleeper = 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 100';
 
 async function until(condition: () => boolean): Promise<void> {
   await expect.poll(condition, { timeout: 5_000, interval: 20 }).toBe(true);
@@ -75,18 +82,22 @@ describe('run', () => {
   });
 
   test('at the deadline it is killed, and the error says so', async () => {
-    await using at = await machine('echo $$ > "$1"; exec sleep 100');
+    const clock = createFakeClock();
+    await using at = await machine(sleeper, clock);
     const pidFile = join(at.folder, 'pid');
-    await expect(at.run('mount', [pidFile], scope(), { deadline: 1_000 })).rejects.toMatchObject({
+    const running = at.run('mount', [pidFile], scope());
+    await until(() => existsSync(pidFile));
+    clock.advance(30_000);
+    await expect(running).rejects.toMatchObject({
       code: 'deadline',
       reason: 'command-deadline',
-      message: 'mount did not finish within 1 s',
+      message: 'mount did not finish within 30 s',
     });
     expect(alive(Number(await readFile(pidFile, 'utf8')))).toBe(false);
   });
 
   test('a cancelled call kills it and gives the reason of the signal', async () => {
-    await using at = await machine('echo $$ > "$1"; exec sleep 100');
+    await using at = await machine(sleeper);
     const pidFile = join(at.folder, 'pid');
     const cancel = new AbortController();
     const running = at.run('mount', [pidFile], scope(cancel.signal));
