@@ -50,9 +50,10 @@ function variablesIn(sources: readonly Source[]): ReadonlySet<string> {
   for (const { program } of sources) {
     for (const [part] of walk(program)) {
       const [first] = partsOf(part['arguments']);
-      const name = part.type === 'MemberExpression' ? literal(partOf(part['property'])) : literal(first);
-      const isEnv = part.type === 'CallExpression' ? nameOf(partOf(part['callee'])) === 'xdg' : true;
-      if (name !== undefined && isEnv && /^[A-Z][A-Z_]{3,}$/.test(name)) found.add(name);
+      const isXdg = part.type === 'CallExpression' && nameOf(partOf(part['callee'])) === 'xdg';
+      const name =
+        part.type === 'MemberExpression' ? literal(partOf(part['property'])) : isXdg ? literal(first) : undefined;
+      if (name !== undefined && /^[A-Z][A-Z_]{3,}$/.test(name)) found.add(name);
     }
   }
   return found;

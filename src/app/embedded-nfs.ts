@@ -25,7 +25,7 @@ export interface EmbeddedNfs extends AsyncDisposable {
   readonly uri: string;
   readonly exported: string;
   readonly child: NfsChild;
-  /** Resolves when it runs, or after a while: a server that does not start keeps nothing else from starting. */
+  /** Resolves when it runs, or has failed to, or after a while: one that does not start keeps nothing else from starting. */
   readonly started: Promise<unknown>;
   /** From now on, each time it begins to run. */
   whenReady(then: () => Promise<void>): void;
@@ -64,6 +64,7 @@ export async function startEmbeddedNfs(
       // What it cannot open now is tried again later anyway.
       then?.().catch(() => undefined);
     },
+    onEnd: resolve,
   });
   return {
     storeName: 'network',

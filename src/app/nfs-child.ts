@@ -12,6 +12,8 @@ export interface NfsChildOptions {
   readonly log: Log;
   /** It runs, for the first time or again. */
   readonly onReady: () => void;
+  /** It has ended, and `problem` says why; it is started again. */
+  readonly onEnd?: () => void;
 }
 
 /** The NFS server in a process of its own, which is started again whenever it ends. */
@@ -33,7 +35,7 @@ interface Said {
   readonly action: string;
 }
 
-export function startNfsChild({ command, clock, log, onReady }: NfsChildOptions): NfsChild {
+export function startNfsChild({ command, clock, log, onReady, onEnd }: NfsChildOptions): NfsChild {
   const stopping = new AbortController();
   let child: ChildProcess | undefined;
   let problem: StowageError | undefined = notYet();
@@ -51,6 +53,7 @@ export function startNfsChild({ command, clock, log, onReady }: NfsChildOptions)
     const how = await endOf(child);
     child = undefined;
     problem = ended(how, await said);
+    onEnd?.();
   }
 
   async function again(): Promise<void> {

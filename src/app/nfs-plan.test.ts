@@ -47,6 +47,8 @@ describe.skipIf(needs('linux'))('an NFS server that is asked for with', () => {
     ['nothing more', [], { host: '127.0.0.1', port: 2049, path: '/export', isOwnOnly: true, squash: 'none' }],
     ['a network', ['--allow', '10.0.0.0/8'], { host: '::', isOwnOnly: false, squash: 'root' }],
     ['users of this machine', ['--allow', '127.0.0.0/8'], { host: '127.0.0.1', isOwnOnly: false, squash: 'root' }],
+    ['the same by IPv6', ['--allow', '::1'], { host: '::1', isOwnOnly: false, networks: ['::1'] }],
+    ['the same by both', ['--allow', '::1', '--allow', '127.0.0.1'], { host: '::', isOwnOnly: false }],
     ['another address of this machine', ['--host', '::1'], { host: '::1', isOwnOnly: true }],
     ['both', ['--host', '10.1.2.3', '--allow', 'fd00::/8'], { host: '10.1.2.3', networks: ['fd00::/8'] }],
     [

@@ -73,8 +73,11 @@ function exportName(path: string): string {
   return `/${parts.join('/')}`;
 }
 
+const isLoopback6 = (address: string): boolean => address === '::1' || address === '::1/128';
 const isLoopback = (address: string): boolean =>
-  address === 'localhost' || address === '::1' || (isIP(address.replace(/\/.*$/, '')) === 4 && /^127\./.test(address));
+  address === 'localhost' ||
+  isLoopback6(address) ||
+  (isIP(address.replace(/\/.*$/, '')) === 4 && /^127\./.test(address));
 
 /** Never beyond this machine unless somebody said who may come from there. */
 function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
@@ -83,9 +86,16 @@ function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
   } catch (cause) {
     throw wrongNetwork(cause);
   }
-  if (host === undefined) return allow.every(isLoopback) ? '127.0.0.1' : everywhere;
+  if (host === undefined) return reachableBy(allow);
   if (!isLoopback(host) && allow.length === 0 && tlsCa === undefined) throw openToAll(host);
   return host;
+}
+
+/** Where those can reach it: no one address of this machine is for both of its own, that of IPv4 and that of IPv6. */
+function reachableBy(allow: readonly string[]): string {
+  if (!allow.every(isLoopback)) return everywhere;
+  if (!allow.some(isLoopback6)) return '127.0.0.1';
+  return allow.every(isLoopback6) ? '::1' : everywhere;
 }
 
 /** One for each directory: whoever knows the handles of one must not know those of another. */

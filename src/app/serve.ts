@@ -6,6 +6,7 @@ import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { createLog, type LogLevel, logLevels } from './logger.ts';
+import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp } from './up.ts';
 
 function levelFrom(text: string | undefined): LogLevel {
@@ -46,11 +47,9 @@ function greeting(running: Running, program: string, seconds: number): string {
   return `${lines.join('\n')}\n`;
 }
 
-/** For a process that serves files, what makes an idle one small would only make it slow. */
-const forSmallness = /^--(optimize-for-size|max-semi-space-size\b.*)$/;
 function thisProgram(): readonly [string, ...string[]] {
   const [node = process.execPath, main = ''] = process.argv;
-  return [node, ...process.execArgv.filter((flag) => !forSmallness.test(flag)), main];
+  return [node, ...servingFlags(process.execArgv), main];
 }
 
 interface Reloading {

@@ -19,7 +19,14 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
   const everywhere = isEverywhere(principal);
   const visible = (store: string | undefined): boolean => maySee(principal, store);
   const stores = engine.stores.list().filter(({ config }) => visible(config.name));
-  const mounts = await engine.mounts.list({ signal: AbortSignal.timeout(5_000), log: silentLog() });
+  const scope = { signal: AbortSignal.timeout(5_000), log: silentLog() };
+  const [mounts, silent] = await Promise.all([
+    engine.mounts.list(scope),
+    engine.answers.silent(
+      stores.map(({ config }) => config.name),
+      scope,
+    ),
+  ]);
   const { unable } = engine.mounter;
   const { defaultName } = engine.stores;
   return {
@@ -35,6 +42,9 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     config: everywhere ? (about.config ?? null) : null,
     mounting: { able: unable === undefined, why: unable?.why ?? null, action: unable?.action ?? null },
     stores: stores.length,
+    storesInTrouble: stores
+      .filter(({ config, store }) => store === undefined || silent.has(config.name))
+      .map(({ config }) => config.name),
     volumes: stores.reduce((sum, { config }) => sum + engine.records.volumes.totals(config.name).volumes, 0),
     mounts: mounts.filter(({ volumeId }) => visible(engine.records.volumes.byId(volumeId)?.store)).length,
     operations: engine.operations.runningIn(visible),

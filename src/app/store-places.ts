@@ -1,5 +1,7 @@
 import { realpath } from 'node:fs/promises';
 import { relative } from 'node:path';
+import { systemClock } from '#base/clock.ts';
+import { endsWithin } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
@@ -11,14 +13,16 @@ export const isWithin = (inner: string, outer: string): boolean => {
   return way !== '' && way !== '..' && !way.startsWith('../');
 };
 
+const lookMs = 2_000;
+
 interface Place {
   readonly name: string;
   /** This machine, or one server by all of its names: only on the same one can paths be compared. */
   readonly on: readonly string[];
   readonly root: string;
   readonly readOnly: boolean;
-  /** What the place says it is, once it is open. */
-  identity: string | undefined;
+  /** Once it is open. */
+  store: Store | undefined;
 }
 
 /** Where a store of that configuration lies. */
@@ -39,15 +43,21 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = ()
     ...kind,
     open: async (config, policy, context, scope) => {
       const { readOnly } = policy;
-      const place: Place = { name: config.name, ...(await placeOf(config)), readOnly, identity: undefined };
+      const place: Place = { name: config.name, ...(await placeOf(config)), readOnly, store: undefined };
       refuse(place);
       refuseOverlap(place, places);
       // Before it is open, so that two that are opened at once see each other.
       places.add(place);
       try {
         const store = await kind.open(config, policy, context, scope);
-        place.identity = store.identity;
-        await refuseTwin(place, places, store);
+        place.store = store;
+        try {
+          refuseTwin(place, places, store);
+          await refuseNested(place, places);
+        } catch (cause) {
+          await store.close();
+          throw cause;
+        }
         const close = async (): Promise<void> => {
           places.delete(place);
           await store.close();
@@ -62,13 +72,28 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = ()
 }
 
 /** One place by two names, such as those of one server: what keeps hosts apart would not keep one host's stores apart. */
-async function refuseTwin(place: Place, places: Iterable<Place>, store: Store): Promise<void> {
-  const { identity, readOnly } = place;
-  const twin = [...places].find((other) => other !== place && !other.readOnly && other.identity === identity);
+function refuseTwin(place: Place, places: Iterable<Place>, { identity, shared }: Store): void {
+  const twin = [...places].find((other) => other !== place && !other.readOnly && other.store?.identity === identity);
   // A local store that has another's identity is a copy of it: one directory is known by its path.
-  if (identity === undefined || readOnly || !store.shared || twin === undefined) return;
-  await store.close();
+  if (identity === undefined || place.readOnly || !shared || twin === undefined) return;
   throw taken(place.name, place.root, twin.name);
+}
+
+/** One in the other, by two names of one server: then the outer one sees there what the inner one says that it is. */
+async function refuseNested(place: Place, places: Iterable<Place>): Promise<void> {
+  const nested = [...places].filter(({ root }) => isWithin(root, place.root) || isWithin(place.root, root));
+  for (const other of nested) {
+    const [outer, inner] = isWithin(place.root, other.root) ? [other, place] : [place, other];
+    const identity = inner.store?.identity;
+    if (identity === undefined || (await identitySeen(outer, relative(outer.root, inner.root))) !== identity) continue;
+    throw overlaps(place.name, place.root, `the store at ${other.root}`);
+  }
+}
+
+/** Undefined too of one that does not answer: nobody's opening depends on another's server. */
+async function identitySeen({ store }: Place, below: string): Promise<string | undefined> {
+  const seen = store?.identityBelow?.(below).catch(() => undefined);
+  return seen !== undefined && (await endsWithin(seen, lookMs, systemClock())) ? await seen : undefined;
 }
 
 function refuseOverlap({ name, on, root, readOnly }: Place, places: Iterable<Place>): void {
@@ -97,7 +122,7 @@ export function beside(state: StateFolder, exported: string | undefined): Refuse
   };
 }
 
-/** On its server, as far as that can be told by the names it is given. */
+/** On its server, as far as that can be told by the names it is given; what they hide is found out when it is open. */
 export const nfsPlace: PlaceOf = async ({ uri, options }) => {
   const { hosts, port = 2049, path } = parseOptions(uri, options);
   return { on: hosts.map((host) => `${host.toLowerCase()} port ${port}`), root: path };

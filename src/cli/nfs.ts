@@ -40,7 +40,10 @@ export function addNfsCommands(program: Verb, act: Act): void {
     )
     .argument('<dir>', 'the directory; all of it, on one file system')
     .option('--port <port>', 'TCP port for NFS and MOUNT; 0: any that is free (default: 2049)')
-    .option('--host <address>', 'address to listen on (default: 127.0.0.1; with --allow for others: every address)')
+    .option(
+      '--host <address>',
+      'address to listen on (default: 127.0.0.1, or ::1 where only that is allowed; for others: every address)',
+    )
     .option('--path <export>', 'what clients call it (default: /export)')
     .option('--allow <network>', 'network or address that may connect, e.g. 10.0.0.0/8; can be repeated', collect)
     .option('--privileged-ports', 'only callers with a port below 1024, which only root of their machine can use');

@@ -1,8 +1,7 @@
 import { Writable } from 'node:stream';
 import { describe, expect, test } from 'vitest';
-import { operation, run, scriptedServer, store, volume } from './scripted-server.ts';
+import { operation, page, run, scriptedServer, store, volume } from './scripted-server.ts';
 
-const page = (...items: readonly object[]): readonly [number, object] => [200, { items, next: null }];
 const demo = volume('local', 'demo', { condition: 'ok', detail: null, users: [], mounts: [] }) as { id: string };
 const status = {
   ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date().toISOString(), ready: true },

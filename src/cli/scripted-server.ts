@@ -77,6 +77,8 @@ export const problem = (code: string, detail: string, action = 'Do something els
   status,
   { type: 'about:blank', title: code, status, detail, code, reason: code, action, requestId: 'r1' },
 ];
+/** All that there is of a list. */
+export const page = (...items: readonly object[]): readonly [number, object] => [200, { items, next: null }];
 const missing = (url: string): Reply => problem('not-found', `no script for ${url}`, 'Write one.', 404);
 
 class Sink extends Writable {

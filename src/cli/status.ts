@@ -55,6 +55,15 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
       'holds',
       `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}, ${plural(status.mounts, 'mount')}`,
     ],
+    // A server of an earlier version does not say.
+    ...((status.storesInTrouble ?? []).length === 0
+      ? []
+      : [
+          [
+            'in trouble',
+            { text: `${status.storesInTrouble.join(', ')}; see: stowage store list`, tone: 'bad' },
+          ] as const,
+        ]),
     ['running now', plural(status.operations, 'operation')],
     ['memory', size(String(status.rssBytes))],
   ]);

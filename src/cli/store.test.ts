@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { run, scriptedServer, store } from './scripted-server.ts';
+import { page, run, scriptedServer, store } from './scripted-server.ts';
 
 const storage = store('silver', {
   ...{ kind: 'nfs', uri: 'nfs://10.10.2.4/export?network=netns:storage', network: 'netns:storage' },
@@ -7,7 +7,6 @@ const storage = store('silver', {
 const lines = (text: string): readonly string[] => text.trimEnd().split('\n');
 
 test('a list says which stores have a network of their own, where any has', async () => {
-  const page = (...items: readonly object[]): readonly [number, object] => [200, { items, next: null }];
   await using plain = await scriptedServer({ 'GET /v1/stores': page(store('local')) });
   expect((await run(plain, ['store', 'list'])).stdout).not.toContain('NETWORK');
   await using server = await scriptedServer({ 'GET /v1/stores': page(store('local'), storage) });
@@ -24,4 +23,74 @@ test('a store with a network of its own is shown with it', async () => {
   });
   expect((await run(server, ['store', 'show', 'local'])).stdout).not.toMatch(/^network/m);
   expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^network +netns:storage$/m);
+});
+
+test('a store is shown with its policy, its limits and what is wrong with it', async () => {
+  const problem = { message: 'the folder is gone', action: 'Make it again.' };
+  await using server = await scriptedServer({
+    'GET /v1/stores/data': [
+      200,
+      store('data', {
+        state: 'unavailable',
+        problem,
+        onDelete: 'archive',
+        maxVolumes: 5,
+        maxBytes: '10737418240',
+        bytes: '1610612736',
+      }),
+    ],
+  });
+  const { stdout } = await run(server, ['store', 'show', 'data']);
+  expect(stdout.split('\n')).toEqual([
+    'name            data (default)',
+    'uri             local:///srv/data',
+    'kind            local',
+    'comes from      stowage store add',
+    'state           unavailable: the folder is gone',
+    '                action: Make it again.',
+    'read-only       no',
+    'enforces sizes  no',
+    'access          filesystem',
+    'on delete       archive, kept for 7d',
+    'volumes         2 of at most 5',
+    'size in all     1.5GiB of at most 10GiB',
+    'default size    -',
+    '',
+  ]);
+});
+
+test('a check that fails says what to do, and is status 1', async () => {
+  const steps = [
+    { step: 'reachable', ok: true, detail: 'yes', action: null },
+    { step: 'writable', ok: false, detail: 'permission denied', action: 'chown it' },
+  ];
+  await using server = await scriptedServer({
+    'POST /v1/stores/data/check': [
+      200,
+      { store: 'data', ok: false, steps, totalBytes: '2147483648', freeBytes: '1073741824' },
+    ],
+  });
+  expect(await run(server, ['store', 'check', 'data'])).toEqual({
+    status: 1,
+    stderr: '',
+    stdout:
+      'ok       reachable: yes\nfailed   writable: permission denied\n         action: chown it\nroom     1GiB free of 2GiB\n',
+  });
+  expect((await run(server, ['store', 'check', 'data', '--json'])).status).toBe(1);
+});
+
+test('adopt says what it took in and what it left', async () => {
+  const adopted = [
+    { name: 'a', id: 'sv1-1', how: 'record' },
+    { name: 'b', id: null, how: 'data' },
+  ];
+  await using server = await scriptedServer({
+    'POST /v1/stores/data/adopt': [200, { adopted, skipped: [{ name: 'c d', reason: 'it has a space' }] }],
+  });
+  expect(await run(server, ['store', 'adopt', 'data', '--dry-run', '--records-only'])).toEqual({
+    status: 0,
+    stdout: 'would adopt a (has a record)\nwould adopt b (data without a record)\nskipped c d: it has a space\n',
+    stderr: 'would adopt 2 volumes, skipped 1\n',
+  });
+  expect(server.seen[0]?.body).toEqual({ dryRun: true, directories: false });
 });

@@ -108,7 +108,7 @@ async function list({ client, out }: Session): Promise<void> {
       store.name,
       store.default ? 'yes' : '',
       store.kind,
-      store.state === 'open' ? { text: 'open', tone: 'good' } : { text: store.state, tone: 'bad' },
+      { text: stateOf(store), tone: store.state === 'open' ? 'good' : 'bad' },
       String(store.volumes),
       size(store.bytes),
       store.readOnly ? 'read-only' : store.onDelete,
@@ -117,6 +117,8 @@ async function list({ client, out }: Session): Promise<void> {
     ]),
   );
 }
+
+const stateOf = ({ state }: StoreJson): string => state.replace('-', ' ');
 
 const origins: Readonly<Record<string, string>> = {
   file: 'the configuration file',
@@ -137,8 +139,8 @@ async function show({ client, out }: Session, name: string): Promise<void> {
     [
       'state',
       store.problem === null
-        ? { text: store.state, tone: 'good' }
-        : [{ text: `${store.state}: ${store.problem.message}`, tone: 'bad' }, `action: ${store.problem.action}`],
+        ? { text: stateOf(store), tone: 'good' }
+        : [{ text: `${stateOf(store)}: ${store.problem.message}`, tone: 'bad' }, `action: ${store.problem.action}`],
     ],
     ...(store.pending === null ? [] : [['waiting', { text: store.pending, tone: 'bad' }] as const]),
     ...(store.network === null ? [] : [['network', store.network] as const]),
@@ -164,7 +166,8 @@ async function check({ client, out }: Session, name: string): Promise<number> {
     out.line(`${out.paint(ok ? 'good' : 'bad', (ok ? 'ok' : 'failed').padEnd(8))} ${shown(what)}: ${shown(detail)}`);
     if (action !== null && !ok) out.line(`         action: ${shown(action)}`);
   }
-  if (result.freeBytes !== null && !out.quiet)
+  // A step may have said so.
+  if (result.freeBytes !== null && !out.quiet && !result.steps.some((one) => one.step === 'room'))
     out.line(`room     ${size(result.freeBytes)} free of ${size(result.totalBytes)}`);
   return result.ok ? 0 : 1;
 }

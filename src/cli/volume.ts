@@ -15,6 +15,7 @@ import {
 import { invalid } from './problem.ts';
 import type { Act, Session } from './session.ts';
 import { age, date, labelList, shown, size } from './text.ts';
+import { addReleaseCommand, useFields } from './uses.ts';
 import { longWork } from './work.ts';
 
 const volumePath = (ref: string): string => `/v1/volumes/${refPath(ref)}`;
@@ -28,6 +29,7 @@ export function addVolumeCommands(program: Verb, act: Act): void {
   addReading(volume, act);
   addChanging(volume, act);
   addDeletionCommands(volume, act);
+  addReleaseCommand(volume, act);
 }
 
 function addReading(volume: Verb, act: Act): void {
@@ -46,7 +48,7 @@ function addReading(volume: Verb, act: Act): void {
     .action(act(list));
   volume
     .command('show')
-    .description('Show one volume: size, condition, labels, where it is mounted and who uses it.')
+    .description('Show one volume: size, condition, labels, where it is mounted, who and which hosts use it.')
     .argument('<volume>', whichVolume)
     .example('stowage volume show local/demo', 'everything about a volume')
     .example('stowage volume show demo --json | jq -r .id', 'its id, for a script')
@@ -165,11 +167,13 @@ async function show({ client, out, clock }: Session, ref: string): Promise<void>
     ['size', size(volume.bytes) + enforced],
     ['access', volume.access],
     ['condition', { text: condition, tone: volume.condition === 'ok' ? 'good' : 'bad' }],
+    ...(typeof volume.path === 'string' ? [['path', `${volume.path}, in the store's directory`] as const] : []),
     ['labels', Object.entries(volume.labels).map(([key, value]) => `${key}=${value}`)],
     ['created', `${date(volume.createdAt)} (${age(volume.createdAt, clock.now())} ago)`],
     ['revision', String(volume.revision)],
     ['mounts', volume.mounts.map(({ target, readOnly }) => target + (readOnly ? ' (read-only)' : ''))],
     ['users', volume.users.map((user) => `${user.kind} ${user.name} on ${user.node}`)],
+    ...useFields(volume.uses ?? null),
   ]);
 }
 

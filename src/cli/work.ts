@@ -6,8 +6,11 @@ import { type Bar, createBar, silentBar } from './progress.ts';
 import type { Session } from './session.ts';
 
 const pollMs = 200;
-/** How long a cancelled operation gets to come to its end before we stop looking. */
-const cancelMs = 10_000;
+/**
+ * How long a cancelled operation gets to come to its end before we stop looking. One that waits for a server which does not
+ * answer needs longer, and ends without us.
+ */
+const cancelMs = 1_000;
 
 /**
  * Work that can take long. On a terminal the server does it in the background while a bar shows how far it is, and

@@ -1,11 +1,10 @@
-import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
 import type { Records, Store, VolumeQuery } from './ports.ts';
+import type { StoreAnswers } from './store-answers.ts';
 import type { Stores } from './stores.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
@@ -32,17 +31,12 @@ export interface VolumePage {
   readonly unanswered: readonly StoreName[];
 }
 
-/** A store that is alive has listed its names by then. */
-const refreshPatienceMs = 3_000;
-/** Who took longer to fail is not asked again for a while. */
-const quickMs = 1_000;
-const restMs = 10_000;
 const readsAtOnce = 16;
 
 interface CatalogueParts {
   readonly records: Records;
-  readonly clock: Clock;
   readonly stores: () => Stores;
+  readonly answers: StoreAnswers;
   readonly instance: string;
 }
 
@@ -65,7 +59,7 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const stores = query.stores ?? all.map((view) => view.config.name);
       const names = stores.map((name) => parts.stores().view(name).config.name);
       // What a store held when it last answered is better than no list at all.
-      const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : look.silent(names));
+      const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.answers.late(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
     refresh: refresh.all,
@@ -166,52 +160,19 @@ interface Lookup {
   bare(name: string, visible: Visible, scope: Scope): Promise<Volume>;
   /** Stores that others can change are asked; what only we change is in our records already. Gives those that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
-  /** Those that did not answer lately. */
-  silent(names: readonly StoreName[]): readonly StoreName[];
 }
 
 function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
-  /** Asked and not answering, and until when: nobody waits for those meanwhile. */
-  const late = new Map<StoreName, number>();
-  const isLate = (name: StoreName): boolean => (late.get(name) ?? 0) > parts.clock.elapsed();
-
-  /** Whether a store that others can change has answered; what it says is on record then. */
-  async function answers(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean> {
-    const { store } = parts.stores().view(name);
-    if (store?.shared !== true) return store !== undefined;
-    if (isLate(name)) return false;
-    const since = parts.clock.elapsed();
-    /** One that says no at once costs nobody anything, and may say yes the next time. */
-    const failed = (): void => {
-      const now = parts.clock.elapsed();
-      if (now - since > quickMs) late.set(name, now + restMs);
-      else late.delete(name);
-    };
-    const asked = parts.stores().use(name, ask);
-    if (!(await endsWithin(asked, refreshPatienceMs, parts.clock))) {
-      late.set(name, Number.POSITIVE_INFINITY);
-      asked.then(() => late.delete(name), failed);
-      return false;
-    }
-    try {
-      await asked;
-      return true;
-    } catch (thrown) {
-      scope.signal.throwIfAborted();
-      failed();
-      scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
-      return false;
-    }
-  }
-
   const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
-    const asked = await Promise.all(wanted.map((name) => answers(name, scope, (open) => refresh.all(open, scope))));
+    const asked = await Promise.all(
+      wanted.map((name) => parts.answers.ask(name, scope, (open) => refresh.all(open, scope))),
+    );
     return wanted.filter((_name, index) => !asked[index]);
   };
 
   /** The same for one name: a store may have very many. */
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
-    (await answers(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
+    (await parts.answers.ask(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
 
   const names = (visible: Visible): StoreName[] =>
     parts
@@ -222,7 +183,6 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
 
   return {
     refreshAll,
-    silent: (wanted) => wanted.filter(isLate),
     byId: async (id, visible, scope) => {
       const recorded = (): Volume | undefined => {
         const volume = records.volumes.byId(id);

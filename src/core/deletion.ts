@@ -62,6 +62,7 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
       checkRevision(volume, expected);
+      // Users on this node. For those on other hosts the store looks while it holds the volume: here it could be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
       const params = { id: volume.id, name: volume.name, deletedAt: clock.now() };
       const intent = { kind: 'volume.delete', store: store.name, subject: `${store.name}/${volume.name}`, params };

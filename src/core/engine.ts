@@ -11,11 +11,13 @@ import { createOperations, type Operations } from './operations.ts';
 import type { Client, Mounter, Records, StoreKind } from './ports.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
+import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
 import { createStores, type Stores } from './stores.ts';
 import { createTimeJumps } from './time-jumps.ts';
 import { createTokens, type Tokens } from './tokens.ts';
+import { createUseRecords, type UseRecords } from './use-records.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
@@ -25,11 +27,13 @@ export interface Engine {
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
   readonly stores: Stores;
+  readonly answers: Pick<StoreAnswers, 'silent'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
+  readonly uses: UseRecords;
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
@@ -66,7 +70,8 @@ export function createEngine(parts: EngineParts): Engine {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
   };
-  const catalogue = createCatalogue({ records, clock, stores: laterStores, instance });
+  const answers = createStoreAnswers({ clock, stores: laterStores });
+  const catalogue = createCatalogue({ records, answers, stores: laterStores, instance });
   const mounts = createMounts({ ...parts, stores: laterStores, catalogue, operations, events });
   const steps: Record<string, Step> = {};
   const identities = createIdentities({ records, clock });
@@ -84,11 +89,12 @@ export function createEngine(parts: EngineParts): Engine {
   const volumes = createVolumes(shared);
   const deletions = createDeletions({ ...shared, reclaimSoon: reclaim.soon, jumps: createTimeJumps(parts) });
   const adoptions = createAdoptions(shared);
-  Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps);
+  const uses = createUseRecords(shared);
+  Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps, uses.steps);
   const tokens = createTokens(records, clock);
   return {
-    ...{ instance, node, mounter, stores, catalogue, volumes, deletions, adoptions },
-    ...{ mounts, operations, tokens, events, records },
+    ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
+    ...{ mounts, uses, operations, tokens, events, records },
     tend: async (scope) => {
       await stores.retry(scope);
       await deletions.expire(scope);

@@ -45,6 +45,8 @@ export interface Inspection {
   /** `missing`: the record is there, the data are not. */
   readonly condition: 'ok' | 'missing';
   readonly detail?: string;
+  /** Where its data are, below the store's directory. Undefined: under its name. */
+  readonly path?: string;
 }
 
 export interface Usage {
@@ -88,6 +90,8 @@ export interface Use {
 }
 
 export interface SeenUse extends Use {
+  /** It is the one host that may write. */
+  readonly writer: boolean;
   /** By the store's own clock, in ms. */
   readonly renewedAt: number;
   /** Its host has been silent for too long. It still counts. */

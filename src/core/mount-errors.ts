@@ -56,12 +56,11 @@ export function inUseElsewhere(volume: Volume, verb: string, uses: readonly Seen
     return `host ${node} (${[host, ...who].join(', ')}${silent})`;
   });
   const more = uses.length > 5 ? ` and ${uses.length - 5} more` : '';
-  return new StowageError(
-    `volume '${volume.store}/${volume.name}' cannot be ${verb}: it is used by ${shown.join(', ')}${more}`,
-    {
-      code: 'in-use',
-      reason: 'volume-in-use-elsewhere',
-      action: 'Stop using it there first. A host that is gone for good has to be declared so by an administrator.',
-    },
-  );
+  const { host } = uses.find(({ stale }) => stale) ?? uses[0] ?? { host: 'HOST' };
+  const { store, name } = volume;
+  return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown.join(', ')}${more}`, {
+    code: 'in-use',
+    reason: 'volume-in-use-elsewhere',
+    action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
+  });
 }

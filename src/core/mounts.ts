@@ -5,7 +5,7 @@ import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import { stageKey } from './keys.ts';
 import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
-import { inUse, inUseElsewhere } from './mount-errors.ts';
+import { inUse } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Store } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
@@ -29,7 +29,7 @@ export interface Mounts {
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
-  /** Throws 'in-use', naming who uses it. */
+  /** Throws 'in-use', naming who uses it on this node. What other hosts use the store itself refuses to touch. */
   refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
   /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
   letGo(volume: Volume, store: Store, scope: Scope): Promise<void>;
@@ -77,8 +77,6 @@ export function createMounts(parts: MountParts): Mounts {
       const others = seen.filter((at) => !ours.has(at));
       const users = [...recorded.map((mount) => mount.user), ...others.map((at) => pathUser(at, parts.node))];
       if (users.length > 0) throw inUse(volume, verb, users);
-      const elsewhere = (await store.uses?.list(volume.id, scope)) ?? [];
-      if (elsewhere.length > 0) throw inUseElsewhere(volume, verb, elsewhere);
     },
     mountedOn: (store) =>
       records.mounts

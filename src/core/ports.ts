@@ -73,6 +73,10 @@ export interface Store {
   readonly uses?: Uses;
 
   check(scope: Scope): Promise<StoreCheck>;
+  /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
+  identityBelow?(path: string): Promise<string | undefined>;
+  /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
+  ping?(scope: Scope): Promise<void>;
   /** Existing data without a record that could become volumes, and those that cannot with the reason. */
   adoptable(scope: Scope): Promise<readonly Adoptable[]>;
   /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
@@ -107,15 +111,20 @@ export interface Trash {
   purge(id: VolumeId, scope: Scope): Promise<void>;
 }
 
-/** Which hosts use a volume. A record goes stale when its host is silent; stale still refuses, until a person breaks it. */
+/**
+ * Which hosts use a volume. A record goes stale when its host is silent; stale still refuses, until a person breaks it.
+ * A volume that has one is not deleted, released, put into the trash or renamed by any host ('in-use'): the store sees
+ * to it, since nobody else can keep a host from beginning at that moment.
+ */
 export interface Uses {
-  /** Made or renewed; with the time of the store's own clock. */
-  put(volume: VolumeId, use: Use, scope: Scope): Promise<void>;
-  /** Absent is success. */
+  /** Made or renewed; with the time of the store's own clock. 'not-found' when the volume is not there, or in the trash. */
+  put(volume: VolumeRef, use: Use, scope: Scope): Promise<void>;
+  /** Of a host that stopped using it, or is said to be gone; it no longer is the writer either. Absent is success. */
   remove(volume: VolumeId, host: string, scope: Scope): Promise<void>;
+  /** The writer too, whatever it recorded. */
   list(volume: VolumeId, scope: Scope): Promise<readonly SeenUse[]>;
-  /** For who alone may write. Already ours is success; another's is 'in-use', also a stale one's. */
-  takeWriter(volume: VolumeId, host: string, scope: Scope): Promise<void>;
+  /** For who alone may write. Already ours is success; another's is 'in-use', also a stale one's. 'not-found' as for `put`. */
+  takeWriter(volume: VolumeRef, host: string, scope: Scope): Promise<void>;
   /** Another's is left alone. */
   dropWriter(volume: VolumeId, host: string, scope: Scope): Promise<void>;
 }
@@ -143,6 +152,8 @@ export interface StoreContext {
 /** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */
 export interface Client<K extends Source['kind'] = Source['kind']> {
   readonly kind: K;
+  /** Throws for a source that cannot be staged whatever this process may do. */
+  refuse?(source: Extract<Source, { kind: K }>): void;
   /** Already so is success. Also completes a growth that could not happen while unmounted. */
   stage(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
   /** Not staged is success. */

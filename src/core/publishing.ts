@@ -74,8 +74,11 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   }
 
   return async (ref, wanted, how, call) => {
-    requireMounting(mounter);
     const before = await catalogue.resolve(ref, call);
+    // What nobody can mount is told first: the right to mount would not help.
+    if (mounter.unable !== undefined)
+      await parts.stores().use(before.store, async (store) => staging.refuse(await store.source(before, call)));
+    requireMounting(mounter);
     const { target } = await mounter.inspectTarget(wanted, before.access, call);
     return await parts.stores().use(before.store, async (store) => {
       using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);

@@ -96,7 +96,7 @@ describe('two hosts on one store', () => {
     const made = await create(one, 'a');
     await other.engine.stores.use('silver', async (store) => {
       const use = { host: 'host-2', node: 'far' as never, users: [{ kind: 'container', name: 'db' }] } as const;
-      await store.uses?.put(made.id, use, aCall());
+      await store.uses?.put(made, use, aCall());
     });
     const refusal = { code: 'in-use', message: expect.stringContaining('host far (host-2, container db)') };
     await expect(one.engine.deletions.delete(made.id, undefined, aCall())).rejects.toMatchObject(refusal);

@@ -14,6 +14,8 @@ export interface StagingParts {
 /** The one mount per volume and node that its targets are bound from. */
 export interface Staging {
   path(id: VolumeId): string;
+  /** Throws for what could not be staged even by a process that may mount. */
+  refuse(source: Source): void;
   stage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
   unstage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
   /** Only when no target is on record. Call it with the stage's lock held. */
@@ -52,6 +54,9 @@ export function createStaging(parts: StagingParts): Staging {
 
   return {
     path,
+    refuse: (source) => {
+      if (source.kind === 'nfs') clients.nfs.refuse?.(source);
+    },
     // One switch for the union, so that the compiler sees that each client gets its own kind of source.
     stage: async (source, id, scope) => {
       switch (source.kind) {

@@ -27,18 +27,24 @@ export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scop
     clock,
   );
 
-/** The way to a store that cannot be opened, for kinds that can tell; where that is fine, why it is not open. */
-export async function checkClosed(
+/** The way to a store that is not open, for kinds that can tell. */
+export async function probeClosed(
   kinds: ReadonlyMap<string, StoreKind>,
   config: StoreConfig,
-  problem: StowageError | undefined,
   scope: Scope,
   clock: Clock,
-): Promise<StoreCheck> {
-  const { message, action } = unavailable(config, problem);
-  const opening = { step: 'open', ok: false, detail: message, action };
+): Promise<StoreCheck | undefined> {
   const kind = kinds.get(config.uri.slice(0, config.uri.indexOf(':')));
   const work = kind?.probe?.(config, config.policy, scope);
-  const probed = work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
-  return probed?.ok === false ? probed : failed(...(probed?.steps ?? []), opening);
+  return work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
+}
+
+/** Whatever way to it was found: why it is not open. */
+export function notOpened(
+  probed: StoreCheck | undefined,
+  config: StoreConfig,
+  problem: StowageError | undefined,
+): StoreCheck {
+  const { message, action } = unavailable(config, problem);
+  return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action });
 }

@@ -38,16 +38,22 @@ export interface EntryParts {
 /** The configured stores, open or with the reason why not. Whoever changes them does so one at a time. */
 export interface Entries {
   readonly all: Map<string, Entry>;
+  /** Those that are to become one of them once they are open. */
+  readonly coming: ReadonlyMap<string, Entry>;
   /** Opens it, or notes the problem. Open already: nothing. One that takes longer goes on being opened behind it. */
   open(entry: Entry, scope: Scope, patienceMs?: number): Promise<void>;
-  /** Lists it and opens it. */
+  /** Lists it and opens it. Whatever else has its name, or is to have it, is dropped. */
   bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
+  /** Opens it without listing it. */
+  prepare(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
+  /** Lists what was prepared. Throws when it was dropped meanwhile. */
+  settle(entry: Entry): void;
   /** Waits until nobody uses it, and closes it. Throws 'busy' when that takes too long: it then stays open. */
   shut(entry: Entry): Promise<void>;
   /** It is no longer one of them; what is under way to open it ends, and touches nothing any more. */
   drop(entry: Entry): void;
-  /** False: the new options do not work, so it goes on with the old ones. */
-  replace(entry: Entry, config: StoreConfig, scope: Scope): Promise<boolean>;
+  /** In the place of one that was shut; `worked`: it was open. False: the new options do not work, so it has the old ones. */
+  replace(entry: Entry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
 }
 
 /** A disk or server that needs longer keeps nobody from starting, or from using the other stores. */
@@ -61,6 +67,7 @@ const closeDeadlineMs = 5_000;
 export function createEntries(parts: EntryParts): Entries {
   const { clock, log } = parts;
   const all = new Map<string, Entry>();
+  const coming = new Map<string, Entry>();
   /** Openings of entries that are none any more, on disks that do not answer. Nobody begins another one beside them. */
   const abandoned = new Map<string, Promise<void>>();
 
@@ -97,8 +104,7 @@ export function createEntries(parts: EntryParts): Entries {
 
   async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry> {
     const entry = newEntry(config);
-    const before = all.get(config.name);
-    if (before !== undefined) drop(before);
+    for (const before of [all.get(config.name), coming.get(config.name)]) if (before !== undefined) drop(before);
     all.set(config.name, entry);
     await open(entry, scope, patienceMs);
     return entry;
@@ -106,7 +112,7 @@ export function createEntries(parts: EntryParts): Entries {
 
   function drop(entry: Entry): void {
     const { name } = entry.config;
-    if (all.get(name) === entry) all.delete(name);
+    for (const map of [all, coming]) if (map.get(name) === entry) map.delete(name);
     entry.closing.abort(closing(name));
     if (entry.opening === undefined) return;
     const left = entry.opening.finally(() => abandoned.delete(name));
@@ -131,14 +137,19 @@ export function createEntries(parts: EntryParts): Entries {
   }
 
   return {
-    all,
-    open,
-    bring,
-    shut,
-    drop,
-    replace: async (entry, config, scope) => {
-      const worked = entry.store !== undefined;
-      await shut(entry);
+    ...{ all, coming, open, bring, shut, drop },
+    prepare: async (config, scope, patienceMs) => {
+      const entry = newEntry(config);
+      coming.set(config.name, entry);
+      await open(entry, scope, patienceMs);
+      return entry;
+    },
+    settle: (entry) => {
+      const { name } = entry.config;
+      if (!coming.delete(name) || entry.closing.signal.aborted) throw closing(name);
+      all.set(name, entry);
+    },
+    replace: async (entry, config, worked, scope) => {
       const { problem } = await bring(config, scope, askedPatienceMs);
       if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
       const { message, action } = problem;

@@ -41,20 +41,20 @@ export function opening(name: string): StowageError {
   });
 }
 
-/** For those who may not know what else is there. */
-export function unusablePlace(name: string): StowageError {
-  return new StowageError(`store '${name}' cannot use the place it was given`, {
-    code: 'conflict',
-    reason: 'store-place-unusable',
-    action: 'Ask the administrator, who can see why.',
-  });
-}
-
 export function busy(name: string, users: number): StowageError {
   return new StowageError(`store '${name}' is busy with ${users} call${users === 1 ? '' : 's'} that did not end`, {
     code: 'busy',
     reason: 'store-busy',
     action: 'See what runs with: stowage operations. Wait for it or cancel it, then try again.',
+  });
+}
+
+/** Of a store that is open. */
+export function notAnswering(name: string): StowageError {
+  return new StowageError(`the server of store '${name}' does not answer`, {
+    code: 'unavailable',
+    reason: 'store-not-answering',
+    action: `It is used again as soon as it answers. What holds it up: stowage store check ${name}`,
   });
 }
 
@@ -73,6 +73,14 @@ export function taken({ name, origin }: StoreConfig): StowageError {
     code: 'exists',
     reason: 'store-exists',
     action: `Choose another name${origin === 'api' ? `, or remove it first: stowage store remove ${name}` : '.'}`,
+  });
+}
+
+export function beingAdded(name: string): StowageError {
+  return new StowageError(`a store '${name}' is being added already, with another URI`, {
+    code: 'busy',
+    reason: 'store-being-added',
+    action: 'Wait until that has ended, well or not, and try again; or choose another name.',
   });
 }
 

@@ -27,22 +27,20 @@ export function createIdentities({ records, clock }: { readonly records: Records
   const { settings } = records;
   const placeKey = (name: string): string => `place of ${name}`;
   const identityKey = (name: string): string => `identity of ${name}`;
-  const placeOf = ({ uri }: StoreConfig): string => uri.replace(/\?.*$/s, '');
+  const isKnownPlace = (config: StoreConfig): boolean =>
+    isSamePlace(settings.get(placeKey(config.name)), placeOf(config));
 
   function keep(key: string, value: string): void {
     if (settings.get(key) !== value) settings.set(key, value);
   }
 
   return {
-    known: (config) =>
-      settings.get(placeKey(config.name)) === placeOf(config)
-        ? settings.get(identityKey(config.name)) || undefined
-        : undefined,
+    known: (config) => (isKnownPlace(config) ? settings.get(identityKey(config.name)) || undefined : undefined),
     forgetOtherPlace: (config) => {
-      const before = settings.get(placeKey(config.name));
-      if (before === placeOf(config)) return;
+      // Whatever opened it has compared its identity: of its addresses, the next change may leave only the new ones.
+      if (isKnownPlace(config)) return keep(placeKey(config.name), placeOf(config));
       records.transaction(() => {
-        if (before !== undefined) {
+        if (settings.get(placeKey(config.name)) !== undefined) {
           records.volumes.forgetStore(config.name);
           for (const operation of records.operations.unfinished()) {
             if (operation.store === config.name) records.operations.end(operation.id, 'failed', clock.now(), elsewhere);
@@ -61,4 +59,19 @@ export function createIdentities({ records, clock }: { readonly records: Records
       keep(identityKey(name), '');
     },
   };
+}
+
+const placeOf = ({ uri }: StoreConfig): string => uri.replace(/\?.*$/s, '');
+
+/** Also by other addresses of one server, as long as one of them stays: what lies there says itself which store it is. */
+function isSamePlace(before: string | undefined, now: string): boolean {
+  if (before === undefined || before === now) return before === now;
+  const [one, other] = [partsOf(before), partsOf(now)];
+  return one.where === other.where && one.hosts.some((host) => other.hosts.includes(host));
+}
+
+function partsOf(place: string): { readonly hosts: readonly string[]; readonly where: string } {
+  const [, scheme = '', hosts = '', port = '', path = ''] = /^([^:]*):\/\/(.*?)(:\d+)?(\/.*)?$/s.exec(place) ?? [];
+  const named = hosts.toLowerCase().split(',');
+  return { hosts: named.filter((host) => host !== ''), where: `${scheme} ${port} ${path}` };
 }

@@ -8,21 +8,17 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Volume, VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Volume } from '#core/model.ts';
 import type { Store } from '#core/ports.ts';
 import { scope } from './contracts/store.ts';
 import { openLocal } from './local-store.ts';
+import { volumeSpec } from './volume-spec.ts';
 
 const run = promisify(execFile);
 const [disk = '', elsewhere = ''] = process.argv.slice(2);
 
-const spec = (name: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: name, createdAt: 0, instance: 'instance-1' },
-});
 const create = (store: Store, name: string, signal = scope.signal): Promise<Volume> =>
-  store.create(spec(name), { ...scope, signal });
+  store.create(volumeSpec(name), { ...scope, signal });
 
 const outcome = (work: Promise<unknown>): Promise<string> =>
   work.then(

@@ -61,7 +61,7 @@ export async function nfsStore(
   const options = { ...exported.options, ...more };
   const clock = systemClock();
   const reach = connect ?? createConnect(clock);
-  const kind = createNfsStoreKind(clock, reach);
+  const kind = createNfsStoreKind(clock, reach, connect && (() => connect));
   const dataOf = ({ name }: Pick<Volume, 'name'>): string => join(folder, name);
   const opened: Store[] = [];
   const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<Store> => {

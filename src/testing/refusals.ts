@@ -22,6 +22,13 @@ export function refusalOf(work: () => unknown): StowageError {
   throw new Error('not refused');
 }
 
+/** `done`, or what the StowageError says that the work ends with. */
+export const outcome = (work: Promise<unknown>, says: 'code' | 'reason'): Promise<string> =>
+  work.then(
+    () => 'done',
+    (cause: unknown) => (cause instanceof StowageError ? cause[says] : String(cause)),
+  );
+
 /** What a program and a person are told. */
 export interface Told {
   readonly code: string;

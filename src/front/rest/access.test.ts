@@ -45,6 +45,7 @@ const routes: readonly { method: string; path: string; role: Role; body?: unknow
   { method: 'POST', path: '/v1/volumes/{volume}/rename', role: 'user', body: { name: 'x' } },
   { method: 'PATCH', path: '/v1/volumes/{volume}', role: 'user', body: { labels: {} } },
   { method: 'DELETE', path: '/v1/volumes/{volume}', role: 'user' },
+  { method: 'DELETE', path: '/v1/volumes/{volume}/uses/{host}', role: 'admin' },
   { method: 'POST', path: '/v1/volumes/{volume}/mount', role: 'admin', body: { target: '/nope' } },
   { method: 'POST', path: '/v1/volumes/{volume}/unmount', role: 'admin', body: { target: '/nope' } },
   { method: 'GET', path: '/v1/stores', role: 'viewer' },

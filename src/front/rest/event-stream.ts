@@ -6,6 +6,7 @@ import type { OperationView } from '#core/operations.ts';
 import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';
+import { uriFor } from './told.ts';
 
 export interface StreamOptions {
   readonly principal: Principal;
@@ -19,25 +20,26 @@ export interface StreamOptions {
   readonly stuckMs?: number;
 }
 
-function dataOf(engine: Engine, event: Event): unknown {
+function dataOf(engine: Engine, event: Event, principal: Principal): unknown {
   const data = event.data as {
     volume?: Volume | string;
     operation?: OperationView['operation'];
+    uri?: string;
     progress?: OperationView['progress'];
   };
   if (data.operation !== undefined)
-    return operationJson({ operation: data.operation, progress: data.progress }, undefined);
+    return operationJson({ operation: data.operation, progress: data.progress }, undefined, principal);
   if (typeof data.volume === 'object') {
     const { store } = data.volume;
     const view = engine.stores.list().find((one) => one.config.name === store);
     return volumeJson(data.volume, view?.store?.enforcesCapacity ?? false);
   }
-  return data;
+  return data.uri === undefined ? data : { ...data, uri: uriFor(principal, data.uri) };
 }
 
-function written(engine: Engine, event: Event): string {
+function written(engine: Engine, event: Event, principal: Principal): string {
   const { type, subject } = event;
-  const body = { type, at: new Date(event.at).toISOString(), subject, data: dataOf(engine, event) };
+  const body = { type, at: new Date(event.at).toISOString(), subject, data: dataOf(engine, event, principal) };
   return `id: ${engine.events.epoch}-${event.seq}\nevent: ${type}\ndata: ${JSON.stringify(body)}\n\n`;
 }
 
@@ -82,7 +84,7 @@ function createPump(engine: Engine, response: ServerResponse, from: number, opti
       }
       for (const event of missed) {
         position = event.seq;
-        if (maySee(principal, event.store)) say(written(engine, event));
+        if (maySee(principal, event.store)) say(written(engine, event, principal));
         if (waitingSince !== undefined) break;
       }
     }

@@ -1,13 +1,16 @@
 /** From core's words to the wire's, in one place. */
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
-import type { Inspection, Orphan, StoreCheck, Token, Usage, Volume } from '#core/model.ts';
+import type { Inspection, Operation, Orphan, SeenUse, StoreCheck, Token, Usage, Volume } from '#core/model.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import type { Records } from '#core/ports.ts';
+import { notAnswering } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { Trashed } from '#core/trash.ts';
+import type { Principal } from './principal.ts';
 import type * as wire from './schemas.ts';
+import { toldTo } from './told.ts';
 
 /** What Date can hold. A record that somebody edited must not make a whole list fail. */
 const mostMs = 8_640_000_000_000_000;
@@ -44,15 +47,23 @@ export function volumeDetailJson(
   found: Inspection,
   enforced: boolean,
   mounts: readonly LiveMount[],
+  uses: readonly SeenUse[] | undefined,
 ): wire.VolumeDetailJson {
   return {
     ...volumeJson(found.volume, enforced),
     condition: found.condition,
     detail: found.detail ?? null,
+    path: found.path ?? null,
     users: mounts.filter((mount) => mount.mounted).map((mount) => ({ ...mount.user })),
     mounts: mounts.map((mount) => mountJson(mount, found.volume)),
+    uses: orNull(uses, (all) => all.map(useJson)),
   };
 }
+
+const useJson = ({ host, node, users, writer, renewedAt, stale }: SeenUse) => ({
+  ...{ host, node, users: users.map(({ kind, name }) => ({ kind, name })) },
+  ...{ writer, renewedAt: time(renewedAt), stale },
+});
 
 export const usageJson = (usage: Usage): wire.UsageJson => ({
   bytes: String(usage.bytes),
@@ -61,15 +72,23 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
   measuredAt: time(usage.measuredAt),
 });
 
-export function storeJson(view: StoreView, totals: ReturnType<Records['volumes']['totals']>): wire.StoreJson {
-  const { config, store, problem } = view;
+/** What the whole store is like at this moment. */
+export interface StoreNow {
+  readonly totals: ReturnType<Records['volumes']['totals']>;
+  /** Open, and its server does not answer. */
+  readonly isSilent: boolean;
+}
+
+export function storeJson(view: StoreView, { totals, isSilent }: StoreNow): wire.StoreJson {
+  const { config, store } = view;
+  const problem = view.problem ?? (isSilent ? notAnswering(config.name) : undefined);
   return {
     name: config.name,
     kind: config.uri.slice(0, config.uri.indexOf(':')),
     uri: config.uri,
     default: view.default,
     origin: config.origin,
-    state: store === undefined ? 'unavailable' : 'open',
+    state: store === undefined ? 'unavailable' : isSilent ? 'not-answering' : 'open',
     problem: orNull(problem, ({ message, action }) => ({ message, action })),
     pending: view.pending ?? null,
     network: config.options['network'] ?? null,
@@ -107,8 +126,11 @@ export const trashJson = (entry: Trashed, enforced: boolean): wire.TrashEntryJso
   expiresAt: time(entry.expiresAt),
 });
 
-export function operationJson(view: OperationView, result: unknown): wire.OperationJson {
+/** Without a principal: for one that has ended well, or not yet. */
+export function operationJson(view: OperationView, result: unknown, principal?: Principal): wire.OperationJson {
   const { operation, progress } = view;
+  const told = (error: NonNullable<Operation['error']>) =>
+    principal === undefined ? error : toldTo(principal, error, 'with: stowage operations');
   return {
     id: operation.id,
     kind: operation.kind,
@@ -118,7 +140,9 @@ export function operationJson(view: OperationView, result: unknown): wire.Operat
     progress: orNull(progress, ({ done, total, unit }) => ({ done, total: total ?? null, unit })),
     startedAt: time(operation.startedAt),
     endedAt: orNull(operation.endedAt, time),
-    error: orNull(operation.error, ({ code, reason, message, action }) => ({ code, reason, message, action })),
+    error: orNull(operation.error && told(operation.error), ({ code, reason, message, action }) => ({
+      ...{ code, reason, message, action },
+    })),
     result: result ?? null,
   };
 }

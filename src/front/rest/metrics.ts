@@ -1,4 +1,5 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Operation } from '#core/model.ts';
 import type { StoreView } from '#core/stores.ts';
@@ -6,7 +7,7 @@ import type { StoreView } from '#core/stores.ts';
 export interface Metrics {
   readonly contentType: string;
   /** With the figures of the stores that are visible; those of the whole process are for everybody. */
-  text(visible: (store: string) => boolean): Promise<string>;
+  text(visible: (store: string) => boolean, scope: Scope): Promise<string>;
   request(method: string, route: string, status: number, seconds: number): void;
 }
 
@@ -49,7 +50,7 @@ export function createMetrics(engine: Engine, version: string): Metrics {
   });
   return {
     contentType: registry.contentType,
-    text: (visible) => Registry.merge([registry, storeGauges(engine, visible)]).metrics(),
+    text: async (visible, scope) => Registry.merge([registry, await storeGauges(engine, visible, scope)]).metrics(),
     request: (method, route, status, took) => {
       requests.inc({ method, route, status });
       seconds.observe({ method, route }, took);
@@ -58,14 +59,19 @@ export function createMetrics(engine: Engine, version: string): Metrics {
 }
 
 /** For one look, since who looks decides which stores are in it. */
-function storeGauges(engine: Engine, visible: (store: string) => boolean): Registry {
+async function storeGauges(engine: Engine, visible: (store: string) => boolean, scope: Scope): Promise<Registry> {
   const registry = new Registry();
   const views = engine.stores.list().filter((view) => visible(view.config.name));
   const totals = (view: StoreView) => engine.records.volumes.totals(view.config.name);
+  const silent = await engine.answers.silent(
+    views.map((view) => view.config.name),
+    scope,
+  );
+  const isUsable = ({ store, config }: StoreView): boolean => store !== undefined && !silent.has(config.name);
   const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number])[] = [
     ['stowage_volumes', 'Volumes in a store', (view) => totals(view).volumes],
     ['stowage_volume_bytes', 'Sum of the sizes asked for in a store', (view) => Number(totals(view).bytes)],
-    ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (view.store === undefined ? 0 : 1)],
+    ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (isUsable(view) ? 1 : 0)],
   ];
   for (const [name, help, value] of perStore) {
     const gauge = new Gauge({ name, help, labelNames: ['store'], registers: [registry] });

@@ -45,6 +45,9 @@ export function requireRole(principal: Principal, role: Role): void {
 
 export const isEverywhere = (principal: Principal): boolean => principal.stores.length === 0;
 
+/** Who may know how stores are reached, and what else is there. */
+export const isAdministrator = (principal: Principal): boolean => principal.role === 'admin' && isEverywhere(principal);
+
 /** What concerns no store in particular is for those who see all. */
 export const maySee = (principal: Principal, store: string | undefined): boolean =>
   isEverywhere(principal) || (store !== undefined && principal.stores.includes(store));

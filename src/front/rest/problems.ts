@@ -1,12 +1,15 @@
 import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import type { Principal } from './principal.ts';
 import type { ProblemJson } from './schemas.ts';
+import { toldTo } from './told.ts';
 
 export const problemType = 'application/problem+json';
 
 /** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
-export function problemFrom(thrown: unknown, requestId: string): ProblemJson {
+export function problemFrom(thrown: unknown, requestId: string, principal?: Principal): ProblemJson {
   const error = httpProblem(thrown) ?? { failure: stowageError(thrown), status: undefined };
-  const { code, reason, action, message } = error.failure;
+  const { code, reason } = error.failure;
+  const { action, message } = toldTo(principal, error.failure, `under request ${requestId} in the server's log.`);
   const row = errorCodes[code];
   return {
     type: `https://stowage.dev/errors/${reason}`,

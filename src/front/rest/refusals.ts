@@ -5,6 +5,7 @@ import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
+import type { Principal } from './principal.ts';
 import { httpFailure, problemFrom, problemType } from './problems.ts';
 import type { ProblemJson } from './schemas.ts';
 
@@ -14,11 +15,25 @@ function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {
 }
 
 /** Every error leaves as a problem: thrown by a handler, found by Fastify, or a path that is not there. */
-export function answerErrors(app: FastifyInstance, log: Log): void {
+export function answerErrors(
+  app: FastifyInstance,
+  log: Log,
+  principalOf: (request: FastifyRequest) => Principal,
+): void {
+  const whoever = (request: FastifyRequest): Principal | undefined => {
+    try {
+      return principalOf(request);
+    } catch {
+      return undefined;
+    }
+  };
   app.setErrorHandler((thrown, request, reply) => {
-    const problem = problemFrom(thrown, request.id);
-    if (problem.code === 'internal')
-      log.error('request failed', { request: request.id, url: request.url, error: thrown });
+    const problem = problemFrom(thrown, request.id, whoever(request));
+    const about = { request: request.id, url: request.url };
+    if (problem.code === 'internal') log.error('request failed', { ...about, error: thrown });
+    // What they were not told, for who may know it.
+    else if (thrown instanceof StowageError && thrown.action !== problem.action)
+      log.warn('request failed', { ...about, reason: thrown.reason, why: thrown.message, action: thrown.action });
     return send(reply, problem);
   });
   app.setNotFoundHandler((request, reply) =>

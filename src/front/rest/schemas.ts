@@ -54,12 +54,29 @@ export const volume = object({
   revision: Type.Integer(),
 });
 
+const use = object({
+  host: Type.String({ description: "The id of the host's Stowage" }),
+  node: Type.String({ description: 'The name people know the host by' }),
+  users: Type.Array(object({ kind: user.properties.kind, name: Type.String() })),
+  writer: Type.Boolean({ description: 'It is the one host that may write' }),
+  renewedAt: Type.String({ format: 'date-time', description: "By the store's own clock" }),
+  stale: Type.Boolean({ description: 'It has not renewed its record for long; the record still counts' }),
+});
+
 export const volumeDetail = object({
   ...volume.properties,
   condition: oneOf('ok', 'missing', 'unknown'),
   detail: nullable(Type.String()),
+  path: nullable(
+    Type.String({ description: "Where its data are, below the store's directory; null: under its name, as usual" }),
+  ),
   users: Type.Array(user),
   mounts: Type.Array(mount),
+  uses: nullable(
+    Type.Array(use, {
+      description: 'Hosts that use it, by their records on the store; null: the store has no such records',
+    }),
+  ),
 });
 
 export const usage = object({
@@ -114,7 +131,7 @@ export const store = object({
   uri: Type.String(),
   default: Type.Boolean(),
   origin: oneOf('file', 'api', 'builtin'),
-  state: oneOf('open', 'unavailable'),
+  state: oneOf('open', 'not-answering', 'unavailable'),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
   pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),
   network: nullable(
@@ -228,7 +245,8 @@ export const status = object({
   state: nullable(Type.String({ description: hidden })),
   config: nullable(Type.String({ description: hidden })),
   mounting: object({ able: Type.Boolean(), why: nullable(Type.String()), action: nullable(Type.String()) }),
-  stores: Type.Integer({ description: 'As this and the next three: of the stores that the token is for' }),
+  stores: Type.Integer({ description: 'As this and the next four: of the stores that the token is for' }),
+  storesInTrouble: Type.Array(Type.String(), { description: 'Those not open, or not answering' }),
   volumes: Type.Integer(),
   mounts: Type.Integer(),
   operations: Type.Integer({ description: 'Running now' }),

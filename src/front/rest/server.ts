@@ -62,7 +62,7 @@ export function createRestServer(options: RestOptions): RestServer {
   const shared: Shared = { ...options, app, stopping: new AbortController(), principalOf };
   const metrics = createMetrics(options.engine, options.version);
   addHooks(shared, metrics);
-  answerErrors(app, options.log);
+  answerErrors(app, options.log, principalOf);
   const allowedAt = addApi(shared);
   for (const path of addPlain(shared, metrics)) allowedAt.set(path, new Set(['GET', 'HEAD']));
   addEvents(shared);
@@ -155,7 +155,7 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   return allowedAt;
 }
 
-function addPlain({ app, isReady, principalOf }: Shared, metrics: Metrics): readonly string[] {
+function addPlain({ app, log, stopping, isReady, principalOf }: Shared, metrics: Metrics): readonly string[] {
   app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));
   app.get('/readyz', (_request, reply) => {
     if (isReady()) return reply.type('text/plain').send('ready\n');
@@ -168,7 +168,8 @@ function addPlain({ app, isReady, principalOf }: Shared, metrics: Metrics): read
   app.get('/metrics', async (request, reply) => {
     const principal = principalOf(request);
     requireRole(principal, 'viewer');
-    return reply.type(metrics.contentType).send(await metrics.text((store) => maySee(principal, store)));
+    const scope = { signal: stopping.signal, log };
+    return reply.type(metrics.contentType).send(await metrics.text((store) => maySee(principal, store), scope));
   });
   return ['/healthz', '/readyz', '/metrics'];
 }

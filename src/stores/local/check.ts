@@ -1,6 +1,7 @@
 import { readdir, statfs } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreCheck } from '#core/model.ts';
 import type { Parts } from '../shelf/parts.ts';
@@ -45,7 +46,7 @@ export async function checkStore(
     await step('room', async () => {
       room = await measure(place.root);
       if (!readOnly && room.free === 0n) throw full(place.root);
-      return `${room.free} of ${room.total} bytes are free`;
+      return `${formatSize(room.free)} free of ${formatSize(room.total)}`;
     });
     if (options.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
     await step('lock', async () =>

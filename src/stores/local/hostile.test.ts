@@ -23,6 +23,7 @@ import { newVolumeId, volumeName } from '#core/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 
 let under: LocalStoreUnderTest;
 let outside: string;
@@ -39,13 +40,8 @@ afterEach(async () => {
   await rm(outside, { recursive: true });
 });
 
-const spec = (name: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: `request ${name}`, createdAt: 0, instance: 'instance-1' },
-  ...more,
-});
 const create = (name: string, more: Partial<VolumeSpec> = {}): Promise<Volume> =>
-  under.store.create(spec(name, more), scope);
+  under.store.create(volumeSpec(name, more), scope);
 
 async function reason(work: Promise<unknown>): Promise<string> {
   const thrown = await work.then(
@@ -62,7 +58,7 @@ describe('a symbolic link', () => {
     expect(await readlink(under.at('a'))).toBe(outside);
     expect(await readdir(under.root)).toEqual(['.stowage', 'a']);
     expect(await under.store.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
-    expect(await reason(under.store.adopt(volumeName('a'), spec('a'), scope))).toBe('conflict not-adoptable');
+    expect(await reason(under.store.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe('conflict not-adoptable');
   });
 
   test('that dangles is no free name either', async () => {
@@ -283,7 +279,7 @@ describe('a directory that is a store itself', () => {
   test('cannot be adopted', async () => {
     const why = 'it is a store itself: it contains .stowage';
     expect(await under.store.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
-    const adopting = under.store.adopt(volumeName('inner'), spec('inner'), scope);
+    const adopting = under.store.adopt(volumeName('inner'), volumeSpec('inner'), scope);
     await expect(adopting).rejects.toThrow(`${under.at('inner')} cannot become a volume: ${why}`);
     expect(await under.store.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
   });
@@ -315,7 +311,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   async function fill(): Promise<Volume[]> {
     const made: Volume[] = [];
     for (let i = 0; i < 100; i++) {
-      const result = await store.store.create(spec(`v${i}`), scope).catch((cause: unknown) => cause);
+      const result = await store.store.create(volumeSpec(`v${i}`), scope).catch((cause: unknown) => cause);
       if (result instanceof StowageError) {
         expect([result.code, result.reason, result.message]).toEqual([
           'exhausted',
@@ -338,7 +334,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     await reopened.sweep(scope);
     for (const volume of made) await reopened.delete(volume, scope);
     expect(await reopened.names(scope)).toEqual([]);
-    expect((await reopened.create(spec('again'), scope)).name).toBe('again');
+    expect((await reopened.create(volumeSpec('again'), scope)).name).toBe('again');
   });
 
   test.each(['bytes', 'inodes'])(
@@ -348,11 +344,11 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       execFileSync('mount', ['-o', 'remount,size=8m,nr_inodes=100', disk]);
       const roomy = await store.reopen();
       await roomy.reclaim(scope);
-      const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => roomy.create(spec(name), scope)));
+      const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => roomy.create(volumeSpec(name), scope)));
       const [a, b, c, d] = made as [Volume, Volume, Volume, Volume];
       await writeFile(join(disk, 'b', 'file'), '');
       await exhaust(what);
-      expect(await reason(roomy.create(spec('e'), scope))).toBe('exhausted store-full');
+      expect(await reason(roomy.create(volumeSpec('e'), scope))).toBe('exhausted store-full');
       expect(await reason(roomy.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
       expect(await reason(roomy.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
       for (const volume of [a, b]) await roomy.trash.put(volume, 1234, scope);
@@ -379,9 +375,9 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   }
 
   test('with no bytes left, no half-written record remains', async () => {
-    const volume = await store.store.create(spec('a'), scope);
+    const volume = await store.store.create(volumeSpec('a'), scope);
     await writeFile(join(disk, 'a', 'fill'), Buffer.alloc(1024 * 1024)).catch(() => undefined);
-    expect(await reason(store.store.create(spec('b'), scope))).toBe('exhausted store-full');
+    expect(await reason(store.store.create(volumeSpec('b'), scope))).toBe('exhausted store-full');
     expect(await reason(store.store.label(volume, { a: 'b' }, scope))).toBe('exhausted store-full');
     expect((await readdir(disk)).toSorted()).toEqual(['.stowage', 'a', 'a.meta']);
     expect((await store.store.get(volume.name, scope))?.volume).toEqual(volume);
@@ -391,7 +387,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   });
 
   test('that is mounted read-only is refused, unless the store is read-only too', async () => {
-    const volume = await store.store.create(spec('a'), scope);
+    const volume = await store.store.create(volumeSpec('a'), scope);
     await store.close();
     execFileSync('mount', ['-o', 'remount,ro', disk]);
     try {
@@ -408,7 +404,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     await using images = await localStore({ layout: 'image' }, await mkdtemp(join(disk, 'images-')));
     // The log of the xfs does not fit from the start; for the tables of the ext4 the disk must be nearly full.
     for (const bytes of [300n, 20n].map((size) => size * 1024n * 1024n)) {
-      expect(await reason(images.store.create(spec('a', { bytes }), scope))).toBe('exhausted store-full');
+      expect(await reason(images.store.create(volumeSpec('a', { bytes }), scope))).toBe('exhausted store-full');
       expect(await readdir(images.root)).toEqual(['.stowage']);
       expect(await readdir(images.at('.stowage', 'tmp'))).toEqual([]);
       const { bavail } = await statfs(disk);
@@ -417,13 +413,13 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   });
 
   test('a mount inside a deleted volume is neither crossed nor emptied', async () => {
-    const volume = await store.store.create(spec('a'), scope);
+    const volume = await store.store.create(volumeSpec('a'), scope);
     await mkdir(join(disk, 'a', 'd', 'mnt'), { recursive: true });
     execFileSync('mount', ['--bind', outside, join(disk, 'a', 'd', 'mnt')]);
     await store.store.delete(volume, scope);
     const left = join(disk, '.stowage', 'deleting');
     try {
-      expect((await store.store.usage(await store.store.create(spec('b'), scope), scope)).complete).toBe(true);
+      expect((await store.store.usage(await store.store.create(volumeSpec('b'), scope), scope)).complete).toBe(true);
       await store.store.reclaim(scope);
       expect(await store.store.names(scope)).toEqual(['b']);
     } finally {
@@ -434,7 +430,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   });
 
   test('deleted data that cannot be removed are reported with what to do, until they are gone', async () => {
-    const volume = await store.store.create(spec('a'), scope);
+    const volume = await store.store.create(volumeSpec('a'), scope);
     await mkdir(join(disk, 'a', 'mnt'));
     execFileSync('mount', ['--bind', outside, join(disk, 'a', 'mnt')]);
     await store.store.delete(volume, scope);
@@ -457,7 +453,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
   });
 
   test('a volume something is mounted on cannot be deleted', async () => {
-    const volume = await store.store.create(spec('a'), scope);
+    const volume = await store.store.create(volumeSpec('a'), scope);
     execFileSync('mount', ['--bind', outside, join(disk, 'a')]);
     try {
       expect(await reason(store.store.delete(volume, scope))).toBe('in-use volume-data-busy');

@@ -6,21 +6,19 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import { volumeName } from '#core/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { readGeometry } from './geometry.ts';
 import { runTool } from './mkfs.ts';
 
 const MiB = 1024n * 1024n;
 const GiB = 1024n * MiB;
 
-const spec = (name: string, bytes: bigint | undefined, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(name), bytes, access: 'filesystem', labels: {} },
-  ...{ requestId: `request ${name}`, createdAt: 0, instance: 'instance-1' },
-  ...more,
-});
+const spec = (name: string, bytes: bigint | undefined, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+  volumeSpec(name, { bytes, ...more });
 
 /** What `df` shows, while `work` uses the mounted volume. */
 async function mounted(image: string, work: (at: string) => Promise<void> = async () => undefined): Promise<bigint> {

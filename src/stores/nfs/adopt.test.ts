@@ -1,34 +1,20 @@
-import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { describe, expect, onTestFinished, test } from 'vitest';
-import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
+import { describe, expect, test } from 'vitest';
+import type { VolumeSpec } from '#core/model.ts';
+import { volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { exportFolder, type NfsStoreUnderTest, nfsStore } from '#testing/nfs-store.ts';
+import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 
-async function storeOn(
-  options: Readonly<Record<string, string>>,
-): Promise<{ store: Store; folder: string; under: NfsStoreUnderTest }> {
-  const folder = await exportFolder();
-  onTestFinished(() => rm(folder, { recursive: true, force: true }));
-  const exported = { folder, uri: 'nfs://nowhere/export', options, [Symbol.asyncDispose]: async () => undefined };
-  const under = await nfsStore(exported, {}, connectToDisk(folder));
-  onTestFinished(() => under[Symbol.asyncDispose]());
-  return { store: under.store, folder, under };
-}
-
-const spec = (name: string, labels = {}) => ({
-  ...({ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels } as const),
-  ...{ requestId: `adopt ${name}`, createdAt: 1, instance: 'instance-1' },
-});
+const spec = (name: string, labels = {}): VolumeSpec => volumeSpec(name, { labels, requestId: `adopt ${name}` });
 
 describe('directories that other provisioners made', () => {
   test.each([
     ['csi-driver-nfs', 'pvc-1e0f8a5e-3c2b-4c57-9a51-2f1d5a0c7c11'],
     ['nfs-subdir-external-provisioner', 'web-data-db-0-pvc-0b9c5b2e-55f7-4a35-8b4b-19d0f7a2f9aa'],
   ])('%s: become volumes where they are, with what is in them', async (_who, name) => {
-    const { store, folder } = await storeOn({});
+    const { store, folder } = await nfsStoreOnDisk();
     await mkdir(join(folder, name), { mode: 0o777 });
     await writeFile(join(folder, name, 'row'), '1');
     expect(await store.adoptable(scope)).toEqual([{ name }]);
@@ -38,7 +24,7 @@ describe('directories that other provisioners made', () => {
   });
 
   test('in folders by namespace: are found by the path template, with their labels', async () => {
-    const { store, folder } = await storeOn({ pathTemplate: '{label:namespace}/{name}' });
+    const { store, folder } = await nfsStoreOnDisk({ pathTemplate: '{label:namespace}/{name}' });
     await mkdir(join(folder, 'web', 'db'), { recursive: true });
     await mkdir(join(folder, 'web', 'cache'));
     await mkdir(join(folder, 'web', 'bad name'));
@@ -60,8 +46,8 @@ describe('directories that other provisioners made', () => {
   });
 
   test('what lies in a volume is never offered, whatever the template', async () => {
-    const { store, folder, under } = await storeOn({ pathTemplate: '{label:namespace}/{name}' });
-    const other = await under.another('instance-2', { pathTemplate: '{name}' });
+    const { store, folder, another } = await nfsStoreOnDisk({ pathTemplate: '{label:namespace}/{name}' });
+    const other = await another('instance-2', { pathTemplate: '{name}' });
     await other.create(spec('plain'), scope);
     await mkdir(join(folder, 'plain', 'inner'));
     expect(await store.adoptable(scope)).toEqual([]);

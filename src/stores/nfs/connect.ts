@@ -8,9 +8,9 @@ import {
   type FileHandle,
   type Identity,
   type NfsClient,
-  type RpcClient,
   RpcError,
 } from '#wire/nfs3/index.ts';
+import { type CountedRpc, counted } from './counted.ts';
 import { hungUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { createMount } from './mounting.ts';
@@ -37,9 +37,9 @@ const nfsPort = 2049;
 
 /** One for the whole program: stores on one server with the same options share its connections. */
 export function createConnect(clock: Clock): Connect {
-  const shared = new Map<string, { users: number; readonly rpc: RpcClient & { readonly sent: number } }>();
+  const shared = new Map<string, { users: number; readonly rpc: CountedRpc }>();
 
-  function rent(key: string, make: () => RpcClient & { readonly sent: number }): RpcClient & { readonly sent: number } {
+  function rent(key: string, make: () => CountedRpc): CountedRpc {
     const known = shared.get(key) ?? { users: 0, rpc: make() };
     known.users++;
     shared.set(key, known);
@@ -75,7 +75,7 @@ export function createConnect(clock: Clock): Connect {
     try {
       await nfs.null({ signal, deadlineMs: options.timeout });
     } catch (cause) {
-      const why = signal.aborted ? cause : await hungUp(cause, reached);
+      const why = signal.aborted ? cause : await hungUp(cause, reached, signal);
       if (isAboutTls(why)) connected();
       throw why;
     }
@@ -105,27 +105,6 @@ export const isAboutTls = (cause: unknown): boolean =>
   cause instanceof CertificateWanted ||
   cause instanceof TlsFilesUnreadable ||
   (cause instanceof RpcError && cause.failure === 'tls');
-
-function counted(rpc: RpcClient): RpcClient & { readonly sent: number } {
-  let sent = 0;
-  return {
-    call: (procedure, args, options, recover) => {
-      sent++;
-      return rpc.call(procedure, args, options, recover);
-    },
-    get pending() {
-      return rpc.pending;
-    },
-    get address() {
-      return rpc.address;
-    },
-    get sent() {
-      return sent;
-    },
-    close: () => rpc.close(),
-    [Symbol.dispose]: () => rpc.close(),
-  };
-}
 
 /** All addresses of all names, in order; each once. */
 async function resolve(

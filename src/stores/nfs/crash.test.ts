@@ -1,21 +1,21 @@
-import { existsSync, mkdirSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import { volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 
 // A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
 // the answer is lost. Then the same host comes back and asks again; or another host works on the store in between. In
@@ -30,10 +30,8 @@ interface Setting {
 type Verb = (store: Store, setting: Setting) => Promise<unknown>;
 
 const name = volumeName;
-const spec = (called: string, requestId: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: name(called), bytes: 5n, access: 'filesystem', labels: { team: 'x' } },
-  ...{ requestId, createdAt: 0, instance: 'mortal' },
-});
+const spec = (called: string, requestId: string): VolumeSpec =>
+  volumeSpec(called, { requestId, bytes: 5n, labels: { team: 'x' }, instance: 'mortal' });
 
 /** Labels, sizes and owners are changed in the same way. */
 const verbs: Readonly<Record<string, Verb>> = {
@@ -278,25 +276,9 @@ describe('with volumes in folders, killed', () => {
 });
 
 describe.skipIf(needs('ganesha'))('on nfs-ganesha, killed', () => {
-  let parent: string;
-  let ganesha: NfsServer;
-  let count = 0;
-  beforeAll(async () => {
-    parent = realpathSync(quickFolder('crash'));
-    ganesha = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
-  });
-  afterAll(async () => {
-    await ganesha[Symbol.asyncDispose]();
-    rmSync(parent, { recursive: true, force: true });
-  });
-
-  /** A new folder each time: a server remembers what it saw in one. */
+  const ganesha = ganeshaFolders('crash');
   const next = async () => {
-    const folder = join(parent, `${++count}`);
-    mkdirSync(folder);
-    const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}` };
-    const uri = `nfs://${ganesha.host}${folder}`;
-    const ground = { folder, uri, options, connect: createConnect(systemClock()) };
+    const ground = { ...ganesha.fresh(), connect: createConnect(systemClock()) };
     return { ground, setting: await furnish(ground) };
   };
   crashes(() => ({ next }), ['create', 'rename']);

@@ -71,19 +71,26 @@ async function offersTls({ addresses, port, dial }: Reached, signal: AbortSignal
 const mayBeHungUp: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
 
 /** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
-export async function hungUp(cause: unknown, { addresses, port, dial }: Reached): Promise<unknown> {
+export async function hungUp(
+  cause: unknown,
+  { addresses, port, dial }: Reached,
+  signal: AbortSignal,
+): Promise<unknown> {
   const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
   if (!(cause instanceof RpcError) || isExplained || !mayBeHungUp.includes(cause.failure)) return cause;
   const about = dial(addresses, port);
-  const plain = await endsAtOnce({ ...about, tls: undefined });
+  const plain = await endsAtOnce({ ...about, tls: undefined }, signal);
   if (plain !== undefined) return new HungUp('hung up', { cause: plain });
-  const secure = about.tls === undefined ? undefined : await endsAtOnce(about);
+  const secure = about.tls === undefined ? undefined : await endsAtOnce(about, signal);
   return secure === undefined ? cause : new CertificateWanted('hung up', { cause: secure });
 }
 
 /** Why, when it does before we say a word. */
-async function endsAtOnce({ clock, addresses, tls, connect, localPort }: RpcClientOptions): Promise<Error | undefined> {
-  using limit = clock.deadline(hangUpMs, new AbortController().signal);
+async function endsAtOnce(
+  { clock, addresses, tls, connect, localPort }: RpcClientOptions,
+  signal: AbortSignal,
+): Promise<Error | undefined> {
+  using limit = clock.deadline(hangUpMs, signal);
   const late = Promise.withResolvers<undefined>();
   limit.signal.addEventListener('abort', () => late.resolve(undefined), { once: true });
   try {

@@ -1,19 +1,13 @@
 import { readdirSync, rmSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import type { VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import { createNfsStoreKind } from './kind.ts';
-
-const spec = (name: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1' },
-});
 
 describe('what no server here can be made to answer', () => {
   test.each([
@@ -50,7 +44,7 @@ describe('what no server here can be made to answer', () => {
     const store = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(undefined, connect) });
     onTestFinished(() => store.close());
     isBroken = true;
-    expectTold(await refusal(store.create(spec('a'), scope)), { code, reason, message, action });
+    expectTold(await refusal(store.create(volumeSpec('a'), scope)), { code, reason, message, action });
     expect(readdirSync(folder)).toEqual(['.stowage']);
   });
 

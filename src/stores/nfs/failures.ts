@@ -48,7 +48,7 @@ export interface Blamed {
 
 /** What was thrown, for people. Network trouble is 'unavailable' or 'deadline', trouble with permission is 'denied'. */
 export function nfsFailure(thrown: unknown, doing: string, about: Blamed): StowageError {
-  const told = causesOf(thrown).find((one) => one instanceof StowageError);
+  const told = toldOf(thrown);
   if (told !== undefined) return told;
   const cause = asSystemError(thrown);
   const found = explain(cause, about);
@@ -57,6 +57,18 @@ export function nfsFailure(thrown: unknown, doing: string, about: Blamed): Stowa
   const where = doing.includes(about.place) || why.includes(about.place) ? '' : ` (${about.place})`;
   return new StowageError(`${doing}${where} failed: ${why}`, { ...rest, cause });
 }
+
+/** The same without what was being done, for who says that otherwise. */
+export function nfsTrouble(thrown: unknown, about: Blamed): Pick<About, 'why' | 'action'> {
+  const cause = asSystemError(thrown);
+  const found = toldOf(thrown) === undefined ? explain(cause, about) : undefined;
+  if (found !== undefined) return found;
+  const { message, action } = toldOf(thrown) ?? stowageError(cause);
+  return { why: message, action };
+}
+
+const toldOf = (thrown: unknown): StowageError | undefined =>
+  causesOf(thrown).find((one) => one instanceof StowageError);
 
 function explain(cause: unknown, about: Blamed): About | undefined {
   if (cause instanceof HostUnknown) return hostUnknown(cause, about);

@@ -28,6 +28,8 @@ export interface NfsFiles extends Files {
   mkdir(path: string, set: SetAttributes): Promise<void>;
   /** Overwrites what is there, durably; gives the server's time. */
   write(path: string, text: string): Promise<number>;
+  /** In place, what is there: a plain file of at most `limit` bytes, of which blanks cover the rest. False: there is none. */
+  overwrite(path: string, text: string, limit: number): Promise<boolean>;
 }
 
 export interface NfsFilesParts {
@@ -203,9 +205,18 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       }
     },
     writeNew: async (path, text) => fillNew(path, await make(path), text),
-    write: async (path, text) => {
-      const found = await find(path);
-      return fill(path, found?.handle ?? (await make(path)), text);
+    write: async (path, text) => fill(path, (await find(path))?.handle ?? (await make(path)), text),
+    overwrite: async (path, text, limit) => {
+      const { handle, attributes } = (await absentFolderIsAbsent(find(path))) ?? {};
+      if (handle === undefined || attributes?.type !== fileType.regular || attributes.size > limit) return false;
+      try {
+        await fill(path, handle, text + ' '.repeat(Math.max(0, attributes.size - Buffer.byteLength(text))));
+        return true;
+      } catch (cause) {
+        // Removed, or replaced, since it was found.
+        if (isErrno(cause, 'ENOENT', 'ESTALE')) return false;
+        throw cause;
+      }
     },
     writeNewUnless: async (beside, path, text) => {
       // Both at once: the file gets its text, and with it a meaning, only when both answers are known.

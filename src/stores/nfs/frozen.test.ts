@@ -1,55 +1,42 @@
 import { mkdirSync, realpathSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import { volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
-import { startGanesha } from '#testbed/ganesha.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
-import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { localStore } from '#testing/local-store.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { openNfs } from '#testing/nfs-store.ts';
+import { type OpenNfs, openNfs } from '#testing/nfs-store.ts';
 import { tapped } from '#testing/nfs-tap.ts';
 import { startPassage } from '#testing/passage.ts';
+import { outcome } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
 // Servers that stand still, die and come back, under a store that stays open.
 
-const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(called), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId, createdAt: 0, instance: 'instance-1' },
-});
+const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => volumeSpec(called, { requestId });
 const timeoutMs = 1_000;
 /** A call that nobody answers, and what is done about it. */
 const patienceMs = timeoutMs + 2_000;
 
-const codeOf = async (work: Promise<unknown>): Promise<string> => {
-  try {
-    await work;
-    return 'done';
-  } catch (cause) {
-    return cause instanceof StowageError ? cause.code : String(cause);
-  }
-};
+const codeOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'code');
 const within = async (ms: number, work: Promise<unknown>): Promise<string> => {
   const since = performance.now();
   const code = await codeOf(work);
   return performance.now() - since < ms ? code : `${code}, too late`;
 };
 
-const openOn = ({ host, nfsPort, mountPort }: NfsServer, path: string, options = {}): Promise<Store> =>
-  openNfs({
-    uri: `nfs://${host}${path}`,
-    options: { port: `${nfsPort}`, mountport: `${mountPort}`, timeout: `${timeoutMs}ms`, ...options },
-  });
+const openImpatient = ({ uri, options }: Required<Pick<OpenNfs, 'uri' | 'options'>>): Promise<Store> =>
+  openNfs({ uri, options: { ...options, timeout: `${timeoutMs}ms` } });
 
 /** A folder that goes with the test. */
 function folderOf(what: string): string {
@@ -59,35 +46,17 @@ function folderOf(what: string): string {
 }
 
 describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
-  let parent: string;
-  let frozen: NfsServer;
-  let healthy: NfsServer;
-  beforeAll(async () => {
-    parent = realpathSync(quickFolder('frozen'));
-    const start = async (name: string): Promise<NfsServer> => {
-      mkdirSync(join(parent, name));
-      return startGanesha({ exports: [{ path: join(parent, name), tag: name }], signal: scope.signal });
-    };
-    [frozen, healthy] = await Promise.all([start('frozen'), start('healthy')]);
-  });
-  afterAll(async () => {
-    await frozen[Symbol.asyncDispose]();
-    await healthy[Symbol.asyncDispose]();
-    rmSync(parent, { recursive: true, force: true });
-  });
+  const [frozen, healthy] = [ganeshaFolders('frozen'), ganeshaFolders('healthy')];
 
-  async function stores(): Promise<{ readonly stuck: Store; readonly other: Store; readonly folder: string }> {
-    const called = `${Math.random()}`.slice(2);
-    for (const name of ['frozen', 'healthy']) mkdirSync(join(parent, name, called));
-    const folder = join(parent, 'frozen', called);
-    const stuck = await openOn(frozen, folder);
-    const other = await openOn(healthy, join(parent, 'healthy', called));
+  async function stores() {
+    const place = frozen.fresh();
+    const [stuck, other] = [await openImpatient(place), await openImpatient(healthy.fresh())];
     onTestFinished(async () => {
-      frozen.thaw();
+      frozen.server.thaw();
       await stuck.close();
       await other.close();
     });
-    return { stuck, other, folder };
+    return { stuck, other, place, folder: place.folder };
   }
 
   test('frozen: every verb ends in time, and other stores answer meanwhile', async () => {
@@ -98,7 +67,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       await stuck.create(spec('two'), scope),
       await stuck.create(spec('three'), scope),
     ];
-    await frozen.freeze();
+    await frozen.server.freeze();
     const verbs = Promise.all([
       within(patienceMs, stuck.create(spec('a'), scope)),
       within(patienceMs, stuck.get(one.name, scope)),
@@ -122,18 +91,18 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     const earliest = await Promise.race([verbs.then(() => 'the frozen'), busy.then(() => 'the others')]);
     expect([earliest, answered]).toEqual(['the others', 10]);
     expect(await verbs).toEqual(Array(7).fill('deadline'));
-    frozen.thaw();
+    frozen.server.thaw();
   });
 
   test('frozen in the middle of a creation: asked again, it is one volume', async () => {
     const { stuck, folder } = await stores();
     for (let round = 0; round < 2; round++) {
       const want = spec(`v${round}`, `request ${round}`);
-      const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.freeze()]);
+      const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.server.freeze()]);
       expect(['deadline', 'done']).toContain(told);
       // And once surely without an answer.
       expect(await within(patienceMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe('deadline');
-      frozen.thaw();
+      frozen.server.thaw();
       const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
       expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
     }
@@ -146,21 +115,21 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   test.each(['create', 'rename'] as const)(
     'frozen half-way through: %s waits for one answer, not for two',
     async (verb) => {
-      const { stuck, folder } = await stores();
+      const { stuck, place, folder } = await stores();
       const volume = await stuck.create(spec('a'), scope);
-      const options = { port: `${frozen.nfsPort}`, mountport: `${frozen.mountPort}`, timeout: '2s' };
+      const at = { ...place, options: { ...place.options, timeout: '2s' }, instance: 'other' };
       const freezing = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
-        if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.freeze();
+        if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.server.freeze();
         return make();
       });
       const kind = createNfsStoreKind(systemClock(), freezing);
-      const store = await openNfs({ uri: `nfs://${frozen.host}${folder}`, options, instance: 'other', kind });
+      const store = await openNfs({ ...at, kind });
       const want = spec('b', 'request');
       const run = (on: Store): Promise<unknown> =>
         verb === 'create' ? on.create(want, scope) : on.rename(volume, volumeName('b'), scope);
       expect(await within(3_900, run(store))).toBe('deadline');
-      frozen.thaw();
-      const again = await openNfs({ uri: `nfs://${frozen.host}${folder}`, options, instance: 'other' });
+      frozen.server.thaw();
+      const again = await openNfs(at);
       await run(again);
       await again.sweep(scope);
       expect((await again.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);
@@ -173,9 +142,9 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   test('killed: says so while it is away; restarted, the store works as before', async () => {
     const { stuck } = await stores();
     const made = await stuck.create(spec('a'), scope);
-    await frozen.kill();
+    await frozen.server.kill();
     expect(await within(patienceMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(/^(unavailable|deadline)$/);
-    await frozen.restart();
+    await frozen.server.restart();
     // It may need longer for its first answers than this store waits.
     await vi.waitFor(async () => expect((await stuck.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);
     expect((await stuck.create(spec('b'), scope)).name).toBe('b');
@@ -184,7 +153,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
 
   test('a store on a frozen server closes at once', async () => {
     const { stuck } = await stores();
-    await frozen.freeze();
+    await frozen.server.freeze();
     const waiting = codeOf(stuck.create(spec('a'), scope));
     expect(await within(500, stuck.close())).toBe('done');
     expect(await waiting).not.toBe('done');
@@ -196,7 +165,7 @@ test.skipIf(needs('go-nfs'))(
   async () => {
     const path = folderOf('frozen');
     await using server = await startGoNfs({ path, signal: scope.signal });
-    const store = await openOn(server, '/');
+    const store = await openImpatient({ uri: `nfs://${server.host}/`, options: portsOf(server) });
     const made = await store.create(spec('a'), scope);
     for (let round = 0; round < 2; round++) {
       await server.restart();

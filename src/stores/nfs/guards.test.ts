@@ -4,12 +4,13 @@ import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import { volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { exportFolder, nfsStore, openNfs } from '#testing/nfs-store.ts';
 import { refusal } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { Connect } from './connect.ts';
@@ -21,17 +22,12 @@ async function newFolder(): Promise<string> {
   return folder;
 }
 
-const spec = (name: string) => ({
-  ...({ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} } as const),
-  ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1' },
-});
-
 describe('one directory, as a local store and over NFS', () => {
   test('a local store is refused over NFS, unless it is only read', async () => {
     const folder = await newFolder();
     const local = await openLocal(folder);
     onTestFinished(() => local.close());
-    await local.create(spec('precious'), scope);
+    await local.create(volumeSpec('precious'), scope);
     const kind = createNfsStoreKind(systemClock(), connectToDisk(folder));
     const uri = 'nfs://nowhere/export';
     expect(await refusal(openNfs({ uri, kind }))).toMatchObject({ code: 'conflict', reason: 'store-local-elsewhere' });
@@ -44,7 +40,7 @@ describe('one directory, as a local store and over NFS', () => {
     const folder = await newFolder();
     const kind = createNfsStoreKind(systemClock(), connectToDisk(folder));
     const store = await openNfs({ uri: 'nfs://nowhere/export', kind });
-    await store.create(spec('precious'), scope);
+    await store.create(volumeSpec('precious'), scope);
     await store.close();
     expect(await refusal(openLocal(folder))).toMatchObject({ code: 'conflict', reason: 'store-shared-elsewhere' });
     const reader = await openLocal(folder, { readOnly: true });
@@ -58,7 +54,7 @@ test('a volume that another host renamed a moment ago is deleted all the same', 
   const exported = { folder, uri: 'nfs://nowhere/export', options: {}, [Symbol.asyncDispose]: async () => undefined };
   const under = await nfsStore(exported, {}, connectToDisk(folder));
   const other = await under.another('instance-2');
-  const made = await under.store.create(spec('a'), scope);
+  const made = await under.store.create(volumeSpec('a'), scope);
   await other.rename(made, volumeName('b'), scope);
   await under.store.delete(made, scope);
   expect(existsSync(join(folder, 'b'))).toBe(false);
@@ -83,7 +79,7 @@ test('a store opens by the second of its addresses when the first takes connecti
   const options = { port: `${server.port}`, mountport: `${server.port}`, timeout: '3s' };
   const store = await openNfs({ uri: `nfs://127.0.0.2,${server.host}/export`, options });
   onTestFinished(() => store.close());
-  expect((await store.create(spec('a'), scope)).name).toBe('a');
+  expect((await store.create(volumeSpec('a'), scope)).name).toBe('a');
   expect(sockets.size).toBeGreaterThan(0);
 }, 30_000);
 

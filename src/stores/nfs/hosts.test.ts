@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName, VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import { volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -14,6 +14,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
 // Several hosts on one export, at the same time. What two of them can do to each other at any point of any verb is in
@@ -83,10 +84,8 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
 };
 
 const name = volumeName;
-const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: name(called), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: `${Math.random()}`, createdAt: 0, instance: 'host-1', ...more },
-});
+const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+  volumeSpec(called, { requestId: `${Math.random()}`, instance: 'host-1', ...more });
 
 const reasonOf = (result: PromiseSettledResult<unknown>): string =>
   result.status === 'fulfilled' ? 'done' : result.reason instanceof StowageError ? result.reason.reason : 'no reason';

@@ -4,6 +4,7 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
+import { readIdentity } from '../shelf/identity.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
 import { createParts } from '../shelf/parts.ts';
 import { createMarks } from '../shelf/reading.ts';
@@ -15,7 +16,12 @@ import { openNfsPlace } from './place.ts';
 import { createUses } from './uses.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
-export function createNfsStoreKind(clock: Clock = systemClock(), connect: Connect = createConnect(clock)): StoreKind {
+export function createNfsStoreKind(
+  clock: Clock = systemClock(),
+  connect: Connect = createConnect(clock),
+  anew: () => Connect = () => createConnect(clock),
+): StoreKind {
+  const ways: Ways = { clock, connect, anew };
   return {
     scheme: 'nfs',
     options: optionHelp,
@@ -23,32 +29,48 @@ export function createNfsStoreKind(clock: Clock = systemClock(), connect: Connec
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();
-        return await open(config, policy, context, { clock, connect }, scope);
+        return await open(config, policy, context, ways, scope);
       } catch (cause) {
         throw stowageError(cause);
       }
     },
     probe: async (config, { readOnly }, scope) => {
       const options = parseOptions(config.uri, config.options);
-      return await checked({ options, store: config.name, clock, connect, readOnly }, scope);
+      return await checked(ways, { options, store: config.name, readOnly }, scope);
     },
   };
 }
 
-const checked = (parts: CheckParts, scope: Scope): ReturnType<Store['check']> =>
-  checkNfs(parts, scope).catch((cause: unknown) => {
+interface Ways {
+  readonly clock: Clock;
+  /** Shares its connections among stores. */
+  readonly connect: Connect;
+  /** Shares with nobody, and knows nothing of before. */
+  readonly anew: () => Connect;
+}
+
+const checked = (
+  { clock, connect, anew }: Ways,
+  about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
+  scope: Scope,
+): ReturnType<Store['check']> => {
+  // With one source port there can be no second connection.
+  const isSingle = typeof about.options.sourcePorts === 'number';
+  return checkNfs({ ...about, clock, connect: isSingle ? connect : anew() }, scope).catch((cause: unknown) => {
     throw stowageError(cause);
   });
+};
 
 async function open(
   config: StoreConfig,
   { readOnly }: StorePolicy,
   context: StoreContext,
-  { clock, connect }: { readonly clock: Clock; readonly connect: Connect },
+  ways: Ways,
   scope: Scope,
 ): Promise<Store> {
   const options = parseOptions(config.uri, config.options);
   const store = config.name;
+  const { clock, connect } = ways;
   const place = await openNfsPlace({ options, store, context, clock, connect, readOnly }, scope);
   const { uid, gid, mode, pathTemplate } = options;
   const layout = createDirectoryLayout({
@@ -59,11 +81,18 @@ async function open(
   const parts = createParts(place, layout, clock);
   return {
     ...{ kind: 'nfs', reach: 'anywhere', readOnly, shared: true, ...layoutTraits(parts) },
-    check: (at) => checked({ options, store, clock, connect, readOnly }, at),
+    check: (at) => checked(ways, { options, store, readOnly }, at),
+    identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
+    ping: ({ signal }) =>
+      place.session.nfs
+        .null({ signal, deadlineMs: Math.min(options.timeout, pingMs) })
+        .catch((cause: unknown) => Promise.reject(place.failure(cause, `asking the server of store ${store}`))),
     ...createVerbs(parts, readOnly),
     ...(readOnly ? {} : { ...createMarks(parts), uses: createUses(parts, place) }),
   };
 }
+
+const pingMs = 5_000;
 
 /** What a client needs to know of the store's options, as the administrator wrote them. */
 const forClients = [

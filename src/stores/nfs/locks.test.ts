@@ -1,9 +1,9 @@
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { StowageError } from '#core/errors.ts';
+import type { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
@@ -13,27 +13,21 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { contentsOf, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
+import { outcome } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 
 // Hosts that die, stand still or find no room while they hold something.
 
 const name = volumeName;
-const spec = (called: string, instance: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: name(called), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: `${instance} ${called}`, createdAt: 0, instance },
-});
-const refusal = async (work: Promise<unknown>): Promise<string> => {
-  try {
-    await work;
-    return 'done';
-  } catch (cause) {
-    return cause instanceof StowageError ? cause.reason : String(cause);
-  }
-};
+const spec = (called: string, instance: string): VolumeSpec =>
+  volumeSpec(called, { requestId: `${instance} ${called}`, instance });
+const reasonOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'reason');
 
 interface Host {
   readonly store: Store;
@@ -45,30 +39,19 @@ interface Host {
 }
 
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
-  let parent: string;
-  let server: NfsServer;
+  const ganesha = ganeshaFolders('locks');
   let folder: string;
-  let count = 0;
-  beforeAll(async () => {
-    parent = realpathSync(quickFolder('locks'));
-    server = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
-  });
-  afterAll(async () => {
-    await server[Symbol.asyncDispose]();
-    rmSync(parent, { recursive: true, force: true });
-  });
+  let place: ReturnType<typeof ganesha.fresh>;
   beforeEach(() => {
-    folder = join(parent, `${++count}`);
-    mkdirSync(folder);
+    place = ganesha.fresh();
+    ({ folder } = place);
   });
 
   async function host(instance: string): Promise<Host> {
     const it = { waits: 0, hook: ({ make }) => make() } as { -readonly [key in keyof Host]: Host[key] };
     it.clock = impatient(systemClock(), () => it.waits++);
     const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
-    const options = { port: `${server.nfsPort}`, mountport: `${server.mountPort}` };
-    const uri = `nfs://${server.host}${folder}`;
-    it.store = await openNfs({ uri, options, instance, kind: createNfsStoreKind(it.clock, connect) });
+    it.store = await openNfs({ ...place, instance, kind: createNfsStoreKind(it.clock, connect) });
     return it;
   }
 
@@ -85,7 +68,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       isDead = procedure === 'create';
       return answer;
     };
-    await refusal(dying.store.label(volume, { x: 'dead' }, scope));
+    await reasonOf(dying.store.label(volume, { x: 'dead' }, scope));
     expect(locks()).toEqual([volume.id]);
   }
 
@@ -113,9 +96,9 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const other = await host('two');
     const volume = await other.store.create(spec('a', 'two'), scope);
     await killed(volume, 'one');
-    expect(await refusal(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    expect(await reasonOf(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
     other.clock.pass(60_000);
-    expect(await refusal(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    expect(await reasonOf(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
     other.clock.pass(60_000);
     other.waits = 0;
     expect((await other.store.label(volume, { x: 'y' }, scope)).labels).toEqual({ x: 'y' });
@@ -128,7 +111,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const all = await Promise.all(['two', 'three', 'four', 'five'].map(host));
     const volume = await (all[0] as Host).store.create(spec('a', 'two'), scope);
     await killed(volume, 'one');
-    const label = (it: Host, i: number): Promise<string> => refusal(it.store.label(volume, { [`${i}`]: 'x' }, scope));
+    const label = (it: Host, i: number): Promise<string> => reasonOf(it.store.label(volume, { [`${i}`]: 'x' }, scope));
     await Promise.all(all.map(label));
     for (const { clock } of all) clock.pass(120_000);
     // Their clocks do not wait for the server, so one of them may lose its patience while another is at work.
@@ -150,7 +133,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       const labelled = one.store.label(volume, { round: `${round}` }, scope);
       await until(labelled, reached);
       two.clock.pass(120_000);
-      expect(await refusal(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+      expect(await reasonOf(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
       goOn();
       await labelled;
     }
@@ -162,7 +145,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const first = stopAt(one, 'rename');
     const late = one.store.label(volume, { x: 'late' }, scope);
     await until(late, first.reached);
-    expect(await refusal(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    expect(await reasonOf(two.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
     for (const { clock } of [one, two]) clock.pass(130_000);
     const second = stopAt(two, 'rename');
     const taken = two.store.label(volume, { x: 'y' }, scope);
@@ -178,16 +161,16 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   test('an empty record is its maker’s, until the maker has been silent for too long; then the maker gives up', async () => {
     const [one, two] = [await host('one'), await host('two')];
     const { reached, goOn } = stopAt(one, 'write');
-    const slow = refusal(one.store.create(spec('a', 'one'), scope));
+    const slow = reasonOf(one.store.create(spec('a', 'one'), scope));
     await until(slow, reached);
     expect(await two.store.get(name('a'), scope)).toBeUndefined();
-    expect(await refusal(two.store.create(spec('a', 'two'), scope))).toBe('volume-being-made');
+    expect(await reasonOf(two.store.create(spec('a', 'two'), scope))).toBe('volume-being-made');
     for (const { clock } of [one, two]) clock.pass(61_000);
     const made = await two.store.create(spec('a', 'two'), scope);
     goOn();
     expect(await slow).not.toBe('done');
     expect(await Array.fromAsync(one.store.list(scope))).toEqual([made]);
-    expect(await refusal(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
+    expect(await reasonOf(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
   });
 
   test('of two hosts with the same request, one finds no room and the other does: the volume stays', async () => {
@@ -240,9 +223,9 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
         if (++calls === at) one.clock.pass(31_000);
         return make();
       };
-      const first = await refusal(verb(one.store, volume));
+      const first = await reasonOf(verb(one.store, volume));
       one.hook = ({ make }) => make();
-      told.add(first === 'done' ? first : `${first}, then ${await refusal(verb(one.store, volume))}`);
+      told.add(first === 'done' ? first : `${first}, then ${await reasonOf(verb(one.store, volume))}`);
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
       // Wherever it is: out of the way of the next one.
       for (const called of ['a', 'n'].map(name)) await one.store.delete({ id: volume.id, name: called }, scope);
@@ -270,8 +253,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
   });
 
   test('a volume can be deleted though there is no room for a lock; the rest is refused and changes nothing', async () => {
-    const options = { port: `${server.nfsPort}`, mountport: `${server.mountPort}` };
-    const store = await openNfs({ uri: `nfs://${server.host}${path}`, options });
+    const store = await openNfs({ uri: `nfs://${server.host}${path}`, options: portsOf(server) });
     const [a, b] = [await store.create(spec('a', 'one'), scope), await store.create(spec('b', 'one'), scope)];
     writeFileSync(join(path, 'a', 'file'), a.id);
     expect(() => {

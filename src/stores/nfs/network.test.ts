@@ -7,23 +7,17 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type StowageError, stowageError } from '#core/errors.ts';
-import type { VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type FarNetwork, makeFarNetwork, ownFiles } from '#testing/network-namespaces.ts';
 import { openNfs } from '#testing/nfs-store.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createEnter, type Network } from './network.ts';
 import { mostQuestions } from './network-messages.ts';
-
-const spec = (name: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: name, createdAt: 1_700_000_000_000, instance: 'instance-1' },
-});
 
 const refusal = (work: Promise<unknown>): Promise<StowageError> =>
   work.then(() => Promise.reject(new Error('it was not refused')), stowageError);
@@ -80,10 +74,10 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
 
   test('volumes are created, listed and deleted, also after a restart of the server', async () => {
     const store = await open();
-    const { id, name } = await store.create(spec('photos'), scope);
+    const { id, name } = await store.create(volumeSpec('photos'), scope);
     expect(await namesIn(store)).toEqual(['photos']);
     await far.restart();
-    await store.create(spec('letters'), scope);
+    await store.create(volumeSpec('letters'), scope);
     expect(await namesIn(store)).toEqual(['letters', 'photos']);
     await store.delete({ id, name }, scope);
     expect(await namesIn(store)).toEqual(['letters']);
@@ -108,7 +102,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await one.close();
     await one.close();
     expect(await far.pids()).toEqual([pid]);
-    await two.create(spec('kept'), scope);
+    await two.create(volumeSpec('kept'), scope);
     await two.close();
     await far.hasPids(0);
   });
@@ -119,10 +113,10 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     process.kill(pid, 'SIGKILL');
     await far.hasPids(0);
     // What is connected stays so.
-    await store.create(spec('before'), scope);
+    await store.create(volumeSpec('before'), scope);
     expect(await far.pids()).toEqual([]);
     await far.restart();
-    await store.create(spec('after'), scope);
+    await store.create(volumeSpec('after'), scope);
     expect(await far.pids()).toHaveLength(1);
   });
 
@@ -141,7 +135,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   test('names are resolved there', async () => {
     await using _files = await ownFiles(far.name, { hosts: `${far.host} filer.stowage.invalid\n` });
     const store = await open({}, undefined, 'filer.stowage.invalid');
-    await store.create(spec('named'), scope);
+    await store.create(volumeSpec('named'), scope);
     const { code, reason } = await refusal(open({}, undefined, 'nobody.stowage.invalid'));
     expect([code, reason]).toEqual(['unavailable', 'nfs-host-unknown']);
   });
@@ -151,7 +145,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     onTestFinished(() => far.restart());
     expect((await refusal(open())).code).toBe('denied');
     const store = await open({ sourceport: 'privileged' });
-    await store.create(spec('privileged'), scope);
+    await store.create(volumeSpec('privileged'), scope);
   });
 
   test.skipIf(needs('openssl'))('connections are encrypted where that is asked for', async () => {
@@ -165,7 +159,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     onTestFinished(() => far.restart());
     expect((await refusal(open())).code).toBe('denied');
     const store = await open({ tls: folder });
-    await store.create(spec('secret'), scope);
+    await store.create(volumeSpec('secret'), scope);
   });
 
   test('what the system says of a connection is said here', async () => {

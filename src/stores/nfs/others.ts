@@ -32,6 +32,7 @@ export interface OthersParts {
   readonly store: string;
   /** `.stowage/locks` */
   readonly folder: string;
+  readonly usesOf: Others['usesOf'];
 }
 
 interface Watched {
@@ -46,7 +47,7 @@ interface Watched {
  * died is found by watching it not change, while the server answers; no two clocks are compared. It is taken over by
  * changing its mark on the condition that nobody else has: of several who try, the server lets one.
  */
-export function createOthers({ files, clock, marks, store, folder }: OthersParts): Others {
+export function createOthers({ files, clock, marks, store, folder, usesOf }: OthersParts): Others {
   /** By this process, at this moment, since when. Undefined: there was no room for a lock. */
   const held = new Map<string, number | undefined>();
   const watched = new Map<string, Watched>();
@@ -137,6 +138,7 @@ export function createOthers({ files, clock, marks, store, folder }: OthersParts
       const found = await files.attributes(`${folder}/${id}`);
       return found !== undefined && !marks.isOurs(found);
     },
+    usesOf,
     take: (path) => files.create(path),
     takeOver: async (path, isTorn) => {
       const found = await files.attributes(path);

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Volume, VolumeSpec } from '#core/model.ts';
+import type { NodeName, Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -96,6 +96,10 @@ async function setUp(): Promise<Setting> {
   return { a, trashed, released };
 }
 
+const unable = (): never => {
+  throw new Error('this store has no use records');
+};
+
 const verbs: Readonly<Record<string, Verb>> = {
   'create n': (store, _, host) => store.create(spec('n', `create by ${host}`, host), scope),
   'create n, the same request': (store, _, host) => store.create(spec('n', 'create', host), scope),
@@ -113,6 +117,8 @@ const verbs: Readonly<Record<string, Verb>> = {
   'adopt r': (store, _, host) => store.adopt(name('r'), spec('r', `adopt by ${host}`, host), scope),
   'adopt d': (store, _, host) => store.adopt(name('d'), spec('d', `adopt by ${host}`, host), scope),
   'adopt n': (store, _, host) => store.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
+  'use a': (store, { a }, host) => store.uses?.put(a, { host, node: host as NodeName, users: [] }, scope) ?? unable(),
+  'write to a': (store, { a }, host) => store.uses?.takeWriter(a, host, scope) ?? unable(),
   sweep: (store) => store.sweep(scope),
   reclaim: (store) => store.reclaim(scope),
 };
@@ -138,7 +144,7 @@ function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[],
   for (const { volume, error } of outcomes) {
     const isThere = volume === undefined || all.some(({ id }) => id === volume.id) || destroyed.includes(volume.id);
     if (!isThere) found.push(`${volume.name} (${volume.id}) was answered, and is not there`);
-    if (error !== undefined && !['exists', 'not-found', 'busy'].includes(error.code))
+    if (error !== undefined && !['exists', 'not-found', 'busy', 'in-use'].includes(error.code))
       found.push(`${error.code}: ${error.message}`);
   }
   // Released data lie where they were, also where another host had renamed them to.
@@ -147,6 +153,8 @@ function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[],
     .flatMap(({ id }) => ['a', 'n', 'r'].map((name) => `${name}: ${id}`));
   const expected = ['d: planted', ...retained];
   for (const entry of contents.unrecorded()) if (!expected.includes(entry)) found.push(`without a record: ${entry}`);
+  const isLive = (id: string): boolean => all.some((one) => one.id === id && one.at.endsWith('.meta'));
+  for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} is in use, and not there`);
   for (const part of ['locks', 'tmp']) for (const entry of contents.own(part)) found.push(`left in ${part}: ${entry}`);
   return found;
 }
@@ -185,7 +193,9 @@ async function interleave({ one, other, destroyed, afterwards }: Case): Promise<
     stop = undefined;
     await afterwards();
     const told = outcomes.map(({ volume, error }) => volume?.name ?? error?.reason ?? 'done');
-    const wrong = faults(setting, outcomes, [...destroyed, ...destroys(one), ...destroys(other)]);
+    // Who was refused has destroyed nothing.
+    const done = [one, other].filter((_, i) => outcomes[i]?.error?.code !== 'in-use');
+    const wrong = faults(setting, outcomes, [...destroyed, ...done.flatMap(destroys)]);
     expect(wrong, `stopped before call ${at}; answers: ${told.join(', ')}`).toEqual([]);
     if (isOver) return;
   }
@@ -219,6 +229,16 @@ test.each([
   ['delete a', 'reclaim'],
   ['purge t', 'reclaim'],
   ['reclaim', 'reclaim'],
+  ['use a', 'delete a'],
+  ['use a', 'put a into the trash'],
+  ['use a', 'release a'],
+  ['use a', 'rename a to n'],
+  ['use a', 'create a again'],
+  ['use a', 'use a'],
+  ['use a', 'sweep'],
+  ['write to a', 'delete a'],
+  ['write to a', 'put a into the trash'],
+  ['write to a', 'write to a'],
 ])('%s, and inside it %s; and the other way round', async (one, other) => {
   await interleave({ ...whole, one, other });
   await interleave({ ...whole, one: other, other: one });
@@ -229,8 +249,8 @@ describe.each([
   ['rename a to n', 2, ['create n', 'rename a to m', 'restore t as n', 'adopt n', 'sweep']],
   ['rename a to n, whose name was then given up', 2, ['create n', 'rename a to m', 'restore t as n', 'delete a']],
   ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep']],
-  ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'sweep']],
-  ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'sweep']],
+  ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
+  ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
 ] as const)('after a death in the middle of: %s', (died, callsLeft, some) => {
   const destroyed = (): string[] => destroys(died);
 

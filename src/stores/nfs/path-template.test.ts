@@ -1,14 +1,15 @@
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { mkdir, rm } from 'node:fs/promises';
+import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { describe, expect, onTestFinished, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import type { Labels, Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { exportFolder, type NfsStoreUnderTest, nfsStore } from '#testing/nfs-store.ts';
+import type { NfsStoreUnderTest } from '#testing/nfs-store.ts';
+import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { refusal, refusalOf } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 const id = newVolumeId();
@@ -111,18 +112,9 @@ describe('filling in', () => {
 });
 
 describe('in a store', () => {
-  async function storeWith(pathTemplate: string): Promise<NfsStoreUnderTest> {
-    const folder = await exportFolder();
-    onTestFinished(() => rm(folder, { recursive: true, force: true }));
-    const exported = { folder, uri: 'nfs://nowhere/export', options: {}, [Symbol.asyncDispose]: async () => undefined };
-    const under = await nfsStore(exported, { pathTemplate }, connectToDisk(folder));
-    onTestFinished(() => under[Symbol.asyncDispose]());
-    return under;
-  }
-  const spec = (name: string, labels: Labels, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
-    ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels },
-    ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1', ...more },
-  });
+  const storeWith = (pathTemplate: string): Promise<NfsStoreUnderTest> => nfsStoreOnDisk({ pathTemplate });
+  const spec = (name: string, labels: Labels, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+    volumeSpec(name, { labels, ...more });
   const create = (store: Store, name: string, team: string): Promise<Volume> =>
     store.create(spec(name, { team }), scope);
   const pathOf = async (store: Store, volume: Volume): Promise<string> => {
@@ -167,7 +159,7 @@ describe('in a store', () => {
     const renamed = await store.rename(made, volumeName('b'), scope);
     const labelled = await store.label(renamed, { team: 'blue' }, scope);
     expect(await pathOf(store, labelled)).toBe('/export/red/a');
-    expect(await store.get(volumeName('b'), scope)).toMatchObject({ condition: 'ok', volume: { id: made.id } });
+    expect(await store.get(volumeName('b'), scope)).toEqual({ condition: 'ok', path: 'red/a', volume: labelled });
     expect(await store.get(volumeName('a'), scope)).toBeUndefined();
     await store.delete(labelled, scope);
     expect(readdirSync(folder)).toEqual(['.stowage']);

@@ -18,10 +18,12 @@ import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts'
 import { createFolders } from './folders.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createMarks, createOthers } from './others.ts';
+import { createSeenUses, type SeenUses } from './uses-seen.ts';
 
 export interface NfsPlace extends Place {
   readonly files: NfsFiles;
   readonly session: Session;
+  readonly uses: SeenUses;
 }
 
 export interface OpenParts {
@@ -104,7 +106,8 @@ async function open(
   const run = `${mine}-${randomBytes(4).toString('hex')}`;
   let scratches = 0;
   const scratch = (): string => own('tmp', `${run}-${++scratches}`);
-  const others = createOthers({ files, clock, marks, store, folder: own('locks') });
+  const uses = createSeenUses({ files, folder: own('users'), scratch });
+  const others = createOthers({ files, clock, marks, store, folder: own('locks'), usesOf: uses.listHeld });
 
   const recorded = await readIdentity(files, own('store.json')).catch((cause: unknown) => {
     // Read-only: records that we may not read do not matter, directories are volumes all the same.
@@ -123,7 +126,7 @@ async function open(
   } else keeper.identity = recorded?.uuid;
 
   return {
-    ...{ store, context, files, root, own, scratch, session, failure },
+    ...{ store, context, files, root, own, scratch, session, uses, failure },
     identity: keeper.identity,
     base: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,

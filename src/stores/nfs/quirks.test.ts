@@ -5,7 +5,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import { newVolumeId } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -13,24 +13,21 @@ import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
-import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
 import { type StoreUnderTest, scope, storeContract } from '#testing/contracts/store.ts';
+import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { nfsStore, openNfs } from '#testing/nfs-store.ts';
 import { startPassage } from '#testing/passage.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
 // Servers that do not follow the protocol in all things; and more of everything than usual.
 
-const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(called), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: `${Math.random()}`, createdAt: 0, instance: 'instance-1', ...more },
-});
-
-const portsOf = ({ nfsPort, mountPort }: NfsServer) => ({ port: `${nfsPort}`, mountport: `${mountPort}` });
+const spec = (called: string, more: Partial<VolumeSpec> = {}): VolumeSpec =>
+  volumeSpec(called, { requestId: `${Math.random()}`, ...more });
 
 describe.skipIf(needs('go-nfs'))('go-nfs', () => {
   storeContract('NFS on go-nfs', async () => {

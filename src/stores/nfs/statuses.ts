@@ -1,4 +1,4 @@
-import { NfsError, type NfsStatusName } from '#wire/nfs3/index.ts';
+import { NfsError, type NfsStatusName, RemovalRefused } from '#wire/nfs3/index.ts';
 
 /** What a status means as a system's error. Those that are not here are what a broken disk would give. */
 const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
@@ -26,12 +26,14 @@ const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
 class ServerRefusal extends Error {
   override readonly name = 'ServerRefusal';
   readonly code: string;
-  constructor(cause: NfsError) {
+  constructor(cause: Error, said: NfsError) {
     super(cause.message, { cause });
-    this.code = (cause.statusName === undefined ? undefined : codes[cause.statusName]) ?? 'EIO';
+    this.code = (said.statusName === undefined ? undefined : codes[said.statusName]) ?? 'EIO';
   }
 }
 
 /** Anything else is passed on as it is. */
-export const asSystemError = (cause: unknown): unknown =>
-  cause instanceof NfsError ? new ServerRefusal(cause) : cause;
+export function asSystemError(cause: unknown): unknown {
+  const said = cause instanceof RemovalRefused ? cause.cause : cause;
+  return said instanceof NfsError ? new ServerRefusal(cause as Error, said) : cause;
+}

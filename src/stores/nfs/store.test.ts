@@ -1,12 +1,11 @@
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe } from 'vitest';
+import { describe } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import type { NfsServer } from '#testbed/nfs-server.ts';
 import { storeContract } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { type Export, exportFolder, nfsStore } from '#testing/nfs-store.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
@@ -44,26 +43,9 @@ storeContract('NFS on the local file system', async () => {
 storeContract('NFS on our own server', async () => nfsStore(await onOwnServer()));
 
 describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
-  let parent: string;
-  let ganesha: NfsServer;
-  let next = 0;
-
-  beforeAll(async () => {
-    parent = await exportFolder();
-    const signal = new AbortController().signal;
-    ganesha = await startGanesha({ exports: [{ path: parent, tag: '/export' }], signal });
-  });
-  afterAll(async () => {
-    await ganesha[Symbol.asyncDispose]();
-    await rm(parent, { recursive: true, force: true });
-  });
-
+  const ganesha = ganeshaFolders('store');
   /** A directory below the export is a store of its own. */
-  storeContract('NFS on ganesha', async () => {
-    const folder = join(parent, `${++next}`);
-    await mkdir(folder);
-    const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}` };
-    const uri = `nfs://${ganesha.host}${folder}`;
-    return nfsStore({ folder, uri, options, [Symbol.asyncDispose]: async () => undefined });
-  });
+  storeContract('NFS on ganesha', async () =>
+    nfsStore({ ...ganesha.fresh(), [Symbol.asyncDispose]: async () => undefined }),
+  );
 });

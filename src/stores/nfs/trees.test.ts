@@ -7,59 +7,41 @@ import {
   mkdirSync,
   readdirSync,
   readFileSync,
-  realpathSync,
   rmSync,
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { join } from 'node:path';
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { join, relative } from 'node:path';
+import { beforeEach, describe, expect, test } from 'vitest';
 import { DeadlineExceeded, systemClock } from '#base/clock.ts';
-import type { Volume, VolumeSpec } from '#core/model.ts';
-import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Volume } from '#core/model.ts';
 import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import type { NfsServer } from '#testbed/nfs-server.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { quickFolder } from '#testing/nfs-contents.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 
 // Whole trees: what users put into volumes, deleted and measured through the server.
 
-const spec = (called: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(called), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: called, createdAt: 0, instance: 'instance-1' },
-});
-
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
-  let parent: string;
-  let server: NfsServer;
+  const ganesha = ganeshaFolders('trees');
   let folder: string;
+  let place: ReturnType<typeof ganesha.fresh>;
   let hook: Hook;
-  let count = 0;
-  beforeAll(async () => {
-    parent = realpathSync(quickFolder('trees'));
-    server = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
-  });
-  afterAll(async () => {
-    await server[Symbol.asyncDispose]();
-    rmSync(parent, { recursive: true, force: true });
-  });
   beforeEach(() => {
-    folder = join(parent, `${++count}`);
-    mkdirSync(folder);
+    place = ganesha.fresh();
+    ({ folder } = place);
     hook = ({ make }) => make();
   });
 
   function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<Store> {
-    const options = { port: `${server.nfsPort}`, mountport: `${server.mountPort}`, ...more };
     const connect = tapped(createConnect(systemClock()), (call) => hook(call));
     const kind = createNfsStoreKind(systemClock(), connect);
-    return openNfs({ uri: `nfs://${server.host}${folder}`, options, instance, kind });
+    return openNfs({ ...place, options: { ...place.options, ...more }, instance, kind });
   }
 
   const deleting = (): string[] => readdirSync(join(folder, '.stowage', 'deleting'));
@@ -87,13 +69,18 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
   test('a deep and wide tree goes, and what its links lead to stays', async () => {
     const store = await open();
-    const [made, neighbour] = [await store.create(spec('a'), scope), await store.create(spec('b'), scope)];
+    const [made, neighbour] = [await store.create(volumeSpec('a'), scope), await store.create(volumeSpec('b'), scope)];
     const top = plantTree(made);
-    const elsewhere = join(parent, `elsewhere-${count}`);
-    mkdirSync(elsewhere);
+    const { folder: elsewhere } = ganesha.fresh();
     for (const kept of [elsewhere, join(folder, 'b')]) writeFileSync(join(kept, 'kept'), 'kept');
     for (const [name, target] of Object.entries({
-      ...{ absolute: elsewhere, relative: `../../elsewhere-${count}`, neighbour: '../b', up: '..', self: '.' },
+      ...{
+        absolute: elsewhere,
+        relative: relative(join(top, 'wide'), elsewhere),
+        neighbour: '../b',
+        up: '..',
+        self: '.',
+      },
       ...{ loop: 'loop', dangling: '/nowhere', root: '/', file: join(elsewhere, 'kept'), meta: '../b.meta' },
     }))
       symlinkSync(target, join(top, 'wide', name));
@@ -111,9 +98,8 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
   test('data that somebody replaced by a link: the link goes', async () => {
     const store = await open();
-    const made = await store.create(spec('a'), scope);
-    const elsewhere = join(parent, `elsewhere-${count}`);
-    mkdirSync(elsewhere);
+    const made = await store.create(volumeSpec('a'), scope);
+    const { folder: elsewhere } = ganesha.fresh();
     writeFileSync(join(elsewhere, 'kept'), 'kept');
     rmSync(join(folder, 'a'), { recursive: true });
     symlinkSync(elsewhere, join(folder, 'a'));
@@ -125,15 +111,19 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   test('what may not be removed is left and reported, and the rest goes', async () => {
     chownSync(folder, 1000, 1000);
     const store = await open('instance-1', { squash: 'all', uid: '1000', gid: '1000' });
-    const [one, two] = [await store.create(spec('a'), scope), await store.create(spec('b'), scope)];
+    const [one, two] = [await store.create(volumeSpec('a'), scope), await store.create(volumeSpec('b'), scope)];
     writeFileSync(join(folder, 'b', 'file'), 'x');
+    for (const file of ['1', '2', '3']) writeFileSync(join(folder, 'a', file), 'x');
     mkdirSync(join(folder, 'a', 'of root'), { mode: 0o755 });
-    writeFileSync(join(folder, 'a', 'of root', 'file'), 'x');
+    for (const file of ['file', 'other']) writeFileSync(join(folder, 'a', 'of root', file), 'x');
     for (const volume of [one, two]) await store.delete(volume, scope);
     await store.reclaim(scope);
     expect(deleting()).toEqual([one.id]);
+    // Nor does it keep what lies beside it.
+    expect(readdirSync(deletedAt(one))).toEqual(['of root']);
+    const detail = expect.stringMatching(/of root\/(file|other): REMOVE: NFS3ERR_ACCES; 1 more refused/);
     expect(await store.orphans(scope)).toMatchObject([
-      { kind: 'leftover', name: expect.stringContaining(one.id), detail: expect.stringContaining('ACCES') },
+      { kind: 'leftover', name: expect.stringContaining(one.id), detail },
     ]);
     chownSync(join(deletedAt(one), 'of root'), 1000, 1000);
     await store.reclaim(scope);
@@ -145,7 +135,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   test('two hosts free the same room at once', async () => {
     const [one, two] = [await open('one'), await open('two')];
     for (const called of ['a', 'b', 'c']) {
-      const made = await one.create(spec(called), scope);
+      const made = await one.create(volumeSpec(called), scope);
       plantTree(made, 100);
       await one.delete(made, scope);
     }
@@ -156,7 +146,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
   test('stopped by its signal, it goes on at the next call', async () => {
     const store = await open();
-    const made = await store.create(spec('a'), scope);
+    const made = await store.create(volumeSpec('a'), scope);
     plantTree(made);
     await store.delete(made, scope);
     const controller = new AbortController();
@@ -177,11 +167,11 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   describe('usage', () => {
     test('is what du counts: hard links once, links not followed, holes not at all', async () => {
       const store = await open();
-      const made = await store.create(spec('a'), scope);
+      const made = await store.create(volumeSpec('a'), scope);
       const top = plantTree(made, 20);
       writeFileSync(join(top, 'large'), Buffer.alloc(300_000, 1));
       for (let i = 0; i < 5; i++) linkSync(join(top, 'large'), join(top, 'wide', `again-${i}`));
-      symlinkSync(parent, join(top, 'link'));
+      symlinkSync(ganesha.parent, join(top, 'link'));
       execFileSync('truncate', ['--size=100M', join(top, 'hole')]);
       const du = execFileSync('du', ['--summarize', '--block-size=1', top], { encoding: 'utf8' });
       const usage = await store.usage(made, scope);
@@ -193,7 +183,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
     test('is a lower bound when its time is over, and an error when it is called off', async () => {
       const store = await open();
-      const made = await store.create(spec('a'), scope);
+      const made = await store.create(volumeSpec('a'), scope);
       plantTree(made);
       const whole = await store.usage(made, scope);
       for (const [reason, expected] of [
@@ -220,7 +210,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     test('of what may not be looked into is a lower bound', async () => {
       chownSync(folder, 1000, 1000);
       const store = await open('instance-1', { squash: 'all', uid: '1000', gid: '1000' });
-      const made = await store.create(spec('a'), scope);
+      const made = await store.create(volumeSpec('a'), scope);
       writeFileSync(join(folder, 'a', 'file'), Buffer.alloc(100_000, 1));
       mkdirSync(join(folder, 'a', 'of root'), { mode: 0o700 });
       const { complete, bytes } = await store.usage(made, scope);

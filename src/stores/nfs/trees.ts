@@ -9,6 +9,7 @@ import {
   listDirectory,
   type NfsClient,
   nameOf,
+  RemovalRefused,
   removeTree,
   walkTree,
 } from '#wire/nfs3/index.ts';
@@ -34,15 +35,15 @@ export async function emptyFolder(
         signal.throwIfAborted();
         const cause = asSystemError(thrown);
         // Something that cannot be removed is left; a server that does not answer is no reason to try the next.
-        if (!isErrno(cause, 'EACCES', 'EPERM', 'EIO', 'ENOTEMPTY', 'EEXIST', 'EROFS') && !isForeign(cause)) throw cause;
+        const isLeft =
+          thrown instanceof RemovalRefused || isErrno(cause, 'EACCES', 'EPERM', 'EIO', 'ENOTEMPTY', 'EEXIST', 'EROFS');
+        if (!isLeft) throw cause;
         left.push({ name: entry.name, why: String(cause) });
         scope.log.warn('could not remove deleted data', { name: entry.name, cause: String(cause) });
       }
     });
   return left;
 }
-
-const isForeign = (cause: unknown): boolean => cause instanceof Error && cause.name === 'ForeignFileSystem';
 
 /** More files with several names than these are not remembered; then the figures are a lower bound. */
 const mostLinks = 250_000;

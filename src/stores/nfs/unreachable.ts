@@ -96,8 +96,7 @@ const noService = ({ server }: Blamed): About => ({
   action: 'Have NFS version 3 enabled on the server (version 4 alone is not enough), or give the right port.',
 });
 
-export function unanswered(cause: RpcError, about: Blamed): About {
-  const { maybeDone } = cause;
+export function unanswered(cause: RpcError, about: Blamed, maybeDone = cause.maybeDone): About {
   switch (cause.failure) {
     case 'unreachable': {
       const { code = '', port = '' } = systemError(cause) ?? {};
@@ -145,7 +144,7 @@ export function mountUnanswered(cause: MountUnanswered, about: Blamed): About {
   const isAbsent = inner.failure === 'unsupported' || inner.failure === 'no-procedure' || inner.failure === 'garbled';
   if (isAbsent || code === 'ECONNREFUSED') return noMountService(about, cause);
   if (inner.failure === 'deadline' || code === 'ETIMEDOUT') return mountTimedOut(about, cause);
-  return unanswered(inner, about);
+  return unanswered(inner, about, false);
 }
 
 export const tlsFiles = ({ path, cause }: TlsFilesUnreadable): About => ({

@@ -3,8 +3,7 @@ import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { NodeName, Use, VolumeId } from '#core/model.ts';
-import { newVolumeId } from '#core/names.ts';
+import type { NodeName, Use, VolumeId, VolumeRef } from '#core/model.ts';
 import type { Store, Uses } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
@@ -17,10 +16,11 @@ import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { aCall, startServer } from '#testing/server.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
-import { staleMs } from './uses.ts';
+import { staleMs } from './uses-seen.ts';
 
 interface Served {
   readonly uri: string;
@@ -38,10 +38,18 @@ function usesOf(store: Store): Uses {
   return store.uses;
 }
 
-async function openOn({ uri, options, connect }: Served, instance = 'instance-1'): Promise<Uses> {
+async function openStore({ uri, options, connect }: Served, instance = 'instance-1'): Promise<Store> {
   const store = await openNfs({ uri, options, instance, kind: createNfsStoreKind(fastClock, connect) });
   onTestFinished(() => store.close());
-  return usesOf(store);
+  return store;
+}
+
+const openOn = async (served: Served, instance?: string): Promise<Uses> => usesOf(await openStore(served, instance));
+
+/** A new one, on a store of its own host. */
+async function made(served: Served): Promise<VolumeRef> {
+  const store = await openStore(served, 'maker');
+  return store.create(volumeSpec('photos', { instance: 'maker' }), scope);
 }
 
 /** Through the server, which may remember for a while what was there. */
@@ -63,27 +71,31 @@ const recordsIn = (folder: string): string[] =>
 
 function contract(serve: () => Promise<Served>): void {
   let served: Served;
+  let store: Store;
   let uses: Uses;
+  let volume: VolumeRef;
   let id: VolumeId;
   beforeEach(async () => {
     served = await serve();
-    uses = await openOn(served);
-    id = newVolumeId();
+    store = await openStore(served);
+    uses = usesOf(store);
+    volume = await made(served);
+    ({ id } = volume);
   });
 
   test('put, list, remove: each may be repeated', async () => {
     const other = await openOn(served, 'instance-2');
     expect(await uses.list(id, scope)).toEqual([]);
-    for (let i = 0; i < 2; i++) await uses.put(id, use('h1', 'web-0', 'web-1'), scope);
-    await other.put(id, use('h2'), scope);
-    const fresh = { stale: false, renewedAt: expect.any(Number) };
+    for (let i = 0; i < 2; i++) await uses.put(volume, use('h1', 'web-0', 'web-1'), scope);
+    await other.put(volume, use('h2'), scope);
+    const fresh = { writer: false, stale: false, renewedAt: expect.any(Number) };
     const both = [
       { ...use('h1', 'web-0', 'web-1'), ...fresh },
       { ...use('h2'), ...fresh },
     ];
     for (const one of [uses, other])
       expect((await one.list(id, scope)).toSorted((a, b) => (a.host < b.host ? -1 : 1))).toEqual(both);
-    await uses.put(id, use('h1', 'web-2'), scope);
+    await uses.put(volume, use('h1', 'web-2'), scope);
     expect((await other.list(id, scope)).find(({ host }) => host === 'h1')?.users).toEqual([
       { kind: 'pod', name: 'web-2' },
     ]);
@@ -95,31 +107,40 @@ function contract(serve: () => Promise<Served>): void {
   });
 
   test("stale by the server's clock, not by ours", async () => {
-    await uses.put(id, use('h1'), scope);
+    await uses.put(volume, use('h1'), scope);
     const [{ renewedAt = 0 } = {}] = await uses.list(id, scope);
     expect(Math.abs(renewedAt - Date.now())).toBeLessThan(60_000);
     await age(served, id, 'h1', staleMs - 60_000);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
     await age(served, id, 'h1', 61_000 + 5_000);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', node: 'node of h1', stale: true }]);
-    await uses.put(id, use('h1'), scope);
+    await uses.put(volume, use('h1'), scope);
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
   });
 
   test('one writer', async () => {
     const other = await openOn(served, 'instance-2');
-    for (let i = 0; i < 2; i++) await uses.takeWriter(id, 'h1', scope);
-    expectTold(await refusal(other.takeWriter(id, 'h2', scope)), {
+    for (let i = 0; i < 2; i++) await uses.takeWriter(volume, 'h1', scope);
+    expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
       ...{ code: 'in-use', reason: 'volume-written-elsewhere' },
-      message: new RegExp(`^volume ${id} is written by host h1, and only one may$`),
-      action: /^Stop using it there first/,
+      message: /^volume 'test\/photos' is written by host h1, and only one may$/,
+      action: /^Stop using it there first\. .*: stowage volume release test\/photos --host h1$/,
     });
     await other.dropWriter(id, 'h2', scope);
-    expect(await refusal(other.takeWriter(id, 'h2', scope))).toMatchObject({ code: 'in-use' });
+    expect(await refusal(other.takeWriter(volume, 'h2', scope))).toMatchObject({ code: 'in-use' });
     for (let i = 0; i < 2; i++) await uses.dropWriter(id, 'h1', scope);
-    await other.takeWriter(id, 'h2', scope);
-    // It is no record of a user.
-    expect(await uses.list(id, scope)).toEqual([]);
+    await other.takeWriter(volume, 'h2', scope);
+    // Whatever it recorded of users, it uses the volume.
+    expect(await uses.list(id, scope)).toEqual([
+      { host: 'h2', node: 'h2', users: [], writer: true, stale: false, renewedAt: expect.any(Number) },
+    ]);
+    await other.put(volume, use('h2', 'web-0'), scope);
+    await other.put(volume, use('h3'), scope);
+    expect((await uses.list(id, scope)).map(({ host, writer }) => `${host} ${writer}`).sort()).toEqual([
+      'h2 true',
+      'h3 false',
+    ]);
+    await other.remove(id, 'h3', scope);
     await other.remove(id, 'h2', scope);
     expect(recordsIn(served.folder)).toEqual([]);
   });
@@ -128,7 +149,7 @@ function contract(serve: () => Promise<Served>): void {
     const all = await Promise.all(
       ['a', 'b', 'c', 'd'].map(async (host) => [host, await openOn(served, host)] as const),
     );
-    const taken = await Promise.allSettled(all.map(([host, one]) => one.takeWriter(id, host, scope)));
+    const taken = await Promise.allSettled(all.map(([host, one]) => one.takeWriter(volume, host, scope)));
     expect(taken.filter(({ status }) => status === 'fulfilled')).toHaveLength(1);
     for (const one of taken) if (one.status === 'rejected') expect(one.reason).toMatchObject({ code: 'in-use' });
   });
@@ -137,7 +158,7 @@ function contract(serve: () => Promise<Served>): void {
     const other = await openOn(served, 'instance-2');
     const comeAndGo = async (one: Uses, host: string): Promise<void> => {
       for (let i = 0; i < 25; i++) {
-        await one.put(id, use(host), scope);
+        await one.put(volume, use(host), scope);
         await one.remove(id, host, scope);
       }
     };
@@ -147,8 +168,8 @@ function contract(serve: () => Promise<Served>): void {
 
   test('an id of a host that leads elsewhere is refused', async () => {
     for (const host of ['..', '../x', 'a/b', '.writer', '', 'x'.repeat(129), 'a\nb']) {
-      expect(await refusal(uses.put(id, use(host), scope)), host).toMatchObject({ reason: 'host-id-invalid' });
-      expect(await refusal(uses.takeWriter(id, host, scope)), host).toMatchObject({ reason: 'host-id-invalid' });
+      expect(await refusal(uses.put(volume, use(host), scope)), host).toMatchObject({ reason: 'host-id-invalid' });
+      expect(await refusal(uses.takeWriter(volume, host, scope)), host).toMatchObject({ reason: 'host-id-invalid' });
     }
     expect(recordsIn(served.folder)).toEqual([]);
   });
@@ -174,18 +195,20 @@ describe('on the local file system', () => {
   ])('a record that %s still counts', async (_how, text) => {
     const served = await serve();
     const uses = await openOn(served);
-    const id = newVolumeId();
-    await uses.put(id, use('h1', 'web-0'), scope);
+    const volume = await made(served);
+    const { id } = volume;
+    await uses.put(volume, use('h1', 'web-0'), scope);
     writeFileSync(recordOf(served, id, 'h1'), text);
     expect(await uses.list(id, scope)).toEqual([
-      { host: 'h1', node: 'h1', users: [], stale: false, renewedAt: expect.any(Number) },
+      { host: 'h1', node: 'h1', users: [], writer: false, stale: false, renewedAt: expect.any(Number) },
     ]);
   });
 
   test('what is no file, or may not be read, still counts', async () => {
     const served = await serve();
-    const id = newVolumeId();
-    await (await openOn(served)).put(id, use('h1'), scope);
+    const volume = await made(served);
+    const { id } = volume;
+    await (await openOn(served)).put(volume, use('h1'), scope);
     mkdirSync(recordOf(served, id, 'h2'));
     const connect = connectScripted(served.folder, (real) => ({
       read: (file, ...rest) => (String(file).includes(id) ? refusing('ACCES')() : real.read(file, ...rest)),
@@ -200,8 +223,9 @@ describe('on the local file system', () => {
 
   test('a full disk: who uses it is told all the same', async () => {
     const served = await serve();
-    const id = newVolumeId();
-    await (await openOn(served)).put(id, use('h1'), scope);
+    const volume = await made(served);
+    const { id } = volume;
+    await (await openOn(served)).put(volume, use('h1'), scope);
     let isFull = false;
     const connect = connectScripted(served.folder, (real) => ({
       write: (...args) => (isFull ? refusing('NOSPC')() : real.write(...args)),
@@ -215,9 +239,10 @@ describe('on the local file system', () => {
   test('more users than a record holds', async () => {
     const served = await serve();
     const uses = await openOn(served);
-    const id = newVolumeId();
+    const volume = await made(served);
+    const { id } = volume;
     const names = Array.from({ length: 2000 }, (_, i) => `${'x'.repeat(300)}-${i}`);
-    await uses.put(id, use('h1', ...names), scope);
+    await uses.put(volume, use('h1', ...names), scope);
     const [seen] = await uses.list(id, scope);
     expect(seen).toMatchObject({
       node: 'node of h1',
@@ -229,10 +254,11 @@ describe('on the local file system', () => {
   test('an empty note of a writer, left by a crash, is nobody', async () => {
     const served = await serve();
     const uses = await openOn(served);
-    const id = newVolumeId();
-    await uses.takeWriter(id, 'h1', scope);
+    const volume = await made(served);
+    const { id } = volume;
+    await uses.takeWriter(volume, 'h1', scope);
     truncateSync(recordOf(served, id, '.writer'));
-    await uses.takeWriter(id, 'h2', scope);
+    await uses.takeWriter(volume, 'h2', scope);
     expect(readFileSync(recordOf(served, id, '.writer'), 'utf8')).toBe('h2');
   });
 });
@@ -270,12 +296,14 @@ describe('core', () => {
     const { stores, volumes, deletions } = server.engine;
     await stores.add('silver', `nfs://127.0.0.1:${port}/export?mountport=${port}`, aCall());
     const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    const { id } = await volumes.create(wanted, aCall());
+    const volume = await volumes.create(wanted, aCall());
+    const { id } = volume;
     const elsewhere = await openOn(served, 'instance-2');
-    await elsewhere.put(id, use('host-b', 'web-0'), scope);
+    await elsewhere.put(volume, use('host-b', 'web-0'), scope);
 
     const inUse = (silent: string, verb: string) => ({
-      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere', action: /^Stop using it there first/ },
+      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere' },
+      action: /^Stop using it there first\. .*: stowage volume release silver\/photos --host host-b$/,
       message: new RegExp(
         `^volume 'silver/photos' cannot be ${verb}: it is used by host node of host-b \\(host-b, pod web-0${silent}\\)$`,
       ),

@@ -1,65 +1,31 @@
+import { DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { NodeName, SeenUse, Use, User, VolumeId } from '#core/model.ts';
+import type { VolumeId, VolumeRef } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
-import { errno, isErrno, isFull, UnfitFile } from '../shelf/files.ts';
-import { isObject } from '../shelf/meta.ts';
-import type { Parts } from '../shelf/parts.ts';
+import { notFound } from '../shelf/errors.ts';
+import { isErrno, isRefusal } from '../shelf/files.ts';
+import type { Limit, Parts } from '../shelf/parts.ts';
+import { usable } from '../shelf/reading.ts';
+import { settle } from '../shelf/settle.ts';
 import type { NfsPlace } from './place.ts';
+import { encode, isHostId, recordLimit } from './uses-format.ts';
+import { absentIsFine } from './uses-seen.ts';
 
-/** A host that has not renewed its record for so long, by the server's clock, is silent. */
-export const staleMs = 5 * 60_000;
-const formatVersion = 1;
-const recordLimit = 64 * 1024;
-const mostUsers = 1000;
 /** How often the folder can vanish under us. */
 const mostAttempts = 16;
 const pauseMs = 20;
-/** Holds the id of the one host that may write. No host can have this id. */
-const writerFile = '.writer';
-
-const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.test(text);
-const kinds: readonly string[] = ['path', 'container', 'pod'] satisfies User['kind'][];
 
 /** Use records: a file per volume and host, rewritten while there are users there. */
-export function createUses({ during, clock }: Parts, place: NfsPlace): Uses {
+export function createUses(parts: Parts, place: NfsPlace): Uses {
+  const { during, clock } = parts;
   const { files } = place;
-  const folderOf = (id: VolumeId): string => place.own('users', id);
-  const writerOf = (id: VolumeId): string => `${folderOf(id)}/${writerFile}`;
+  const { folderOf, writerOf, writer, removeFolder } = place.uses;
 
   function recordOf(id: VolumeId, host: string): string {
     if (!isHostId(host)) throw badHost(host);
     return `${folderOf(id)}/${host}`;
-  }
-
-  async function removeFolder(id: VolumeId): Promise<void> {
-    await files.rmdir(folderOf(id)).catch((cause: unknown) => {
-      if (!isErrno(cause, 'ENOENT', 'ENOTEMPTY', 'EEXIST', 'EIO')) throw cause;
-    });
-  }
-
-  async function writer(id: VolumeId): Promise<string | undefined> {
-    try {
-      return (await files.read(writerOf(id), recordLimit)).toString('utf8');
-    } catch (cause) {
-      if (errno(cause) === 'ENOENT') return undefined;
-      throw cause;
-    }
-  }
-
-  /** The server's time, from a file of our own that it has just written. Undefined: it has no room for one. */
-  async function now(): Promise<number | undefined> {
-    const path = place.scratch();
-    try {
-      const told = await files.write(path, '.');
-      return told === 0 ? ((await files.attributes(path))?.mtime ?? 0) * 1000 : told;
-    } catch (cause) {
-      if (!isFull(cause)) throw cause;
-      return undefined;
-    } finally {
-      await files.unlink(path).catch(() => false);
-    }
   }
 
   /** A host that leaves may remove the folder that another has just found or made. */
@@ -79,97 +45,85 @@ export function createUses({ during, clock }: Parts, place: NfsPlace): Uses {
     }
   }
 
-  async function read(id: VolumeId, host: string, time: number | undefined): Promise<SeenUse | undefined> {
-    const path = recordOf(id, host);
-    const found = await files.attributes(path);
-    if (found === undefined) return undefined;
-    const renewedAt = found.mtime * 1000 + Math.floor(found.mtimeNs / 1e6);
-    const seen = { renewedAt, stale: time !== undefined && time - renewedAt > staleMs };
+  /**
+   * With a volume that is there, held: whoever wants to be rid of it looks for uses while holding it, so it finds this
+   * one, or the volume is gone before this begins.
+   */
+  const beginning = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: Limit) => Promise<void>) =>
+    during(doing, [ref.name, ref.id], scope, async () => {
+      const limit = parts.limit();
+      const meta = await parts.findRenamed(ref, scope);
+      // A deletion may have got no further than the data: it is finished then.
+      if (meta === undefined || (await settle(parts, meta, scope))) throw notFound(ref.name, place.store);
+      await usable(parts, meta);
+      await work(limit);
+    });
+
+  async function record(id: VolumeId, path: string, text: string, limit: Limit, signal: AbortSignal): Promise<void> {
+    const fresh = place.scratch();
+    await files.writeNew(fresh, text);
     try {
-      return { ...parse(host, JSON.parse((await files.read(path, recordLimit)).toString('utf8'))), ...seen };
+      await inFolder(id, signal, async () => {
+        limit.check();
+        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
+      });
     } catch (cause) {
-      if (errno(cause) === 'ENOENT') return undefined;
-      const isUnfit = cause instanceof SyntaxError || cause instanceof UnfitFile;
-      if (!isUnfit && !isErrno(cause, 'EACCES', 'EPERM', 'EIO')) throw cause;
-      // Whoever it is uses the volume; a record that cannot be read is no permission to destroy it.
-      return { ...unreadable(host), ...seen };
+      // Where the server did not answer, the record may be in its place already.
+      if (isRefusal(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
+      throw cause;
     }
   }
 
-  return {
-    put: (id, use, scope) =>
-      during(`recording that ${use.node} uses ${id}`, [], scope, async () => {
-        const path = recordOf(id, use.host);
-        const fresh = place.scratch();
-        await files.writeNew(fresh, encode(use));
-        await inFolder(id, scope.signal, () => files.rename(fresh, path));
-      }),
-    remove: (id, host, scope) =>
-      during(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
-        await absentIsFine(files.unlink(recordOf(id, host)));
-        if ((await absentIsFine(writer(id))) === host) await files.unlink(writerOf(id));
-        await removeFolder(id);
-      }),
-    list: (id, scope) =>
-      during(`looking who uses ${id}`, [], scope, async () => {
-        const hosts = (await absentIsFine(files.names(folderOf(id))))?.filter(isHostId) ?? [];
-        if (hosts.length === 0) return [];
-        const time = await now();
-        const uses = await Promise.all(hosts.map((host) => read(id, host, time)));
-        return uses.filter((use) => use !== undefined);
-      }),
-    takeWriter: (id, host, scope) => takeWriter(id, host, scope),
-    dropWriter: (id, host, scope) =>
-      during(`giving up writing to ${id}`, [id], scope, async () => {
-        if ((await absentIsFine(writer(id))) === host) await files.unlink(writerOf(id));
-        await removeFolder(id);
-      }),
-  };
-
-  function takeWriter(id: VolumeId, host: string, scope: Scope): Promise<void> {
-    return during(`becoming the one who writes to ${id}`, [id], scope, async () => {
-      recordOf(id, host);
-      // Held against other hosts by `during`, so an empty one was left by a crash.
-      if ((await writer(id)) === '') await files.unlink(writerOf(id));
-      try {
-        await inFolder(id, scope.signal, () => files.writeNew(writerOf(id), host));
-      } catch (cause) {
-        if (!isErrno(cause, 'EEXIST')) throw cause;
-        const holder = await writer(id);
-        if (holder !== host) throw writtenElsewhere(id, holder ?? 'another host');
-      }
+  const dropWriter: Uses['dropWriter'] = (id, host, scope) =>
+    during(`giving up writing to ${id}`, [id], scope, async () => {
+      if ((await writer(id)) === host) await absentIsFine(files.unlink(writerOf(id)));
+      await removeFolder(id);
     });
-  }
+
+  return {
+    put: async (ref, use, scope) => {
+      const doing = `recording that ${use.node} uses ${quoted(ref.name)}`;
+      const path = recordOf(ref.id, use.host);
+      const text = encode(use);
+      // Renewing, which is done every half minute, holds nothing: while the record is there nobody deletes the volume,
+      // and writing to a file cannot bring it back once it is removed, as renaming another one to its place could. What
+      // a renewal writes are the same bytes; of others a reader may for a moment see a part, and that still counts.
+      if (await during(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
+      await beginning(doing, ref, scope, (limit) => record(ref.id, path, text, limit, scope.signal));
+    },
+    remove: async (id, host, scope) => {
+      const path = recordOf(id, host);
+      const isWriter = await during(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
+        await absentIsFine(files.unlink(path));
+        if ((await writer(id)) === host) return true;
+        await removeFolder(id);
+        return false;
+      });
+      // Held: another may become the writer at this moment, and its note must not be taken for this one.
+      if (isWriter) await dropWriter(id, host, scope);
+    },
+    list: (id, scope) => during(`looking who uses ${id}`, [], scope, () => place.uses.list(id)),
+    takeWriter: async (ref, host, scope) => {
+      recordOf(ref.id, host);
+      await beginning(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
+        const { id } = ref;
+        // Nobody else is at work on it, so an empty one was left by a crash.
+        if ((await writer(id)) === '') await files.unlink(writerOf(id));
+        try {
+          await inFolder(id, scope.signal, () => {
+            limit.check();
+            return files.writeNew(writerOf(id), host);
+          });
+        } catch (cause) {
+          if (!isErrno(cause, 'EEXIST')) throw cause;
+          const holder = await writer(id);
+          if (holder !== host) throw writtenElsewhere(ref, place.store, holder ?? 'HOST');
+        }
+      });
+    },
+    dropWriter,
+  };
 }
-
-async function absentIsFine<T>(work: Promise<T>): Promise<T | undefined> {
-  try {
-    return await work;
-  } catch (cause) {
-    if (isErrno(cause, 'ENOENT')) return undefined;
-    throw cause;
-  }
-}
-
-/** Users that do not fit are left out: that the host uses the volume is what counts. */
-function encode({ host, node, users }: Use): string {
-  for (let most = mostUsers; ; most = Math.floor(most / 2)) {
-    const shown = users.slice(0, most).map(({ kind, name }) => ({ kind, name }));
-    const text = `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
-    if (Buffer.byteLength(text) <= recordLimit || shown.length === 0) return text;
-  }
-}
-
-function parse(host: string, json: unknown): Use {
-  if (!isObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users'])) return unreadable(host);
-  const users = json['users'].slice(0, mostUsers).filter(isUser);
-  return { host, node: json['node'] as NodeName, users };
-}
-
-const unreadable = (host: string): Use => ({ host, node: host as NodeName, users: [] });
-
-const isUser = (value: unknown): value is Pick<User, 'kind' | 'name'> =>
-  isObject(value) && kinds.includes(String(value['kind'])) && typeof value['name'] === 'string';
 
 function badHost(host: string): StowageError {
   return new StowageError(`${quoted(host)} is not the id of a host`, {
@@ -179,10 +133,10 @@ function badHost(host: string): StowageError {
   });
 }
 
-function writtenElsewhere(id: VolumeId, host: string): StowageError {
-  return new StowageError(`volume ${id} is written by host ${host}, and only one may`, {
+function writtenElsewhere({ name }: VolumeRef, store: string, host: string): StowageError {
+  return new StowageError(`volume '${store}/${name}' is written by host ${host}, and only one may`, {
     code: 'in-use',
     reason: 'volume-written-elsewhere',
-    action: 'Stop using it there first. If that host is gone for good, have an administrator break its record.',
+    action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
   });
 }

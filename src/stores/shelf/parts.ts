@@ -4,6 +4,7 @@ import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
+import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingMade, notFound } from './errors.ts';
 import { errno, isRefusal, type Left } from './files.ts';
@@ -54,6 +55,10 @@ export interface Parts {
   find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
   held(ref: VolumeRef, scope: Scope): Promise<Meta>;
+  /** As `find`, also under the name that another host has given it since. */
+  findRenamed(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
+  /** For who holds the volume: throws when a host uses it. Who begins to holds it too, so it is refused or refuses us. */
+  refuseUsed(meta: Meta, verb: string): Promise<void>;
   /** As `takeTorn`, without waiting. False: somebody works on it, or it has changed. */
   tryTakeTorn(name: VolumeName): Promise<boolean>;
   /** True: nobody works on this empty or cut-off record, and it is ours now. False: it has changed. Waits for who does. */
@@ -153,11 +158,17 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       parts.during(doing, [ref.name, ref.id], scope, () =>
         place.reserve.backing(async () => {
           const limit = parts.limit();
-          // Another host may have renamed it since it was looked up: it is not gone then.
-          const meta = (await find(ref, scope)) ?? (await elsewhere(ref.id, scope));
-          if (meta !== undefined) await work(meta, limit);
+          const meta = await parts.findRenamed(ref, scope);
+          if (meta === undefined) return;
+          await parts.refuseUsed(meta, 'deleted');
+          await work(meta, limit);
         }),
       ),
+    findRenamed: async (ref, scope) => (await find(ref, scope)) ?? (await elsewhere(ref.id, scope)),
+    refuseUsed: async (meta, verb) => {
+      const uses = (await others?.usesOf(meta.id)) ?? [];
+      if (uses.length > 0) throw inUseElsewhere(parts.volume(meta), verb, uses);
+    },
     held: async (ref, scope) => {
       const meta = await find(ref, scope);
       if (meta === undefined) throw notFound(ref.name, place.store);

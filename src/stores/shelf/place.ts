@@ -1,5 +1,5 @@
 import type { StowageError } from '#core/errors.ts';
-import type { StoreName, VolumeId } from '#core/model.ts';
+import type { SeenUse, StoreName, VolumeId } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
 import type { Files } from './files.ts';
 import type { InFlight } from './in-flight.ts';
@@ -68,4 +68,6 @@ export interface Others {
    * for long, while we looked now and then. It is empty and ours from then on, as if just taken. `isTorn` is asked last.
    */
   takeOver(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;
+  /** Which of them, and of this one, use a volume. For who holds it: none of them begins to meanwhile. */
+  usesOf(id: VolumeId): Promise<readonly SeenUse[]>;
 }

@@ -9,7 +9,7 @@ import { notFound } from './errors.ts';
 import { isFolder } from './parents.ts';
 import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
-import { recordedNames } from './reading.ts';
+import { recordedNames, unobvious } from './reading.ts';
 
 const looksAtOnce = 16;
 const listing = 'listing volumes';
@@ -85,7 +85,8 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
     get: (name, scope) =>
       during(`reading volume ${quoted(name)}`, [], scope, async () => {
         const found = await look(name);
-        return found === undefined ? undefined : { volume: found.volume, condition: 'ok' as const };
+        if (found === undefined) return undefined;
+        return { volume: found.volume, condition: 'ok' as const, ...unobvious(parts, found.path, name) };
       }),
     list: async function* (scope) {
       for (const name of await names(scope)) {

@@ -87,8 +87,14 @@ export async function inspect(parts: Parts, meta: Meta): Promise<Inspection> {
   const volume = parts.volume(meta);
   const found = await parts.place.files.look(path);
   const wrong = found === undefined ? 'does not exist' : parts.layout.wrongWith(found);
-  if (wrong === undefined) return { volume, condition: 'ok' };
+  if (wrong === undefined) return { volume, condition: 'ok', ...unobvious(parts, path, meta.name) };
   const moved = meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo));
   if (moved) return { volume, condition: 'ok', detail: `it is being renamed to ${meta.movingTo}` };
-  return { volume, condition: 'missing', detail: `${path} ${wrong}` };
+  return { volume, condition: 'missing', detail: `${path} ${wrong}`, ...unobvious(parts, path, meta.name) };
+}
+
+/** The path of data that are not where their name says. */
+export function unobvious({ place, layout }: Parts, path: string, name: string): Pick<Inspection, 'path'> {
+  const below = path.slice(place.root.length).replace(/^\//, '');
+  return below === `${name}${layout.suffix}` ? {} : { path: below };
 }

@@ -83,6 +83,7 @@ async function move(parts: Parts, ref: VolumeRef, to: VolumeName, scope: Scope):
   const meta = await parts.held(ref, scope);
   // `held` has just finished the move that an earlier call began.
   if (meta.name === to) return volume(meta);
+  await parts.refuseUsed(meta, 'renamed');
   const moving: Meta = { ...settled(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
   const taken = await takeName(parts, to, target, scope);
   try {

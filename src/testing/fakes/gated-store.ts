@@ -10,6 +10,7 @@ type Verb =
   | 'label'
   | 'names'
   | 'check'
+  | 'ping'
   | 'reclaim'
   | 'get'
   | 'sweep'

@@ -20,6 +20,7 @@ export {
 } from './mount.ts';
 export { NameError } from './names.ts';
 export { accessRight, type LateBuffer, type ReadResult, type WriteResult } from './procedures.ts';
+export { emptyDirectory, RemovalRefused, removeTree } from './removal.ts';
 export { isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 export {
   type Attributes,
@@ -34,4 +35,4 @@ export {
   stability,
   type Time,
 } from './structures.ts';
-export { emptyDirectory, removeTree, type TreeOptions, type Visited, walkTree } from './tree.ts';
+export { type TreeOptions, type Visited, walkTree } from './tree.ts';

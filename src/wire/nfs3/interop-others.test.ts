@@ -18,8 +18,8 @@ import { createFileWriter } from './file-writer.ts';
 import { listDirectory } from './listing.ts';
 import { listExports, mnt, mountProgram, mountVersion, unmnt } from './mount.ts';
 import { lookup } from './procedures.ts';
+import { emptyDirectory, removeTree } from './removal.ts';
 import { type FileHandle, fileType, nfsProgram, nfsVersion, stability } from './structures.ts';
-import { emptyDirectory, removeTree } from './tree.ts';
 
 interface Tried {
   ground: Ground;

@@ -6,8 +6,9 @@ import type { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import { listDirectory } from './listing.ts';
 import { getattr, lookup, readdirplus, remove, rmdir } from './procedures.ts';
+import { emptyDirectory, removeTree } from './removal.ts';
 import { type Attributes, fileType, writeAttributes, writePostAttributes, writePostHandle } from './structures.ts';
-import { emptyDirectory, removeTree, walkTree } from './tree.ts';
+import { walkTree } from './tree.ts';
 
 type Handle = ServedProcedure['handle'];
 

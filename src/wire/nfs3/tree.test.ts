@@ -5,9 +5,10 @@ import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import type { NfsClient } from './client.ts';
+import { emptyDirectory, removeTree } from './removal.ts';
 import { NfsError } from './status.ts';
 import type { EntryPlus, FileHandle } from './structures.ts';
-import { emptyDirectory, removeTree, walkTree } from './tree.ts';
+import { walkTree } from './tree.ts';
 
 interface Meddled {
   readonly client: NfsClient;

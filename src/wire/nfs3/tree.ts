@@ -13,18 +13,14 @@ export interface TreeOptions extends CallOptions {
   readonly onProgress?: ((done: number) => void) | undefined;
 }
 
-const defaultAtOnce = 32;
+export const defaultAtOnce = 32;
 /** Directories that are listed at once; deeper ones first, so that what waits stays small. */
 const listedAtOnce = 4;
-/** A directory that others fill while it is emptied is emptied again, but not for ever. */
-const mostPasses = 100;
 /** Directories that are known and not done: a tree that has more is without end, or too large for our memory. */
 const mostUnfinished = 250_000;
-/** Of one directory that is being emptied: then these come first, and the rest of it when it is listed again. */
-const mostChildren = 10_000;
 
 /** What a directory becomes on its way: its children are counted, and it is done when none is left. */
-interface Folder {
+export interface Folder {
   readonly handle: FileHandle;
   readonly parent: Folder | undefined;
   readonly name: Text;
@@ -32,21 +28,23 @@ interface Folder {
   passes: number;
   /** Not all of it was looked at. */
   isCut: boolean;
+  /** Something in it could not be dealt with. */
+  isKept: boolean;
 }
 
 const newFolder = (handle: FileHandle, parent: Folder | undefined, name: Text): Folder => ({
-  ...{ handle, parent, name, children: 1, passes: 0, isCut: false },
+  ...{ handle, parent, name, children: 1, passes: 0, isCut: false, isKept: false },
 });
 
-type Visit = (folder: Folder, descend: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>;
+export type Visit = (folder: Folder, into: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>;
 
 /** Hands directories to a few workers, deepest first, and tells when each of them has no unfinished children. */
-function createDescent(
-  root: Folder,
+export async function descend(
+  root: FileHandle,
   visit: Visit,
   leave: (folder: Folder) => Promise<'again' | 'done'>,
-): { run(): Promise<void> } {
-  const stack: Folder[] = [root];
+): Promise<void> {
+  const stack: Folder[] = [newFolder(root, undefined, '')];
   let left = 1;
   let wake = Promise.withResolvers<void>();
   let failure: { readonly cause: unknown } | undefined;
@@ -87,15 +85,25 @@ function createDescent(
     }
   }
 
-  return {
-    run: async () => {
-      await Promise.all(Array.from({ length: listedAtOnce }, worker));
-      if (failure !== undefined) throw failure.cause;
-    },
-  };
+  await Promise.all(Array.from({ length: listedAtOnce }, worker));
+  if (failure !== undefined) throw failure.cause;
 }
 
-const isGone = (thrown: unknown): boolean => isNfsError(thrown, 'NOENT', 'STALE', 'BADHANDLE');
+/** Of a directory, or of something in it, from the root of the descent; names joined by '/'. */
+export function pathOf(folder: Folder, ...below: readonly Text[]): string {
+  const names = below.map(shown);
+  for (let one = folder; one.parent !== undefined; one = one.parent) names.unshift(shown(one.name));
+  return names.length === 0 ? '.' : names.join('/');
+}
+
+const shown = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());
+
+export const isGone = (thrown: unknown): boolean => isNfsError(thrown, 'NOENT', 'STALE', 'BADHANDLE');
+
+export interface Known {
+  readonly handle: FileHandle;
+  readonly attributes: Attributes;
+}
 
 /** The handle and attributes of an entry, asked for where the listing has none. Undefined: it is gone by now. */
 async function known(
@@ -103,7 +111,7 @@ async function known(
   directory: FileHandle,
   entry: EntryPlus,
   options: CallOptions,
-): Promise<{ readonly handle: FileHandle; readonly attributes: Attributes } | undefined> {
+): Promise<Known | undefined> {
   try {
     const { handle, attributes } =
       entry.handle === undefined || entry.attributes === undefined
@@ -117,21 +125,34 @@ async function known(
 }
 
 /** What is in a directory, with handle and attributes, page by page. A directory that is gone by now holds nothing. */
-async function eachKnown(
+export async function eachKnown(
   client: NfsClient,
   directory: FileHandle,
   limit: Limiter,
   options: CallOptions,
-  work: (entry: EntryPlus, about: NonNullable<Awaited<ReturnType<typeof known>>>) => Promise<void>,
-  isEnough: () => boolean = () => false,
+  work: (entry: EntryPlus, about: Known) => Promise<void>,
+  {
+    isEnough = () => false,
+    failed = (cause) => {
+      throw cause;
+    },
+  }: {
+    readonly isEnough?: () => boolean;
+    /** For one of them. Returns: the others are gone on with. */
+    readonly failed?: (cause: unknown, entry: EntryPlus) => void;
+  } = {},
 ): Promise<void> {
   try {
     for await (const page of listDirectory(client, directory, options)) {
       options.signal?.throwIfAborted();
       await Promise.all(
         page.map(async (entry) => {
-          const about = await limit.run(() => known(client, directory, entry, options));
-          if (about !== undefined) await work(entry, about);
+          try {
+            const about = await limit.run(() => known(client, directory, entry, options));
+            if (about !== undefined) await work(entry, about);
+          } catch (cause) {
+            failed(cause, entry);
+          }
         }),
       );
       if (isEnough()) return;
@@ -141,96 +162,10 @@ async function eachKnown(
   }
 }
 
-/** Another file system is mounted in the tree that was to be removed. */
-class ForeignFileSystem extends Error {
-  override readonly name = 'ForeignFileSystem';
-}
-
-/**
- * Removes everything in a directory, and not the directory; nothing of another file system that is mounted in it. Links are removed, never followed; what others remove
- * meanwhile is fine; what they add is removed too. Stopped at any point, it goes on at the next call.
- */
-export async function emptyDirectory(
-  client: NfsClient,
-  directory: FileHandle,
-  options: TreeOptions = {},
-): Promise<void> {
-  const limit = createLimiter(options.atOnce ?? defaultAtOnce);
-  const { fsid } = await client.getattr(directory, options);
-  let done = 0;
-
-  async function removeFile(parent: FileHandle, entry: EntryPlus): Promise<void> {
-    try {
-      await limit.run(() => client.remove(parent, nameOf(entry), options));
-    } catch (cause) {
-      if (!isGone(cause)) throw cause;
-    }
-    options.onProgress?.(++done);
-  }
-
-  const visit: Visit = async (folder, descend) => {
-    folder.passes++;
-    folder.isCut = false;
-    const remove = async (entry: EntryPlus, { handle, attributes }: Pick<Visited, 'handle' | 'attributes'>) => {
-      if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry);
-      if (attributes.fsid !== fsid) throw new ForeignFileSystem(`another file system is mounted at ${entry.name}`);
-      return descend({ handle, name: nameOf(entry) });
-    };
-    await eachKnown(client, folder.handle, limit, options, remove, () => {
-      folder.isCut = folder.children > mostChildren;
-      return folder.isCut;
-    });
-  };
-
-  async function leave(folder: Folder): Promise<'again' | 'done'> {
-    const { parent, name, passes, isCut } = folder;
-    if (isCut) {
-      // Only passes that find it filled anew are counted.
-      folder.passes--;
-      return 'again';
-    }
-    if (parent === undefined) return 'done';
-    try {
-      await limit.run(() => client.rmdir(parent.handle, name, options));
-      options.onProgress?.(++done);
-    } catch (cause) {
-      // Some servers say IO where they mean NOTEMPTY.
-      if (isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') && passes < mostPasses) return 'again';
-      if (!isGone(cause) && !isNfsError(cause, 'NOTDIR')) throw cause;
-    }
-    return 'done';
-  }
-
-  await createDescent(newFolder(directory, undefined, ''), visit, leave).run();
-}
-
-/** Removes a directory with everything in it. Absent is success. */
-export async function removeTree(
-  client: NfsClient,
-  parent: FileHandle,
-  name: Text,
-  options: TreeOptions = {},
-): Promise<void> {
-  for (let pass = 0; ; pass++) {
-    try {
-      const { handle, attributes } = await client.lookup(parent, name, options);
-      const { type } = attributes ?? (await client.getattr(handle, options));
-      if (type !== fileType.directory) return await client.remove(parent, name, options);
-      await emptyDirectory(client, handle, options);
-      return await client.rmdir(parent, name, options);
-    } catch (cause) {
-      if (isGone(cause)) return;
-      if (!isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') || pass >= mostPasses) throw cause;
-    }
-  }
-}
-
-export interface Visited {
+export interface Visited extends Known {
   /** From the root of the walk; names joined by '/'. */
   readonly path: string;
   readonly entry: EntryPlus;
-  readonly attributes: Attributes;
-  readonly handle: FileHandle;
   /** The directory it is in. */
   readonly parent: FileHandle;
 }
@@ -245,21 +180,13 @@ export async function walkTree(
 ): Promise<void> {
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
   let done = 0;
-  const pathOf = (folder: Folder | undefined, name: string): string => {
-    const names = [name];
-    for (let one = folder; one?.parent !== undefined; one = one.parent) names.unshift(shown(one.name));
-    return names.join('/');
-  };
-
-  const visit: Visit = (folder, descend) =>
+  const visit: Visit = (folder, into) =>
     eachKnown(client, folder.handle, limit, options, async (entry, about) => {
       const wanted = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
       options.onProgress?.(++done);
       if (wanted !== false && about.attributes.type === fileType.directory)
-        descend({ handle: about.handle, name: nameOf(entry) });
+        into({ handle: about.handle, name: nameOf(entry) });
     });
 
-  await createDescent(newFolder(directory, undefined, ''), visit, async () => 'done').run();
+  await descend(directory, visit, async () => 'done');
 }
-
-const shown = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());

@@ -105,7 +105,7 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
         limit: query.limit ?? 50,
       });
       return ok({
-        items: items.map((view) => operationJson(view, around.resultOf(view.operation.id))),
+        items: items.map((view) => operationJson(view, around.resultOf(view.operation.id), principal)),
         next: next === undefined ? null : String(next),
       });
     },
@@ -120,7 +120,9 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     params: idParams,
     success: { status: 200, description: 'The operation', schema: schemas.operation },
     handle: ({ engine, principal, params }) =>
-      ok(operationJson(operationOf(engine, principal, params.id), around.resultOf(params.id as OperationId))),
+      ok(
+        operationJson(operationOf(engine, principal, params.id), around.resultOf(params.id as OperationId), principal),
+      ),
   }),
   route({
     method: 'POST',
@@ -135,7 +137,7 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
       const view = operationOf(engine, principal, params.id);
       requireRole(principal, roleFor.get(view.operation.kind) ?? 'admin');
       engine.operations.cancel(view.operation.id);
-      return ok(operationJson(view, around.resultOf(view.operation.id)));
+      return ok(operationJson(view, around.resultOf(view.operation.id), principal));
     },
   }),
 ];

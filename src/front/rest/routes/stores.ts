@@ -1,12 +1,13 @@
 import { Type } from 'typebox';
 import { adoptDeadlineMs } from '#core/adoption.ts';
 import type { Engine } from '#core/engine.ts';
-import { unusablePlace } from '#core/store-errors.ts';
+import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
-import { isEverywhere, maySee, type Principal, requireEverywhere, requireStore, visibleStores } from '../principal.ts';
+import { isAdministrator, maySee, requireEverywhere, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
+import { checkFor, viewFor } from '../told.ts';
 
 const tag = 'stores';
 const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
@@ -19,14 +20,17 @@ const trashQuery = Type.Object(
   { additionalProperties: false },
 );
 
-const json = (engine: Engine, view: StoreView) => storeJson(view, engine.records.volumes.totals(view.config.name));
-
-/** What is wrong with a store can name another one, which a token for this one need not know. */
-const tellsOfOthers = ['store-overlaps', 'store-place-taken', 'store-locked'];
-const asSeenBy = (principal: Principal, view: StoreView): StoreView =>
-  isEverywhere(principal) || !tellsOfOthers.includes(view.problem?.reason ?? '')
-    ? view
-    : { ...view, problem: unusablePlace(view.config.name) };
+const json = async (engine: Engine, views: readonly StoreView[], call: Call) => {
+  const silent = await engine.answers.silent(
+    views.map(({ config }) => config.name),
+    call,
+  );
+  return views.map((view) => {
+    const { name } = view.config;
+    return storeJson(view, { totals: engine.records.volumes.totals(name), isSilent: silent.has(name) });
+  });
+};
+const one = async (engine: Engine, view: StoreView, call: Call) => (await json(engine, [view], call))[0];
 
 export const storeRoutes: readonly Route[] = [
   route({
@@ -37,9 +41,10 @@ export const storeRoutes: readonly Route[] = [
     summary: 'List stores',
     role: 'viewer',
     success: { status: 200, description: 'All stores', schema: schemas.listOf(schemas.store) },
-    handle: ({ engine, principal }) => {
+    handle: async ({ engine, principal, call }) => {
       const visible = engine.stores.list().filter((view) => maySee(principal, view.config.name));
-      return ok({ items: visible.map((view) => json(engine, asSeenBy(principal, view))), next: null });
+      const seen = visible.map((view) => viewFor(principal, view));
+      return ok({ items: await json(engine, seen, call), next: null });
     },
   }),
   route({
@@ -55,7 +60,8 @@ export const storeRoutes: readonly Route[] = [
       requireEverywhere(principal);
       await engine.stores.add(body.name, body.uri, call);
       if (body.default === true) engine.stores.setDefault(body.name);
-      return created(json(engine, engine.stores.view(body.name)), { location: `/v1/stores/${body.name}` });
+      const added = await one(engine, engine.stores.view(body.name), call);
+      return created(added, { location: `/v1/stores/${body.name}` });
     },
   }),
   route({
@@ -67,9 +73,9 @@ export const storeRoutes: readonly Route[] = [
     role: 'viewer',
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: ({ engine, principal, params: p }) => {
+    handle: async ({ engine, principal, params: p, call }) => {
       requireStore(principal, p.store);
-      return ok(json(engine, asSeenBy(principal, engine.stores.view(p.store))));
+      return ok(await one(engine, viewFor(principal, engine.stores.view(p.store)), call));
     },
   }),
   route({
@@ -96,9 +102,9 @@ export const storeRoutes: readonly Route[] = [
     role: 'admin',
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: ({ engine, principal, params: p }) => {
+    handle: async ({ engine, principal, params: p, call }) => {
       requireEverywhere(principal);
-      return ok(json(engine, engine.stores.setDefault(p.store)));
+      return ok(await one(engine, engine.stores.setDefault(p.store), call));
     },
   }),
   route({
@@ -112,7 +118,12 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
     handle: async ({ engine, principal, params: p, call }) => {
       requireStore(principal, p.store);
-      return ok(storeCheckJson(p.store, await engine.stores.check(p.store, call)));
+      const found = await engine.stores.check(p.store, call);
+      const failed = found.steps.find((step) => !step.ok);
+      // What they are not told, for who may know it.
+      if (failed !== undefined && !isAdministrator(principal))
+        call.log.warn('store check failed', { store: p.store, ...failed });
+      return ok(storeCheckJson(p.store, checkFor(principal, p.store, found)));
     },
   }),
   route({

@@ -7,10 +7,15 @@ import { mountJson, time, usageJson, volumeDetailJson, volumeJson } from '../jso
 import { isEverywhere, maySee, type Principal, requireDefault, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
+import { inspectionFor } from '../told.ts';
 
 const tag = 'volumes';
 const params = Type.Object(
   { volume: Type.String({ minLength: 1, maxLength: 300, description: 'A volume id, store..name, or a name' }) },
+  { additionalProperties: false },
+);
+const useParams = Type.Object(
+  { ...params.properties, host: Type.String({ minLength: 1, maxLength: 128, description: 'The id of the host' }) },
   { additionalProperties: false },
 );
 const query = Type.Object(
@@ -122,15 +127,19 @@ export const volumeRoutes: readonly Route[] = [
     path: '/v1/volumes/{volume}',
     id: 'getVolume',
     tag,
-    summary: 'Show a volume, its condition and its users',
+    summary: 'Show a volume, its condition, its users, and the hosts that use it',
     role: 'viewer',
     params,
     success: { status: 200, description: 'The volume', schema: schemas.volumeDetail },
     handle: async ({ engine, principal, params: p, call }) => {
-      const { id, store } = await allowed(engine, principal, p.volume, call);
-      const found = await engine.volumes.inspect(id, call);
-      const mounts = await engine.mounts.of(id, call);
-      return ok(volumeDetailJson(found, enforced(engine, store), mounts), tagged(found.volume));
+      const volume = await allowed(engine, principal, p.volume, call);
+      const [found, mounts, uses] = await Promise.all([
+        engine.volumes.inspect(volume.id, call),
+        engine.mounts.of(volume.id, call),
+        engine.uses.of(volume, call),
+      ]);
+      const told = inspectionFor(principal, found);
+      return ok(volumeDetailJson(told, enforced(engine, volume.store), mounts, uses), tagged(found.volume));
     },
   }),
   route({
@@ -216,6 +225,22 @@ export const volumeRoutes: readonly Route[] = [
       const { id } = await allowed(engine, principal, p.volume, call);
       const { outcome, expiresAt } = await engine.deletions.delete(id, expected, call);
       return ok({ outcome, expiresAt: expiresAt === undefined ? null : time(expiresAt) });
+    },
+  }),
+  route({
+    method: 'DELETE',
+    path: '/v1/volumes/{volume}/uses/{host}',
+    id: 'releaseVolume',
+    operation: 'volume.release',
+    tag,
+    summary: 'Break the record of a host that uses a volume, or may write to it, and is gone for good',
+    role: 'admin',
+    params: useParams,
+    success: { status: 204, description: 'That host has no record of using it any more' },
+    handle: async ({ engine, principal, params: p, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      await engine.uses.release(id, p.host, call);
+      return nothing;
     },
   }),
   route({

@@ -1,0 +1,25 @@
+import { expect, test } from 'vitest';
+import { operation, run, scriptedServer } from './scripted-server.ts';
+
+test('Ctrl-C does not wait for work that hears it only later', async () => {
+  const interrupt = new AbortController();
+  await using server = await scriptedServer({
+    'POST /v1/volumes': [202, operation('running')],
+    'GET /v1/operations/op1-x': () => {
+      interrupt.abort();
+      return [200, operation('running')];
+    },
+    'POST /v1/operations/op1-x/cancel': [200, operation('running')],
+  });
+  const env = { STOWAGE_SOCKET: server.socket, NO_COLOR: '1' };
+  const how = { isTTY: true, env, signal: interrupt.signal };
+  expect(await run(server, ['volume', 'create', 'demo'], how)).toEqual({
+    status: 130,
+    stdout: '',
+    stderr:
+      'cancelling: volume.delete local/demo\n' +
+      'error: volume.delete of local/demo was told to stop, but has not yet\n' +
+      'action: See how it ends with: stowage operations show op1-x\n',
+  });
+  expect(server.seen.some(({ url }) => url === '/v1/operations/op1-x/cancel')).toBe(true);
+}, 5_000);

@@ -1,0 +1,88 @@
+import { describe, expect, test } from 'vitest';
+import { page, problem, run, scriptedServer, volume } from './scripted-server.ts';
+
+describe('deleting', () => {
+  test.each([
+    ['deleted', null, 'deleted local/demo\n'],
+    ['retained', null, 'forgot local/demo; its data are retained on the store\n'],
+    ['archived', '2026-01-09T03:04:05Z', 'moved local/demo to the trash until 2026-01-09 03:04 UTC\n'],
+  ])('says what became of the volume: %s', async (outcome, expiresAt, said) => {
+    const demo = volume('local', 'demo') as { id: string };
+    await using server = await scriptedServer({
+      'GET /v1/volumes/demo': [200, demo],
+      [`DELETE /v1/volumes/${demo.id}`]: [200, { outcome, expiresAt }],
+    });
+    const { status, stdout } = await run(server, ['volume', 'delete', 'demo']);
+    expect(stdout).toBe(said);
+    expect(status).toBe(0);
+  });
+
+  test('of several, the others go even if one cannot; the first failure is the status', async () => {
+    const b = volume('local', 'b') as { id: string };
+    await using server = await scriptedServer({
+      'GET /v1/volumes/a': problem('not-found', 'there is no volume a', 'List them.', 404),
+      'GET /v1/volumes/b': [200, b],
+      [`DELETE /v1/volumes/${b.id}`]: [200, { outcome: 'deleted', expiresAt: null }],
+      'GET /v1/volumes/c': problem('in-use', 'c is in use', 'Stop it.', 409),
+    });
+    expect(await run(server, ['volume', 'delete', 'a', 'b', 'c'])).toEqual({
+      status: 4,
+      stdout: 'deleted local/b\n',
+      stderr: 'error: there is no volume a\naction: List them.\nerror: c is in use\naction: Stop it.\n',
+    });
+  });
+
+  test('restore finds the volume by the name it had, and refuses to guess between two', async () => {
+    const trashed = (id: string, name: string): object => ({
+      ...volume('local', name),
+      id,
+      deletedAt: '2026-01-02T03:04:05Z',
+      expiresAt: '2026-01-09T03:04:05Z',
+    });
+    await using server = await scriptedServer({
+      'GET /v1/trash': page(trashed('sv1-1', 'one'), trashed('sv1-2', 'two'), trashed('sv1-3', 'two')),
+      'POST /v1/trash/sv1-1/restore': [200, volume('local', 'back')],
+    });
+    expect(await run(server, ['volume', 'restore', 'local/one', '--name', 'back'])).toMatchObject({
+      status: 0,
+      stdout: 'restored local/back\n',
+    });
+    expect(server.seen.at(-1)?.body).toEqual({ name: 'back' });
+    expect(await run(server, ['volume', 'restore', 'two'])).toMatchObject({
+      status: 5,
+      stderr:
+        'error: 2 volumes called two are in the trash\n' +
+        'action: Name one by its id: sv1-2 (local/two, deleted 2026-01-02 03:04 UTC), sv1-3 (local/two, deleted 2026-01-02 03:04 UTC)\n',
+    });
+    expect((await run(server, ['volume', 'restore', 'none'])).status).toBe(4);
+  });
+
+  test('while a store does not answer, nothing is called missing from the trash, nor a name the only one', async () => {
+    const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
+    const { id } = one as unknown as { id: string };
+    await using server = await scriptedServer({
+      'GET /v1/trash': [200, { items: [one], next: null, unanswered: ['data'] }],
+      'GET /v1/trash?store=local': [200, { items: [one], next: null, unanswered: [] }],
+      [`DELETE /v1/trash/${id}`]: [204],
+    });
+    const refused = (ref: string, action: string): object => ({
+      status: 10,
+      stderr: `error: the trash cannot be searched for ${ref}: store data does not answer\naction: ${action}\n`,
+    });
+    const later = 'Try again when it is back: stowage store check data';
+    const unknown = 'sv1-00000000-0000-4000-8000-ffffffffffff';
+    expect(await run(server, ['volume', 'trash', 'purge', 'none'])).toMatchObject(refused('none', later));
+    expect(await run(server, ['volume', 'restore', unknown])).toMatchObject(refused(unknown, later));
+    expect(await run(server, ['volume', 'trash', 'purge', 'one'])).toMatchObject(
+      refused('one', 'Say that you mean this one: local/one'),
+    );
+    expect(server.seen.map(({ method }) => method)).toEqual(['GET', 'GET', 'GET']);
+    expect((await run(server, ['volume', 'trash', 'purge', 'local/one'])).status).toBe(0);
+    // What cannot be known of one keeps nobody from the others.
+    expect(await run(server, ['volume', 'trash', 'purge', 'none', 'local/one'])).toMatchObject({
+      status: 10,
+      stdout: 'deleted local/one for good\n',
+    });
+    expect((await run(server, ['volume', 'trash', 'purge', id])).status).toBe(0);
+  });
+});

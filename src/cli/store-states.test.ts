@@ -1,0 +1,54 @@
+import { expect, test } from 'vitest';
+import { run, scriptedServer, volume } from './scripted-server.ts';
+
+const store = {
+  ...{ name: 'silver', kind: 'nfs', uri: 'nfs://filer/export', default: false, origin: 'api', pending: null },
+  ...{ state: 'not-answering', network: null, readOnly: false, enforcesCapacity: false, access: ['filesystem'] },
+  ...{ problem: { message: "the server of store 'silver' does not answer", action: 'Look at it.' } },
+  ...{ onDelete: 'delete', retention: '7d', maxVolumes: null, maxBytes: null, defaultSize: null },
+  ...{ volumes: 2, bytes: '0' },
+};
+
+test('a store whose server fell silent is not called open', async () => {
+  await using server = await scriptedServer({
+    'GET /v1/stores': [200, { items: [store], next: null }],
+    'GET /v1/stores/silver': [200, store],
+  });
+  const { stdout } = await run(server, ['store', 'list']);
+  expect(stdout).toMatch(/silver +- +nfs +not answering +2/);
+  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(
+    /state +not answering: the server of store 'silver' does not answer\n +action: Look at it\./,
+  );
+});
+
+test('status names the stores in trouble', async () => {
+  const status = {
+    ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date(0).toISOString(), ready: true },
+    ...{ defaultStore: null, listen: [], state: null, config: null, stores: 2, volumes: 0, mounts: 0, operations: 0 },
+    ...{ mounting: { able: true, why: null, action: null }, rssBytes: 1, storesInTrouble: ['silver'] },
+  };
+  await using server = await scriptedServer({ 'GET /v1/status': [200, status] });
+  expect((await run(server, ['status'])).stdout).toMatch(/in trouble +silver; see: stowage store list/);
+});
+
+test('a check tells once how much room there is', async () => {
+  const step = (name: string, detail: string) => ({ step: name, ok: true, detail, action: null });
+  const steps = [step('mount', 'there'), step('room', '1GiB free of 2GiB')];
+  const figures = { totalBytes: '2147483648', freeBytes: '1073741824' };
+  await using server = await scriptedServer({
+    'POST /v1/stores/silver/check': [200, { store: 'silver', ok: true, steps, ...figures }],
+  });
+  expect((await run(server, ['store', 'check', 'silver'])).stdout).toBe(
+    'ok       mount: there\nok       room: 1GiB free of 2GiB\n',
+  );
+});
+
+test('data that are not under their name: show says where', async () => {
+  const detail = { condition: 'ok', detail: null, path: 'red/photos', users: [], mounts: [], uses: null };
+  await using server = await scriptedServer({
+    'GET /v1/volumes/silver..photos': [200, volume('silver', 'photos', detail)],
+  });
+  expect((await run(server, ['volume', 'show', 'silver/photos'])).stdout).toMatch(
+    /path +red\/photos, in the store's directory/,
+  );
+});

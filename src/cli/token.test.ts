@@ -1,0 +1,23 @@
+import { expect, test } from 'vitest';
+import { run, scriptedServer } from './scripted-server.ts';
+
+test('the secret of a token stands alone on standard output', async () => {
+  const made = {
+    id: 't1',
+    name: 'ci',
+    role: 'user',
+    stores: ['data'],
+    createdAt: '',
+    expiresAt: null,
+    secret: 's3cret',
+  };
+  await using server = await scriptedServer({ 'POST /v1/tokens': [201, made] });
+  expect(await run(server, ['token', 'create', 'ci', '--role', 'user', '--store', 'data', '--expires', '30d'])).toEqual(
+    {
+      status: 0,
+      stdout: 's3cret\n',
+      stderr: 'token t1 (ci, user); the secret above is shown only this once\n',
+    },
+  );
+  expect(server.seen[0]?.body).toEqual({ name: 'ci', role: 'user', stores: ['data'], expiresIn: '30d' });
+});

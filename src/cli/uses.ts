@@ -1,0 +1,79 @@
+import { StowageError } from '#core/errors.ts';
+import type { VolumeDetailJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import { called, refPath } from './names.ts';
+import { invalid } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import type { Cell } from './table.ts';
+import { date, plural, shellWord, shown } from './text.ts';
+
+type Use = NonNullable<VolumeDetailJson['uses']>[number];
+
+export function addReleaseCommand(volume: Verb, act: Act): void {
+  volume
+    .command('release')
+    .description(
+      'Break the record of a host that uses a volume and is gone for good, so that it can be deleted or used elsewhere.\n' +
+        'A host that still runs is not stopped by it: it goes on writing, and soon says again that it uses the volume.',
+    )
+    .argument('<volume>', 'store/name, name or id')
+    .requiredOption('--host <host>', 'the id of the host, as volume show gives it')
+    .option('--yes', 'the host is gone for good (without it: only say what would be broken)')
+    .example('stowage volume show silver/photos', 'which hosts use it?')
+    .example('stowage volume release silver/photos --host 43ba92ad --yes', 'that one will not come back')
+    .action(act(release));
+}
+
+const mostShown = 5;
+
+function usersOf({ users }: Use): string {
+  const some = users.slice(0, mostShown).map(({ kind, name }) => `${kind} ${name}`);
+  return some.length === 0
+    ? 'nobody in particular'
+    : some.join(', ') + (users.length > mostShown ? ` and ${users.length - mostShown} more` : '');
+}
+
+/** `far (host-2): container db; the writer; renewed 2026-11-15 08:30 UTC` */
+function sentence(use: Use): string {
+  const last = `${use.stale ? 'silent since' : 'renewed'} ${date(use.renewedAt)}`;
+  return [`${use.node} (${use.host}): ${usersOf(use)}`, ...(use.writer ? ['the writer'] : []), last].join('; ');
+}
+
+/** Nothing of a store that has no use records. */
+export function useFields(uses: VolumeDetailJson['uses']): [string, Cell[]][] {
+  if (uses === null) return [];
+  return [['hosts', uses.map((use) => ({ text: sentence(use), tone: use.stale ? 'warn' : 'plain' }))]];
+}
+
+interface Options {
+  readonly host: string;
+  readonly yes?: boolean;
+}
+
+async function release({ client, out }: Session, ref: string, { host, yes }: Options): Promise<void> {
+  const volume = await client.get<VolumeDetailJson>(`/v1/volumes/${refPath(ref)}`);
+  if (yes !== true) throw unconfirmed(called(volume), host, volume.uses ?? []);
+  // By its id: in the meantime another volume may have got the name.
+  const path = `/v1/volumes/${encodeURIComponent(volume.id)}/uses/${encodeURIComponent(host)}`;
+  await client.change({ method: 'DELETE', path });
+  if (out.json) return out.value({ id: volume.id, store: volume.store, name: volume.name, host });
+  const left = (volume.uses?.length ?? 1) - 1;
+  out.said(
+    `broke the record of host ${shown(host)} on ${called(volume)}; ${left === 0 ? 'no host uses' : `${plural(left, 'other host')} still use${left === 1 ? 's' : ''}`} it`,
+  );
+}
+
+function unconfirmed(name: string, host: string, uses: readonly Use[]): StowageError {
+  const use = uses.find((one) => one.host === host);
+  if (use === undefined)
+    return new StowageError(`host '${shown(host)}' has no record of using ${name}`, {
+      code: 'not-found',
+      reason: 'use-unknown',
+      action: `See which hosts have, by their ids: stowage volume show ${shellWord(name)}`,
+    });
+  return invalid(
+    `this would break the record of ${shown(sentence(use))}`,
+    'confirmation-required',
+    `A host that still runs would go on writing. If it is gone for good: stowage volume release ${shellWord(name)} --host ${shellWord(host)} --yes`,
+  );
+}

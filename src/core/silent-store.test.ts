@@ -1,0 +1,71 @@
+import { expect, onTestFinished, test, vi } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+
+// A store that is open, and whose server has fallen silent since.
+
+interface Started {
+  readonly server: TestServer;
+  readonly kind: GatedKind;
+  readonly own: Awaited<ReturnType<typeof startOwnServer>>;
+}
+
+async function started(options: ServerOptions = {}): Promise<Started> {
+  const own = await startOwnServer({ path: '/export' });
+  const kind = gated(createNfsStoreKind());
+  const server = await startServer({ kinds: [createLocalStoreKind(), kind], ...options });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  const { port } = own.server;
+  await server.engine.stores.add(
+    'silver',
+    `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=500ms&retries=0`,
+    aCall(),
+  );
+  return { server, kind, own };
+}
+
+const stateIn = async ({ admin }: TestServer): Promise<unknown> =>
+  (await admin.get('/v1/stores')).body.items.find(({ name }: { name: string }) => name === 'silver')?.state;
+
+test('is told as not answering, without waiting for it twice, and as open when it answers', async () => {
+  const clock = createFakeClock();
+  const { server, kind } = await started({ clock });
+  expect(await stateIn(server)).toBe('open');
+
+  const gate = kind.close('ping', { deaf: true });
+  const first = stateIn(server);
+  await gate.reached;
+  clock.advance(3_000);
+  expect(await first).toBe('not-answering');
+  // Nobody waits for what is owed: no clock goes on here.
+  expect(await stateIn(server)).toBe('not-answering');
+  expect((await server.admin.get('/v1/stores/silver')).body).toMatchObject({
+    state: 'not-answering',
+    problem: {
+      message: "the server of store 'silver' does not answer",
+      action: expect.stringMatching(/stowage store check silver$/),
+    },
+  });
+  expect((await server.admin.get('/v1/status')).body).toMatchObject({ stores: 2, storesInTrouble: ['silver'] });
+  expect((await server.admin.get('/metrics')).text).toContain('stowage_store_open{store="silver"} 0');
+  expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ unanswered: ['silver'] });
+  expect(gate.waiting()).toBe(1);
+
+  gate.open();
+  await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'));
+  expect((await server.admin.get('/v1/status')).body).toMatchObject({ storesInTrouble: [] });
+  expect((await server.admin.get('/metrics')).text).toContain('stowage_store_open{store="silver"} 1');
+});
+
+test('one that was killed is told as not answering, and as open when it runs again', async () => {
+  const { server, own } = await started();
+  expect(await stateIn(server)).toBe('open');
+  await own.server.close();
+  expect(await stateIn(server)).toBe('not-answering');
+  await own.restart();
+  await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
+});

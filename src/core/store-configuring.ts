@@ -1,0 +1,135 @@
+import { isDeepStrictEqual } from 'node:util';
+import type { Scope } from '#base/log.ts';
+import { stowageError } from './errors.ts';
+import type { StoreConfig } from './model.ts';
+import { type Exclusively, published, refuseWhileMounted } from './store-changes.ts';
+import type { Entries, Entry } from './store-entries.ts';
+import type { Reading } from './store-reading.ts';
+import type { Stores, StoresParts } from './stores.ts';
+
+/** Nothing but what core itself decides about the volumes: that is so from one moment to the next. */
+function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
+  const opened = ({ uri, options, policy }: StoreConfig): unknown[] => [
+    uri.replace(/\?.*$/s, ''),
+    policy.readOnly,
+    options,
+  ];
+  return isDeepStrictEqual(opened(a), opened(b));
+}
+
+interface Change {
+  readonly entry: Entry;
+  /** Undefined: there shall be none. */
+  readonly next: StoreConfig | undefined;
+}
+
+interface Opening {
+  readonly entry: Entry;
+  readonly next: StoreConfig;
+  /** It was open before. */
+  readonly worked: boolean;
+}
+
+/** All at once, but those that can be written first: of two that show the same directory, that one has the volumes. */
+async function writableFirst<T>(
+  all: readonly T[],
+  configOf: (one: T) => StoreConfig,
+  work: (one: T) => Promise<void>,
+): Promise<void> {
+  for (const readOnly of [false, true])
+    await Promise.all(all.filter((one) => configOf(one).policy.readOnly === readOnly).map(work));
+}
+
+export function createConfiguring(
+  parts: StoresParts,
+  entries: Entries,
+  reading: Reading,
+  exclusively: Exclusively,
+): Pick<Stores, 'configure' | 'retry'> {
+  const { events, log } = parts;
+
+  /** Closes what is not to stay as it is. Gives what is to be opened in its place. */
+  async function leave({ entry, next }: Change, scope: Scope): Promise<Opening | undefined> {
+    // Added by hand while the file was being read.
+    if (next === undefined && entry.config.origin === 'api') return undefined;
+    if (next !== undefined && opensAlike(next, entry.config)) {
+      const before = entry.config;
+      entry.config = next;
+      if (before.uri !== next.uri) published(events, 'changed', next);
+      await entries.open(entry, scope);
+      return undefined;
+    }
+    refuseWhileMounted(parts, entry.config);
+    const worked = entry.store !== undefined;
+    await entries.shut(entry);
+    if (next !== undefined) return { entry, next, worked };
+    entries.drop(entry);
+    published(events, 'removed', entry.config);
+    return undefined;
+  }
+
+  /** What cannot be done now is tried again at every `retry`. */
+  async function leaveOrWait(change: Change, scope: Scope): Promise<Opening | undefined> {
+    const { entry, next } = change;
+    const before = entry.pending;
+    entry.pending = undefined;
+    try {
+      return await leave(change, scope);
+    } catch (thrown) {
+      const { message } = stowageError(thrown);
+      const what = next === undefined ? 'it is no longer in the configuration' : 'its options changed';
+      entry.pending = { config: next, why: `${what}, which waits: ${message}` };
+      if (before === undefined) log.warn('store stays as it is for now', { store: entry.config.name, why: message });
+      return undefined;
+    }
+  }
+
+  /** All are closed before one is opened: a directory may go from one to another. */
+  async function follow(changes: readonly Change[], scope: Scope): Promise<void> {
+    const left = await Promise.all(changes.map((change) => leaveOrWait(change, scope)));
+    const openings = left.filter((opening) => opening !== undefined);
+    await writableFirst(
+      openings,
+      ({ next }) => next,
+      async ({ entry, next, worked }) => {
+        if (await entries.replace(entry, next, worked, scope)) published(events, 'changed', next);
+      },
+    );
+  }
+
+  /** One that was added by hand may have been removed by hand while this waited for its turn. */
+  const isStillThere = ({ origin, name, uri }: StoreConfig): boolean =>
+    origin !== 'api' || parts.records.stores.list().some((row) => row.name === name && row.uri === uri);
+
+  return {
+    configure: (given, preferred, scope) =>
+      exclusively(scope, async () => {
+        reading.prefer(preferred);
+        const configs = given.filter(isStillThere);
+        const wanted = new Map(configs.map((config) => [config.name as string, config]));
+        const present = [...entries.all.values()];
+        await follow(
+          present.map((entry) => ({ entry, next: wanted.get(entry.config.name) })),
+          scope,
+        );
+        const fresh = configs.filter((config) => !entries.all.has(config.name));
+        await writableFirst(
+          fresh,
+          (config) => config,
+          async (config) => {
+            await entries.bring(config, scope);
+            published(events, 'added', config);
+          },
+        );
+      }),
+    retry: (scope) =>
+      exclusively(scope, async () => {
+        // Not while it is in use: to wait for that would keep everybody out of it again and again.
+        const changes = [...entries.all.values()].flatMap((entry) =>
+          entry.pending !== undefined && entry.users <= entry.background ? { entry, next: entry.pending.config } : [],
+        );
+        await follow(changes, scope);
+        await Promise.all([...entries.all.values()].map((entry) => entries.open(entry, scope)));
+      }),
+  };
+}

@@ -1,0 +1,76 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { openRecords } from '#records/sqlite.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { plainPolicy as policy } from '#testing/policy.ts';
+import type { StoreConfig, StoreName, VolumeId, VolumeName } from './model.ts';
+import type { Records, Store } from './ports.ts';
+import { createIdentities, type Identities } from './store-identity.ts';
+
+const name = 'silver' as StoreName;
+const id = 'sv1-1' as VolumeId;
+const at = (uri: string): StoreConfig => ({ name, uri, origin: 'file', policy, options: {} });
+
+let folder: string;
+let records: Records;
+let identities: Identities;
+
+/** As when it was opened there, and said who it is. */
+function opened(uri: string): void {
+  identities.forgetOtherPlace(at(uri));
+  identities.remember(at(uri), { identity: 'it' } as Store);
+}
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-identity-'));
+  records = openRecords(join(folder, 'state.db'));
+  identities = createIdentities({ records, clock: createFakeClock() });
+  opened('nfs://10.0.0.1,filer:2050/export/a');
+  const volume = { id, name: 'v' as VolumeName, store: name, bytes: 1n, access: 'filesystem', labels: {} } as const;
+  records.volumes.put({ ...volume, requestId: 'r', createdAt: 1, revision: 1, instance: 'here' });
+});
+afterEach(() => {
+  records.close();
+  rmSync(folder, { recursive: true });
+});
+
+test.each([
+  'nfs://10.0.0.1,filer:2050/export/a?timeout=5s',
+  'nfs://10.0.0.1,filer,10.0.0.3:2050/export/a',
+  'nfs://10.0.0.3,10.0.0.1:2050/export/a',
+  'nfs://Filer:2050/export/a',
+])('the same server by %s is the same place', (uri) => {
+  expect(identities.known(at(uri))).toBe('it');
+  opened(uri);
+  expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
+});
+
+test('addresses can be exchanged one by one', () => {
+  for (const hosts of ['filer,10.0.0.3', '10.0.0.3', '10.0.0.3,[fd00::1]', '[fd00::1]']) {
+    const uri = `nfs://${hosts}:2050/export/a`;
+    expect(identities.known(at(uri))).toBe('it');
+    opened(uri);
+  }
+  expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
+  expect(identities.known(at('nfs://10.0.0.1:2050/export/a'))).toBeUndefined();
+});
+
+test.each([
+  'nfs://10.0.0.2:2050/export/a',
+  'nfs://10.0.0.1:2050/export/b',
+  'nfs://10.0.0.1:2049/export/a',
+  'nfs://10.0.0.1/export/a',
+  'local:///export/a',
+])('%s is another place', (uri) => {
+  expect(identities.known(at(uri))).toBeUndefined();
+  identities.forgetOtherPlace(at(uri));
+  expect(records.volumes.byId(id)).toBeUndefined();
+});
+
+test('without a host, only the same path is the same place', () => {
+  opened('local:///srv/a');
+  expect(identities.known(at('local:///srv/a?onDelete=retain'))).toBe('it');
+  expect(identities.known(at('local:///srv/b'))).toBeUndefined();
+});

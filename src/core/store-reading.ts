@@ -1,0 +1,63 @@
+import { endsWithin } from '#base/patience.ts';
+import type { StoreName } from './model.ts';
+import type { Entries, Entry } from './store-entries.ts';
+import { unavailable, unknownStore } from './store-errors.ts';
+import type { Stores, StoresParts, StoreView } from './stores.ts';
+
+const usePatienceMs = 5_000;
+
+/** The stores as they are, for whoever changes nothing about them. */
+export interface Reading {
+  known(name: string): Entry;
+  view(entry: Entry): StoreView;
+  defaultName(): StoreName | undefined;
+  use: Stores['use'];
+  list: Stores['list'];
+  prefer(name: string | undefined): void;
+}
+
+export function createReading({ records, clock }: Pick<StoresParts, 'records' | 'clock'>, { all }: Entries): Reading {
+  let preferred: string | undefined;
+
+  function known(name: string): Entry {
+    const entry = all.get(name);
+    if (entry === undefined) throw unknownStore(name);
+    return entry;
+  }
+
+  function defaultName(): StoreName | undefined {
+    for (const name of [records.settings.get('defaultStore'), preferred]) {
+      const entry = name === undefined ? undefined : all.get(name);
+      if (entry !== undefined) return entry.config.name;
+    }
+    const [first] = all.values();
+    return first?.config.name;
+  }
+
+  function view({ config, store, problem, pending }: Entry): StoreView {
+    return { config, store, problem, default: config.name === defaultName(), pending: pending?.why };
+  }
+
+  return {
+    known,
+    view,
+    defaultName,
+    list: () => [...all.values()].map(view),
+    use: async (name, work) => {
+      const entry = known(name);
+      // Just after the start; a disk that hangs takes longer than anybody should wait.
+      if (entry.opening !== undefined) await endsWithin(entry.opening, usePatienceMs, clock);
+      const { store } = entry;
+      if (store === undefined) throw unavailable(entry.config, entry.problem);
+      entry.users++;
+      try {
+        return await work(store, entry.config);
+      } finally {
+        if (--entry.users === 0) entry.idle?.resolve();
+      }
+    },
+    prefer: (name) => {
+      preferred = name;
+    },
+  };
+}

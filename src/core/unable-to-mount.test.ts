@@ -1,0 +1,57 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { createDirectoryClient } from '#clients/kinds/directory.ts';
+import { createLoopClient } from '#clients/kinds/loop.ts';
+import { createNfsClient } from '#clients/kinds/nfs.ts';
+import { createRun } from '#clients/mounter/run.ts';
+import { createUnableMounter } from '#clients/mounter/unable.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { aCall } from '#testing/server.ts';
+import { createEngine, type Engine } from './engine.ts';
+import type { NodeName } from './model.ts';
+
+/** As run by an ordinary user. */
+function unprivileged(): { readonly engine: Engine; readonly folder: (name: string) => string } {
+  const parent = mkdtempSync(join(tmpdir(), 'stowage-unable-'));
+  const folder = (name: string): string => mkdtempSync(join(parent, name));
+  const clock = systemClock();
+  const mounter = createUnableMounter({ why: 'no right to', action: 'Run it as root.' }, async () => []);
+  const kinds = [createLocalStoreKind(), createNfsStoreKind(clock, connectToDisk(folder('exported')))];
+  const engine = createEngine({
+    records: openRecords(join(parent, 'state.db')),
+    kinds: new Map(kinds.map((kind) => [kind.scheme, kind])),
+    mounter,
+    clients: {
+      directory: createDirectoryClient({ mounter }),
+      loop: createLoopClient({ mounter, run: createRun(clock, undefined, parent), clock }),
+      nfs: createNfsClient(),
+    },
+    mountsFolder: folder('mounts'),
+    ...{ instance: 'i', epoch: 'e', boot: undefined, node: 'n' as NodeName, clock, log: silentLog() },
+  });
+  onTestFinished(async () => {
+    await engine.close();
+    rmSync(parent, { recursive: true });
+  });
+  return { engine, folder };
+}
+
+test('what nobody can mount is told before what this process lacks', async () => {
+  const { engine, folder } = unprivileged();
+  await engine.stores.add('silver', 'nfs://nowhere/export', aCall());
+  await engine.stores.add('here', `local://${folder('here')}`, aCall());
+  const mounted = async (store: string): Promise<unknown> => {
+    const want = { store, name: 'v', bytes: undefined, access: undefined, labels: {} };
+    const { id } = await engine.volumes.create(want, aCall());
+    return await engine.mounts.publish(id, folder('target'), { readOnly: false, user: undefined }, aCall());
+  };
+  await expect(mounted('silver')).rejects.toMatchObject({ code: 'unsupported', reason: 'client-missing' });
+  await expect(mounted('here')).rejects.toMatchObject({ code: 'unsupported', reason: 'mount-unable' });
+});

@@ -1,0 +1,68 @@
+import type { Scope } from '#base/log.ts';
+import { StowageError } from './errors.ts';
+import { volumeKey } from './keys.ts';
+import type { SeenUse, Volume } from './model.ts';
+import { quoted } from './names.ts';
+import type { Call } from './operations.ts';
+import type { Store, Uses } from './ports.ts';
+import { readOnly } from './volume-errors.ts';
+import { refFrom, type Step } from './volume-steps.ts';
+import type { VolumeParts } from './volumes.ts';
+
+/** Which hosts use a volume, as they say on its store; and what a person does about one that will never take it back. */
+export interface UseRecords {
+  /** Undefined: the store has no such records, since no other host can use what is on it. */
+  of(volume: Volume, scope: Scope): Promise<readonly SeenUse[] | undefined>;
+  /**
+   * Breaks the record of a host that is gone, as user and as writer; 'not-found' when it has none. Nothing is asked of
+   * that host: one that lives goes on writing, and says so again with its next renewal.
+   */
+  release(ref: string, host: string, call: Call): Promise<void>;
+  readonly steps: Readonly<Record<string, Step>>;
+}
+
+export function createUseRecords({
+  stores,
+  catalogue,
+  operations,
+}: Pick<VolumeParts, 'stores' | 'catalogue' | 'operations'>): UseRecords {
+  const release: Step<void> = async (store, _config, params, work) => {
+    await usesOf(store).remove(refFrom(params).id, String(params['host']), work);
+    return { value: undefined };
+  };
+
+  return {
+    of: (volume, scope) => stores.use(volume.store, async (store) => store.uses?.list(volume.id, scope)),
+    release: async (ref, host, call) => {
+      const before = await catalogue.resolve(ref, call);
+      await stores.use(before.store, async (store, config) => {
+        if (store.readOnly) throw readOnly(store.name);
+        using _ = await operations.lock([volumeKey(before.id)], call.signal);
+        const volume = await catalogue.resolve(before.id, call);
+        const uses = await usesOf(store).list(volume.id, call);
+        if (!uses.some((use) => use.host === host)) throw unused(volume, host);
+        const params = { id: volume.id, name: volume.name, host };
+        const intent = { kind: 'volume.release', store: store.name, subject: `${store.name}/${volume.name}`, params };
+        await operations.run(intent, call, (work) => release(store, config, params, work));
+      });
+    },
+    steps: { 'volume.release': release },
+  };
+}
+
+function usesOf({ uses, name }: Store): Uses {
+  if (uses !== undefined) return uses;
+  throw new StowageError(`store '${name}' has no records of who uses its volumes: no other host can`, {
+    code: 'unsupported',
+    reason: 'uses-unsupported',
+    action: 'See where this host has mounted it, and unmount it there: stowage mounts',
+  });
+}
+
+function unused({ store, name }: Volume, host: string): StowageError {
+  return new StowageError(`host ${quoted(host)} has no record of using volume '${store}/${name}'`, {
+    code: 'not-found',
+    reason: 'use-unknown',
+    action: `See which hosts have, by their ids: stowage volume show ${store}/${name}`,
+  });
+}

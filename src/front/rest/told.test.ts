@@ -1,0 +1,100 @@
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { type Answer, type Api, aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+
+// What somebody who is not the administrator is told of a store on a server: never where it is, nor what else is there.
+
+const secrets = /127\.0\.0\.1|\/export|exported|timeout=/;
+const ask = /sk the administrator, who finds out why/;
+const kinds = [createLocalStoreKind(), createNfsStoreKind()];
+
+let server: TestServer;
+let log: ReturnType<typeof collectingLog>;
+let own: Awaited<ReturnType<typeof startOwnServer>>;
+let others: Readonly<Record<string, Api>>;
+
+beforeEach(async () => {
+  own = await startOwnServer({ path: '/export' });
+  log = collectingLog();
+  server = await startServer({ kinds, log });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  const { port } = own.server;
+  const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
+  const at = (name: string, path: string) =>
+    parseStoreConfig(name, `nfs://127.0.0.1:${port}${path}?mountport=${port}&timeout=500ms&retries=0`, 'file', known);
+  await server.engine.stores.configure([at('silver', '/export'), at('lost', '/elsewhere')], undefined, aCall());
+  others = {
+    'a viewer of some stores': await server.as('viewer', 'silver', 'lost'),
+    'a user': await server.as('user'),
+    'an administrator of some stores': await server.as('admin', 'silver', 'lost'),
+  };
+});
+
+function expectShort({ text }: Answer): void {
+  expect(text).not.toMatch(secrets);
+  expect(text).toMatch(ask);
+}
+
+test('a list of stores', async () => {
+  const whole = (await server.admin.get('/v1/stores')).text;
+  expect(whole).toContain('has no directory /elsewhere to mount; it exports /export');
+  expect((await (await server.as('admin')).get('/v1/stores')).text).toBe(whole);
+  for (const api of Object.values(others)) {
+    const answer = await api.get('/v1/stores');
+    expectShort(answer);
+    expect(answer.body.items.map(({ uri }: { uri: string }) => uri)).toEqual(['nfs://…', 'nfs://…']);
+    expectShort(await api.get('/v1/stores/lost'));
+  }
+});
+
+test('a request that fails, whose whole story is in the log under its id', async () => {
+  for (const who of ['a user', 'an administrator of some stores']) {
+    const answer = await (others[who] as Api).post('/v1/volumes', { store: 'lost', name: 'v' });
+    expectShort(answer);
+    expect(answer.body).toMatchObject({
+      ...{ status: 503, code: 'unavailable', reason: 'nfs-export-unknown' },
+      detail: 'the store cannot be used at the moment',
+      action: `Try again in a while. If it persists, ask the administrator, who finds out why under request ${answer.body.requestId} in the server's log.`,
+    });
+    const logged = log.lines.find((line) => line.includes(answer.body.requestId));
+    expect(logged).toContain('it exports /export');
+  }
+  const { body } = await server.admin.post('/v1/volumes', { store: 'lost', name: 'v' });
+  expect(body.detail).toContain('it exports /export');
+});
+
+test('a check', async () => {
+  const api = others['a user'] as Api;
+  for (const name of ['silver', 'lost']) {
+    const { body, text } = await api.post(`/v1/stores/${name}/check`);
+    expect(text).not.toMatch(secrets);
+    expect(body.ok).toBe(name === 'silver');
+  }
+  expect((await api.post('/v1/stores/lost/check')).body.steps.at(-1)).toEqual({
+    ...{ step: 'mount', ok: false, detail: 'this step failed' },
+    action: 'Ask the administrator, who finds out why with: stowage store check lost',
+  });
+  expect(log.lines.some((line) => line.includes('store check failed') && line.includes('it exports /export'))).toBe(
+    true,
+  );
+  expect((await server.admin.post('/v1/stores/silver/check')).text).toContain('127.0.0.1');
+});
+
+test('an operation that failed, and its event', async () => {
+  const viewer = others['a viewer of some stores'] as Api;
+  using stream = await viewer.follow();
+  await stream.until('hello');
+  await own.server.close();
+  const { body } = await server.admin.post('/v1/volumes', { store: 'silver', name: 'v' });
+  expect(body.detail).toMatch(secrets);
+  const { data } = await stream.until('operation.ended');
+  expect(JSON.stringify(data)).not.toMatch(secrets);
+  expect(JSON.stringify(data)).toMatch(ask);
+  const page = await viewer.get('/v1/operations');
+  expectShort(page);
+  expectShort(await viewer.get(`/v1/operations/${page.body.items[0].id}`));
+  expect((await server.admin.get('/v1/operations')).text).toMatch(secrets);
+});

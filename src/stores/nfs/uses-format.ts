@@ -1,0 +1,44 @@
+import type { NodeName, Use, User } from '#core/model.ts';
+import { isObject } from '../shelf/meta.ts';
+
+/** What lies in `.stowage/users/<volume id>`: a file per host, and `.writer`. */
+
+const formatVersion = 1;
+export const recordLimit = 64 * 1024;
+const mostUsers = 1000;
+/** Holds the id of the one host that may write. No host can have this id. */
+export const writerFile = '.writer';
+/** Stands for the host in a note of a writer that cannot be read: so it can be shown, and broken. */
+export const unknownHost = 'unknown';
+
+export const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.test(text);
+const kinds: readonly string[] = ['path', 'container', 'pod'] satisfies User['kind'][];
+
+/** Users that do not fit are left out: that the host uses the volume is what counts. */
+export function encode({ host, node, users }: Use): string {
+  for (let most = mostUsers; ; most = Math.floor(most / 2)) {
+    const shown = users.slice(0, most).map(({ kind, name }) => ({ kind, name }));
+    const text = `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
+    if (Buffer.byteLength(text) <= recordLimit || shown.length === 0) return text;
+  }
+}
+
+/** Whoever it is uses the volume; a record that cannot be read is no permission to destroy it. */
+export function decode(host: string, text: string): Use {
+  const json = parsed(text);
+  if (!isObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users']))
+    return { host, node: host as NodeName, users: [] };
+  const users = json['users'].slice(0, mostUsers).filter(isUser);
+  return { host, node: json['node'] as NodeName, users };
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+const isUser = (value: unknown): value is Pick<User, 'kind' | 'name'> =>
+  isObject(value) && kinds.includes(String(value['kind'])) && typeof value['name'] === 'string';

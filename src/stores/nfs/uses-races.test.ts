@@ -1,0 +1,245 @@
+import { existsSync, mkdirSync, readdirSync, realpathSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { NodeName, Use, Volume } from '#core/model.ts';
+import { volumeName } from '#core/names.ts';
+import type { Store, Uses } from '#core/ports.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { quickFolder } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { type Hook, tapped } from '#testing/nfs-tap.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { type Connect, createConnect } from './connect.ts';
+import { createNfsStoreKind } from './kind.ts';
+
+// A host begins to use a volume while another wants to be rid of it. One of them is stopped before each of its calls to
+// the server in turn, the other does its whole work meanwhile (or as much as it can without the first), then the first
+// goes on. Whatever the order, a volume that somebody was told to use is there, and one that is gone has no record.
+
+interface Site extends AsyncDisposable {
+  readonly folder: string;
+  readonly uri: string;
+  readonly options: Readonly<Record<string, string>>;
+  readonly connect: () => Connect;
+}
+
+const sites: Readonly<Record<string, () => Promise<Site>>> = {
+  'the local file system': async () => {
+    const folder = quickFolder('uses');
+    const end = async (): Promise<void> => rmSync(folder, { recursive: true, force: true });
+    const connect = (): Connect => connectToDisk(folder);
+    return { folder, uri: 'nfs://nowhere/export', options: {}, connect, [Symbol.asyncDispose]: end };
+  },
+  'nfs-ganesha': async () => {
+    const parent = realpathSync(quickFolder('uses'));
+    const folder = join(parent, 'store');
+    mkdirSync(folder);
+    const server = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
+    return {
+      ...{ folder, uri: `nfs://${server.host}${folder}`, connect: () => createConnect(systemClock()) },
+      options: { port: `${server.nfsPort}`, mountport: `${server.mountPort}` },
+      [Symbol.asyncDispose]: async () => {
+        await server[Symbol.asyncDispose]();
+        rmSync(parent, { recursive: true, force: true });
+      },
+    };
+  },
+};
+
+const use: Use = { host: 'h1', node: 'node 1' as NodeName, users: [{ kind: 'pod', name: 'web-0' }] };
+const usesOf = ({ uses }: Store): Uses => uses as Uses;
+const to = volumeName('renamed');
+
+type Verb = (store: Store, volume: Volume) => Promise<unknown>;
+
+const begins: Readonly<Record<string, Verb>> = {
+  'record a use': (store, volume) => usesOf(store).put(volume, use, scope),
+  'become the writer': (store, volume) => usesOf(store).takeWriter(volume, use.host, scope),
+};
+const ends: Readonly<Record<string, Verb>> = {
+  'delete it': (store, volume) => store.delete(volume, scope),
+  'put it into the trash': (store, volume) => store.trash.put(volume, 1, scope),
+  'release it': (store, volume) => store.release(volume, scope),
+};
+const rename: Verb = (store, volume) => store.rename(volume, to, scope);
+
+const told = async (work: Promise<unknown>): Promise<string> => {
+  try {
+    await work;
+    return 'done';
+  } catch (cause) {
+    if (!(cause instanceof StowageError)) throw cause;
+    return cause.reason;
+  }
+};
+
+const mostCalls = 80;
+
+for (const [title, start] of Object.entries(sites))
+  describe.skipIf(title === 'nfs-ganesha' && needs('ganesha'))(`on ${title}`, () => {
+    let site: Site;
+    let first: Store;
+    let second: Store;
+    /** Stops the first host before that call, and returns when it goes on. */
+    let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
+    let calls = 0;
+    let resume: () => void = () => undefined;
+
+    const hook: Hook = async ({ make }) => {
+      if (stop !== undefined && ++calls === stop.at) {
+        stop.reached();
+        await stop.goOn;
+      }
+      return make();
+    };
+
+    beforeAll(async () => {
+      site = await start();
+      const clock = systemClock();
+      // When it waits, it waits for the first.
+      const waiting = {
+        ...clock,
+        sleep: (_ms: number, signal: AbortSignal): Promise<void> => {
+          resume();
+          return clock.sleep(2, signal);
+        },
+      };
+      const { uri, options } = site;
+      const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<Store> =>
+        openNfs({ uri, options, instance, kind });
+      first = await open('first', createNfsStoreKind(clock, tapped(site.connect(), hook)));
+      second = await open('second', createNfsStoreKind(waiting, site.connect()));
+    });
+    afterAll(async () => {
+      for (const store of [first, second]) await store.close();
+      await site[Symbol.asyncDispose]();
+    });
+
+    const own = (...path: readonly string[]): string => join(site.folder, '.stowage', ...path);
+    const recordsOf = ({ id }: Volume): string[] => (existsSync(own('users', id)) ? readdirSync(own('users', id)) : []);
+
+    let count = 0;
+    const made = (): Promise<Volume> => second.create(volumeSpec(`v${++count}`), scope);
+
+    /** What both were told, for each call of the first before which it was stopped. */
+    async function* interleaved(one: Verb, other: Verb, prepare: (volume: Volume) => Promise<void>) {
+      for (let at = 1; at < mostCalls; at++) {
+        const volume = await made();
+        await prepare(volume);
+        const reached = Promise.withResolvers<void>();
+        const goOn = Promise.withResolvers<void>();
+        resume = goOn.resolve;
+        calls = 0;
+        stop = { at, reached: reached.resolve, goOn: goOn.promise };
+        const outer = told(one(first, volume));
+        await Promise.race([reached.promise, outer]);
+        const isOver = calls < at;
+        const inner = told(other(second, volume));
+        await Promise.race([inner, goOn.promise]);
+        goOn.resolve();
+        const [mine, others] = await Promise.all([outer, inner]);
+        stop = undefined;
+        yield { at, volume, mine, others };
+        expect([readdirSync(own('locks')), readdirSync(own('tmp'))]).toEqual([[], []]);
+        if (isOver) return;
+      }
+      throw new Error('it never ends');
+    }
+
+    const nothing = async (): Promise<void> => undefined;
+    const isThere = async ({ id, name }: Volume): Promise<boolean> =>
+      (await second.get(name, scope))?.volume.id === id && existsSync(join(site.folder, name));
+
+    async function check(volume: Volume, begun: string, ended: string): Promise<void> {
+      const outcome = `${begun}, ${ended}`;
+      expect(['done, volume-in-use-elsewhere', 'volume-unknown, done']).toContain(outcome);
+      expect(await isThere(volume), outcome).toBe(begun === 'done');
+      expect(recordsOf(volume).length, outcome).toBe(begun === 'done' ? 1 : 0);
+      expect(existsSync(own('users', volume.id)), outcome).toBe(begun === 'done');
+    }
+
+    describe.each(Object.entries(begins))('%s, and another host wants to', (_, begin) => {
+      test.each(Object.entries(ends))('%s: of the two, one is refused', async (_, end) => {
+        const seen = new Set<string>();
+        for await (const { volume, mine, others } of interleaved(begin, end, nothing)) {
+          await check(volume, mine, others);
+          seen.add(mine);
+        }
+        for await (const { volume, mine, others } of interleaved(end, begin, nothing)) {
+          await check(volume, others, mine);
+          seen.add(others);
+        }
+        // Both ways were seen, or nothing was shown.
+        expect([...seen].sort()).toEqual(['done', 'volume-unknown']);
+      });
+
+      test('rename it: it is refused, or was first', async () => {
+        const orders = [
+          [begin, rename],
+          [rename, begin],
+        ] as const;
+        const seen = new Set<string>();
+        for (const [one, other] of orders)
+          for await (const { volume, mine, others } of interleaved(one, other, nothing)) {
+            const [begun, ended] = one === begin ? [mine, others] : [others, mine];
+            expect(begun).toBe('done');
+            expect(['done', 'volume-in-use-elsewhere']).toContain(ended);
+            expect(recordsOf(volume).length).toBe(1);
+            const now = ended === 'done' ? { ...volume, name: to } : volume;
+            expect(await isThere(now)).toBe(true);
+            seen.add(ended);
+            await usesOf(second).remove(volume.id, use.host, scope);
+            await second.delete(now, scope);
+          }
+        expect([...seen].sort()).toEqual(['done', 'volume-in-use-elsewhere']);
+      });
+    });
+
+    test('a renewal does not bring back a record that was broken, nor a use of what was then deleted', async () => {
+      const begun = (volume: Volume): Promise<void> => usesOf(second).put(volume, use, scope);
+      const renew: Verb = (store, volume) => usesOf(store).put(volume, { ...use, users: [] }, scope);
+      const breakAndDelete: Verb = async (store, volume) => {
+        await usesOf(store).remove(volume.id, use.host, scope);
+        await store.delete(volume, scope);
+      };
+      const seen = new Set<string>();
+      for await (const { at, volume, mine, others } of interleaved(renew, breakAndDelete, begun)) {
+        const outcome = `stopped before call ${at}: ${mine}, ${others}`;
+        const there = await isThere(volume);
+        // Renewed for the last time, before; or recorded anew, and then the deletion was refused.
+        expect(there, outcome).toBe(others !== 'done');
+        expect(recordsOf(volume).length, outcome).toBe(there ? 1 : 0);
+        seen.add(mine);
+      }
+      expect([...seen].sort()).toEqual(['done', 'volume-unknown']);
+    });
+
+    test('a broken writer is not mistaken for the next one', async () => {
+      const [mine, others] = ['h1', 'h2'];
+      const begun = (volume: Volume): Promise<void> => usesOf(second).takeWriter(volume, mine, scope);
+      const breakIt: Verb = (store, volume) => usesOf(store).remove(volume.id, mine, scope);
+      const handOver: Verb = async (store, volume) => {
+        await usesOf(store).dropWriter(volume.id, mine, scope);
+        await usesOf(store).takeWriter(volume, others, scope);
+      };
+      for await (const { volume } of interleaved(breakIt, handOver, begun))
+        expect(await usesOf(second).list(volume.id, scope)).toMatchObject([{ host: others, writer: true }]);
+    });
+
+    test('both at once, freely: of the two, one is refused', async () => {
+      for (let round = 0; round < 20; round++) {
+        const volume = await made();
+        const [one, other] = round % 2 === 0 ? [first, second] : [second, first];
+        const [begun, ended] = await Promise.all([
+          told(usesOf(one).put(volume, use, scope)),
+          told(other.delete(volume, scope)),
+        ]);
+        await check(volume, begun, ended);
+      }
+    });
+  });

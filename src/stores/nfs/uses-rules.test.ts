@@ -1,0 +1,212 @@
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  truncateSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName, Use, Volume } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import type { Store, Uses } from '#core/ports.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { quickFolder } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { impatient, tapped } from '#testing/nfs-tap.ts';
+import { expectTold, refusal } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { takenForDeadMs } from '../shelf/place.ts';
+import { createNfsStoreKind } from './kind.ts';
+
+// What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
+
+let folder: string;
+let store: Store;
+let uses: Uses;
+let volume: Volume;
+/** Procedures called since it was emptied. */
+let called: string[];
+
+beforeEach(async () => {
+  folder = quickFolder('rules');
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  called = [];
+  const connect = tapped(connectToDisk(folder), ({ procedure, make }) => {
+    called.push(procedure);
+    return make();
+  });
+  store = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect) });
+  uses = store.uses as Uses;
+  volume = await store.create(volumeSpec('photos'), scope);
+});
+
+const use = (host: string, ...pods: readonly string[]): Use => ({
+  ...{ host, node: `node of ${host}` as NodeName },
+  users: pods.map((name) => ({ kind: 'pod', name }) as const),
+});
+const usersFolder = (): string => join(folder, '.stowage', 'users');
+const at = (file: string): string => join(usersFolder(), volume.id, file);
+
+const ends = {
+  delete: () => store.delete(volume, scope),
+  release: () => store.release(volume, scope),
+  'put into the trash': () => store.trash.put(volume, 1, scope),
+} as const;
+const uneasy = { ...ends, rename: () => store.rename(volume, volumeName('pictures'), scope) };
+
+describe.each(Object.entries(ends))('after %s', (_, end) => {
+  test('nobody can begin to use the volume, and nothing is left of the attempt', async () => {
+    await end();
+    const gone = {
+      ...{ code: 'not-found', reason: 'volume-unknown' },
+      message: /^there is no volume 'photos' in store test$/,
+      action: /stowage volume list --store test$/,
+    };
+    expectTold(await refusal(uses.put(volume, use('h1'), scope)), gone);
+    expectTold(await refusal(uses.takeWriter(volume, 'h1', scope)), gone);
+    for (const part of ['users', 'tmp', 'locks']) expect(readdirSync(join(folder, '.stowage', part))).toEqual([]);
+  });
+});
+
+test('a volume that was never there, or is another one by now, cannot be used', async () => {
+  const { name } = volume;
+  expect(await refusal(uses.put({ id: newVolumeId(), name }, use('h1'), scope))).toMatchObject({ code: 'not-found' });
+  expect(readdirSync(usersFolder())).toEqual([]);
+});
+
+test('a volume that was renamed meanwhile is the same one', async () => {
+  await store.rename(volume, volumeName('pictures'), scope);
+  await uses.put(volume, use('h1'), scope);
+  expect(await uses.list(volume.id, scope)).toMatchObject([{ host: 'h1' }]);
+});
+
+test('a volume whose data are gone cannot be used', async () => {
+  rmSync(join(folder, 'photos'), { recursive: true });
+  expect(await refusal(uses.put(volume, use('h1'), scope))).toMatchObject({ reason: 'volume-data-unusable' });
+  await store.delete(volume, scope);
+  expect(await store.names(scope)).toEqual([]);
+});
+
+describe.each(Object.entries(uneasy))('%s', (verb, end) => {
+  const done = verb === 'rename' ? 'renamed' : 'deleted';
+
+  test.each([
+    ['a use', () => uses.put(volume, use('h1', 'web-0'), scope), 'node of h1 \\(h1, pod web-0\\)'],
+    ['a writer that says nothing else', () => uses.takeWriter(volume, 'h1', scope), 'h1 \\(h1\\)'],
+  ])('is refused for %s, until it is removed', async (_, begin, who) => {
+    await begin();
+    expectTold(await refusal(end()), {
+      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere' },
+      message: new RegExp(`^volume 'test/photos' cannot be ${done}: it is used by host ${who}$`),
+      action: /: stowage volume release test\/photos --host h1$/,
+    });
+    expect([existsSync(join(folder, 'photos')), await store.names(scope)]).toEqual([true, ['photos']]);
+    await uses.remove(volume.id, 'h1', scope);
+    await end();
+    expect(existsSync(join(folder, 'photos.meta'))).toBe(false);
+    expect(readdirSync(usersFolder())).toEqual([]);
+  });
+});
+
+test('the command that is named breaks the record of a host that is silent, rather than one that is not', async () => {
+  await uses.put(volume, use('h1'), scope);
+  await uses.put(volume, use('h2'), scope);
+  utimesSync(at('h2'), 1, 1);
+  expect((await refusal(store.delete(volume, scope))).action).toMatch(/ --host h2$/);
+});
+
+test('what a crash left of nobody does not keep the volume, and goes with it', async () => {
+  await uses.takeWriter(volume, 'h1', scope);
+  truncateSync(at('.writer'));
+  expect(await uses.list(volume.id, scope)).toEqual([]);
+  await store.delete(volume, scope);
+  expect(readdirSync(usersFolder())).toEqual([]);
+});
+
+test.each([
+  ['says no host', () => writeFileSync(at('.writer'), '../h1\n')],
+  ['is no file', () => mkdirSync(at('.writer'))],
+])('a note of a writer that %s counts, as that of somebody unknown', async (_, spoil) => {
+  mkdirSync(join(usersFolder(), volume.id));
+  spoil();
+  expect(await uses.list(volume.id, scope)).toMatchObject([{ host: 'unknown', users: [], writer: true }]);
+  expect(await refusal(store.delete(volume, scope))).toMatchObject({ code: 'in-use' });
+  expect(await refusal(uses.takeWriter(volume, 'h1', scope))).toMatchObject({ reason: 'volume-written-elsewhere' });
+});
+
+test('and can be broken', async () => {
+  mkdirSync(join(usersFolder(), volume.id));
+  writeFileSync(at('.writer'), '../h1\n');
+  await uses.remove(volume.id, 'unknown', scope);
+  await store.delete(volume, scope);
+  expect(readdirSync(usersFolder())).toEqual([]);
+});
+
+test('a host that stood still while it held the volume does not go on: another may have deleted it', async () => {
+  const clock = impatient(systemClock());
+  const connect = tapped(connectToDisk(folder), ({ procedure, make }) => {
+    if (procedure === 'mkdir') clock.pass(takenForDeadMs / 2 + 1_000);
+    return make();
+  });
+  const slow = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(clock, connect) });
+  expect(await refusal((slow.uses as Uses).put(volume, use('h1'), scope))).toMatchObject({ code: 'deadline' });
+  expect(await uses.list(volume.id, scope)).toEqual([]);
+  await uses.remove(volume.id, 'h1', scope);
+  expect(await refusal((slow.uses as Uses).takeWriter(volume, 'h1', scope))).toMatchObject({ code: 'deadline' });
+  expect(await uses.list(volume.id, scope)).toEqual([]);
+  for (const part of ['tmp', 'locks']) expect(readdirSync(join(folder, '.stowage', part))).toEqual([]);
+});
+
+describe('a renewal', () => {
+  test('takes three calls, of which none makes, moves or removes anything', async () => {
+    await uses.put(volume, use('h1', 'web-0'), scope);
+    const before = readFileSync(at('h1'), 'utf8');
+    called = [];
+    await uses.put(volume, use('h1', 'web-0'), scope);
+    expect(called).toEqual(['lookup', 'lookup', 'write']);
+    expect(readFileSync(at('h1'), 'utf8')).toBe(before);
+  });
+
+  test('with other users than before, more or fewer, says just these', async () => {
+    for (const pods of [['web-0'], ['web-0', 'web-1', 'web-2'], ['x'], []]) {
+      await uses.put(volume, use('h1', ...pods), scope);
+      const users = pods.map((name) => ({ kind: 'pod', name }));
+      expect(await uses.list(volume.id, scope)).toMatchObject([{ host: 'h1', node: 'node of h1', users }]);
+    }
+  });
+
+  test('of a record that somebody made too long replaces it', async () => {
+    await uses.put(volume, use('h1'), scope);
+    writeFileSync(at('h1'), 'x'.repeat(70_000));
+    await uses.put(volume, use('h1', 'web-0'), scope);
+    expect(await uses.list(volume.id, scope)).toMatchObject([{ users: [{ kind: 'pod', name: 'web-0' }] }]);
+  });
+});
+
+test('that nobody uses a volume is known after one call; a listing of volumes does not ask', async () => {
+  // The folder of all records is found once.
+  await uses.list(volume.id, scope);
+  called = [];
+  expect(await uses.list(volume.id, scope)).toEqual([]);
+  expect(called).toEqual(['lookup']);
+  await uses.put(volume, use('h1'), scope);
+  const paths: string[] = [];
+  const connect = tapped(connectToDisk(folder), ({ args, make }) => {
+    paths.push(String(args[0]));
+    return make();
+  });
+  const other = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect) });
+  paths.length = 0;
+  await other.names(scope);
+  await other.marks?.(scope);
+  await Array.fromAsync(other.list(scope));
+  await other.get(volume.name, scope);
+  expect(paths.length).toBeGreaterThan(0);
+  expect(paths.filter((path) => path.includes('users'))).toEqual([]);
+});

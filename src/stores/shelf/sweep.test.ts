@@ -1,0 +1,144 @@
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { inspect } from 'node:util';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Volume, VolumeSpec } from '#core/model.ts';
+import { volumeName } from '#core/names.ts';
+import type { Store } from '#core/ports.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { quickFolder } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { RpcError } from '#wire/nfs3/index.ts';
+
+// With other hosts on the store, an empty record keeps a name: for a volume that is being made, adopted or moved there.
+// A host that dies leaves it behind, beside data that are already there.
+
+const name = volumeName;
+const spec = (called: string, instance: string): VolumeSpec =>
+  volumeSpec(called, { requestId: `${instance} ${called}`, instance });
+const never: Hook = ({ make }) => make();
+
+let folder: string;
+beforeEach(() => {
+  folder = quickFolder('sweep');
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+});
+
+const read = (...path: readonly string[]): string => readFileSync(join(folder, ...path), 'utf8');
+const lying = (): string[] => readdirSync(folder).filter((entry) => entry !== '.stowage');
+
+function plant(called: string): void {
+  mkdirSync(join(folder, called));
+  writeFileSync(join(folder, called, 'file'), 'planted');
+}
+
+interface Host {
+  readonly store: Store;
+  /** As often as a host looks that is there for a while. */
+  sweepForLong(): Promise<void>;
+}
+
+async function host(instance: string, hook: Hook = never): Promise<Host> {
+  const clock = impatient(systemClock());
+  const kind = createNfsStoreKind(clock, tapped(connectToDisk(folder), hook));
+  const store = await openNfs({ uri: 'nfs://nowhere/export', instance, kind });
+  return {
+    store,
+    sweepForLong: async () => {
+      for (const ms of [61_000, 1_500, 1_500, 1_500]) {
+        await store.sweep(scope);
+        clock.pass(ms);
+      }
+      await store.sweep(scope);
+    },
+  };
+}
+
+/** Does something, and is killed when the server has done that call. */
+async function killedAfter(
+  isLast: (procedure: string, text: string) => boolean,
+  work: (store: Store) => Promise<unknown>,
+): Promise<void> {
+  let isDead = false;
+  const { store } = await host('one', async ({ procedure, args, make }) => {
+    const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
+    if (isDead) throw gone();
+    const answer = await make();
+    isDead = isLast(procedure, inspect(args));
+    if (isDead) throw gone();
+    return answer;
+  });
+  await expect(work(store)).rejects.toThrow();
+  expect(isDead).toBe(true);
+}
+
+describe('a name that was taken for data that are to be adopted', () => {
+  const die = async (): Promise<void> => {
+    plant('d');
+    await killedAfter(
+      (procedure, text) => procedure === 'create' && text.includes("'d.meta'"),
+      (store) => store.adopt(name('d'), spec('d', 'one'), scope),
+    );
+    expect([lying(), read('d.meta')]).toEqual([['d', 'd.meta'], '']);
+  };
+
+  test('is given back by its taker when that comes back', async () => {
+    await die();
+    const back = await host('one');
+    await back.store.sweep(scope);
+    expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
+  });
+
+  test('is given back by another host only when its taker has been silent for long', async () => {
+    await die();
+    const other = await host('two');
+    for (let i = 0; i < 3; i++) await other.store.sweep(scope);
+    expect(lying()).toEqual(['d', 'd.meta']);
+    await other.sweepForLong();
+    expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
+  });
+});
+
+describe.each<[string, (store: Store, volume: Volume) => Promise<unknown>]>([
+  ['renamed', (store, volume) => store.rename(volume, name('n'), scope)],
+  [
+    'restored',
+    async (store, volume) => {
+      await store.trash.put(volume, 1, scope);
+      await store.trash.restore(volume.id, name('n'), scope);
+    },
+  ],
+])('a name to which a volume was being %s, with its data there already', (_what, move) => {
+  let volume: Volume;
+  beforeEach(async () => {
+    volume = await (await host('one')).store.create(spec('a', 'one'), scope);
+    writeFileSync(join(folder, 'a', 'file'), volume.id);
+    await killedAfter(
+      (procedure, text) => procedure === 'rename' && text.includes("name: 'n'"),
+      (store) => move(store, volume),
+    );
+    expect([read('n.meta'), read('n', 'file')]).toEqual(['', volume.id]);
+  });
+
+  test('is not given back by others, however long its host is silent; that one finishes when it comes back', async () => {
+    const other = await host('two');
+    await other.sweepForLong();
+    expect(read('n.meta')).toBe('');
+    const back = await host('one');
+    await back.store.sweep(scope);
+    expect((await back.store.get(name('n'), scope))?.volume.id).toBe(volume.id);
+    expect([lying(), read('n', 'file')]).toEqual([['n', 'n.meta'], volume.id]);
+  });
+
+  test('keeps the data from being adopted as another volume', async () => {
+    const other = await host('two');
+    await other.sweepForLong();
+    const adopted = other.store.adopt(name('n'), spec('n', 'two'), scope);
+    await expect(adopted).rejects.toMatchObject({ code: 'exists', reason: 'volume-exists' });
+  });
+});
