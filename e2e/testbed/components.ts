@@ -32,6 +32,11 @@ export const components = {
     command: 'sudo npm test (in a container: --cap-add SYS_ADMIN --security-opt apparmor=unconfined)',
     packages: () => unlessOnPath(['mount', 'umount', 'unshare'], ['util-linux', 'mount']),
   },
+  fuse: {
+    what: 'FUSE',
+    probe: () => cannotOpen('/dev/fuse') ?? cannotMount(),
+    command: 'sudo modprobe fuse && sudo npm test (in a container: --device /dev/fuse --cap-add SYS_ADMIN)',
+  },
   loop: {
     what: 'loop devices',
     probe: () => cannotOpen('/dev/loop-control') ?? missingPrograms('losetup'),

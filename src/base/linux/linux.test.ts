@@ -1,0 +1,114 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, mkdtempSync, openSync, readSync, rmSync, writeSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown, socketPair } from './descriptors.ts';
+import { createMemory, growMemory, mapMemory } from './memory.ts';
+
+const text = (words: string): Buffer => Buffer.from(words);
+
+describe('memory that outlives a process', () => {
+  test('what is written through one mapping is seen through another', () => {
+    const fd = createMemory('test', 8192);
+    const [one, other] = [mapMemory(fd, 0, 8192), mapMemory(fd, 4096, 4096)];
+    new Uint8Array(one.bytes)[5000] = 7;
+    expect(new Uint8Array(other.bytes)[904]).toBe(7);
+    closeSync(fd);
+    one[Symbol.dispose]();
+    other[Symbol.dispose]();
+  });
+
+  test('what a process wrote before it was killed is there', async () => {
+    const fd = createMemory('test', 4096);
+    const script = `
+      import { mapMemory } from ${JSON.stringify(import.meta.resolve('./memory.ts'))};
+      new Uint8Array(mapMemory(3, 0, 4096).bytes).set(Buffer.from('still here'), 100);
+      process.kill(process.pid, 'SIGKILL');`;
+    const child = spawn(process.execPath, ['--input-type=module', '-e', script], {
+      stdio: ['ignore', 'inherit', 'inherit', fd],
+    });
+    expect(await once(child, 'exit')).toEqual([null, 'SIGKILL']);
+    using seen = mapMemory(fd, 0, 4096);
+    expect(Buffer.from(seen.bytes, 100, 10).toString()).toBe('still here');
+    closeSync(fd);
+  });
+
+  test('it grows, can be made present, and be given back', () => {
+    const fd = createMemory('test', 4096);
+    growMemory(fd, 3 * 4096);
+    using seen = mapMemory(fd, 0, 3 * 4096);
+    seen.populate(0, 3 * 4096);
+    const bytes = new Uint8Array(seen.bytes);
+    bytes.fill(1);
+    seen.forget(4096, 4096);
+    expect([bytes[4095], bytes[4096], bytes[8191], bytes[8192]]).toEqual([1, 0, 0, 1]);
+    closeSync(fd);
+  });
+
+  test('a descriptor that is none is told as Node tells it', () => {
+    expect(() => mapMemory(-1, 0, 4096)).toThrow(expect.objectContaining({ code: 'EBADF', syscall: 'mmap' }));
+  });
+});
+
+describe('descriptors in messages', () => {
+  test('a message arrives whole, with what it carries', async () => {
+    const [here, there] = socketPair();
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-linux-'));
+    const file = openSync(join(folder, 'file'), 'w+');
+    writeSync(file, 'content');
+    sendParcel(here, { bytes: text('one'), descriptors: [file, file] });
+    sendParcel(here, { bytes: text('two'), descriptors: [] });
+    const first = await receivedParcel(there);
+    expect(first?.bytes.toString()).toBe('one');
+    expect(first?.descriptors).toHaveLength(2);
+    const [descriptor = -1, second = -1] = first?.descriptors ?? [];
+    expect(descriptor).not.toBe(file);
+    const read = Buffer.alloc(7);
+    readSync(descriptor, read, 0, 7, 0);
+    expect(read.toString()).toBe('content');
+    expect(await receivedParcel(there)).toEqual({ bytes: text('two'), descriptors: [] });
+    closeSync(here);
+    expect(await receivedParcel(there)).toBeUndefined();
+    for (const fd of [there, file, descriptor, second]) closeSync(fd);
+    rmSync(folder, { recursive: true });
+  });
+
+  test('who listens at a path is reached there, and can stop waiting', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-linux-'));
+    const path = join(folder, 'socket');
+    expect(() => connectTo(path)).toThrow(expect.objectContaining({ code: 'ENOENT' }));
+    const listening = listenAt(path);
+    const waiting = accepted(listening);
+    const client = connectTo(path);
+    const server = (await waiting) ?? -1;
+    sendParcel(client, { bytes: text('hello'), descriptors: [] });
+    expect((await receivedParcel(server))?.bytes.toString()).toBe('hello');
+    const [more, message] = [accepted(listening), receivedParcel(server)];
+    shutDown(listening);
+    shutDown(server);
+    expect(await more).toBeUndefined();
+    expect(await message).toBeUndefined();
+    for (const fd of [listening, client, server]) closeSync(fd);
+    expect(() => connectTo(path)).toThrow(expect.objectContaining({ code: 'ECONNREFUSED' }));
+    rmSync(folder, { recursive: true });
+  });
+
+  test('sending never waits', () => {
+    const [here, there] = socketPair();
+    const send = (): void => {
+      for (let i = 0; i < 10_000; i++) sendParcel(here, { bytes: Buffer.alloc(60_000), descriptors: [] });
+    };
+    expect(send).toThrow(expect.objectContaining({ code: 'EAGAIN' }));
+    closeSync(there);
+    // With messages that nobody read; afterwards EPIPE.
+    expect(send).toThrow(expect.objectContaining({ code: 'ECONNRESET' }));
+    expect(send).toThrow(expect.objectContaining({ code: 'EPIPE' }));
+    closeSync(here);
+  });
+
+  test('a path that is too long for a socket is refused', () => {
+    expect(() => listenAt(`/tmp/${'x'.repeat(120)}`)).toThrow(expect.objectContaining({ code: 'ENAMETOOLONG' }));
+  });
+});

@@ -1,0 +1,94 @@
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { constants, mkdirSync, openSync } from 'node:fs';
+import { promisify } from 'node:util';
+import { requestOverhead } from '#wire/fuse/abi.ts';
+import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
+import type { Agreement, Wishes } from '#wire/fuse/init.ts';
+import type { Operations } from '#wire/fuse/operations.ts';
+import { createSession } from '#wire/fuse/session.ts';
+import type { Ground } from './ground.ts';
+
+const run = promisify(execFile);
+const maxWrite = 1024 * 1024;
+
+export const usualWishes: Wishes = {
+  flags: ['asyncRead', 'atomicOTrunc', 'parallelDirops', 'doReaddirplus', 'readdirplusAuto', 'abortError', 'hasResend'],
+  maxWrite,
+  maxReadahead: maxWrite,
+  maxBackground: 64,
+  timeGranularity: 1,
+};
+
+export interface FuseMount extends AsyncDisposable {
+  readonly at: string;
+  readonly agreement: Agreement;
+  readonly device: Device;
+  /** What operations threw that no file system should. */
+  readonly faults: unknown[];
+  /** Why the device ended. */
+  readonly ended: Promise<string>;
+}
+
+/** Mounts for real, and serves in this process: whoever uses the mount from here must not wait in the main thread. */
+export async function mountFuse(
+  { folder }: Ground,
+  operations: Partial<Operations>,
+  wishes = usualWishes,
+): Promise<FuseMount> {
+  const at = `${folder}/mnt`;
+  mkdirSync(at, { recursive: true });
+  const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+  const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+  const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+    stdio: ['ignore', 'inherit', 'inherit', fd],
+  });
+  const [status] = await once(child, 'exit');
+  if (status !== 0) throw new Error(`mount ended with ${status}`);
+  const faults: unknown[] = [];
+  const free = Array.from({ length: 32 }, (_, place) => createSlot(place));
+  const used = new Map<number, Slot>();
+  const letGo = (place: number): void => {
+    const slot = used.get(place);
+    if (slot !== undefined) free.push(slot);
+    used.delete(place);
+  };
+  const { promise: ended, resolve: end } = Promise.withResolvers<string>();
+  const { promise: agreed, resolve: agree } = Promise.withResolvers<Agreement>();
+  const session = createSession({
+    ...{ operations, wishes, onAgreed: agree },
+    desk: {
+      answer: (place, bytes) => {
+        device.write(bytes);
+        letGo(place);
+      },
+      finished: letGo,
+    },
+    onFault: (operation, cause) => faults.push({ operation, cause }),
+  });
+  const device = await openDevice({
+    fd,
+    next: () => {
+      const slot = free.pop();
+      if (slot === undefined) throw new Error('no memory left for requests');
+      used.set(slot.place, slot);
+      return slot;
+    },
+    onRequest: (place, message) => session.take(place, message),
+    onEnd: end,
+  });
+  const agreement = await agreed;
+  return {
+    ...{ at, agreement, device, faults, ended },
+    [Symbol.asyncDispose]: async () => {
+      device[Symbol.dispose]();
+      await ended;
+      await run('umount', ['--lazy', at]).catch(() => undefined);
+    },
+  };
+}
+
+function createSlot(place: number): Slot {
+  const memory = new ArrayBuffer(maxWrite + requestOverhead);
+  return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
+}

@@ -1,0 +1,87 @@
+import { type InitFlag, initFlag, pageSize, protocol } from './abi.ts';
+import type { Output } from './encode.ts';
+import { type Message, needs, u32 } from './message.ts';
+
+/** What the kernel offers. */
+export interface Offer {
+  readonly major: number;
+  readonly minor: number;
+  readonly maxReadahead: number;
+  has(flag: InitFlag): boolean;
+}
+
+/** What the file system wants of it. Flags that the kernel does not have are left out. */
+export interface Wishes {
+  readonly flags: readonly InitFlag[];
+  /** Most bytes of one WRITE, and of one READ. */
+  readonly maxWrite: number;
+  readonly maxReadahead: number;
+  /** Requests that the kernel makes by itself (readahead, direct I/O in parallel) and has under way at once. */
+  readonly maxBackground: number;
+  /** The least difference of times that is kept, in ns. */
+  readonly timeGranularity: number;
+}
+
+/** What was agreed upon. */
+export interface Agreement {
+  readonly minor: number;
+  readonly flags: readonly InitFlag[];
+}
+
+const answerSize = 64;
+
+export function readOffer(message: Message): Offer {
+  needs(message, 16);
+  const [low, second] = [u32(message, 12), 16];
+  // Kernels before 6.0 send less than this.
+  const isLong = message.end >= 40 + second + 4;
+  const high = isLong && isSet(low, initFlag.initExt) ? u32(message, second) : 0;
+  return {
+    major: u32(message, 0),
+    minor: u32(message, 4),
+    maxReadahead: u32(message, 8),
+    has: (flag) => (initFlag[flag] < 32 ? isSet(low, initFlag[flag]) : isSet(high, initFlag[flag] - 32)),
+  };
+}
+
+const isSet = (word: number, bit: number): boolean => ((word >>> bit) & 1) === 1;
+
+/** The kernel may be newer than us (then it adapts) and must not be older than what we know. */
+export const isSpoken = ({ major, minor }: Offer): boolean =>
+  major > protocol.major || (major === protocol.major && minor >= protocol.oldestMinor);
+
+export function agree(offer: Offer, wishes: Wishes): Agreement {
+  const wanted: readonly InitFlag[] = [...wishes.flags, 'initExt', 'maxPages', 'bigWrites'];
+  return {
+    minor: Math.min(offer.minor, protocol.newestMinor),
+    flags: wanted.filter((flag) => offer.has(flag)),
+  };
+}
+
+/** A kernel with a newer major version is told ours alone, and asks again. */
+export function putAgreement(
+  out: Output,
+  at: number,
+  offer: Offer,
+  { minor, flags }: Agreement,
+  wishes: Wishes,
+): number {
+  const { buffer, view } = out;
+  buffer.fill(0, at, at + answerSize);
+  const word = (from: number): number =>
+    flags.reduce((sum, flag) => {
+      const bit = initFlag[flag] - from;
+      return bit >= 0 && bit < 32 ? sum | (1 << bit) : sum;
+    }, 0) >>> 0;
+  view.setUint32(at, protocol.major, true);
+  view.setUint32(at + 4, minor, true);
+  view.setUint32(at + 8, Math.min(offer.maxReadahead, wishes.maxReadahead), true);
+  view.setUint32(at + 12, word(0), true);
+  view.setUint16(at + 16, wishes.maxBackground, true);
+  view.setUint16(at + 18, Math.floor((wishes.maxBackground * 3) / 4), true);
+  view.setUint32(at + 20, wishes.maxWrite, true);
+  view.setUint32(at + 24, wishes.timeGranularity, true);
+  view.setUint16(at + 28, wishes.maxWrite / pageSize, true);
+  view.setUint32(at + 32, word(32), true);
+  return at + answerSize;
+}

@@ -1,0 +1,55 @@
+import { inHeaderSize } from './abi.ts';
+import { Errno } from './errno.ts';
+
+/** One request as it lies in memory. The view is over the same bytes. */
+export interface Message {
+  readonly buffer: Buffer;
+  readonly view: DataView;
+  /** Where it ends. */
+  readonly end: number;
+}
+
+const high = 0x1_0000_0000;
+
+/** Numbers beyond what a double holds exactly are no offset, size or node of anything that exists. */
+const u64 = (view: DataView, at: number): number =>
+  view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
+
+export function setU64(view: DataView, at: number, value: number): void {
+  view.setUint32(at, value >>> 0, true);
+  view.setUint32(at + 4, value / high, true);
+}
+
+export const header = {
+  length: ({ view }: Message): number => view.getUint32(0, true),
+  opcode: ({ view }: Message): number => view.getUint32(4, true),
+  node: ({ view }: Message): number => u64(view, 16),
+  uid: ({ view }: Message): number => view.getUint32(24, true),
+  gid: ({ view }: Message): number => view.getUint32(28, true),
+  pid: ({ view }: Message): number => view.getUint32(32, true),
+} as const;
+
+/** Arguments begin here; what is read beyond the end of the request is not the kernel's word. */
+const args = inHeaderSize;
+
+export function needs({ end }: Message, bytes: number): void {
+  if (end < args + bytes) throw new Errno('EPROTO');
+}
+
+export const u32 = ({ view }: Message, at: number): number => view.getUint32(args + at, true);
+export const number = ({ view }: Message, at: number): number => u64(view, args + at);
+export const big = ({ view }: Message, at: number): bigint => view.getBigUint64(args + at, true);
+
+/** The bytes up to the next NUL, from `at` of the arguments on. */
+export function text({ buffer, end }: Message, at: number): Buffer {
+  const from = args + at;
+  const to = buffer.indexOf(0, from);
+  if (from > end || to < 0 || to >= end) throw new Errno('EPROTO');
+  return buffer.subarray(from, to);
+}
+
+export function bytes({ buffer, end }: Message, at: number, length: number): Buffer {
+  const from = args + at;
+  if (from + length > end) throw new Errno('EPROTO');
+  return buffer.subarray(from, from + length);
+}

@@ -1,0 +1,38 @@
+import { notifyCode, outHeaderSize } from './abi.ts';
+import { createOutput, type Output } from './encode.ts';
+import { setU64 } from './message.ts';
+
+/** What is told to the kernel unasked. Each gives a whole message, to be written to the device. */
+
+/**
+ * Attributes of a node are no longer right; with `data`, its cached pages too. Dropping pages waits for those that are being
+ * read: whoever answers reads must not wait for this to return, or neither ends. Attributes alone never wait.
+ */
+export function invalidateInode(node: number, data?: { readonly offset: number; readonly length: number }): Buffer {
+  const out = message(notifyCode.invalInode, 24);
+  setU64(out.view, outHeaderSize, node);
+  out.view.setBigInt64(outHeaderSize + 8, data === undefined ? -1n : BigInt(data.offset), true);
+  out.view.setBigInt64(outHeaderSize + 16, BigInt(data?.length ?? 0), true);
+  return out.buffer;
+}
+
+/** A name means something else, or nothing, now. Takes the directory's lock: see the README on deadlocks. */
+export function invalidateEntry(parent: number, name: Uint8Array, how: { readonly expireOnly: boolean }): Buffer {
+  const out = message(notifyCode.invalEntry, 16 + name.length + 1);
+  setU64(out.view, outHeaderSize, parent);
+  out.view.setUint32(outHeaderSize + 8, name.length, true);
+  out.view.setUint32(outHeaderSize + 12, how.expireOnly ? 1 : 0, true);
+  out.buffer.set(name, outHeaderSize + 16);
+  return out.buffer;
+}
+
+/** Send once more what was read and not answered (Linux 6.9). */
+export const resend = (): Buffer => message(notifyCode.resend, 0).buffer;
+
+function message(code: number, size: number): Output {
+  const out = createOutput(outHeaderSize + size);
+  out.view.setUint32(0, outHeaderSize + size, true);
+  // In a notification the error is its code, and no request has the number 0.
+  out.view.setInt32(4, code, true);
+  return out;
+}

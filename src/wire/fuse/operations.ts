@@ -1,0 +1,222 @@
+/** Times are seconds and nanoseconds, as the server tells them. */
+export interface Attr {
+  readonly ino: number;
+  readonly size: number;
+  /** Of 512 bytes. */
+  readonly blocks: number;
+  readonly atime: number;
+  readonly mtime: number;
+  readonly ctime: number;
+  readonly atimeNs: number;
+  readonly mtimeNs: number;
+  readonly ctimeNs: number;
+  /** With the type of the file. */
+  readonly mode: number;
+  readonly nlink: number;
+  readonly uid: number;
+  readonly gid: number;
+  readonly rdev: number;
+  readonly blksize: number;
+}
+
+/** Node 0: there is no such name, and the kernel may remember that. */
+export interface Entry {
+  readonly node: number;
+  readonly generation: number;
+  /** Undefined only with node 0. */
+  readonly attr: Attr | undefined;
+  /** How long the kernel may rely on them, in ms. */
+  readonly entryMs: number;
+  readonly attrMs: number;
+}
+
+export interface AttrReply {
+  readonly attr: Attr;
+  readonly attrMs: number;
+}
+
+export interface Opened {
+  /** A number of the file system's own, which comes with each request for the open file. */
+  readonly fh: number;
+  /** Of `openFlag`. */
+  readonly flags: number;
+}
+
+export interface Statfs {
+  readonly blocks: number;
+  readonly bfree: number;
+  readonly bavail: number;
+  readonly files: number;
+  readonly ffree: number;
+  readonly bsize: number;
+  readonly namelen: number;
+  readonly frsize: number;
+}
+
+export interface Lock {
+  readonly start: bigint;
+  readonly end: bigint;
+  /** F_RDLCK, F_WRLCK or F_UNLCK. */
+  readonly type: number;
+  readonly pid: number;
+}
+
+/** One name in a directory. `offset` is where to go on after it. */
+export interface DirectoryEntry {
+  readonly ino: number;
+  readonly offset: bigint;
+  /** As in a mode, without permissions. */
+  readonly type: number;
+  readonly name: Uint8Array;
+}
+
+/** For READDIRPLUS; without an entry the kernel looks the name up when it needs to. */
+export interface FullDirectoryEntry extends DirectoryEntry {
+  readonly entry: Entry | undefined;
+}
+
+/** Takes entries until there is no room for another; false: this one was not taken. */
+export interface Listing {
+  add(entry: FullDirectoryEntry): boolean;
+}
+
+/** Only what is to be set is there. */
+export interface SetAttr {
+  readonly mode?: number;
+  readonly uid?: number;
+  readonly gid?: number;
+  readonly size?: number;
+  readonly atime?: Time | 'now';
+  readonly mtime?: Time | 'now';
+  readonly fh?: number;
+}
+
+export interface Time {
+  readonly seconds: number;
+  readonly nanoseconds: number;
+}
+
+/** Who asks, and for which request. The kernel does not tell supplementary groups. */
+export interface Request {
+  readonly uid: number;
+  readonly gid: number;
+  readonly pid: number;
+  /** Where the request lies: a place of the reader's, which stays the request's until it is answered. */
+  readonly place: number;
+  /** The kernel has sent it before, to somebody who did not answer. */
+  readonly resent: boolean;
+  /** Aborted when whoever waits for the answer was interrupted. Made when first asked for. */
+  readonly signal: AbortSignal;
+}
+
+/** READ's data: `length` bytes in `buffer` from `outHeaderSize` on; the room before them is for the header of the answer. */
+export interface ReadReply {
+  readonly buffer: Buffer;
+  readonly length: number;
+}
+
+type Name = Buffer;
+type Answer<T> = T | Promise<T>;
+
+/**
+ * A file system. What is not there is answered with ENOSYS, which the kernel remembers for most operations and then does
+ * without. Names are bytes, without a NUL or a slash. Buffers of a request are valid until it is answered.
+ */
+export interface Operations {
+  lookup(parent: number, name: Name, request: Request): Answer<Entry>;
+  /** Not answered, and must not fail. */
+  forget(node: number, lookups: number): void;
+  getattr(node: number, fh: number | undefined, request: Request): Answer<AttrReply>;
+  setattr(node: number, set: SetAttr, request: Request): Answer<AttrReply>;
+  readlink(node: number, request: Request): Answer<Uint8Array>;
+  symlink(parent: number, name: Name, target: Buffer, request: Request): Answer<Entry>;
+  mknod(
+    parent: number,
+    name: Name,
+    how: { readonly mode: number; readonly rdev: number },
+    request: Request,
+  ): Answer<Entry>;
+  mkdir(parent: number, name: Name, mode: number, request: Request): Answer<Entry>;
+  unlink(parent: number, name: Name, request: Request): Answer<void>;
+  rmdir(parent: number, name: Name, request: Request): Answer<void>;
+  rename(
+    from: { readonly parent: number; readonly name: Name },
+    to: { readonly parent: number; readonly name: Name },
+    flags: number,
+    request: Request,
+  ): Answer<void>;
+  link(node: number, parent: number, name: Name, request: Request): Answer<Entry>;
+  open(node: number, flags: number, request: Request): Answer<Opened>;
+  create(
+    parent: number,
+    name: Name,
+    how: { readonly flags: number; readonly mode: number },
+    request: Request,
+  ): Answer<{ readonly entry: Entry; readonly opened: Opened }>;
+  read(
+    node: number,
+    at: { readonly fh: number; readonly offset: number; readonly size: number },
+    request: Request,
+  ): Answer<ReadReply>;
+  /** Gives how many bytes were taken. */
+  write(
+    node: number,
+    at: { readonly fh: number; readonly offset: number; readonly flags: number },
+    data: Buffer,
+    request: Request,
+  ): Answer<number>;
+  flush(node: number, fh: number, request: Request): Answer<void>;
+  /** The last holder of an open file has closed it. `unlock`: whose flock ends with it. */
+  release(
+    node: number,
+    how: { readonly fh: number; readonly unlock: bigint | undefined },
+    request: Request,
+  ): Answer<void>;
+  fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): Answer<void>;
+  opendir(node: number, flags: number, request: Request): Answer<Opened>;
+  readdir(
+    node: number,
+    at: { readonly fh: number; readonly offset: bigint; readonly plus: boolean },
+    into: Listing,
+    request: Request,
+  ): Answer<void>;
+  releasedir(node: number, fh: number, request: Request): Answer<void>;
+  fsyncdir(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): Answer<void>;
+  statfs(node: number, request: Request): Answer<Statfs>;
+  access(node: number, mask: number, request: Request): Answer<void>;
+  getxattr(node: number, name: Name, size: number, request: Request): Answer<Uint8Array | number>;
+  setxattr(
+    node: number,
+    name: Name,
+    set: { readonly value: Buffer; readonly flags: number },
+    request: Request,
+  ): Answer<void>;
+  listxattr(node: number, size: number, request: Request): Answer<Uint8Array | number>;
+  removexattr(node: number, name: Name, request: Request): Answer<void>;
+  getlk(node: number, about: LockRequest, request: Request): Answer<Lock>;
+  setlk(node: number, about: LockRequest, request: Request): Answer<void>;
+  setlkw(node: number, about: LockRequest, request: Request): Answer<void>;
+  fallocate(
+    node: number,
+    what: { readonly fh: number; readonly offset: number; readonly length: number; readonly mode: number },
+    request: Request,
+  ): Answer<void>;
+  lseek(
+    node: number,
+    to: { readonly fh: number; readonly offset: number; readonly whence: number },
+    request: Request,
+  ): Answer<number>;
+  copyFileRange(
+    from: { readonly node: number; readonly fh: number; readonly offset: number },
+    to: { readonly node: number; readonly fh: number; readonly offset: number },
+    length: number,
+    request: Request,
+  ): Answer<number>;
+}
+
+export interface LockRequest {
+  readonly fh: number;
+  readonly owner: bigint;
+  readonly lock: Lock;
+  readonly isFlock: boolean;
+}

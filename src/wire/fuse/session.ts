@@ -1,0 +1,200 @@
+import { opcode, outHeaderSize, resentBit } from './abi.ts';
+import { createOutput, type Output } from './encode.ts';
+import { Errno, type ErrnoName, errno } from './errno.ts';
+import { type Agreement, agree, isSpoken, putAgreement, readOffer, type Wishes } from './init.ts';
+import { header, type Message, needs, number, u32 } from './message.ts';
+import type { Operations, ReadReply, Request } from './operations.ts';
+import { type Operation, table } from './table.ts';
+
+/** Where answers go, and who keeps the memory that requests lie in. */
+export interface Desk {
+  /** The whole answer to the request at that place. It must be written before this returns: its memory is used again. */
+  answer(place: number, bytes: Buffer): void;
+  /**
+   * Nothing is to be said about the request at that place. Its memory stays as it is until the next request is read. For what
+   * counts down it is called first: a crash then leaves a count too high, which costs memory, never one too low.
+   */
+  finished(place: number): void;
+}
+
+export interface SessionOptions {
+  readonly operations: Partial<Operations>;
+  readonly wishes: Wishes;
+  readonly desk: Desk;
+  /** The kernel has said what it can; from now on it asks. */
+  readonly onAgreed?: (agreement: Agreement) => void;
+  /** An operation threw what no file system should. It is answered with EIO. */
+  readonly onFault?: (operation: string, cause: unknown) => void;
+}
+
+export interface Session {
+  /** Works on the request that lies at a place of the desk's. Never throws. */
+  take(place: number, message: Message): void;
+  /** Requests that have no answer yet. */
+  readonly pending: number;
+}
+
+interface Taken extends Request {
+  readonly unique: number;
+  interrupt(): void;
+}
+
+const nobody = new AbortController();
+nobody.abort(new Errno('EINTR'));
+
+/** Answers are put together here: what is longer (a directory, data) has memory of its own. */
+const scratchSize = 64 * 1024;
+
+export function createSession({ operations, wishes, desk, onAgreed, onFault }: SessionOptions): Session {
+  const scratch = createOutput(scratchSize);
+  const pending = new Map<number, Taken>();
+
+  /** The number of the request, with the bit that says it was sent before. */
+  function head({ buffer, view }: Output, { view: asked }: Message, end: number, error: number): Buffer {
+    view.setUint32(0, end, true);
+    view.setInt32(4, -error, true);
+    view.setUint32(8, asked.getUint32(8, true), true);
+    view.setUint32(12, asked.getUint32(12, true), true);
+    return end === buffer.length ? buffer : buffer.subarray(0, end);
+  }
+
+  function refuse(message: Message, place: number, code: ErrnoName): void {
+    desk.answer(place, head(scratch, message, outHeaderSize, errno[code]));
+  }
+
+  function fail(operation: Operation, message: Message, request: Taken, cause: unknown): void {
+    pending.delete(request.unique);
+    if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
+    refuse(message, request.place, cause instanceof Errno ? cause.code : 'EIO');
+  }
+
+  function succeed(operation: Operation, message: Message, request: Taken, result: unknown): void {
+    pending.delete(request.unique);
+    if (operation.name === 'read') {
+      const { buffer, length } = result as ReadReply;
+      const view = new DataView(buffer.buffer, buffer.byteOffset, outHeaderSize);
+      desk.answer(request.place, head({ buffer, view }, message, outHeaderSize + length, 0));
+      return;
+    }
+    const out = hasOut(result) ? result.out : scratch;
+    const end = hasOut(result) ? result.end : operation.put(scratch, outHeaderSize, result as never);
+    desk.answer(request.place, head(out, message, end, 0));
+  }
+
+  function run(operation: Operation, place: number, message: Message): void {
+    const request = taken(place, message);
+    pending.set(request.unique, request);
+    try {
+      const result = operation.run(operations, message, request);
+      if (result instanceof Promise)
+        result.then(
+          (value: unknown) => succeed(operation, message, request, value),
+          (cause: unknown) => fail(operation, message, request, cause),
+        );
+      else if (result === undefined && !isThere(operations, operation))
+        fail(operation, message, request, new Errno('ENOSYS'));
+      else succeed(operation, message, request, result);
+    } catch (cause) {
+      fail(operation, message, request, cause);
+    }
+  }
+
+  function init(place: number, message: Message): void {
+    const offer = readOffer(message);
+    if (!isSpoken(offer)) {
+      refuse(message, place, 'EPROTO');
+      return;
+    }
+    const agreement = agree(offer, wishes);
+    desk.answer(place, head(scratch, message, putAgreement(scratch, outHeaderSize, offer, agreement, wishes), 0));
+    if (offer.major === 7) onAgreed?.(agreement);
+  }
+
+  function forgetMany(message: Message): void {
+    needs(message, 8);
+    const count = u32(message, 0);
+    needs(message, 8 + count * 16);
+    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(number(message, at), number(message, at + 8));
+  }
+
+  /** What is not answered, or not by the file system. */
+  const own: Partial<Record<number, (place: number, message: Message) => void>> = {
+    [opcode.init]: init,
+    [opcode.forget]: (place, message) => {
+      needs(message, 8);
+      const [node, lookups] = [header.node(message), number(message, 0)];
+      desk.finished(place);
+      operations.forget?.(node, lookups);
+    },
+    [opcode.batchForget]: (place, message) => {
+      desk.finished(place);
+      forgetMany(message);
+    },
+    // The kernel sends it only for what it has sent before; what is not here has been answered meanwhile.
+    [opcode.interrupt]: (place, message) => {
+      needs(message, 8);
+      pending.get(key(message.view, 40))?.interrupt();
+      desk.finished(place);
+    },
+    // Told for block devices only; a device that ends is what tells of an unmount.
+    [opcode.destroy]: (place, message) => {
+      desk.answer(place, head(scratch, message, outHeaderSize, 0));
+    },
+    [opcode.notifyReply]: (place) => desk.finished(place),
+  };
+
+  return {
+    take: (place, message) => {
+      const code = header.opcode(message);
+      const special = own[code];
+      const operation = table[code];
+      try {
+        if (special !== undefined) special(place, message);
+        else if (operation !== undefined) run(operation, place, message);
+        else refuse(message, place, 'ENOSYS');
+      } catch (cause) {
+        onFault?.(`request ${code}`, cause);
+        desk.finished(place);
+      }
+    },
+    get pending() {
+      return pending.size;
+    },
+  };
+}
+
+/** Listings come with the memory that they were written into. */
+const hasOut = (result: unknown): result is { readonly out: Output; readonly end: number } =>
+  typeof result === 'object' && result !== null && 'out' in result;
+
+const isThere = (operations: Partial<Operations>, { name }: Operation): boolean => {
+  const called = name === 'rename2' ? 'rename' : name === 'readdirplus' ? 'readdir' : name;
+  return operations[called as keyof Operations] !== undefined;
+};
+
+/** The same request sent twice has the same key. */
+const key = (view: DataView, at: number): number =>
+  (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
+
+function taken(place: number, message: Message): Taken {
+  const { view } = message;
+  let controller: AbortController | undefined;
+  let isInterrupted = false;
+  return {
+    uid: header.uid(message),
+    gid: header.gid(message),
+    pid: header.pid(message),
+    place,
+    unique: key(view, 8),
+    resent: (view.getUint32(12, true) & resentBit) !== 0,
+    get signal() {
+      if (isInterrupted) return nobody.signal;
+      controller ??= new AbortController();
+      return controller.signal;
+    },
+    interrupt: () => {
+      isInterrupted = true;
+      controller?.abort(new Errno('EINTR'));
+    },
+  };
+}
