@@ -2,19 +2,21 @@ import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmod, chown, mkdir, readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
+import { networkInterfaces } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { openExport, rpcTo, user } from '#testing/nfs-export.ts';
 import { mountProgram, mountVersion } from '#wire/nfs3/mount.ts';
-import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
+import { fileType, nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 import type { RpcClientOptions } from '#wire/rpc/client.ts';
 import { getPort } from '#wire/rpc/portmap.ts';
 import { ground, type Serving } from './nfs-serve.ts';
 import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
+const hasIpv6 = Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === '::1'));
 
 /** By our own client. */
 async function mounted(
@@ -49,6 +51,21 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect(await asOther(shared)).toMatchObject({ status: 0 });
     const elsewhere = await serve(['--host', host, '--allow', '10.1.2.3']);
     expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
+  });
+
+  test.skipIf(!hasIpv6)('is reached by those who are allowed, by IPv6 and by both', async () => {
+    const { serve } = await ground();
+    const reached = async ({ port }: Serving, at: string): Promise<number> => {
+      const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
+      onTestFinished(() => open[Symbol.dispose]());
+      return (await open.nfs.getattr(open.root)).type;
+    };
+    const six = await serve(['--allow', '::1']);
+    expect(six.uri).toContain('nfs://[::1]/');
+    expect(await reached(six, '::1')).toBe(fileType.directory);
+    const both = await serve(['--allow', '::1', '--allow', host]);
+    expect(await reached(both, '::1')).toBe(fileType.directory);
+    expect(await reached(both, host)).toBe(fileType.directory);
   });
 
   test('read-only, everything can be read and nothing changed', async () => {

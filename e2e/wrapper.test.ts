@@ -4,6 +4,7 @@ import { mkdtempDisposable } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { expect, test } from 'vitest';
+import { servingFlags } from '#app/serving-flags.ts';
 import { repository } from '#testbed/component.ts';
 
 const show = 'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: process.env.NODE_COMPILE_CACHE }));\n';
@@ -71,6 +72,19 @@ test.each([
     argv: [join(home.path, program), 'up'],
     cache: join(home.path, 'cache/stowage/compiled'),
   });
+});
+
+test('what idles is started to be small, and what serves files to be fast, as the one beside `up` is', async () => {
+  await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
+  install(home.path);
+  writeFileSync(join(home.path, 'dist', 'stowage.mjs'), 'console.log(JSON.stringify(process.execArgv));\n');
+  const flags = (...args: readonly string[]): readonly string[] =>
+    JSON.parse(call(join(home.path, 'bin/stowage'), { PATH: ownNode, HOME: home.path }, ...args).out);
+  expect(flags('up', '--nfs')).toContain('--optimize-for-size');
+  const serving = flags('nfs', 'serve', '/srv/data');
+  expect(serving).not.toContain('--optimize-for-size');
+  expect(flags('--json', 'nfs', 'serve', '/srv/data')).toEqual(serving);
+  expect(servingFlags(flags('up', '--nfs'))).toEqual(serving);
 });
 
 test('an old Node is refused with what to do', async () => {

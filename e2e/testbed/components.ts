@@ -77,6 +77,12 @@ export const components = {
     command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
     packages: () => unlessOnPath(['ip', 'nsenter', 'setpriv'], ['iproute2', 'util-linux']),
   },
+  fio: {
+    what: 'fio, which writes, reads back and compares',
+    probe: () => missingPrograms('fio'),
+    command: byTestbed,
+    packages: () => ['fio'],
+  },
   jq: {
     what: 'jq, as people use it on --json output',
     probe: () => missingPrograms('jq'),

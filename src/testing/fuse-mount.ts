@@ -32,9 +32,10 @@ export interface FuseMount extends AsyncDisposable {
 
 /** Mounts for real, and serves in this process: whoever uses the mount from here must not wait in the main thread. */
 export async function mountFuse(
-  { folder }: Ground,
+  { folder }: Pick<Ground, 'folder'>,
   operations: Partial<Operations>,
   wishes = usualWishes,
+  slots = 32,
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
   mkdirSync(at, { recursive: true });
@@ -46,12 +47,13 @@ export async function mountFuse(
   const [status] = await once(child, 'exit');
   if (status !== 0) throw new Error(`mount ended with ${status}`);
   const faults: unknown[] = [];
-  const free = Array.from({ length: 32 }, (_, place) => createSlot(place));
+  const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
   const letGo = (place: number): void => {
     const slot = used.get(place);
     if (slot !== undefined) free.push(slot);
     used.delete(place);
+    device.resume();
   };
   const { promise: ended, resolve: end } = Promise.withResolvers<string>();
   const { promise: agreed, resolve: agree } = Promise.withResolvers<Agreement>();
@@ -70,11 +72,10 @@ export async function mountFuse(
     fd,
     next: () => {
       const slot = free.pop();
-      if (slot === undefined) throw new Error('no memory left for requests');
-      used.set(slot.place, slot);
+      if (slot !== undefined) used.set(slot.place, slot);
       return slot;
     },
-    onRequest: (place, message) => session.take(place, message),
+    onRequest: ({ place, buffer, view }, end) => session.take(place, { buffer, view, end }),
     onEnd: end,
   });
   const agreement = await agreed;

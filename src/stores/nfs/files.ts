@@ -100,7 +100,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     let seconds = 0;
     let restarts = 0;
     for (let done = 0; done < data.length; ) {
-      const { count, committed, verifier, attributes } = await nfs
+      const { count, committed, verifier, change } = await nfs
         .write(handle, done, data.subarray(done), stability.fileSync, within)
         .catch((cause: unknown) => Promise.reject(asSystemError(cause)));
       // It may give less than it was asked for; nothing at all would go on for ever.
@@ -110,7 +110,8 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       if (!isKept && ++restarts > mostRestarts)
         throw new UnfitFile(`${path} cannot be written: the server keeps nothing`);
       done = isKept ? done + count : 0;
-      seconds = attributes === undefined ? seconds : ms(attributes.mtime, attributes.mtimeNs);
+      const after = change?.after;
+      seconds = after === undefined ? seconds : ms(after.mtime, after.mtimeNs);
     }
     return seconds;
   }

@@ -60,6 +60,8 @@ const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
     return Promise.reject(new NfsError(procedure, statuses[code] ?? nfsStatus.IO, false));
   });
 
+const untold = { before: undefined, after: undefined };
+
 const pathOf = (handle: FileHandle): string => Buffer.from(handle).toString();
 const within = (directory: FileHandle, name: unknown): string => join(pathOf(directory), String(name));
 const unused = (): never => {
@@ -122,6 +124,7 @@ function createNfsOnDisk(): NfsClient {
         if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))
           throw Object.assign(new Error('it has changed'), { code: 'NOT_SYNC' });
         await dress(pathOf(handle), set);
+        return untold;
       }),
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
@@ -145,7 +148,7 @@ function createNfsOnDisk(): NfsClient {
         try {
           const { bytesWritten } = await file.write(data, 0, data.length, offset);
           await file.datasync();
-          return { count: bytesWritten, committed: 2, verifier: 0n, attributes: await look(pathOf(handle)) };
+          return { count: bytesWritten, committed: 2, verifier: 0n, change: { before: undefined, after: await look(pathOf(handle)) } };
         } finally {
           await file.close();
         }
@@ -166,11 +169,18 @@ function createNfsOnDisk(): NfsClient {
       }),
     symlink: unused,
     mknod: unused,
-    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name))),
-    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name))),
+    remove: (directory, name) => answered('REMOVE', () => unlink(within(directory, name)).then(() => untold)),
+    rmdir: (directory, name) => answered('RMDIR', () => rmdir(within(directory, name)).then(() => untold)),
     rename: (from, to) =>
-      answered('RENAME', () => rename(within(from.directory, from.name), within(to.directory, to.name))),
-    link: (handle, to) => answered('LINK', () => link(pathOf(handle), within(to.directory, to.name))),
+      answered('RENAME', async () => {
+        await rename(within(from.directory, from.name), within(to.directory, to.name));
+        return { from: untold, to: untold };
+      }),
+    link: (handle, to) =>
+      answered('LINK', async () => {
+        await link(pathOf(handle), within(to.directory, to.name));
+        return { attributes: undefined, change: untold };
+      }),
     readdir: ({ directory }) => answered('READDIR', () => entries(directory)),
     readdirplus: ({ directory }) => answered('READDIRPLUS', () => entries(directory)),
     fsstat: (handle) =>

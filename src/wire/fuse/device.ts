@@ -1,6 +1,5 @@
 import { writeSync } from 'node:fs';
 import { createServer, Socket, type SocketConstructorOpts } from 'node:net';
-import type { Message } from './message.ts';
 
 /** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
 export interface Slot {
@@ -12,16 +11,19 @@ export interface Slot {
 export interface DeviceOptions {
   /** Its own: it is closed at the end. */
   readonly fd: number;
-  /** Gives the memory for the next request. Called once at the beginning, and after each request. */
-  readonly next: () => Slot;
-  readonly onRequest: (place: number, message: Message) => void;
+  /** Gives the memory for the next request, which may be the same as before. Undefined: nothing is read until `resume`. */
+  readonly next: () => Slot | undefined;
+  /** A request of so many bytes lies there. */
+  readonly onRequest: (slot: Slot, length: number) => void;
   /** Unmounted (ENODEV) or aborted (ECONNABORTED), or whatever else ended it. */
   readonly onEnd: (code: string) => void;
 }
 
 export interface Device extends Disposable {
   /** False: nobody waits for it any more. */
-  write(bytes: Buffer): boolean;
+  write(bytes: Uint8Array): boolean;
+  /** There may be memory again. */
+  resume(): void;
 }
 
 /** What we use of Node's handle for pipes. None of it is documented; `openDevice` checks that it is there. */
@@ -40,17 +42,19 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
   const handle = new Pipe(0);
   handle.open(fd);
   let slot = next();
+  if (slot === undefined) throw new Error('no memory to read the first request into');
   const socket = new Socket({
     handle,
     readable: true,
     onread: {
       buffer: slot.buffer,
       callback: (length: number) => {
-        const taken = slot;
+        const before = slot;
+        if (before === undefined) return false;
+        onRequest(before, length);
         slot = next();
-        handle.useUserBuffer(slot.buffer);
-        onRequest(taken.place, { buffer: taken.buffer, view: taken.view, end: length });
-        return true;
+        if (slot !== undefined && slot !== before) handle.useUserBuffer(slot.buffer);
+        return slot !== undefined;
       },
     },
   } as unknown as SocketConstructorOpts);
@@ -72,6 +76,13 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
         if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
         throw cause;
       }
+    },
+    resume: () => {
+      if (slot !== undefined || socket.destroyed) return;
+      slot = next();
+      if (slot === undefined) return;
+      handle.useUserBuffer(slot.buffer);
+      socket.resume();
     },
     [Symbol.dispose]: () => socket.destroy(),
   };

@@ -1,6 +1,7 @@
 import { execFile, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
+import { constants } from 'node:fs';
 import * as fs from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -254,6 +255,24 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     mount.device.write(resend());
     expect(await asking).toMatchObject({ bavail: 1000 });
     expect(seen).toEqual([false, true]);
+  });
+
+  test('without memory for another request nothing is read, until there is some', async () => {
+    using ground = createGround();
+    const memory = createMemoryFileSystem();
+    await using mount = await mountFuse(ground, memory.operations, usualWishes, 3);
+    await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
+    const held = memory.hold();
+    const direct = Array.from({ length: 8 }, async () => {
+      await using file = await fs.open(join(mount.at, 'file'), constants.O_RDONLY | constants.O_DIRECT);
+      return (await file.read(Buffer.alloc(4096), 0, 4096, 4096)).bytesRead;
+    });
+    await expect
+      .poll(() => memory.asked.filter((name) => name === 'read').length, { timeout: 10_000 })
+      .toBeGreaterThan(1);
+    held[Symbol.dispose]();
+    expect(await Promise.all(direct)).toEqual(Array(8).fill(4096));
+    expect(mount.faults).toEqual([]);
   });
 
   test('a device that is gone is the end, and says so', async () => {

@@ -12,8 +12,7 @@ export interface Message {
 const high = 0x1_0000_0000;
 
 /** Numbers beyond what a double holds exactly are no offset, size or node of anything that exists. */
-const u64 = (view: DataView, at: number): number =>
-  view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
+const u64 = (view: DataView, at: number): number => view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
 
 export function setU64(view: DataView, at: number, value: number): void {
   view.setUint32(at, value >>> 0, true);

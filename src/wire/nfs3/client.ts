@@ -14,6 +14,7 @@ import {
   type Place,
   type SetAttributes,
   type Time,
+  type Wcc,
 } from './structures.ts';
 
 type Result<P> = P extends Procedure<never, infer R> ? R : never;
@@ -22,7 +23,12 @@ type Result<P> = P extends Procedure<never, infer R> ? R : never;
 export interface New {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
+  /** Of the directory, where the server told. */
+  readonly change?: Wcc | undefined;
 }
+
+/** Nothing is known of what a call changed. */
+const unknownChange: Wcc = { before: undefined, after: undefined };
 
 /**
  * NFS version 3 over one RPC client. Every call takes its signal and its deadline. A call that was sent twice because the
@@ -35,7 +41,7 @@ export interface NfsClient {
     handle: FileHandle,
     set: SetAttributes,
     options?: CallOptions & { readonly ifChangedAt?: Time },
-  ): Promise<void>;
+  ): Promise<Wcc>;
   lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.Found>;
   access(handle: FileHandle, mask: number, options?: CallOptions): Promise<number>;
   readlink(handle: FileHandle, options?: CallOptions): Promise<Text>;
@@ -56,21 +62,16 @@ export interface NfsClient {
   mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
   symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
   mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<New>;
-  remove(directory: FileHandle, name: Text, options?: CallOptions): Promise<void>;
-  rmdir(directory: FileHandle, name: Text, options?: CallOptions): Promise<void>;
-  rename(from: Place, to: Place, options?: CallOptions): Promise<void>;
-  link(handle: FileHandle, to: Place, options?: CallOptions): Promise<void>;
+  remove(directory: FileHandle, name: Text, options?: CallOptions): Promise<Wcc>;
+  rmdir(directory: FileHandle, name: Text, options?: CallOptions): Promise<Wcc>;
+  rename(from: Place, to: Place, options?: CallOptions): Promise<procedures.Renamed>;
+  link(handle: FileHandle, to: Place, options?: CallOptions): Promise<procedures.Linked>;
   readdir(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdir>>;
   readdirplus(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdirplus>>;
   fsstat(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsstat>>;
   fsinfo(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsinfo>>;
   pathconf(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.pathconf>>;
-  commit(
-    handle: FileHandle,
-    offset: number,
-    count: number,
-    options?: CallOptions,
-  ): Promise<{ readonly verifier: bigint }>;
+  commit(handle: FileHandle, offset: number, count: number, options?: CallOptions): Promise<procedures.Committed>;
 }
 
 /** A server that says "later" (a tape, a quota being counted) is asked again for as long as the deadline allows. */
@@ -145,10 +146,11 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   };
 
   /** Gone is gone, when it may have been our own first call that did it. */
-  const take = (procedure: Procedure<Place, void>, place: Place, options: CallOptions | undefined): Promise<void> =>
+  const take = (procedure: Procedure<Place, Wcc>, place: Place, options: CallOptions | undefined): Promise<Wcc> =>
     named(place, () =>
       call(procedure, place, options, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
+        return unknownChange;
       }),
     );
 
@@ -157,11 +159,13 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     getattr: (handle, options) => call(procedures.getattr, handle, options),
     setattr: async (handle, set, options) => {
       try {
-        await call(procedures.setattr, { handle, set, ifChangedAt: options?.ifChangedAt }, options);
+        return await call(procedures.setattr, { handle, set, ifChangedAt: options?.ifChangedAt }, options);
       } catch (cause) {
         // The change since then may be the one that the first of the two made.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
-        if (!isAsSet(await call(procedures.getattr, handle, options), set)) throw cause;
+        const after = await call(procedures.getattr, handle, options);
+        if (!isAsSet(after, set)) throw cause;
+        return { before: undefined, after };
       }
     },
     lookup: (directory, name, options) => find({ directory, name }, options),
@@ -180,7 +184,12 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         options,
       ),
     mkdir: (directory, name, set, options) =>
-      make(procedures.mkdir, { directory, name, set }, ({ type }) => type === fileType.directory, options),
+      make(
+        procedures.mkdir,
+        { directory, name, set },
+        (found) => found.type === fileType.directory && isMarked(found, set),
+        options,
+      ),
     symlink: (directory, name, target, set, options) =>
       make(
         procedures.symlink,
@@ -188,26 +197,28 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         async ({ type }, handle) => type === fileType.link && isSame(await readlink(handle, options), target),
         options,
       ),
-    mknod: (args, options) => make(procedures.mknod, args, ({ type }) => type === args.type, options),
+    mknod: (args, options) =>
+      make(procedures.mknod, args, (found) => found.type === args.type && isMarked(found, args.set), options),
     remove: (directory, name, options) => take(procedures.remove, { directory, name }, options),
     rmdir: (directory, name, options) => take(procedures.rmdir, { directory, name }, options),
     rename: async (from, to, options) => {
       checkName(from.name);
       checkName(to.name);
       try {
-        await call(procedures.rename, { from, to }, options);
+        return await call(procedures.rename, { from, to }, options);
       } catch (cause) {
         // The first of the two may have moved it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         await find(to, options).catch((missing: unknown) => {
           throw isNfsError(missing, 'NOENT') ? cause : missing;
         });
+        return { from: unknownChange, to: unknownChange };
       }
     },
     link: async (handle, to, options) => {
       checkName(to.name);
       try {
-        await call(procedures.link, { handle, to }, options);
+        return await call(procedures.link, { handle, to }, options);
       } catch (cause) {
         if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
         const [one, other] = await Promise.all([
@@ -215,6 +226,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
           find(to, options).then((found) => call(procedures.getattr, found.handle, options)),
         ]);
         if (one.fileId !== other.fileId || one.fsid !== other.fsid) throw cause;
+        return { attributes: other, change: unknownChange };
       }
     },
     readdir: (args, options) => call(procedures.readdir, args, options),
@@ -270,9 +282,11 @@ const sameTime = (time: SetAttributes['atime'], seconds: number, nanoseconds: nu
         [time.nanoseconds, nanoseconds],
       ];
 
-/** A file that was made with a time of its own can be told from one that somebody else made meanwhile. */
-function isCreated({ type, size, mtime, mtimeNs }: Attributes, set: SetAttributes): boolean {
-  if (type !== fileType.regular || size !== (set.size ?? 0)) return false;
+const isCreated = (found: Attributes, set: SetAttributes): boolean =>
+  found.type === fileType.regular && found.size === (set.size ?? 0) && isMarked(found, set);
+
+/** What was made with a time of its own can be told from what somebody else made meanwhile. */
+function isMarked({ mtime, mtimeNs }: Attributes, set: SetAttributes): boolean {
   if (set.mtime === undefined || set.mtime === 'now') return true;
   return mtime === set.mtime.seconds && mtimeNs === set.mtime.nanoseconds;
 }

@@ -143,7 +143,7 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(fs.readdirSync(it.folder)).toEqual([]);
   });
 
-  const move = (nfs: NfsClient): Promise<void> =>
+  const move = (nfs: NfsClient): Promise<unknown> =>
     nfs.rename({ directory: it.directory, name: 'from' }, { directory: it.directory, name: 'to' });
 
   test('RENAME: it was moved by the first call', async () => {

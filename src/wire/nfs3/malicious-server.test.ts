@@ -205,7 +205,10 @@ describe('names that lead elsewhere', () => {
       [lookup.number]: (reader) => {
         noted(reader);
         const isTree = asked.at(-1) === 'tree';
-        return said((writer) => writePostAttributes(writer.opaque(root), isTree ? directory : attributes));
+        return said((writer) => {
+          writePostAttributes(writer.opaque(root), isTree ? directory : attributes);
+          writePostAttributes(writer, undefined);
+        });
       },
       [remove.number]: (reader) => {
         noted(reader);

@@ -1,13 +1,11 @@
 import type { Procedure } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import type { Text, XdrWriter } from '../xdr/writer.ts';
+import { readList, readListPlus } from './entries.ts';
 import { NfsError } from './status.ts';
 import {
   type Attributes,
-  type Entry,
-  type EntryPlus,
   type FileHandle,
-  maxName,
   maxPath,
   nfsProgram,
   nfsVersion,
@@ -19,6 +17,7 @@ import {
   readWcc,
   type SetAttributes,
   type Time,
+  type Wcc,
   writePlace,
   writeSetAttributes,
 } from './structures.ts';
@@ -76,13 +75,19 @@ export const setattr = procedure(
 export interface Found {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
+  /** Attributes of where it was found. */
+  readonly directory?: Attributes | undefined;
 }
 
 export const lookup = procedure(
   3,
   'LOOKUP',
   writePlace,
-  (reader): Found => ({ handle: readHandle(reader), attributes: readPostAttributes(reader) }),
+  (reader): Found => ({
+    handle: readHandle(reader),
+    attributes: readPostAttributes(reader),
+    directory: readPostAttributes(reader),
+  }),
 );
 
 export const accessRight = { read: 1, lookup: 2, modify: 4, extend: 8, delete: 16, execute: 32 } as const;
@@ -169,7 +174,7 @@ export interface WriteResult {
   readonly committed: number;
   /** Another one than before: the server started anew, and may have lost what was not committed. */
   readonly verifier: bigint;
-  readonly attributes: Attributes | undefined;
+  readonly change?: Wcc;
 }
 
 export const write = procedure(
@@ -179,10 +184,10 @@ export const write = procedure(
     writer.opaque(handle).size(offset).u32(data.length).u32(stable).u32(data.length);
   },
   (reader, { data }): WriteResult => {
-    const attributes = readWcc(reader);
+    const change = readWcc(reader);
     const count = reader.u32();
     if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
-    return { attributes, count, committed: reader.u32(), verifier: reader.u64() };
+    return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
   ({ data }) => data,
 );
@@ -191,13 +196,15 @@ export interface Made {
   /** Servers may leave it out: then it has to be looked up. */
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
+  /** Of the directory. */
+  readonly change?: Wcc | undefined;
 }
 
-const readMade = (reader: XdrReader): Made => {
-  const made = { handle: readPostHandle(reader), attributes: readPostAttributes(reader) };
-  readWcc(reader);
-  return made;
-};
+const readMade = (reader: XdrReader): Made => ({
+  handle: readPostHandle(reader),
+  attributes: readPostAttributes(reader),
+  change: readWcc(reader),
+});
 
 export interface CreateArgs extends Place {
   /** Exclusive: the same verifier again finds what the first call made. */
@@ -261,12 +268,14 @@ export const mknod = procedure(
   readMade,
 );
 
-const readNothing = (reader: XdrReader): void => {
-  readWcc(reader);
-};
+export const remove = procedure(12, 'REMOVE', writePlace, readWcc);
+export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc);
 
-export const remove = procedure(12, 'REMOVE', writePlace, readNothing);
-export const rmdir = procedure(13, 'RMDIR', writePlace, readNothing);
+/** How a RENAME changed its two directories. */
+export interface Renamed {
+  readonly from: Wcc;
+  readonly to: Wcc;
+}
 
 export const rename = procedure(
   14,
@@ -275,11 +284,14 @@ export const rename = procedure(
     writePlace(writer, from);
     writePlace(writer, to);
   },
-  (reader) => {
-    readWcc(reader);
-    readWcc(reader);
-  },
+  (reader): Renamed => ({ from: readWcc(reader), to: readWcc(reader) }),
 );
+
+export interface Linked {
+  readonly attributes: Attributes | undefined;
+  /** Of the directory. */
+  readonly change: Wcc;
+}
 
 export const link = procedure(
   15,
@@ -288,11 +300,7 @@ export const link = procedure(
     writer.opaque(handle);
     writePlace(writer, to);
   },
-  (reader) => {
-    const attributes = readPostAttributes(reader);
-    readWcc(reader);
-    return attributes;
-  },
+  (reader): Linked => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
 );
 
 export interface ReaddirArgs {
@@ -302,40 +310,13 @@ export interface ReaddirArgs {
   readonly bytes: number;
 }
 
-export interface Listed<E extends Entry> {
-  readonly verifier: bigint;
-  readonly entries: readonly E[];
-  readonly isEnd: boolean;
-}
-
-function readEntry(reader: XdrReader): Entry {
-  const fileId = reader.u64();
-  const { text, bytes } = reader.name(maxName);
-  return { fileId, name: text, bytes, cookie: reader.u64() };
-}
-
-function readEntryPlus(reader: XdrReader): EntryPlus {
-  const fileId = reader.u64();
-  const { text: name, bytes } = reader.name(maxName);
-  const cookie = reader.u64();
-  return { fileId, name, bytes, cookie, attributes: readPostAttributes(reader), handle: readPostHandle(reader) };
-}
-
-function readList<E extends Entry>(reader: XdrReader, one: (reader: XdrReader) => E): Listed<E> {
-  readPostAttributes(reader);
-  const verifier = reader.u64();
-  const entries: E[] = [];
-  while (reader.bool()) entries.push(one(reader));
-  return { verifier, entries, isEnd: reader.bool() };
-}
-
 export const readdir = procedure(
   16,
   'READDIR',
   (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
     writer.opaque(directory).u64(cookie).u64(verifier).u32(bytes);
   },
-  (reader) => readList(reader, readEntry),
+  readList,
 );
 
 export const readdirplus = procedure(
@@ -350,7 +331,7 @@ export const readdirplus = procedure(
       .u32(Math.max(4096, bytes >> 2))
       .u32(bytes);
   },
-  (reader) => readList(reader, readEntryPlus),
+  readListPlus,
 );
 
 export const fsstat = procedure(18, 'FSSTAT', writeHandle, (reader) => ({
@@ -389,6 +370,11 @@ export const pathconf = procedure(20, 'PATHCONF', writeHandle, (reader) => ({
   preservesCase: reader.bool(),
 }));
 
+export interface Committed {
+  readonly verifier: bigint;
+  readonly change?: Wcc;
+}
+
 export const commit = procedure(
   21,
   'COMMIT',
@@ -398,5 +384,5 @@ export const commit = procedure(
       .size(args.offset ?? 0)
       .u32(args.count ?? 0);
   },
-  (reader) => ({ attributes: readWcc(reader), verifier: reader.u64() }),
+  (reader): Committed => ({ change: readWcc(reader), verifier: reader.u64() }),
 );

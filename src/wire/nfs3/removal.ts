@@ -156,9 +156,11 @@ export async function removeTree(
     try {
       const { handle, attributes } = await client.lookup(parent, name, options);
       const { type } = attributes ?? (await client.getattr(handle, options));
-      if (type !== fileType.directory) return await client.remove(parent, name, options);
-      await emptyDirectory(client, handle, options);
-      return await client.rmdir(parent, name, options);
+      if (type === fileType.directory) {
+        await emptyDirectory(client, handle, options);
+        await client.rmdir(parent, name, options);
+      } else await client.remove(parent, name, options);
+      return;
     } catch (cause) {
       if (isGone(cause)) return;
       if (!isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') || pass >= mostPasses) throw cause;

@@ -62,6 +62,7 @@ describe('JUKEBOX, "ask me later"', () => {
       [mkdir.number]: () => refused(answers.shift() ?? 0),
       [lookup.number]: () => (writer) => {
         writePostAttributes(writer.u32(0).opaque(handle), attributes);
+        writePostAttributes(writer, undefined);
         return undefined;
       },
     });

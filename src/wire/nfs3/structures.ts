@@ -51,9 +51,11 @@ export interface Attributes {
 /** Of fattr3. */
 export const attributesLength = 84;
 
-export function readAttributes(reader: XdrReader): Attributes {
-  const { view } = reader;
-  const at = reader.take(attributesLength);
+export const readAttributes = (reader: XdrReader): Attributes =>
+  attributesAt(reader.view, reader.take(attributesLength));
+
+/** All of them must be there. */
+export function attributesAt(view: DataView, at: number): Attributes {
   return {
     type: view.getUint32(at),
     // Permissions; some servers put more of their own there.
@@ -110,10 +112,36 @@ export function writePostAttributes(writer: XdrWriter, attributes: Attributes | 
   if (attributes !== undefined) writeAttributes(writer, attributes);
 }
 
-/** wcc_data: of the state before, nothing is used here; of the state after, the attributes. */
-export function readWcc(reader: XdrReader): Attributes | undefined {
-  if (reader.bool()) reader.take(24);
-  return readPostAttributes(reader);
+/** wcc_attr: enough to tell whether anything changed. */
+export interface Before {
+  readonly size: number;
+  readonly mtime: number;
+  readonly mtimeNs: number;
+  readonly ctime: number;
+  readonly ctimeNs: number;
+}
+
+/** wcc_data: what changed through a call. Where `before` is what the caller knew, nobody else changed anything. */
+export interface Wcc {
+  readonly before: Before | undefined;
+  readonly after: Attributes | undefined;
+}
+
+function readBefore(reader: XdrReader): Before {
+  const { view } = reader;
+  const at = reader.take(24);
+  return {
+    size: view.getUint32(at) * 0x1_0000_0000 + view.getUint32(at + 4),
+    mtime: view.getUint32(at + 8),
+    mtimeNs: view.getUint32(at + 12),
+    ctime: view.getUint32(at + 16),
+    ctimeNs: view.getUint32(at + 20),
+  };
+}
+
+export function readWcc(reader: XdrReader): Wcc {
+  const before = reader.bool() ? readBefore(reader) : undefined;
+  return { before, after: readPostAttributes(reader) };
 }
 
 export function writeWcc(writer: XdrWriter, after: Attributes | undefined): void {
@@ -199,6 +227,7 @@ export interface Entry {
   readonly cookie: bigint;
 }
 
+/** What is asked for is read each time, and may not be a property of its own: take it out, do not spread it. */
 export interface EntryPlus extends Entry {
   readonly attributes: Attributes | undefined;
   readonly handle: FileHandle | undefined;

@@ -113,10 +113,12 @@ async function known(
   options: CallOptions,
 ): Promise<Known | undefined> {
   try {
+    // Once: an entry reads them anew each time.
+    const listed = { handle: entry.handle, attributes: entry.attributes };
     const { handle, attributes } =
-      entry.handle === undefined || entry.attributes === undefined
+      listed.handle === undefined || listed.attributes === undefined
         ? await client.lookup(directory, nameOf(entry), options)
-        : { handle: entry.handle, attributes: entry.attributes };
+        : { ...listed, handle: listed.handle };
     return { handle, attributes: attributes ?? (await client.getattr(handle, options)) };
   } catch (cause) {
     if (isGone(cause)) return undefined;

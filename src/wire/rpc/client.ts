@@ -1,15 +1,17 @@
-import type { ConnectionOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { type Address, type Connect, type Connection, dial, type Handlers, shown } from './connection.ts';
 import { RpcError } from './errors.ts';
 import { type Call, createLane, type Lane } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
+import type { TlsWish } from './tls.ts';
 import { createWatches } from './watches.ts';
 
 export interface CallOptions {
   readonly signal?: AbortSignal | undefined;
   readonly deadlineMs?: number | undefined;
+  /** On behalf of somebody else than the client was made for: what `credential` of message.ts gives. */
+  readonly credential?: Buffer | undefined;
 }
 
 /** Gives the result all the same, or throws. `since`: when the call was made, by the clock's elapsed time. */
@@ -33,10 +35,7 @@ export interface RpcClientOptions {
   readonly connections?: number;
   /** Undefined: nobody (AUTH_NONE). */
   readonly identity?: Identity | undefined;
-  /** RFC 9289. The program whose NULL procedure is asked for it. */
-  readonly tls?:
-    | { readonly options: ConnectionOptions; readonly program: number; readonly version: number }
-    | undefined;
+  readonly tls?: TlsWish | undefined;
   /** Gives the local port of the next connection, where servers want a privileged one. */
   readonly localPort?: (() => number) | undefined;
   /** Gives each TCP connection, where they must not simply start here. */
@@ -149,6 +148,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
         resolve: resolve as (value: unknown) => void,
         reject: recover === undefined ? reject : (cause) => resolve(attempted(recover, cause, since) as never),
         signal,
+        credential: options?.credential,
         expires: since + (options?.deadlineMs ?? deadlineMs),
         sent: false,
         resent: false,

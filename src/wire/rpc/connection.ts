@@ -1,9 +1,9 @@
 import { connect, isIP, type Socket } from 'node:net';
-import { type ConnectionOptions, connect as connectTls, type TLSSocket } from 'node:tls';
+import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { RpcError } from './errors.ts';
-import { messageCall, rpcVersion, tlsProbeCredential } from './message.ts';
-import { createReceiver, type Receiver, type ReceiverOptions } from './receiver.ts';
+import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
 import { createSender, type Sender } from './sender.ts';
+import { isOtherProtocol, probe, rpcOverTls, type TlsWish } from './tls.ts';
 
 export interface Address {
   readonly host: string;
@@ -17,10 +17,7 @@ export interface DialOptions extends ReceiverOptions {
   readonly address: Address;
   /** Servers that trust only privileged ports want the call to come from one. */
   readonly localPort?: number | undefined;
-  /** RFC 9289. The program whose NULL procedure the question goes to. */
-  readonly tls?:
-    | { readonly options: ConnectionOptions; readonly program: number; readonly version: number }
-    | undefined;
+  readonly tls?: TlsWish | undefined;
   /** Gives the TCP connection, where it must not simply start here. Throws what the system said. */
   readonly connect?: Connect | undefined;
   readonly signal: AbortSignal;
@@ -34,7 +31,10 @@ export interface Connection {
   readonly sender: Sender;
   /** Resolves when it has ended, with why. */
   readonly ended: Promise<Error>;
+  /** For one on which nothing is under way. */
   close(): void;
+  /** Ends it, and with it whatever the server's machine has not taken yet. */
+  reset(): void;
 }
 
 /** Makes the connection, and makes it private where that was asked for. Throws 'unreachable', 'tls' or 'canceled'. */
@@ -42,12 +42,12 @@ export async function dial(options: DialOptions): Promise<Connection> {
   const { address, signal } = options;
   signal.throwIfAborted();
   if (options.tls !== undefined) return await dialTls(options, options.tls);
-  if (options.connect !== undefined) return carryRead(await opened(options), options, true);
+  if (options.connect !== undefined) return carryRead(bare(await opened(options)), options);
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   let socket: Socket | undefined;
   const receiver = guarded(createReceiver(options), (cause) => {
     end(cause);
-    socket?.destroy();
+    if (socket !== undefined) resetSocket(socket);
   });
   socket = connect({
     ...where(options),
@@ -61,7 +61,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
     },
   });
   await connected(socket, address, signal);
-  return carry(socket, address, ended, end, true);
+  return carry(bare(socket), address, ended, end);
 }
 
 /** The TCP connection alone. */
@@ -90,25 +90,39 @@ const where = ({ address, localPort }: DialOptions) => ({
   ...(localPort === undefined ? {} : { localPort }),
 });
 
+/** What is spoken through, and the TCP connection below it: the same, or not where it is encrypted. */
+interface Line {
+  readonly socket: Socket;
+  readonly lowest: Socket;
+}
+const bare = (socket: Socket): Line => ({ socket, lowest: socket });
+
 function carry(
-  socket: Socket,
+  { socket, lowest }: Line,
   address: Address,
   ended: Promise<Error>,
   end: (why: Error) => void,
-  isBare: boolean,
 ): Connection {
   socket.on('error', (cause) => end(new RpcError('the connection broke', { failure: 'lost', cause })));
   socket.on('close', () => end(new RpcError('the server closed the connection', { failure: 'lost' })));
   const onError = (cause: unknown): void => {
     end(new RpcError('the connection broke', { failure: 'lost', cause }));
-    socket.destroy();
+    resetSocket(lowest);
   };
-  const sender = createSender(socket, { onError, isBare });
-  return { address, sender, ended, close: () => socket.destroy() };
+  const sender = createSender(socket, { onError, isBare: socket === lowest });
+  return { address, sender, ended, close: () => socket.destroy(), reset: () => resetSocket(lowest) };
+}
+
+/**
+ * Closed in the usual way, the kernel would go on sending what is in its queue, for minutes, and a server that stood still
+ * would do calls long after they were given up.
+ */
+function resetSocket(lowest: Socket): void {
+  if (!lowest.destroyed) lowest.resetAndDestroy();
 }
 
 /** A server that breaks the protocol loses its connection; nothing it sends may reach the top of the stack as an exception. */
-function guarded(receiver: Receiver, onGarbled: (cause: Error) => void): Receiver {
+function guarded(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
   const failed = (cause: unknown): void =>
     onGarbled(
       cause instanceof RpcError ? cause : new RpcError('the server broke the protocol', { failure: 'garbled', cause }),
@@ -165,7 +179,7 @@ async function connected(
 export const shown = ({ host, port }: Address): string =>
   host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
 
-async function dialTls(options: DialOptions, tls: NonNullable<DialOptions['tls']>): Promise<Connection> {
+async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> {
   const { address, signal } = options;
   const plain = await opened(options);
   try {
@@ -180,62 +194,23 @@ async function dialTls(options: DialOptions, tls: NonNullable<DialOptions['tls']
     ...(isIP(address.host) === 0 ? { servername: address.host } : {}),
     ...tls.options,
     socket: plain,
-    ALPNProtocols: ['sunrpc'],
+    ALPNProtocols: [rpcOverTls],
   });
   await connected(secure, address, signal, 'secureConnect');
-  return carryRead(secure, options, false);
+  if (isOtherProtocol(secure)) {
+    secure.destroy();
+    throw new RpcError(`${shown(address)} speaks ${secure.alpnProtocol} there, not RPC`, { failure: 'tls' });
+  }
+  return carryRead({ socket: secure, lowest: plain }, options);
 }
 
 /** For a socket that was made elsewhere, and so has no memory of ours to read into. */
-function carryRead(socket: Socket, options: DialOptions, isBare: boolean): Connection {
+function carryRead(line: Line, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receiver = guarded(createReceiver(options), (cause) => {
     end(cause);
-    socket.destroy();
+    resetSocket(line.lowest);
   });
-  socket.on('data', (chunk: Buffer) => receiver.push(chunk));
-  return carry(socket, options.address, ended, end, isBare);
-}
-
-const probeXid = 0x5354_4f57;
-const startTls = Buffer.from('STARTTLS');
-
-/** RFC 9289, section 4.1: a NULL call with AUTH_TLS; a server that can answers with STARTTLS as its verifier. */
-async function probe(socket: Socket, tls: NonNullable<DialOptions['tls']>, signal: AbortSignal): Promise<void> {
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  const refused = (cause?: unknown): void =>
-    reject(new RpcError('the server does not offer TLS', { failure: 'tls', cause }));
-  const receiver = createReceiver({
-    maxRecord: 1024,
-    onRecord: (buffer, view, from, end) => {
-      // xid, reply, accepted, verifier flavor, verifier.
-      const isOurs = end - from >= 28 && view.getUint32(from) === probeXid && view.getUint32(from + 4) === 1;
-      if (!isOurs || view.getUint32(from + 8) !== 0 || view.getUint32(from + 16) !== startTls.length) return refused();
-      if (buffer.subarray(from + 20, from + 28).equals(startTls)) resolve();
-      else refused();
-    },
-  });
-  const read = (chunk: Buffer): void => {
-    try {
-      receiver.push(chunk);
-    } catch (cause) {
-      refused(cause);
-    }
-  };
-  const stop = (): void =>
-    reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason }));
-  socket.on('data', read).once('error', refused).once('close', refused);
-  signal.addEventListener('abort', stop, { once: true });
-  const sender = createSender(socket, { onError: refused, isBare: false });
-  sender.record((writer, { program, version }) => {
-    writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
-    return undefined;
-  }, tls);
-  sender.flush();
-  try {
-    await promise;
-  } finally {
-    signal.removeEventListener('abort', stop);
-    socket.off('data', read).off('error', refused).off('close', refused);
-  }
+  line.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
+  return carry(line, options.address, ended, end);
 }

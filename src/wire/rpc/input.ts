@@ -1,5 +1,5 @@
 import { Socket, type SocketConstructorOpts } from 'node:net';
-import type { Receiver } from './receiver.ts';
+import type { Input } from './receiver.ts';
 
 /** Bytes as they come are put into the receiver's own memory; a copy less, for large calls half the price. */
 type OnRead = { buffer(): Buffer; callback(bytes: number): boolean };
@@ -14,7 +14,7 @@ interface Inside {
  * system's connection is taken out of the accepted socket and put into one that does. Where Node's inside has changed,
  * bytes come by events. The accepted socket stays, as the server counts it; both end together.
  */
-export function readDirectly(accepted: Socket, receiver: Receiver): Socket {
+export function readDirectly(accepted: Socket, receiver: Input): Socket {
   const inside = accepted as unknown as Inside;
   const handle = inside._handle;
   if (typeof handle?.useUserBuffer !== 'function') return readByEvents(accepted, receiver);
@@ -33,7 +33,7 @@ export function readDirectly(accepted: Socket, receiver: Receiver): Socket {
   return socket;
 }
 
-export function readByEvents(socket: Socket, receiver: Receiver): Socket {
+export function readByEvents(socket: Socket, receiver: Input): Socket {
   socket.on('data', (chunk: Buffer) => receiver.push(chunk));
   socket.resume();
   return socket;

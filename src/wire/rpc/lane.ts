@@ -16,6 +16,8 @@ export interface Call {
   readonly resolve: (value: unknown) => void;
   readonly reject: (cause: unknown) => void;
   readonly signal: AbortSignal | undefined;
+  /** Undefined: that of the lane. */
+  readonly credential: Buffer | undefined;
   /** By the clock's elapsed time. */
   readonly expires: number;
   sent: boolean;
@@ -57,7 +59,7 @@ const firstBackOffMs = 50;
 const longestBackOffMs = 5_000;
 
 export function createLane(parts: LaneParts): Lane {
-  const { clock, credential, closing } = parts;
+  const { clock, closing } = parts;
   const pending = createPending();
   let connection: Connection | undefined;
   let isDialing = false;
@@ -70,6 +72,8 @@ export function createLane(parts: LaneParts): Lane {
   /** Nothing was answered on the last connection. */
   let wasFruitless = false;
   let connectedAt = 0;
+  /** A call that was sent on this connection; it may still lie in a queue. */
+  let wasGivenUp = false;
 
   function drop(call: Call): void {
     if (!pending.delete(call)) return;
@@ -85,8 +89,9 @@ export function createLane(parts: LaneParts): Lane {
     const isUnsent = call.lends && pending.get(call.xid) === call && (connection?.sender.queued ?? 0) > 0;
     if (receiving === call || isUnsent) {
       receiving = undefined;
-      connection?.close();
+      connection?.reset();
     }
+    if (call.sent && pending.get(call.xid) === call) wasGivenUp = true;
     drop(call);
   }
 
@@ -96,7 +101,7 @@ export function createLane(parts: LaneParts): Lane {
   }
 
   const encode = (writer: XdrWriter, call: Call): Uint8Array | undefined => {
-    const { xid, procedure, args } = call;
+    const { xid, procedure, args, credential = parts.credential } = call;
     const { length } = credential;
     writer.reserve(24 + length);
     const { view, at } = writer;
@@ -171,6 +176,7 @@ export function createLane(parts: LaneParts): Lane {
     isDialing = false;
     if (connection === undefined) return;
     wasFruitless = true;
+    wasGivenUp = false;
     silentSince = undefined;
     connectedAt = clock.elapsed();
     const current = connection;
@@ -203,8 +209,8 @@ export function createLane(parts: LaneParts): Lane {
     get address() {
       return connection?.address;
     },
-    reconnect: () => connection?.close(),
-    close: () => connection?.close(),
+    reconnect: () => connection?.reset(),
+    close: () => (wasGivenUp ? connection?.reset() : connection?.close()),
   };
 }
 

@@ -18,16 +18,28 @@ export interface ReceiverOptions {
   readonly onHead?: (buffer: Buffer, view: DataView, from: number, have: number, length: number) => Direct | undefined;
   /** Such a record may come next. Then little is read at first: what is read beyond the head has to be copied. */
   readonly expectsHead?: () => boolean;
+  /** Memory is scarce: what a long record needed is let go at once, not kept for the next. */
+  readonly isTight?: () => boolean;
 }
 
-/** Record marking of RPC over TCP (RFC 5531, section 11), for bytes as they come. */
-export interface Receiver {
+/** Where bytes go as they come. */
+export interface Input {
   /** Where the next bytes shall go: the rest of a caller's own buffer, when that is what comes next. */
   buffer(): Buffer;
   /** So many bytes were put into what `buffer` gave. Throws what makes the connection useless. */
   received(bytes: number): void;
   /** For bytes that could not be put where we wanted them. */
   push(chunk: Buffer): void;
+}
+
+/** Record marking of RPC over TCP (RFC 5531, section 11). */
+export interface Receiver extends Input {
+  /** Bytes of memory for long records, beyond what every receiver has. */
+  readonly held: number;
+  /** The beginning of a record is here, and its end is not. */
+  readonly isHalf: boolean;
+  /** How many came so far. */
+  readonly records: number;
 }
 
 const initialSize = 128 * 1024;
@@ -39,7 +51,7 @@ const littleSize = 4096;
 const directFrom = 16 * 1024;
 
 export function createReceiver(options: ReceiverOptions): Receiver {
-  const { maxRecord, onRecord, onHead, expectsHead = () => false } = options;
+  const { maxRecord, onRecord, onHead, expectsHead = () => false, isTight = () => false } = options;
   let buffer = Buffer.allocUnsafeSlow(initialSize);
   let view = new DataView(buffer.buffer);
   let little = buffer.subarray(0, littleSize);
@@ -47,6 +59,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
   let at = 0;
   let have = 0;
   let quiet = 0;
+  let records = 0;
   /** Fragments of a record before its last. */
   let assembly: Assembly | undefined;
   let direct: { readonly to: Direct; position: number; rest: number; padding: number } | undefined;
@@ -84,6 +97,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     if (direct.padding > 0) return;
     const { to } = direct;
     direct = undefined;
+    records++;
     to.done();
   }
 
@@ -108,6 +122,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
       return false;
     }
     at = end;
+    if (isLast) records++;
     if (isLast && assembly === undefined) onRecord(buffer, view, from, end);
     else {
       assembly ??= createAssembly();
@@ -126,7 +141,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     if (direct === undefined) while (next());
     if (at === have) {
       at = have = 0;
-      if (buffer.length > initialSize && ++quiet > quietEnough) use(Buffer.allocUnsafeSlow(initialSize));
+      if (buffer.length > initialSize && (++quiet > quietEnough || isTight())) use(Buffer.allocUnsafeSlow(initialSize));
     } else if (have === buffer.length) makeRoom(buffer.length);
   }
 
@@ -154,12 +169,23 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         receiver.received(taken);
       }
     },
+    get held() {
+      return buffer.length - initialSize + (assembly?.size ?? 0);
+    },
+    get isHalf() {
+      return have > at || assembly !== undefined || direct !== undefined;
+    },
+    get records() {
+      return records;
+    },
   };
   return receiver;
 }
 
 interface Assembly {
   readonly length: number;
+  /** Of its memory. */
+  readonly size: number;
   add(buffer: Buffer, from: number, end: number): void;
   whole(): Buffer;
 }
@@ -171,6 +197,9 @@ function createAssembly(): Assembly {
   return {
     get length() {
       return length;
+    },
+    get size() {
+      return buffer.length;
     },
     add: (from, start, end) => {
       const size = end - start;

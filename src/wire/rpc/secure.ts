@@ -1,17 +1,18 @@
 import type { Socket } from 'node:net';
 import { createServer, type TLSSocket, type TlsOptions } from 'node:tls';
+import { rpcOverTls } from './tls.ts';
 
 /** Makes a connection private, and gives it when the other side has shown what it had to. */
 export type Secure = (socket: Socket, then: (secured: TLSSocket) => void) => void;
 
 /**
  * A TLS server that listens nowhere: connections are handed to it. By hand, a client's certificate would be asked for and
- * not looked at.
+ * not looked at. Who offers other protocols than RPC is refused; who offers none, as Linux's client does, is not.
  */
 export function createSecure(options: TlsOptions): Secure {
   const expected = new Map<string, (secured: TLSSocket) => void>();
   const key = (socket: Socket): string => `${socket.remoteAddress} ${socket.remotePort}`;
-  const server = createServer({ ...options, ALPNProtocols: ['sunrpc'] }, (secured) => {
+  const server = createServer({ ...options, ALPNProtocols: [rpcOverTls] }, (secured) => {
     expected.get(key(secured))?.(secured);
   });
   server.on('tlsClientError', (_cause, secured) => secured.destroy());

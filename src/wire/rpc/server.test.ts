@@ -1,14 +1,12 @@
-import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
-import { type AddressInfo, connect, type Socket } from 'node:net';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { connect as connectTls } from 'node:tls';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { connect as connectTls, createServer as createTlsServer, type TlsOptions } from 'node:tls';
 import fc from 'fast-check';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
+import { certificate } from '#testing/certificate.ts';
+import { words } from '#testing/rpc-records.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
 import { type Caller, createRpcServer, type RpcServerOptions, type ServedProcedure } from './server.ts';
@@ -262,16 +260,6 @@ describe('an RPC server', () => {
 });
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
-  function certificate(name: string): { readonly key: Buffer; readonly cert: Buffer } {
-    const folder = mkdtempSync(join(tmpdir(), 'stowage-tls-'));
-    onTestFinished(() => rmSync(folder, { recursive: true }));
-    const [key, cert] = [join(folder, 'key'), join(folder, 'cert')];
-    const subject = ['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1'];
-    const how = ['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2'];
-    execFileSync('openssl', [...how, '-keyout', key, '-out', cert, ...subject], { stdio: 'pipe' });
-    return { key: readFileSync(key), cert: readFileSync(cert) };
-  }
-
   test('is asked for, and everything after that is private, large replies too', async () => {
     const own = certificate('server');
     const { port } = await listening({ tls: { key: own.key, cert: own.cert } });
@@ -301,11 +289,6 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const { port, calls } = await listening({ tls: { key: own.key, cert: own.cert } });
     const plain = connect(port, '127.0.0.1');
     onTestFinished(() => void plain.destroy());
-    const words = (...all: number[]): Buffer => {
-      const bytes = Buffer.alloc(all.length * 4);
-      for (const [i, word] of all.entries()) bytes.writeUInt32BE(word >>> 0, i * 4);
-      return bytes;
-    };
     // The question for TLS, and the beginning of a call that would swallow what the client says next.
     plain.write(Buffer.concat([words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0), words(0x8000_1000, 2, 0)]));
     await once(plain, 'data');
@@ -331,5 +314,67 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     await expect(stranger.call(double, 1, { deadlineMs: 3_000 })).rejects.toMatchObject({ name: 'RpcError' });
     const bare = client(port, { tls: { options, program, version: 3 }, dialRounds: 1 });
     await expect(bare.call(double, 1, { deadlineMs: 3_000 })).rejects.toMatchObject({ name: 'RpcError' });
+  });
+
+  describe('names its protocol', () => {
+    /** A server that grants TLS to whoever asks, and then speaks what it likes. */
+    async function granting(options: TlsOptions): Promise<{ readonly port: number }> {
+      const tls = createTlsServer(options, (secured) => {
+        secured.on('data', (call: Buffer) =>
+          secured.write(words(0x8000_001c, call.readUInt32BE(4), 1, 0, 0, 0, 0, 42)),
+        );
+      });
+      const server = createServer((socket) => {
+        socket.once('data', (call: Buffer) => {
+          socket.write(
+            Buffer.concat([words(0x8000_0020, call.readUInt32BE(4), 1, 0, 0, 8), Buffer.from('STARTTLS'), words(0)]),
+          );
+          tls.emit('connection', socket);
+        });
+      });
+      server.listen(0, '127.0.0.1');
+      await once(server, 'listening');
+      onTestFinished(() => void server.close());
+      return { port: (server.address() as AddressInfo).port };
+    }
+
+    /** What the server chose for a client that offers these. */
+    async function chosen(port: number, ca: Buffer, offered: string[] | undefined): Promise<string | false | null> {
+      const plain = connect(port, '127.0.0.1');
+      onTestFinished(() => void plain.destroy());
+      plain.write(words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0));
+      await once(plain, 'data');
+      const secure = connectTls({ socket: plain, ca, host: '127.0.0.1', ALPNProtocols: offered });
+      await once(secure, 'secureConnect');
+      return secure.alpnProtocol;
+    }
+
+    test('as a client, and does not speak to a server of another protocol', async () => {
+      const own = certificate('server');
+      const seen: (readonly string[])[] = [];
+      const ALPNCallback: TlsOptions['ALPNCallback'] = ({ protocols }) => {
+        seen.push(protocols);
+        return protocols[0];
+      };
+      const tls = { options: { ca: own.cert }, program, version: 3 };
+      const good = await granting({ ...own, ALPNCallback });
+      expect(await client(good.port, { tls }).call(double, 21)).toBe(42);
+      expect(seen).toEqual([['sunrpc']]);
+      const other = await granting({ ...own, ALPNProtocols: ['h2'] });
+      await expect(client(other.port, { tls, dialRounds: 1 }).call(double, 21)).rejects.toMatchObject({
+        failure: 'tls',
+      });
+      // As the one of Linux.
+      const silent = await granting(own);
+      expect(await client(silent.port, { tls }).call(double, 21)).toBe(42);
+    });
+
+    test('as a server, and does not speak to clients that want another', async () => {
+      const own = certificate('server');
+      const { port } = await listening({ tls: own });
+      expect(await chosen(port, own.cert, ['h2', 'sunrpc'])).toBe('sunrpc');
+      expect(await chosen(port, own.cert, undefined)).toBe(false);
+      await expect(chosen(port, own.cert, ['h2'])).rejects.toThrow(/no application protocol/i);
+    });
   });
 });

@@ -1,23 +1,16 @@
 import { createServer, type Server, type Socket } from 'node:net';
 import type { TlsOptions } from 'node:tls';
-import { crc32 } from 'node:zlib';
-import { XdrError, XdrReader } from '../xdr/reader.ts';
+import { type Clock, systemClock } from '#base/clock.ts';
+import { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
-import {
-  accepted,
-  badCredential,
-  createCallReader,
-  failed,
-  type ReceivedCall,
-  startTls,
-  tooWeak,
-  wrongRpcVersion,
-} from './call.ts';
+import { createCallReader, startTls, tooWeak } from './call.ts';
 import { type Crowd, createCrowd, type Member } from './crowd.ts';
+import { createHalfCalls, type HalfCallLimits, type HalfCalls } from './half-calls.ts';
 import { readByEvents, readDirectly } from './input.ts';
 import { type Identity, messageReply } from './message.ts';
-import { createReceiver, type Receiver } from './receiver.ts';
-import { createReplayCache, type Layout, type ReplayCache } from './replay-cache.ts';
+import { byNumber, type Performing, perform } from './perform.ts';
+import { createReceiver, type Input } from './receiver.ts';
+import { createReplayCache, type Layout } from './replay-cache.ts';
 import { createSecure, type Secure } from './secure.ts';
 import { createSender, type Sender } from './sender.ts';
 
@@ -59,6 +52,9 @@ export interface RpcServerOptions {
   readonly maxRecord?: number;
   /** Whoever connects when there are so many takes the place of one that has been quiet. */
   readonly maxConnections?: number;
+  /** For calls of which only a part has come, of all connections together. */
+  readonly halfCalls?: Partial<HalfCallLimits>;
+  readonly clock?: Clock;
   /** Data that a reply gave are sent, and their memory may be used again. Not told of those that nobody took. */
   readonly onSent?: (data: Uint8Array) => void;
   readonly onError?: (what: string, cause: unknown) => void;
@@ -74,38 +70,34 @@ const maxHeld = 256 * 1024 * 1024;
 /** Who takes nothing of what is waiting for it for so long is gone. */
 const stuckMs = 60_000;
 
+/** A call must be whole in this time, which is long for the slowest of lines. */
+const wholeWithinMs = 60_000;
+/** What all connections may hold of calls that are not: as many as a hundred clients that write 1 MiB at once. */
+const maxHalfBytes = 128 * 1024 * 1024;
+
 /** What the connections of one server share. */
-interface Shared {
+interface Shared extends Performing {
   readonly options: RpcServerOptions;
-  readonly programs: ReadonlyMap<number, ReadonlyMap<number, ServedProgram>>;
-  readonly replays: ReplayCache;
-  readonly onError: (what: string, cause: unknown) => void;
   readonly secure: Secure | undefined;
   readonly crowd: Crowd;
+  readonly halfCalls: HalfCalls;
   held: number;
 }
 
 export function createRpcServer(options: RpcServerOptions): Server {
-  const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined } = options;
+  const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
   const shared: Shared = {
     ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(), held: 0 },
+    admits: options.admits ?? (() => true),
     secure: options.tls && createSecure(options.tls),
     crowd: createCrowd(maxConnections),
+    halfCalls: createHalfCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.halfCalls }),
   };
   const how = { noDelay: true, keepAlive: true, keepAliveInitialDelay: 30_000, pauseOnConnect: true };
   return createServer(how, (socket) => {
     if (!mayConnect(plain(socket.remoteAddress), socket)) socket.destroy();
     else serve(socket, shared);
   });
-}
-
-function byNumber(programs: readonly ServedProgram[]): Shared['programs'] {
-  const numbers = new Map<number, Map<number, ServedProgram>>();
-  for (const program of programs) {
-    const versions = numbers.get(program.number) ?? new Map<number, ServedProgram>();
-    numbers.set(program.number, versions.set(program.version, program));
-  }
-  return numbers;
 }
 
 /** IPv4 in IPv6, as a socket for both gives it, is IPv4. */
@@ -116,15 +108,15 @@ function serve(socket: Socket, shared: Shared): void {
   const { secure, crowd } = shared;
   const member = crowd.admit(socket, from.address);
   if (secure === undefined) {
-    carry((receiver) => readDirectly(socket, receiver), { ...from, member, isEncrypted: false }, shared, undefined);
+    carry((input) => readDirectly(socket, input), { ...from, member, isEncrypted: false }, shared, undefined);
     return;
   }
-  const open = (receiver: Receiver): Socket => readByEvents(socket, receiver);
+  const open = (input: Input): Socket => readByEvents(socket, input);
   carry(open, { ...from, member, isEncrypted: false }, shared, () => {
     // Whatever came in the clear and is not used up is forgotten with its receiver: it may be another's.
     socket.removeAllListeners('data').removeAllListeners('drain').setTimeout(0);
     secure(socket, (secured) => {
-      const openSecured = (receiver: Receiver): Socket => readByEvents(secured, receiver);
+      const openSecured = (input: Input): Socket => readByEvents(secured, input);
       carry(openSecured, { ...from, member, isEncrypted: true }, shared, undefined);
     });
   });
@@ -132,7 +124,7 @@ function serve(socket: Socket, shared: Shared): void {
 
 /** Answers the calls of one connection. `onTls`: it shall be made private. */
 function carry(
-  open: (receiver: Receiver) => Socket,
+  open: (input: Input) => Socket,
   { member, ...from }: Omit<Caller, 'identity'> & { readonly member: Member },
   shared: Shared,
   onTls: (() => void) | undefined,
@@ -152,6 +144,7 @@ function carry(
   };
   const receiver = createReceiver({
     maxRecord: shared.options.maxRecord ?? 2 * 1024 * 1024,
+    isTight: () => shared.halfCalls.isTight,
     onRecord: (buffer, view, at, end) => {
       if (waiting.length > 0 || isBusy()) waiting.push(Buffer.from(buffer.subarray(at, end)));
       else take(buffer, view, at, end);
@@ -167,6 +160,7 @@ function carry(
     }
     // All that was answered at once goes out together.
     sender.flush();
+    watched.update();
     if (waiting.length > 0 || held > 0) work();
   };
   const socket = open({
@@ -177,6 +171,11 @@ function carry(
   const onError = (cause: unknown): void => drop('a reply could not be sent', cause);
   const isBare = shared.secure === undefined;
   const sender = createSender(socket, { onError, onSent: shared.options.onSent, isBare });
+  const watched = shared.halfCalls.admit({
+    ...{ receiver, member, address: from.address },
+    isPaused: () => socket.isPaused(),
+    drop: (why) => drop(why, undefined),
+  });
 
   function isBusy(): boolean {
     const own = socket.destroyed ? 0 : sender.queued + inFlightBytes;
@@ -193,6 +192,7 @@ function carry(
       send(sender, xid, onTls === undefined ? tooWeak : startTls);
       // The answer goes out in the clear; everything after it is private.
       if (onTls !== undefined) setImmediate(onTls);
+      watched[Symbol.dispose]();
       return;
     }
     const done = perform(call, reader, shared);
@@ -237,6 +237,7 @@ function carry(
   }
 
   socket.on('drain', work).on('close', () => {
+    watched[Symbol.dispose]();
     waiting.length = 0;
     shared.held -= held;
     held = 0;
@@ -264,50 +265,4 @@ function send(sender: Sender, xid: number, layout: Layout): void {
   answer.xid = xid;
   answer.layout = layout;
   sender.record(encodeAnswer, answer);
-}
-
-function perform(
-  call: ReceivedCall,
-  reader: XdrReader,
-  shared: Shared,
-): Layout | undefined | Promise<Layout | undefined> {
-  if (call.rpcVersion !== 2) return wrongRpcVersion;
-  const versions = shared.programs.get(call.program);
-  if (versions === undefined) return failed(1);
-  const program = versions.get(call.version);
-  if (program === undefined) return failed(2, Math.min(...versions.keys()), Math.max(...versions.keys()));
-  const procedure = program.procedures.get(call.procedure);
-  if (procedure === undefined) return failed(3);
-  const { caller } = call;
-  if (caller === undefined) return badCredential;
-  if (call.procedure !== 0 && shared.options.admits?.(caller) === false) return tooWeak;
-  if (procedure.once !== true) return run(procedure, reader, caller, shared.onError);
-  const key = `${caller.address} ${call.xid} ${call.program} ${call.procedure} ${crc32(reader.buffer.subarray(reader.at, reader.end))}`;
-  return shared.replays.once(key, () => run(procedure, reader, caller, shared.onError));
-}
-
-function run(
-  procedure: ServedProcedure,
-  reader: XdrReader,
-  caller: Caller,
-  onError: (what: string, cause: unknown) => void,
-): Layout | Promise<Layout> {
-  const success =
-    (reply: Reply): Layout =>
-    (writer) => {
-      accepted(writer, 0);
-      return reply(writer);
-    };
-  const failure = (cause: unknown): Layout => {
-    // The arguments could not be read, or something of our own went wrong.
-    if (cause instanceof XdrError) return failed(4);
-    onError(`${procedure.name} failed`, cause);
-    return failed(5);
-  };
-  try {
-    const reply = procedure.handle(reader, caller);
-    return reply instanceof Promise ? reply.then(success, failure) : success(reply);
-  } catch (cause) {
-    return failure(cause);
-  }
 }

@@ -2,6 +2,7 @@ import { type BigIntStats, constants } from 'node:fs';
 import type { XdrWriter } from '../../xdr/writer.ts';
 import { type Attributes, fileType, writePostAttributes } from '../structures.ts';
 import type { Identities } from './identities.ts';
+import { nanosecondsShown } from './times.ts';
 
 const { S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFBLK, S_IFCHR, S_IFSOCK, S_IFIFO } = constants;
 const types: ReadonlyMap<number, number> = new Map([
@@ -18,6 +19,8 @@ const perSecond = 1_000_000_000n;
 /** Times are 32 bits of seconds on the wire; before 1970 there are none. */
 const seconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns / perSecond) >>> 0);
 const nanoseconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns % perSecond));
+/** Of a time that clients can set. */
+const asSet = (ns: bigint): number => nanosecondsShown(seconds(ns), nanoseconds(ns));
 
 export type Describe = (stats: BigIntStats) => Attributes;
 
@@ -40,9 +43,9 @@ export function createDescribe(fsid: bigint, identities: Pick<Identities, 'shown
       fsid,
       fileId: stats.ino,
       atime: seconds(stats.atimeNs),
-      atimeNs: nanoseconds(stats.atimeNs),
+      atimeNs: asSet(stats.atimeNs),
       mtime: seconds(stats.mtimeNs),
-      mtimeNs: nanoseconds(stats.mtimeNs),
+      mtimeNs: asSet(stats.mtimeNs),
       ctime: seconds(stats.ctimeNs),
       ctimeNs: nanoseconds(stats.ctimeNs),
     };

@@ -31,7 +31,13 @@ async function serve() {
 
 async function list({ nfs, root }: Mounted, directory = root): Promise<ReadonlyMap<string, EntryPlus>> {
   const { entries } = await nfs.readdirplus({ directory, cookie: 0n, verifier: 0n, bytes: 8192 });
-  return new Map(entries.map((entry) => [entry.name, entry]));
+  // Taken out, so that they can be compared.
+  return new Map(
+    entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => [
+      name,
+      { fileId, name, bytes, cookie, attributes, handle },
+    ]),
+  );
 }
 
 const handleOf = (listed: ReadonlyMap<string, EntryPlus>, name: string): FileHandle =>

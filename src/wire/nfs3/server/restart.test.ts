@@ -59,7 +59,7 @@ describe.skipIf(needs('linux'))('after a restart', () => {
     expect((await nfs.commit(handle, 0, 0)).verifier).toBe(first.verifier);
     await own.restart();
     const second = await nfs.write(handle, 1, Buffer.from('y'), stability.dataSync);
-    expect(second).toMatchObject({ committed: stability.dataSync, attributes: { size: 2 } });
+    expect(second).toMatchObject({ committed: stability.dataSync, change: { after: { size: 2 } } });
     expect(second.verifier).not.toBe(first.verifier);
     expect(fs.readFileSync(join(own.directory, 'f'), 'latin1')).toBe('xy');
   });

@@ -45,7 +45,7 @@ describe.skipIf(needs('linux'))('files', () => {
     expect(await nfs.write(handle, 3, Buffer.from('hello'), stability.fileSync)).toMatchObject({
       count: 5,
       committed: stability.fileSync,
-      attributes: { size: 8 },
+      change: { after: { size: 8 } },
     });
     expect(readFileSync(on('a'), 'latin1')).toBe('\0\0\0hello');
     expect(await content(nfs, handle)).toEqual(Buffer.from('\0\0\0hello'));

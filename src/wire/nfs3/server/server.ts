@@ -4,6 +4,7 @@ import { statfsSync } from 'node:fs';
 import type { AddressInfo, Server, Socket } from 'node:net';
 import type { TlsOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
+import type { HalfCallLimits } from '../../rpc/half-calls.ts';
 import { type Caller, createRpcServer, type RpcServerOptions, type ServedProgram } from '../../rpc/server.ts';
 import { mountProgram, mountVersion } from '../mount.ts';
 import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
@@ -67,6 +68,7 @@ export interface NfsServerOptions {
    */
   readonly ownsProcess?: boolean;
   readonly maxConnections?: number;
+  readonly halfCalls?: Partial<HalfCallLimits>;
   readonly limits?: Partial<Limits>;
   readonly onError?: (what: string, cause: unknown) => void;
 }
@@ -115,6 +117,7 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
     admits: createAdmits(options),
     maxRecord: maxTransfer + 64 * 1024,
     maxConnections: options.maxConnections ?? 256,
+    ...{ clock, halfCalls: options.halfCalls ?? {} },
     onError: exported.onError,
   };
   const mount = createMountProgram(exported, { path: options.path ?? '/export', networks });

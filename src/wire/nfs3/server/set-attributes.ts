@@ -4,6 +4,7 @@ import { checkSet, givenMode, modeAfterWrite } from './access.ts';
 import type { Export } from './export.ts';
 import type { Who } from './identities.ts';
 import { errnoOf, refuse } from './refusal.ts';
+import { toSystem } from './times.ts';
 
 /** (uid_t)-1 means "leave it" to the system. */
 const leaveIt = 0xffff_ffff;
@@ -51,17 +52,11 @@ export function setTimes(own: string, stats: BigIntStats, { atime, mtime }: SetA
   if (atime === undefined && mtime === undefined) return;
   const now = Date.now() / 1000;
   const given = (time: Time | 'now' | undefined, otherwise: number | Date): number | Date =>
-    time === undefined ? otherwise : time === 'now' ? now : inSeconds(time);
+    time === undefined ? otherwise : time === 'now' ? now : toSystem(time);
   try {
     utimesSync(own, given(atime, untouched), given(mtime, untouched));
   } catch (cause) {
     if (errnoOf(cause) !== 'EINVAL') throw cause;
     utimesSync(own, given(atime, Number(stats.atimeNs) / 1e9), given(mtime, Number(stats.mtimeNs) / 1e9));
   }
-}
-
-/** A double has a step of 0.24 µs here, and what does not fit is cut off: so the next above is taken, never one below. */
-function inSeconds({ seconds, nanoseconds }: Time): number {
-  const time = seconds + nanoseconds / perSecond;
-  return Math.floor((time - seconds) * perSecond) < nanoseconds ? time + 2 ** -22 : time;
 }

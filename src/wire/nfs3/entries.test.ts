@@ -1,0 +1,87 @@
+import { expect, test } from 'vitest';
+import { XdrError, XdrReader } from '../xdr/reader.ts';
+import { XdrWriter } from '../xdr/writer.ts';
+import { readListPlus } from './entries.ts';
+import { type Attributes, type EntryPlus, writePostAttributes, writePostHandle } from './structures.ts';
+
+const about = (n: number): Attributes => ({
+  ...{ type: 1, mode: 0o644, links: 1, uid: n, gid: n + 1, size: n * 2 ** 33, used: 4096, major: 0, minor: 0 },
+  ...{
+    fsid: 2n ** 63n + BigInt(n),
+    fileId: BigInt(n),
+    atime: n,
+    atimeNs: 1,
+    mtime: n,
+    mtimeNs: 2,
+    ctime: n,
+    ctimeNs: 3,
+  },
+});
+
+const entries: readonly EntryPlus[] = [
+  {
+    fileId: 2n ** 64n - 1n,
+    name: 'all',
+    bytes: undefined,
+    cookie: 1n,
+    attributes: about(7),
+    handle: Buffer.alloc(64, 7),
+  },
+  { fileId: 2n, name: 'ü', bytes: undefined, cookie: 2n, attributes: undefined, handle: Buffer.from('odd') },
+  { fileId: 3n, name: 'no handle', bytes: undefined, cookie: 2n ** 63n, attributes: about(9), handle: undefined },
+  {
+    fileId: 4n,
+    name: 'x\ufffd',
+    bytes: Buffer.from('x\xff', 'latin1'),
+    cookie: 4n,
+    attributes: undefined,
+    handle: undefined,
+  },
+];
+
+/** A page that begins somewhere in a buffer, as replies do. */
+function page(): { readonly buffer: Buffer; readonly reader: XdrReader } {
+  const writer = new XdrWriter(4096).u32(0xdead_beef);
+  writePostAttributes(writer, about(1));
+  writer.u64(99n);
+  for (const { fileId, name, bytes, cookie, attributes, handle } of entries) {
+    writer
+      .bool(true)
+      .u64(fileId)
+      .string(bytes ?? name)
+      .u64(cookie);
+    writePostAttributes(writer, attributes);
+    writePostHandle(writer, handle);
+  }
+  const buffer = Buffer.from(writer.bool(false).bool(true).written);
+  const view = new DataView(buffer.buffer, buffer.byteOffset, buffer.length);
+  return { buffer, reader: new XdrReader().reset(buffer, view, 4, buffer.length) };
+}
+
+test('what an entry is asked for is what was in the page, also when its memory has long been used for something else', () => {
+  const { buffer, reader } = page();
+  const listed = readListPlus(reader);
+  buffer.fill(0xff);
+  expect({ verifier: listed.verifier, isEnd: listed.isEnd }).toEqual({ verifier: 99n, isEnd: true });
+  const seen = listed.entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => ({
+    ...{ fileId, name, cookie, attributes },
+    bytes: bytes && Buffer.from(bytes),
+    handle: handle && Buffer.from(handle),
+  }));
+  expect(seen).toEqual(entries);
+});
+
+test('a page that ends too early, or is not one, is refused when it comes and not when somebody asks', () => {
+  const { buffer, reader } = page();
+  for (let end = 4; end < buffer.length; end++) {
+    reader.reset(buffer, reader.view, 4, end);
+    expect(() => readListPlus(reader)).toThrow(XdrError);
+  }
+  // Whether there is a handle: neither yes nor no.
+  const at = buffer.indexOf('all') + 4 + 8 + 4 + 84;
+  expect(buffer.readUInt32BE(at)).toBe(1);
+  buffer.writeUInt32BE(2, at);
+  expect(() => readListPlus(reader.reset(buffer, reader.view, 4, buffer.length))).toThrow(
+    '2 is neither true nor false',
+  );
+});

@@ -1,0 +1,122 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, type Socket } from 'node:net';
+import { setImmediate as turn } from 'node:timers/promises';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { heldMib } from '#testing/memory.ts';
+import { words } from '#testing/rpc-records.ts';
+import { createRpcServer, type RpcServerOptions } from './server.ts';
+
+const program = 200_000;
+const mib = 1024 * 1024;
+/** NULL, by nobody. */
+const whole = words(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
+
+async function listening(options: Partial<RpcServerOptions>) {
+  const clock = createFakeClock();
+  const errors: string[] = [];
+  const procedures = new Map([[0, { name: 'NULL', handle: () => () => undefined }]]);
+  const programs = [{ number: program, version: 3, procedures }];
+  const server = createRpcServer({ programs, clock, onError: (what) => errors.push(what), ...options });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const sockets: Socket[] = [];
+  onTestFinished(() => {
+    server.close();
+    for (const socket of sockets) socket.destroy();
+  });
+  const connected = async (from = '127.0.0.1'): Promise<Socket> => {
+    const { port } = server.address() as AddressInfo;
+    const socket = connect({ host: '127.0.0.1', port, localAddress: from, noDelay: true });
+    sockets.push(socket);
+    socket.on('error', () => undefined);
+    await once(socket, 'connect');
+    return socket;
+  };
+  return { clock, errors, connected };
+}
+
+/** Is answered: it is connected, and what it sent before has been read. */
+async function isAnswered(socket: Socket, rest = whole): Promise<void> {
+  socket.write(rest);
+  const [answer] = (await once(socket, 'data')) as [Buffer];
+  expect(answer.readUInt32BE(4)).toBe(7);
+}
+
+const ended = async (socket: Socket): Promise<true> => {
+  if (!socket.closed) await once(socket.resume(), 'close');
+  return true;
+};
+
+/** The sockets' events come to the server's side in their own time. */
+async function passed(clock: { advance(ms: number): void }, ms: number): Promise<void> {
+  for (let at = 0; at < ms; at += 5_000) {
+    clock.advance(5_000);
+    await turn();
+  }
+}
+
+describe('a call of which only a part comes', () => {
+  test.each([
+    ['the mark', whole.subarray(0, 2)],
+    ['the head', whole.subarray(0, 20)],
+    ['a fragment that is not the last', words(4, 7)],
+    ['a long one', words(0x8000_0000 | mib, 7, 0, 2)],
+  ])('%s: its connection is ended when the rest does not come, and idle ones stay', async (_what, part) => {
+    const { clock, errors, connected } = await listening({});
+    const [idle, half] = [await connected(), await connected()];
+    await isAnswered(idle);
+    await isAnswered(half);
+    half.write(part);
+    await isAnswered(idle);
+    await passed(clock, 55_000);
+    expect([half.closed, errors]).toEqual([false, []]);
+    await passed(clock, 20_000);
+    expect(await ended(half)).toBe(true);
+    expect(errors).toEqual(['half a call came, and not the rest in time']);
+    await passed(clock, 600_000);
+    await isAnswered(idle);
+  });
+
+  test('byte by byte, for ever, is no better', async () => {
+    const { clock, connected } = await listening({});
+    const half = await connected();
+    half.write(words(0x8000_0000 | mib));
+    for (let i = 0; i < 20 && !half.closed; i++) {
+      half.write('x');
+      clock.advance(5_000);
+      await turn();
+    }
+    expect(await ended(half)).toBe(true);
+  });
+
+  test('one after the other, each whole in time, may go on for ever', async () => {
+    const { clock, connected } = await listening({});
+    const socket = await connected();
+    socket.write(whole.subarray(0, 20));
+    for (let i = 0; i < 20; i++) {
+      await isAnswered(socket, Buffer.concat([whole.subarray(20), whole.subarray(0, 20)]));
+      await passed(clock, 15_000);
+    }
+    await isAnswered(socket, whole.subarray(20));
+  });
+
+  test('many of them hold so much memory and no more, and who is slow elsewhere is not the one to go', async () => {
+    const { connected, errors } = await listening({ halfCalls: { bytes: 16 * mib } });
+    const honest = await connected('127.0.0.2');
+    const long = Buffer.concat([words(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
+    honest.write(long.subarray(0, mib / 2));
+    const before = heldMib();
+    const part = long.subarray(0, -1);
+    const attackers = await Promise.all(Array.from({ length: 100 }, () => connected()));
+    for (const socket of attackers) socket.write(part);
+    const left = (): number => attackers.filter(({ closed }) => !closed).length;
+    for (const socket of attackers) socket.resume();
+    await expect.poll(left, { timeout: 10_000 }).toBeLessThan(16);
+    expect(left()).toBeGreaterThan(8);
+    // What 100 connections have anyway is a little less than half a MiB each, and gone with them.
+    await expect.poll(() => heldMib() - before).toBeLessThan(30);
+    await isAnswered(honest, long.subarray(mib / 2));
+    expect(new Set(errors)).toEqual(new Set(['too many calls of which only a half came']));
+  });
+});

@@ -1,0 +1,66 @@
+import type { Socket } from 'node:net';
+import type { ConnectionOptions, TLSSocket } from 'node:tls';
+import { RpcError } from './errors.ts';
+import { messageCall, rpcVersion, tlsProbeCredential } from './message.ts';
+import { createReceiver } from './receiver.ts';
+import { createSender } from './sender.ts';
+
+/** RFC 9289. The program whose NULL procedure the question goes to. */
+export interface TlsWish {
+  readonly options: ConnectionOptions;
+  readonly program: number;
+  readonly version: number;
+}
+
+/** RFC 9289, section 8.2: how RPC is called where a TLS port could speak several protocols. */
+export const rpcOverTls = 'sunrpc';
+
+/**
+ * The RFC also wants a server refused that says nothing about it. That is what Linux does, though (tlshd of ktls-utils
+ * names protocols only for QUIC); and that the server speaks RPC it has shown before, by its answer to the question for TLS.
+ */
+export const isOtherProtocol = ({ alpnProtocol }: TLSSocket): boolean =>
+  ![rpcOverTls, false, null].includes(alpnProtocol);
+
+const probeXid = 0x5354_4f57;
+const startTls = Buffer.from('STARTTLS');
+
+/** RFC 9289, section 4.1: a NULL call with AUTH_TLS; a server that can answers with STARTTLS as its verifier. */
+export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  const refused = (cause?: unknown): void =>
+    reject(new RpcError('the server does not offer TLS', { failure: 'tls', cause }));
+  const receiver = createReceiver({
+    maxRecord: 1024,
+    onRecord: (buffer, view, from, end) => {
+      // xid, reply, accepted, verifier flavor, verifier.
+      const isOurs = end - from >= 28 && view.getUint32(from) === probeXid && view.getUint32(from + 4) === 1;
+      if (!isOurs || view.getUint32(from + 8) !== 0 || view.getUint32(from + 16) !== startTls.length) return refused();
+      if (buffer.subarray(from + 20, from + 28).equals(startTls)) resolve();
+      else refused();
+    },
+  });
+  const read = (chunk: Buffer): void => {
+    try {
+      receiver.push(chunk);
+    } catch (cause) {
+      refused(cause);
+    }
+  };
+  const stop = (): void =>
+    reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason }));
+  socket.on('data', read).once('error', refused).once('close', refused);
+  signal.addEventListener('abort', stop, { once: true });
+  const sender = createSender(socket, { onError: refused, isBare: false });
+  sender.record((writer, { program, version }) => {
+    writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
+    return undefined;
+  }, tls);
+  sender.flush();
+  try {
+    await promise;
+  } finally {
+    signal.removeEventListener('abort', stop);
+    socket.off('data', read).off('error', refused).off('close', refused);
+  }
+}
