@@ -110,10 +110,11 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     if (offer.major === 7) onAgreed?.(agreement);
   }
 
-  function forgetMany(message: Message): void {
+  function forgetMany(place: number, message: Message): void {
     needs(message, 8);
     const count = u32(message, 0);
     needs(message, 8 + count * 16);
+    desk.finished(place);
     for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(number(message, at), number(message, at + 8));
   }
 
@@ -126,10 +127,7 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
       desk.finished(place);
       operations.forget?.(node, lookups);
     },
-    [opcode.batchForget]: (place, message) => {
-      desk.finished(place);
-      forgetMany(message);
-    },
+    [opcode.batchForget]: forgetMany,
     // The kernel sends it only for what it has sent before; what is not here has been answered meanwhile.
     [opcode.interrupt]: (place, message) => {
       needs(message, 8);

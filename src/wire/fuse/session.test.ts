@@ -1,0 +1,127 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
+import { inHeaderSize, opcode } from './abi.ts';
+import { Errno, errno } from './errno.ts';
+import type { Message } from './message.ts';
+import type { Operations } from './operations.ts';
+import { createSession } from './session.ts';
+
+const wishes = { flags: [], maxWrite: 4096, maxReadahead: 4096, maxBackground: 8, timeGranularity: 1 } as const;
+
+function message(code: number, args: Uint8Array, unique = 5): Message {
+  const buffer = Buffer.alloc(inHeaderSize + args.length);
+  buffer.writeUInt32LE(buffer.length, 0);
+  buffer.writeUInt32LE(code, 4);
+  buffer.writeUInt32LE(unique, 8);
+  buffer.writeUInt32LE(1, 16);
+  buffer.set(args, inHeaderSize);
+  return { buffer, view: new DataView(buffer.buffer, buffer.byteOffset, buffer.length), end: buffer.length };
+}
+
+/** What became of each request, in order: the error that was answered, or that nothing was said. */
+function create(operations: Partial<Operations>) {
+  const said: (number | 'finished')[] = [];
+  const faults: unknown[] = [];
+  const session = createSession({
+    ...{ operations, wishes },
+    desk: { answer: (_place, bytes) => said.push(-bytes.readInt32LE(4)), finished: () => said.push('finished') },
+    onFault: (_operation, cause) => faults.push(cause),
+  });
+  return { session, said, faults };
+}
+
+describe('a session', () => {
+  test('answers a request that is cut off with an error, and does nothing', () => {
+    const { session, said } = create({
+      write: () => expect.fail('must not be asked'),
+      mkdir: () => expect.fail('must not be asked'),
+    });
+    session.take(0, message(opcode.write, Buffer.alloc(39)));
+    session.take(0, message(opcode.mkdir, Buffer.from('12345678no NUL at the end')));
+    // More data than there is.
+    const long = Buffer.alloc(44);
+    long.writeUInt32LE(1000, 16);
+    session.take(0, message(opcode.write, long));
+    expect(said).toEqual([errno.EPROTO, errno.EPROTO, errno.EPROTO]);
+    expect(session.pending).toBe(0);
+  });
+
+  test('answers what nobody knows with ENOSYS', () => {
+    const { session, said } = create({});
+    session.take(0, message(4711, Buffer.alloc(8)));
+    session.take(0, message(opcode.statfs, Buffer.alloc(0)));
+    session.take(0, message(opcode.ioctl, Buffer.alloc(64)));
+    expect(said).toEqual([errno.ENOSYS, errno.ENOSYS, errno.ENOSYS]);
+  });
+
+  test('turns what should not happen into EIO, and reports it', async () => {
+    const { session, said, faults } = create({
+      statfs: async () => Promise.reject(new TypeError('a fault of ours')),
+      readlink: () => {
+        throw new RangeError('another');
+      },
+      unlink: () => {
+        throw new Errno('EACCES');
+      },
+    });
+    session.take(0, message(opcode.statfs, Buffer.alloc(0)));
+    session.take(1, message(opcode.readlink, Buffer.alloc(0)));
+    session.take(2, message(opcode.unlink, Buffer.from('name\0')));
+    await new Promise(setImmediate);
+    expect(said.toSorted()).toEqual([errno.EACCES, errno.EIO, errno.EIO].toSorted());
+    expect(faults.map(String).toSorted()).toEqual(['RangeError: another', 'TypeError: a fault of ours']);
+  });
+
+  test('tells an operation that its caller was interrupted, also one that asks later', async () => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    const { session, said } = create({
+      statfs: async (_node, { signal }) => {
+        await promise;
+        signal.throwIfAborted();
+        return expect.fail('it was interrupted');
+      },
+      readlink: async (_node, request) => {
+        await promise;
+        request.signal.throwIfAborted();
+        return expect.fail('it was interrupted');
+      },
+    });
+    const interrupt = (unique: number): Buffer => {
+      const args = Buffer.alloc(8);
+      args.writeUInt32LE(unique, 0);
+      return args;
+    };
+    session.take(0, message(opcode.statfs, Buffer.alloc(0), 8));
+    session.take(1, message(opcode.readlink, Buffer.alloc(0), 10));
+    session.take(2, message(opcode.interrupt, interrupt(8), 9));
+    session.take(2, message(opcode.interrupt, interrupt(10), 11));
+    session.take(2, message(opcode.interrupt, interrupt(12), 13));
+    resolve();
+    await new Promise(setImmediate);
+    expect(said).toEqual(['finished', 'finished', 'finished', errno.EINTR, errno.EINTR]);
+  });
+
+  test('a kernel that is too old is refused', () => {
+    const { session, said } = create({});
+    const args = Buffer.alloc(16);
+    args.writeUInt32LE(7, 0);
+    args.writeUInt32LE(30, 4);
+    session.take(0, message(opcode.init, args));
+    expect(said).toEqual([errno.EPROTO]);
+  });
+
+  test('whatever bytes come: each request is dealt with exactly once, and nothing is thrown', async () => {
+    const codes = fc.oneof(fc.constantFrom(...Object.values(opcode)), fc.nat(5000));
+    await fc.assert(
+      fc.asyncProperty(codes, fc.uint8Array({ maxLength: 300 }), async (code, args) => {
+        const { session, said } = create(createMemoryFileSystem().operations);
+        session.take(0, message(code, args));
+        await new Promise(setImmediate);
+        expect(said).toHaveLength(1);
+        expect(session.pending).toBe(0);
+      }),
+      { numRuns: 2000 },
+    );
+  });
+});
