@@ -1,4 +1,5 @@
-import { chmod, readFile, rename, stat } from 'node:fs/promises';
+import { chmod, copyFile, readFile, rename, stat } from 'node:fs/promises';
+import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { rolldown } from 'rolldown';
 
@@ -36,7 +37,19 @@ async function build(source: string, outfile: string): Promise<void> {
   console.log(`built in ${((performance.now() - since) / 1000).toFixed(1)} s`);
 }
 
+/** What the bundles call the C library with (src/base/linux/libc.ts): for this machine's processor, and glibc. */
+async function copyNative(outfile: string): Promise<void> {
+  const { arch, platform } = process;
+  if (platform !== 'linux') return;
+  const found = createRequire(import.meta.url).resolve(`@koromix/koffi-linux-${arch}/package.json`);
+  await copyFile(join(dirname(found), `linux_${arch}`, 'koffi.node'), `${outfile}.new`);
+  await rename(`${outfile}.new`, outfile);
+}
+
 const folder = process.argv[2] ?? join(repository, 'dist');
-// A program that the other one starts, and finds beside itself (src/stores/nfs/network-process.ts).
+// Programs that the last one starts, and finds beside itself (src/stores/nfs/network-process.ts, src/keeper).
 await build('stores/nfs/network-child.ts', join(folder, 'network-child.mjs'));
+await build('keeper/main.ts', join(folder, 'keeper.mjs'));
+await build('datapath/main.ts', join(folder, 'data-path.mjs'));
+await copyNative(join(folder, `koffi-${process.arch}.node`));
 await build('app/main.ts', join(folder, 'stowage.mjs'));

@@ -30,6 +30,18 @@ export interface FuseMount extends AsyncDisposable {
   readonly ended: Promise<string>;
 }
 
+/**
+ * A process that serves its own mount and is killed while a thread of it waits for the mount can never end: nobody answers, and
+ * nobody closes the device. So somebody else watches, and then ends the mount by force.
+ */
+function guard(at: string): Disposable {
+  // A process that is ending has no program any more.
+  const script = 'while [ -e "/proc/$1/exe" ]; do sleep 1; done; umount -f -l "$2"';
+  const child = spawn('sh', ['-c', script, 'guard', String(process.pid), at], { stdio: 'ignore', detached: true });
+  child.unref();
+  return { [Symbol.dispose]: () => void child.kill() };
+}
+
 /** Mounts for real, and serves in this process: whoever uses the mount from here must not wait in the main thread. */
 export async function mountFuse(
   { folder }: Pick<Ground, 'folder'>,
@@ -46,6 +58,7 @@ export async function mountFuse(
   });
   const [status] = await once(child, 'exit');
   if (status !== 0) throw new Error(`mount ended with ${status}`);
+  const guarding = guard(at);
   const faults: unknown[] = [];
   const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
@@ -84,6 +97,7 @@ export async function mountFuse(
     [Symbol.asyncDispose]: async () => {
       device[Symbol.dispose]();
       await ended;
+      guarding[Symbol.dispose]();
       await run('umount', ['--lazy', at]).catch(() => undefined);
     },
   };

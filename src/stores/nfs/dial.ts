@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { type ConnectionOptions, createSecureContext } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import {
+  createPrivilegedPorts,
   type Identity,
   mountProgram,
   mountVersion,
@@ -98,13 +99,7 @@ function refuseUnfit(
   }
 }
 
-const privileged = { first: 665, last: 1023 } as const;
-
-/** The next of those that servers trust: one that was in use a moment ago cannot be used again at once. */
 export function createLocalPorts(wanted: NfsOptions['sourcePorts']): (() => number) | undefined {
   if (wanted === undefined) return undefined;
-  if (wanted !== 'privileged') return () => wanted;
-  const count = privileged.last - privileged.first + 1;
-  let next = Math.floor(Math.random() * count);
-  return () => privileged.first + (next++ % count);
+  return wanted === 'privileged' ? createPrivilegedPorts() : () => wanted;
 }

@@ -24,6 +24,8 @@ export interface Device extends Disposable {
   write(bytes: Uint8Array): boolean;
   /** There may be memory again. */
   resume(): void;
+  /** Nothing more is read. */
+  pause(): void;
 }
 
 /** What we use of Node's handle for pipes. None of it is documented; `openDevice` checks that it is there. */
@@ -84,6 +86,7 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
       handle.useUserBuffer(slot.buffer);
       socket.resume();
     },
+    pause: () => void socket.pause(),
     [Symbol.dispose]: () => socket.destroy(),
   };
 }

@@ -2,6 +2,7 @@ export { type CallOptions, createRpcClient, type RpcClient, type RpcClientOption
 export { RpcError, type RpcFailure } from '../rpc/errors.ts';
 export type { Identity } from '../rpc/message.ts';
 export { findPort, portmapPort } from '../rpc/portmap.ts';
+export { createPrivilegedPorts } from '../rpc/privileged-ports.ts';
 export { createNfsClient, type New, type NfsClient } from './client.ts';
 export { type CopyOptions, copyTree } from './copy.ts';
 export { createReadStream, type FileReaderOptions, readFile, readFully } from './file-reader.ts';

@@ -1,5 +1,13 @@
 import type { Clock } from '#base/clock.ts';
-import { type Address, type Connect, type Connection, dial, type Handlers, shown } from './connection.ts';
+import {
+  type Address,
+  type Connect,
+  type Connection,
+  type DialOptions,
+  dial,
+  type Handlers,
+  shown,
+} from './connection.ts';
 import { RpcError } from './errors.ts';
 import { type Call, createLane, type Lane } from './lane.ts';
 import { credential, type Identity } from './message.ts';
@@ -40,6 +48,8 @@ export interface RpcClientOptions {
   readonly localPort?: (() => number) | undefined;
   /** Gives each TCP connection, where they must not simply start here. */
   readonly connect?: Connect | undefined;
+  /** Each TCP connection, when it is there and nothing was sent on it yet. */
+  readonly onOpened?: DialOptions['onOpened'];
   /** For a call that names none. */
   readonly deadlineMs?: number;
   /** For one attempt to connect. */
@@ -188,7 +198,7 @@ interface Dialing {
 
 /** Which of a server's addresses to try, for all lanes together. */
 function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing {
-  const { clock, addresses, tls, localPort, connect, dialMs = 5_000, maxRecord = 2 * 1024 * 1024 } = options;
+  const { clock, addresses, tls, localPort, connect, onOpened, dialMs = 5_000, maxRecord = 2 * 1024 * 1024 } = options;
   let preferred = 0;
   const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
   return {
@@ -202,7 +212,7 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
         using limit = clock.deadline(dialMs, closing);
         const address = from(i);
         try {
-          const about = { address, maxRecord, tls, localPort: localPort?.(), connect, signal: limit.signal };
+          const about = { address, maxRecord, tls, localPort: localPort?.(), connect, onOpened, signal: limit.signal };
           const connection = await dial({ ...about, ...handlers });
           preferred = addresses.indexOf(address);
           return connection;

@@ -20,6 +20,8 @@ export interface DialOptions extends ReceiverOptions {
   readonly tls?: TlsWish | undefined;
   /** Gives the TCP connection, where it must not simply start here. Throws what the system said. */
   readonly connect?: Connect | undefined;
+  /** The TCP connection is there, and nothing was sent on it yet. */
+  readonly onOpened?: ((socket: Socket) => void) | undefined;
   readonly signal: AbortSignal;
 }
 
@@ -61,11 +63,18 @@ export async function dial(options: DialOptions): Promise<Connection> {
     },
   });
   await connected(socket, address, signal);
+  options.onOpened?.(socket);
   return carry(bare(socket), address, ended, end);
 }
 
 /** The TCP connection alone. */
 async function opened(options: DialOptions): Promise<Socket> {
+  const socket = await openedAlone(options);
+  options.onOpened?.(socket);
+  return socket;
+}
+
+async function openedAlone(options: DialOptions): Promise<Socket> {
   const { address, signal } = options;
   if (options.connect === undefined) {
     const socket = connect(where(options));

@@ -1,7 +1,10 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, type Socket } from 'node:net';
 import { setImmediate as turn } from 'node:timers/promises';
+import { connect as connectTls } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { certificate } from '#testing/certificate.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { heldMib } from '#testing/memory.ts';
 import { words } from '#testing/rpc-records.ts';
@@ -11,6 +14,8 @@ const program = 200_000;
 const mib = 1024 * 1024;
 /** NULL, by nobody. */
 const whole = words(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
+/** The question for TLS. */
+const forTls = words(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
 
 async function listening(options: Partial<RpcServerOptions>) {
   const clock = createFakeClock();
@@ -118,5 +123,63 @@ describe('a call of which only a part comes', () => {
     await expect.poll(() => heldMib() - before).toBeLessThan(30);
     await isAnswered(honest, long.subarray(mib / 2));
     expect(new Set(errors)).toEqual(new Set(['too many calls of which only a half came']));
+  });
+
+  test('of whatever size they are, they do not hold more', async () => {
+    const { connected } = await listening({ halfCalls: { bytes: 4 * mib } });
+    const probe = await connected('127.0.0.2');
+    const several = (part: Buffer): Promise<readonly Socket[]> =>
+      Promise.all(
+        Array.from({ length: 40 }, async () => {
+          const socket = await connected();
+          socket.resume().write(part);
+          return socket;
+        }),
+      );
+    // Those that have been quiet longest hold next to nothing.
+    await several(words(4, 7));
+    await isAnswered(probe);
+    const large = await several(words(0x8000_0000 | (2 * mib - 100)));
+    const left = (): number => large.filter(({ closed }) => !closed).length;
+    await expect.poll(left, { timeout: 10_000 }).toBeLessThanOrEqual(2);
+    await isAnswered(probe);
+    expect(left()).toBeGreaterThan(0);
+  });
+
+  describe('is not forgotten because TLS was asked for', () => {
+    async function isEnded({ clock, errors }: Awaited<ReturnType<typeof listening>>, socket: Socket): Promise<void> {
+      await isAnswered(socket, forTls);
+      // The rest of this would be answered too.
+      await isAnswered(socket, Buffer.concat([whole, whole.subarray(0, 20)]));
+      await passed(clock, 75_000);
+      expect(errors).toEqual(['half a call came, and not the rest in time']);
+      expect(await ended(socket)).toBe(true);
+    }
+
+    test('where there is none', async () => {
+      const server = await listening({});
+      await isEnded(server, await server.connected());
+    });
+
+    test.skipIf(needs('openssl'))('where it is there, and what came behind the question', async () => {
+      const { connected } = await listening({ tls: certificate('server') });
+      const before = heldMib();
+      const sockets = await Promise.all(Array.from({ length: 40 }, () => connected()));
+      const granted = sockets.map((socket) => isAnswered(socket, Buffer.concat([forTls, words(0x8000_0000 | mib)])));
+      await Promise.all(granted);
+      await expect.poll(() => heldMib() - before).toBeLessThan(20);
+      expect(sockets.filter(({ closed }) => closed)).toEqual([]);
+    });
+
+    test.skipIf(needs('openssl'))('where it was there already', async () => {
+      const own = certificate('server');
+      const server = await listening({ tls: own });
+      const plain = await server.connected();
+      await isAnswered(plain, forTls);
+      const secured = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+      secured.on('error', () => undefined);
+      await once(secured, 'secureConnect');
+      await isEnded(server, secured);
+    });
   });
 });

@@ -70,17 +70,19 @@ export function createHalfCalls(clock: Clock, limits: HalfCallLimits): HalfCalls
     entry.held = now;
   }
 
-  function dropOne(): void {
+  /** False: there is none. */
+  function dropOne(): boolean {
     const halves = [...entries].filter(({ sending, held: own }) => own > 0 && sending.receiver.isHalf);
     const byAddress = Map.groupBy(halves, ({ sending }) => sending.address);
     const sum = (some: readonly Entry[]): number => some.reduce((all, { held: own }) => all + own, 0);
     const [largest = []] = [...byAddress.values()].sort((a, b) => sum(b) - sum(a));
     const [quietest] = largest.toSorted((a, b) => a.sending.member.usedAt - b.sending.member.usedAt);
-    if (quietest === undefined) return;
+    if (quietest === undefined) return false;
     // Before it is told to go, which may take a moment.
     count(quietest, 0);
     entries.delete(quietest);
     quietest.sending.drop('too many calls of which only a half came');
+    return true;
   }
 
   return {
@@ -93,7 +95,8 @@ export function createHalfCalls(clock: Clock, limits: HalfCallLimits): HalfCalls
           const now = sending.receiver.held;
           if (now === entry.held || !entries.has(entry)) return;
           count(entry, now);
-          if (held > limits.bytes) dropOne();
+          // The quietest may hold much less than what just came.
+          while (held > limits.bytes && dropOne());
         },
         [Symbol.dispose]: () => {
           count(entry, 0);

@@ -300,6 +300,56 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expect(calls()).toBe(1);
   });
 
+  test('is begun once, however often it is asked for, and nothing more is said in the clear', async () => {
+    const own = certificate('server');
+    const warnings: string[] = [];
+    const onWarning = (warning: Error): void => void warnings.push(warning.message);
+    process.on('warning', onWarning);
+    onTestFinished(() => void process.off('warning', onWarning));
+    const { procedures } = served();
+    const slow = Promise.withResolvers<void>();
+    const handle: ServedProcedure['handle'] = async () => {
+      await slow.promise;
+      return (writer) => void writer.u32(0) as undefined;
+    };
+    const withSlow = new Map([...procedures, [5, { name: 'SLOW', handle }]]);
+    const { port } = await listening({ tls: own, programs: [{ number: program, version: 3, procedures: withSlow }] });
+    const plain = connect(port, '127.0.0.1');
+    onTestFinished(() => void plain.destroy());
+    const call = (xid: number, procedure: number, kind = 0): Buffer =>
+      words(0x8000_0028, xid, 0, 2, program, 3, procedure, kind, 0, 0, 0);
+    const questions = Array.from({ length: 20 }, (_, i) => call(10 + i, 0, 7));
+    plain.write(Buffer.concat([call(1, 5), ...questions, call(2, 2)]));
+    const [granted] = (await once(plain, 'data')) as [Buffer];
+    expect([granted.readUInt32BE(4), granted.length]).toEqual([10, 36]);
+    const secured = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+    await once(secured, 'secureConnect');
+    slow.resolve();
+    secured.write(call(3, 2));
+    const [answer] = (await once(secured, 'data')) as [Buffer];
+    // COUNT, which was not done in the clear.
+    expect([answer.readUInt32BE(4), answer.readUInt32BE(answer.length - 4)]).toEqual([3, 1]);
+    secured.write(call(4, 2));
+    expect(((await once(secured, 'data')) as [Buffer])[0].readUInt32BE(4)).toBe(4);
+    expect(warnings).toEqual([]);
+  });
+
+  test('is begun by a client that was not listened to at the moment', async () => {
+    const own = certificate('server');
+    const { port } = await listening({ tls: own });
+    const plain = connect(port, '127.0.0.1');
+    onTestFinished(() => void plain.destroy());
+    // More than are worked on at once.
+    const doubles = Array.from({ length: 200 }, (_, i) => words(0x8000_002c, i, 0, 2, program, 3, 1, 0, 0, 0, 0, i));
+    plain.write(Buffer.concat([...doubles, words(0x8000_0028, 999, 0, 2, program, 3, 0, 7, 0, 0, 0)]));
+    let have = Buffer.alloc(0);
+    while (!have.includes('STARTTLS')) have = Buffer.concat([have, ...((await once(plain, 'data')) as [Buffer])]);
+    const secured = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+    await once(secured, 'secureConnect');
+    secured.write(words(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
+    expect(((await once(secured, 'data')) as [Buffer])[0].readUInt32BE(4)).toBe(3);
+  });
+
   test('a client shows its own certificate where that is required', async () => {
     const [own, mine] = [certificate('server'), certificate('client')];
     const { port } = await listening({

@@ -113,8 +113,7 @@ function serve(socket: Socket, shared: Shared): void {
   }
   const open = (input: Input): Socket => readByEvents(socket, input);
   carry(open, { ...from, member, isEncrypted: false }, shared, () => {
-    // Whatever came in the clear and is not used up is forgotten with its receiver: it may be another's.
-    socket.removeAllListeners('data').removeAllListeners('drain').setTimeout(0);
+    socket.on('error', () => socket.destroy());
     secure(socket, (secured) => {
       const openSecured = (input: Input): Socket => readByEvents(secured, input);
       carry(openSecured, { ...from, member, isEncrypted: true }, shared, undefined);
@@ -122,7 +121,7 @@ function serve(socket: Socket, shared: Shared): void {
   });
 }
 
-/** Answers the calls of one connection. `onTls`: it shall be made private. */
+/** Answers the calls of one connection. `onTls`: it shall be made private, and is not heard here any more. */
 function carry(
   open: (input: Input) => Socket,
   { member, ...from }: Omit<Caller, 'identity'> & { readonly member: Member },
@@ -137,6 +136,7 @@ function carry(
   let inFlightBytes = 0;
   let held = 0;
   let isWorking = false;
+  let hasLeft = false;
 
   const drop = (what: string, cause: unknown): void => {
     shared.onError(what, cause);
@@ -146,6 +146,7 @@ function carry(
     maxRecord: shared.options.maxRecord ?? 2 * 1024 * 1024,
     isTight: () => shared.halfCalls.isTight,
     onRecord: (buffer, view, at, end) => {
+      if (hasLeft) return;
       if (waiting.length > 0 || isBusy()) waiting.push(Buffer.from(buffer.subarray(at, end)));
       else take(buffer, view, at, end);
     },
@@ -178,7 +179,7 @@ function carry(
   });
 
   function isBusy(): boolean {
-    const own = socket.destroyed ? 0 : sender.queued + inFlightBytes;
+    const own = socket.destroyed ? 0 : inFlightBytes + (hasLeft ? 0 : sender.queued);
     shared.held += own - held;
     held = own;
     const isTooMuch = inFlight >= maxInFlight || inFlightBytes > maxInFlightBytes || sender.queued > maxQueued;
@@ -190,9 +191,7 @@ function carry(
     const { xid } = call;
     if (call.asksForTls) {
       send(sender, xid, onTls === undefined ? tooWeak : startTls);
-      // The answer goes out in the clear; everything after it is private.
-      if (onTls !== undefined) setImmediate(onTls);
-      watched[Symbol.dispose]();
+      if (onTls !== undefined) leaveTo(onTls);
       return;
     }
     const done = perform(call, reader, shared);
@@ -205,7 +204,7 @@ function carry(
     inFlightBytes += length;
     done
       .then((reply) => {
-        if (reply === undefined || socket.destroyed) return;
+        if (reply === undefined || socket.destroyed || hasLeft) return;
         send(sender, xid, reply);
         sender.flushSoon();
       })
@@ -215,6 +214,22 @@ function carry(
         work();
       })
       .catch((cause: unknown) => drop('a call could not be answered', cause));
+  }
+
+  /**
+   * The last answer goes out in the clear; everything after it is private. Whatever else came in the clear is forgotten,
+   * as it may be another's, and with it the memory it is in: nothing that lives as long as the socket may point here.
+   */
+  function leaveTo(next: () => void): void {
+    hasLeft = true;
+    waiting.length = 0;
+    watched[Symbol.dispose]();
+    isBusy();
+    setImmediate(() => {
+      socket.removeAllListeners('data').removeAllListeners('timeout').setTimeout(0);
+      socket.off('drain', work).off('close', onClose).off('error', destroy);
+      next();
+    });
   }
 
   /** Does what waits, as long as there is room, and reads on when nothing waits any more. */
@@ -233,16 +248,18 @@ function carry(
     }
     isWorking = false;
     const isFull = waiting.length > 0 || isBusy();
+    if (hasLeft) return;
     if (isFull !== socket.isPaused()) isFull ? socket.pause() : socket.resume();
   }
 
-  socket.on('drain', work).on('close', () => {
+  const onClose = (): void => {
     watched[Symbol.dispose]();
     waiting.length = 0;
     shared.held -= held;
     held = 0;
-  });
-  socket.on('error', () => socket.destroy());
+  };
+  const destroy = (): void => void socket.destroy();
+  socket.on('drain', work).on('close', onClose).on('error', destroy);
   socket.setTimeout(stuckMs, () => {
     if (sender.queued > 0) drop('a client took nothing for too long', undefined);
   });

@@ -1,0 +1,94 @@
+import type { Socket } from 'node:net';
+import type { Clock } from '#base/clock.ts';
+import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
+import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
+import { createRpcClient, type RpcClient } from '#wire/rpc/client.ts';
+import { createPrivilegedPorts } from '#wire/rpc/privileged-ports.ts';
+import type { MountSpec } from './mount-spec.ts';
+
+/** Keeps copies of connections, so that whoever comes after a crash can end them in order. */
+export interface Holder {
+  hold(fd: number, about: string): string;
+  letGo(id: string): void;
+}
+
+/** Connections to servers, shared by the mounts that want the same. */
+export interface Connections {
+  /** To be given back when the mount is gone. */
+  rent(spec: MountSpec): Rented;
+}
+
+export interface Rented extends Disposable {
+  readonly nfs: NfsClient;
+  /** Which server and how, for people and to know it by. */
+  readonly about: string;
+}
+
+/** For a call whose request says nothing else; each has its own. */
+const usualDeadlineMs = 30_000;
+/** Reading and writing of several requests at once, of all mounts. */
+const mostInFlight = 1024;
+
+export function createConnections(clock: Clock, holder: Holder): Connections {
+  const shared = new Map<string, { users: number; readonly rpc: RpcClient; readonly nfs: NfsClient }>();
+
+  function onOpened(about: string): (socket: Socket) => void {
+    return (socket) => {
+      const id = holder.hold(descriptorOf(socket), about);
+      socket.once('close', () => holder.letGo(id));
+    };
+  }
+
+  function make(spec: MountSpec, about: string): RpcClient {
+    const { addresses, port, connections, tls } = spec;
+    const [first, ...more] = addresses;
+    return createRpcClient({
+      ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: mostInFlight },
+      addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
+      localPort: spec.privilegedPorts ? createPrivilegedPorts() : undefined,
+      onOpened: onOpened(about),
+      tls:
+        tls === undefined
+          ? undefined
+          : {
+              ...{ program: nfsProgram, version: nfsVersion },
+              options: {
+                ...(tls.ca === undefined ? {} : { ca: tls.ca }),
+                ...(tls.certificate === undefined ? {} : { cert: tls.certificate }),
+                ...(tls.key === undefined ? {} : { key: tls.key }),
+                ...(tls.serverName === undefined ? {} : { servername: tls.serverName }),
+              },
+            },
+    });
+  }
+
+  return {
+    rent: (spec) => {
+      const { addresses, port, connections, privilegedPorts: privileged, tls } = spec;
+      const key = JSON.stringify({ addresses, port, connections, privileged, tls });
+      const about = `${addresses[0]}:${port}`;
+      const known = shared.get(key) ?? fresh(make(spec, about));
+      known.users++;
+      shared.set(key, known);
+      return {
+        ...{ nfs: known.nfs, about },
+        [Symbol.dispose]: () => {
+          if (--known.users > 0) return;
+          shared.delete(key);
+          known.rpc.close();
+        },
+      };
+    },
+  };
+
+  function fresh(rpc: RpcClient): { users: number; readonly rpc: RpcClient; readonly nfs: NfsClient } {
+    return { users: 0, rpc, nfs: createNfsClient(rpc, clock) };
+  }
+}
+
+/** Not documented; without it there is no way to a socket's number. */
+function descriptorOf(socket: Socket): number {
+  const { _handle: handle } = socket as unknown as { readonly _handle: { readonly fd: number } | null };
+  if (handle === null || handle.fd < 0) throw new Error('a connection without a descriptor');
+  return handle.fd;
+}

@@ -1,0 +1,90 @@
+/**
+ * Where things lie in the journal. Both sides of an upgrade read it: a change of anything here is a new version, and the
+ * successor of another version must be able to read both.
+ */
+export const version = 1;
+export const magic = 0x53_57_4a_31;
+
+const pageSize = 4096;
+
+/** Most bytes of one FUSE READ or WRITE. */
+export const maxTransfer = 1024 * 1024;
+export const slotSize = maxTransfer + pageSize;
+
+export const head = { magic: 0, version: 4, heartbeat: 8, slots: 12, chunks: 16, size: pageSize } as const;
+
+export const mountRow = {
+  used: 0,
+  minor: 4,
+  flags: 8,
+  moreFlags: 12,
+  idLength: 16,
+  rootLength: 20,
+  id: 24,
+  root: 64,
+  size: 128,
+} as const;
+export const mostMounts = 1024;
+export const longestMountId = mountRow.root - mountRow.id;
+
+/** One line per request that was read and not answered. Short requests lie in it, others in a cell, long ones in a slot. */
+export const line = {
+  mount: 0,
+  phase: 4,
+  proof: 8,
+  handleLength: 12,
+  seconds: 16,
+  nanoseconds: 24,
+  replyLength: 28,
+  /** The cell or slot that the request lies in (cells are counted first), plus one; 0: here. */
+  cell: 32,
+  handle: 40,
+  reply: 104,
+  request: 360,
+  size: 1024,
+} as const;
+export const longestReply = line.request - line.reply;
+export const longestInline = line.size - line.request;
+/** Requests that can wait for an answer at once. */
+export const lines = 4096;
+
+export const phase = { empty: 0, taken: 1, sent: 2, behind: 3, done: 4 } as const;
+
+/** A slot that holds a write of 4 KiB would be a megabyte that nobody else can use: requests of middle size are moved here. */
+export const cells = [
+  { size: 8 * 1024, count: 2048 },
+  { size: 72 * 1024, count: 256 },
+] as const;
+export const cellCount = cells[0].count + cells[1].count;
+
+/** One word per slot: 0 free, `inUse` its request has a line, else the mount (plus one) whose next request goes there. */
+export const inUse = 0x4000_0000;
+
+/** One record per node, or per place of a file that was removed while open. */
+export const record = {
+  owner: 0,
+  generation: 4,
+  lookups: 8,
+  opens: 12,
+  handleLength: 16,
+  hidden: 20,
+  handle: 24,
+  name: 88,
+  size: 128,
+} as const;
+export const longestHandle = record.name - record.handle;
+export const longestName = record.size - record.name - 4;
+export const chunkSize = 1024 * 1024;
+export const recordsPerChunk = chunkSize / record.size;
+/** About six million nodes would be 800 MB: the kernel lets go of some long before. */
+export const mostChunks = 256;
+
+const upTo = (size: number): number => Math.ceil(size / pageSize) * pageSize;
+
+export const mountsAt = head.size;
+export const linesAt = mountsAt + upTo(mostMounts * mountRow.size);
+export const ownersAt = linesAt + lines * line.size;
+export const slotsAt = (slots: number): number => ownersAt + upTo(slots * 4);
+export const cellsAt = (slots: number): number => slotsAt(slots) + slots * slotSize;
+export const cellsSize = cells[0].size * cells[0].count + cells[1].size * cells[1].count;
+export const chunksAt = (slots: number): number => cellsAt(slots) + cellsSize;

@@ -1,0 +1,119 @@
+import { createMemory, growMemory, type Mapped, mapMemory } from '#base/linux/memory.ts';
+import {
+  cells,
+  cellsAt,
+  cellsSize,
+  chunkSize,
+  chunksAt,
+  head,
+  magic,
+  mostChunks,
+  slotSize,
+  slotsAt,
+  version,
+} from './layout.ts';
+
+/** A piece of it, as bytes and as a view of the same. */
+export interface Piece {
+  readonly buffer: Buffer;
+  readonly view: DataView;
+}
+
+/** The journal as this process sees it. */
+export interface JournalMemory extends Disposable {
+  readonly slots: number;
+  /** Everything but slots and nodes. */
+  readonly words: Int32Array;
+  readonly view: DataView;
+  readonly bytes: Buffer;
+  slot(place: number): Piece;
+  /** Counted through all classes. */
+  cell(place: number): Piece;
+  /** Makes the memory of a slot present, so that the kernel finds it when it copies a request there. */
+  populate(place: number): void;
+  /** Gives the memory of a slot back, but for its first page. */
+  forget(place: number): void;
+  readonly chunks: readonly DataView[];
+  /** Room for more nodes. Undefined: there is no more. */
+  addChunk(): DataView | undefined;
+}
+
+/** Memory is taken only for those that hold something: most never do. */
+export const usualSlots = 256;
+
+export function createJournal(slots = usualSlots): number {
+  const fd = createMemory('stowage-journal', head.size);
+  formatJournal(fd, slots);
+  return fd;
+}
+
+/** Memory of any size, as its keeper made it, becomes a journal; one that is a journal already stays as it is. */
+export function formatJournal(fd: number, slots = usualSlots): void {
+  if (isFormatted(fd)) return;
+  growMemory(fd, chunksAt(slots));
+  using mapped = mapMemory(fd, 0, head.size);
+  const words = new Int32Array(mapped.bytes);
+  words[head.version / 4] = version;
+  words[head.slots / 4] = slots;
+  Atomics.store(words, head.magic / 4, magic);
+}
+
+function isFormatted(fd: number): boolean {
+  using mapped = mapMemory(fd, 0, head.size);
+  return new DataView(mapped.bytes).getUint32(head.magic, true) === magic;
+}
+
+/** The memory stays mapped until the process ends, or this is disposed of. */
+export function openJournal(fd: number): JournalMemory {
+  const slots = readHead(fd);
+  const front = mapMemory(fd, 0, slotsAt(slots));
+  const requests = mapMemory(fd, slotsAt(slots), slots * slotSize);
+  const moved = mapMemory(fd, cellsAt(slots), cellsSize);
+  const view = new DataView(front.bytes);
+  const words = new Int32Array(front.bytes);
+  const chunks: DataView[] = [];
+  const mapped: Mapped[] = [front, requests, moved];
+  const addMapped = (): DataView => {
+    const chunk = mapMemory(fd, chunksAt(slots) + chunks.length * chunkSize, chunkSize);
+    mapped.push(chunk);
+    const added = new DataView(chunk.bytes);
+    chunks.push(added);
+    return added;
+  };
+  for (let i = view.getUint32(head.chunks, true); i > 0; i--) addMapped();
+  return {
+    ...{ slots, words, view, chunks, bytes: Buffer.from(front.bytes) },
+    slot: (place) => piece(requests.bytes, place * slotSize, slotSize),
+    cell: (place) => {
+      const [small, large] = cells;
+      if (place < small.count) return piece(moved.bytes, place * small.size, small.size);
+      return piece(moved.bytes, small.count * small.size + (place - small.count) * large.size, large.size);
+    },
+    populate: (place) => requests.populate(place * slotSize, slotSize),
+    forget: (place) => requests.forget(place * slotSize + 4096, slotSize - 4096),
+    addChunk: () => {
+      if (chunks.length >= mostChunks) return undefined;
+      growMemory(fd, chunksAt(slots) + (chunks.length + 1) * chunkSize);
+      const added = addMapped();
+      Atomics.store(words, head.chunks / 4, chunks.length);
+      return added;
+    },
+    [Symbol.dispose]: () => {
+      for (const one of mapped) one[Symbol.dispose]();
+    },
+  };
+}
+
+const piece = (bytes: ArrayBuffer, from: number, size: number): Piece => ({
+  buffer: Buffer.from(bytes, from, size),
+  view: new DataView(bytes, from, size),
+});
+
+function readHead(fd: number): number {
+  using mapped = mapMemory(fd, 0, head.size);
+  const view = new DataView(mapped.bytes);
+  if (view.getUint32(head.magic, true) !== magic) throw new Error('this is not a journal of the data path');
+  const found = view.getUint32(head.version, true);
+  if (found !== version) throw new Error(`the journal has version ${found}; this program knows version ${version}`);
+  return view.getUint32(head.slots, true);
+}

@@ -1,0 +1,96 @@
+import { type InitFlag, initFlag } from '#wire/fuse/abi.ts';
+import type { Agreement } from '#wire/fuse/init.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { longestMountId, mostMounts, mountRow, mountsAt } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+
+/** What a successor must know of a mount beyond what it is told by the keeper. */
+export interface MountRow {
+  readonly index: number;
+  readonly id: string;
+  /** The export's root, once the server has told it. */
+  readonly root: FileHandle | undefined;
+  /** What was agreed upon with the kernel, once it was. */
+  readonly agreement: Agreement | undefined;
+}
+
+export interface MountRows {
+  all(): readonly MountRow[];
+  /** The row of a mount, made if there is none. */
+  of(id: string): MountRow;
+  setRoot(index: number, root: FileHandle): void;
+  setAgreement(index: number, agreement: Agreement): void;
+  remove(index: number): void;
+}
+
+export function createMountRows({ words, view, bytes }: JournalMemory): MountRows {
+  const at = (index: number, field: number): number => mountsAt + index * mountRow.size + field;
+  const get = (index: number, field: number): number => view.getUint32(at(index, field), true);
+  const set = (index: number, field: number, value: number): void => view.setUint32(at(index, field), value, true);
+  const use = (index: number, used: number): void => void Atomics.store(words, at(index, mountRow.used) / 4, used);
+  const isUsed = (index: number): boolean => get(index, mountRow.used) !== 0;
+  const part = (index: number, field: number, lengthField: number): Buffer => {
+    const from = at(index, field);
+    return Buffer.from(bytes.subarray(from, from + get(index, lengthField)));
+  };
+
+  const rowAt = (index: number): MountRow => {
+    const root = part(index, mountRow.root, mountRow.rootLength);
+    return {
+      index,
+      id: part(index, mountRow.id, mountRow.idLength).toString(),
+      root: root.length === 0 ? undefined : root,
+      agreement: agreementAt(index),
+    };
+  };
+
+  function agreementAt(index: number): Agreement | undefined {
+    const minor = get(index, mountRow.minor);
+    if (minor === 0) return undefined;
+    const agreed = [get(index, mountRow.flags), get(index, mountRow.moreFlags)] as const;
+    const has = (bit: number): boolean => (((bit < 32 ? agreed[0] : agreed[1]) >>> (bit % 32)) & 1) === 1;
+    return { minor, flags: (Object.keys(initFlag) as InitFlag[]).filter((flag) => has(initFlag[flag])) };
+  }
+
+  const indexes: readonly number[] = Array.from({ length: mostMounts }, (_, index) => index);
+  const known = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
+
+  function add(id: string): MountRow {
+    const name = Buffer.from(id);
+    if (name.length > longestMountId) throw new RangeError(`a mount's id has at most ${longestMountId} bytes`);
+    const index = indexes.find((one) => !isUsed(one));
+    if (index === undefined) throw new RangeError(`there can be ${mostMounts} mounts at most`);
+    bytes.set(name, at(index, mountRow.id));
+    set(index, mountRow.idLength, name.length);
+    set(index, mountRow.rootLength, 0);
+    set(index, mountRow.minor, 0);
+    use(index, 1);
+    known.set(id, index);
+    return rowAt(index);
+  }
+
+  return {
+    all: () => indexes.filter(isUsed).map(rowAt),
+    of: (id) => {
+      const index = known.get(id);
+      return index === undefined ? add(id) : rowAt(index);
+    },
+    setRoot: (index, root) => {
+      bytes.set(root, at(index, mountRow.root));
+      set(index, mountRow.rootLength, root.length);
+    },
+    setAgreement: (index, { minor, flags }) => {
+      const word = (from: number): number =>
+        flags
+          .map((flag) => initFlag[flag] - from)
+          .reduce((sum, bit) => (bit >= 0 && bit < 32 ? sum | (1 << bit) : sum), 0);
+      set(index, mountRow.flags, word(0));
+      set(index, mountRow.moreFlags, word(32));
+      set(index, mountRow.minor, minor);
+    },
+    remove: (index) => {
+      known.delete(rowAt(index).id);
+      use(index, 0);
+    },
+  };
+}

@@ -1,0 +1,213 @@
+import { rootNode } from '#wire/fuse/abi.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import type { Hidden, Node, Nodes } from '../ports.ts';
+import { createHandleIndex, type HandleIndex } from './handle-index.ts';
+import { longestHandle, longestName, record, recordsPerChunk } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+
+/** Nodes of all mounts. A node's number is where its record lies: 2 is the first; 1 is every mount's root. */
+export interface NodeTable {
+  /** Those of one mount; its root is not in the table. */
+  of(mount: number, root: FileHandle): Nodes;
+  /** Everything of a mount that is unmounted. */
+  drop(mount: number): void;
+  readonly size: number;
+}
+
+/** Owner of a record that says where a removed file is. */
+const hiding = 0xffff_ffff;
+const firstId = 2;
+
+const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
+  one.length === other.length && Buffer.compare(one, other) === 0;
+
+export class TooManyNodes extends Error {
+  override readonly name = 'TooManyNodes';
+}
+
+export function createNodeTable(memory: JournalMemory): NodeTable {
+  const free: number[] = [];
+  const indexes = new Map<number, HandleIndex>();
+  let size = 0;
+
+  const chunkOf = (id: number): DataView => memory.chunks[Math.floor((id - firstId) / recordsPerChunk)] as DataView;
+  const atOf = (id: number): number => ((id - firstId) % recordsPerChunk) * record.size;
+  const get = (id: number, field: number): number => chunkOf(id).getUint32(atOf(id) + field, true);
+  const set = (id: number, field: number, value: number): void => chunkOf(id).setUint32(atOf(id) + field, value, true);
+  const isThere = (id: number): boolean => id >= firstId && id < firstId + memory.chunks.length * recordsPerChunk;
+  /** The last word that is written of a new record, and the first of one that goes. */
+  const own = (id: number, owner: number): void => {
+    const { buffer, byteOffset } = chunkOf(id);
+    Atomics.store(new Int32Array(buffer, byteOffset), (atOf(id) + record.owner) / 4, owner | 0);
+  };
+
+  const view = (id: number, field: number, length: number): Buffer => {
+    const { buffer, byteOffset } = chunkOf(id);
+    return Buffer.from(buffer as ArrayBuffer, byteOffset + atOf(id) + field, length);
+  };
+  const handleOf = (id: number): FileHandle => view(id, record.handle, get(id, record.handleLength));
+
+  function take(): number {
+    const id = free.pop();
+    if (id !== undefined) return id;
+    const first = firstId + memory.chunks.length * recordsPerChunk;
+    if (memory.addChunk() === undefined) throw new TooManyNodes('no room for more files that the kernel knows');
+    for (let next = first + recordsPerChunk - 1; next > first; next--) free.push(next);
+    return first;
+  }
+
+  function letGo(id: number): void {
+    own(id, 0);
+    free.push(id);
+  }
+
+  const indexOf = (mount: number): HandleIndex => {
+    const known = indexes.get(mount);
+    if (known !== undefined) return known;
+    const made = createHandleIndex((key, id) => isSame(handleOf(id), key), handleOf);
+    indexes.set(mount, made);
+    return made;
+  };
+
+  /** Downwards, so that low numbers are given out first. */
+  function restore(): void {
+    for (let id = firstId + memory.chunks.length * recordsPerChunk - 1; id >= firstId; id--) {
+      const owner = get(id, record.owner);
+      if (owner === 0) free.push(id);
+      else if (owner !== hiding) {
+        indexOf(owner - 1).add(handleOf(id), id);
+        size++;
+      }
+    }
+    // One whose file was closed, or not yet told of it: nobody points to it.
+    for (const id of everyId()) if (get(id, record.owner) === hiding && !isPointedTo(id)) letGo(id);
+  }
+
+  function* everyId(): Generator<number> {
+    for (let id = firstId; id < firstId + memory.chunks.length * recordsPerChunk; id++) yield id;
+  }
+
+  const isPointedTo = (id: number): boolean => {
+    const file = get(id, record.opens);
+    return isThere(file) && get(file, record.owner) !== 0 && get(file, record.hidden) === id;
+  };
+
+  function putHandle(id: number, handle: FileHandle): void {
+    if (handle.length > longestHandle) throw new RangeError('a handle longer than NFSv3 allows');
+    view(id, record.handle, handle.length).set(handle);
+    set(id, record.handleLength, handle.length);
+  }
+
+  function unhide(id: number): void {
+    const hidden = get(id, record.hidden);
+    if (hidden === 0) return;
+    set(id, record.hidden, 0);
+    letGo(hidden);
+  }
+
+  function remove(mount: number, id: number): void {
+    indexOf(mount).remove(handleOf(id), id);
+    unhide(id);
+    letGo(id);
+    size--;
+  }
+
+  function of(mount: number, root: FileHandle): Nodes {
+    const index = indexOf(mount);
+    const owner = mount + 1;
+    let rootOpens = 0;
+    const isOurs = (id: number): boolean => isThere(id) && get(id, record.owner) === owner;
+    const node = (id: number): Node => ({
+      id,
+      generation: get(id, record.generation),
+      // A copy: a call may be sent again when the record is somebody else's.
+      handle: Buffer.from(handleOf(id)),
+      opens: get(id, record.opens),
+    });
+    const rootOf = (): Node => ({ id: rootNode, generation: 0, handle: root, opens: rootOpens });
+    const countOpen = (id: number, by: number): void => {
+      if (id === rootNode) rootOpens += by;
+      else if (isOurs(id)) set(id, record.opens, Math.max(0, get(id, record.opens) + by));
+    };
+
+    function make(handle: FileHandle): number {
+      const id = take();
+      putHandle(id, handle);
+      set(id, record.generation, get(id, record.generation) + 1);
+      set(id, record.lookups, 1);
+      set(id, record.opens, 0);
+      set(id, record.hidden, 0);
+      own(id, owner);
+      index.add(handle, id);
+      size++;
+      return id;
+    }
+
+    return {
+      looked: (handle) => {
+        if (isSame(handle, root)) return rootOf();
+        const known = index.find(handle);
+        if (known !== undefined) set(known, record.lookups, get(known, record.lookups) + 1);
+        return node(known ?? make(handle));
+      },
+      get: (id) => (id === rootNode ? rootOf() : isOurs(id) ? node(id) : undefined),
+      find: (handle) => {
+        if (isSame(handle, root)) return rootOf();
+        const known = index.find(handle);
+        return known === undefined ? undefined : node(known);
+      },
+      forget: (id, lookups) => {
+        if (!isOurs(id)) return;
+        const left = get(id, record.lookups) - lookups;
+        if (left > 0) set(id, record.lookups, left);
+        else remove(mount, id);
+      },
+      opened: (id) => countOpen(id, 1),
+      closed: (id) => countOpen(id, -1),
+      changeHandle: (id, handle) => {
+        if (!isOurs(id)) return;
+        index.remove(handleOf(id), id);
+        putHandle(id, handle);
+        index.add(handle, id);
+      },
+      hide: (id, place) => {
+        if (!isOurs(id)) return;
+        unhide(id);
+        if (place !== undefined) set(id, record.hidden, hide(id, place));
+      },
+      hidden: (id) => {
+        const at = isOurs(id) ? get(id, record.hidden) : 0;
+        return at === 0 ? undefined : hiddenAt(at);
+      },
+    };
+  }
+
+  function hide(file: number, { directory, name }: Hidden): number {
+    if (Buffer.byteLength(name) > longestName) throw new RangeError('the name of a hidden file is too long');
+    const id = take();
+    putHandle(id, directory);
+    // The file that it belongs to, where a node has its opens.
+    set(id, record.opens, file);
+    const written = view(id, record.name + 4, longestName).write(name);
+    set(id, record.name, written);
+    own(id, hiding);
+    return id;
+  }
+
+  const hiddenAt = (id: number): Hidden => ({
+    directory: Buffer.from(handleOf(id)),
+    name: view(id, record.name + 4, get(id, record.name)).toString(),
+  });
+
+  restore();
+  return {
+    of,
+    drop: (mount) => {
+      for (const id of everyId()) if (get(id, record.owner) === mount + 1) remove(mount, id);
+      indexes.delete(mount);
+    },
+    get size() {
+      return size;
+    },
+  };
+}

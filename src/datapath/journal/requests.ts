@@ -1,0 +1,264 @@
+import type { Slot } from '#wire/fuse/device.ts';
+import type { Message } from '#wire/fuse/message.ts';
+import type { Proof, Proofs } from '../ports.ts';
+import {
+  cellCount,
+  cells,
+  inUse,
+  line,
+  lines,
+  linesAt,
+  longestInline,
+  longestReply,
+  ownersAt,
+  phase,
+} from './layout.ts';
+import type { JournalMemory, Piece } from './memory.ts';
+
+/** A request that was read. */
+export interface Taken {
+  readonly place: number;
+  readonly message: Message;
+}
+
+/** One that a predecessor read and did not finish. */
+export interface Left extends Taken {
+  readonly mount: number;
+  readonly phase: 'taken' | 'sent' | 'behind' | 'done';
+}
+
+/** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
+export interface Requests extends Proofs {
+  /** Memory for the next request of a mount, which stays the mount's until a long one was read into it. */
+  arm(mount: number): Slot | undefined;
+  /** The kernel has put a request there. Undefined: there is no room for it; it stays where it is. */
+  take(mount: number, slot: Slot, length: number): Taken | undefined;
+  /** Whether the memory is still the mount's next. */
+  isArmed(mount: number, slot: Slot): boolean;
+  /** It was answered, and its data must stay until they are on the server's disk. */
+  behind(place: number): void;
+  isBehind(place: number): boolean;
+  /** Keeps the answer of a request whose call was sent: whoever comes after a crash repeats the answer, not the call. */
+  keepAnswer(place: number, bytes: Uint8Array): void;
+  keptAnswer(place: number): Buffer;
+  free(place: number): void;
+  /** All of a mount's that is unmounted. */
+  freeAll(mount: number): void;
+  /** What the predecessor left; nothing in a new journal. Memory that it had only armed is freed by this. */
+  left(): readonly Left[];
+  /** Lines and slots that are in use. */
+  readonly held: { readonly lines: number; readonly slots: number };
+}
+
+const at = (place: number, field: number): number => linesAt + place * line.size + field;
+const word = (place: number, field: number): number => at(place, field) / 4;
+const ownerWord = (slot: number): number => ownersAt / 4 + slot;
+
+const proofNumber = { none: 0, made: 1, gone: 2, moved: 3 } as const;
+const phases = ['empty', 'taken', 'sent', 'behind', 'done'] as const;
+
+/** The bytes of a request that say which one it is; the highest bit says that it was sent before. */
+const uniqueOf = (view: DataView): string => `${view.getUint32(12, true) & 0x7fff_ffff}.${view.getUint32(8, true)}`;
+
+export function createRequests(memory: JournalMemory): Requests {
+  const { words, view, bytes } = memory;
+  const slots: readonly Slot[] = Array.from({ length: memory.slots }, (_, place) => ({ place, ...memory.slot(place) }));
+  const slotAt = (number: number): Slot => slots[number] as Slot;
+  // What was free last is offered first: its memory is there already. Low numbers before high ones.
+  const idleLines = free(lines, (place) => words[word(place, line.mount)] === 0);
+  const idleSlots = free(memory.slots, (slot) => words[ownerWord(slot)] === 0);
+  const idleCells = idleCellsOf(
+    (place) => words[word(place, line.mount)] === 0,
+    (place) => words[word(place, line.cell)] ?? 0,
+  );
+  const present = new Set<number>();
+
+  /** A process can be killed between any two stores: the one that makes a line mean something else comes last, by this. */
+  const store = (index: number, value: number): void => void Atomics.store(words, index, value);
+  const setPhase = (place: number, to: number): void => store(word(place, line.phase), to);
+
+  const inline = (place: number, length: number): Message => {
+    const from = at(place, line.request);
+    return {
+      buffer: bytes.subarray(from, from + longestInline),
+      view: new DataView(bytes.buffer, bytes.byteOffset + from, longestInline),
+      end: length,
+    };
+  };
+
+  function freeSlot(slot: number): void {
+    slotAt(slot).view.setUint32(0, 0, true);
+    store(ownerWord(slot), 0);
+    idleSlots.push(slot);
+  }
+
+  function freeLine(place: number): void {
+    const cell = (words[word(place, line.cell)] ?? 0) - 1;
+    store(word(place, line.mount), 0);
+    if (cell >= cellCount) freeSlot(cell - cellCount);
+    else if (cell >= 0) idleCells[classOf(cell)].push(cell);
+    idleLines.push(place);
+  }
+
+  function begin(mount: number, place: number, cell: number): void {
+    words[word(place, line.cell)] = cell + 1;
+    words[word(place, line.proof)] = proofNumber.none;
+    words[word(place, line.phase)] = phase.taken;
+    store(word(place, line.mount), mount + 1);
+  }
+
+  function take(mount: number, slot: Slot, length: number): Taken | undefined {
+    const place = idleLines.pop();
+    if (place === undefined) return undefined;
+    if (length <= longestInline) {
+      slot.buffer.copy(bytes, at(place, line.request), 0, length);
+      begin(mount, place, here);
+      slot.view.setUint32(0, 0, true);
+      return { place, message: inline(place, length) };
+    }
+    const cell = cells.findIndex(({ size }, i) => length <= size && (idleCells[i]?.length ?? 0) > 0);
+    const moved = idleCells[cell]?.pop();
+    if (moved === undefined) {
+      begin(mount, place, cellCount + slot.place);
+      store(ownerWord(slot.place), inUse);
+      return { place, message: { buffer: slot.buffer, view: slot.view, end: length } };
+    }
+    const into = memory.cell(moved);
+    slot.buffer.copy(into.buffer, 0, 0, length);
+    begin(mount, place, moved);
+    slot.view.setUint32(0, 0, true);
+    return { place, message: { ...into, end: length } };
+  }
+
+  const pieceOf = (place: number): Piece => {
+    const cell = (words[word(place, line.cell)] ?? 0) - 1;
+    if (cell < 0) return inline(place, 0);
+    return cell < cellCount ? memory.cell(cell) : slotAt(cell - cellCount);
+  };
+
+  const handleOf = (place: number): Buffer => {
+    const from = at(place, line.handle);
+    return Buffer.from(bytes.subarray(from, from + view.getUint32(at(place, line.handleLength), true)));
+  };
+
+  function find(place: number): Proof | undefined {
+    switch (words[word(place, line.proof)]) {
+      case proofNumber.made:
+        return {
+          kind: 'made',
+          seconds: view.getFloat64(at(place, line.seconds), true),
+          nanoseconds: view.getUint32(at(place, line.nanoseconds), true),
+        };
+      case proofNumber.gone:
+        return { kind: 'gone', handle: handleOf(place) };
+      case proofNumber.moved:
+        return { kind: 'moved', handle: handleOf(place) };
+      default:
+        return undefined;
+    }
+  }
+
+  function write(place: number, proof: Proof): void {
+    if (proof.kind === 'made') {
+      view.setFloat64(at(place, line.seconds), proof.seconds, true);
+      view.setUint32(at(place, line.nanoseconds), proof.nanoseconds, true);
+    } else {
+      bytes.set(proof.handle, at(place, line.handle));
+      view.setUint32(at(place, line.handleLength), proof.handle.length, true);
+    }
+    store(word(place, line.proof), proofNumber[proof.kind]);
+    setPhase(place, phase.sent);
+  }
+
+  function leftAt(place: number): Left | undefined {
+    const mount = (words[word(place, line.mount)] ?? 0) - 1;
+    if (mount < 0) return undefined;
+    const found = phases[words[word(place, line.phase)] ?? 0] ?? 'taken';
+    const { buffer, view: request } = pieceOf(place);
+    const end = Math.min(request.getUint32(0, true), request.byteLength);
+    return { mount, place, phase: found === 'empty' ? 'taken' : found, message: { buffer, view: request, end } };
+  }
+
+  /** Read by the kernel into memory that was armed, and not yet in a line; or in a line too, when it was killed in between. */
+  function inArmed(known: ReadonlySet<string>): readonly Left[] {
+    return slots.flatMap((slot) => {
+      const owner = words[ownerWord(slot.place)] ?? 0;
+      if (owner === 0 || owner === inUse) return [];
+      const length = slot.view.getUint32(0, true);
+      const mount = owner - 1;
+      if (length === 0 || length > slot.buffer.length || known.has(`${mount} ${uniqueOf(slot.view)}`)) return [];
+      const taken = take(mount, slot, length);
+      return taken === undefined ? [] : [{ ...taken, mount, phase: 'taken' as const }];
+    });
+  }
+
+  return {
+    arm: (mount) => {
+      const slot = idleSlots.pop();
+      if (slot === undefined) return undefined;
+      // A process that is killed while the kernel copies into a page that is not there loses the request: it ends with EIO.
+      if (!present.has(slot)) memory.populate(slot);
+      present.add(slot);
+      slotAt(slot).view.setUint32(0, 0, true);
+      store(ownerWord(slot), mount + 1);
+      return slotAt(slot);
+    },
+    take,
+    isArmed: (mount, { place }) => words[ownerWord(place)] === mount + 1,
+    behind: (place) => setPhase(place, phase.behind),
+    isBehind: (place) => words[word(place, line.phase)] === phase.behind,
+    keepAnswer: (place, answer) => {
+      if (words[word(place, line.phase)] !== phase.sent || answer.length > longestReply) return;
+      bytes.set(answer, at(place, line.reply));
+      view.setUint32(at(place, line.replyLength), answer.length, true);
+      setPhase(place, phase.done);
+    },
+    keptAnswer: (place) => {
+      const from = at(place, line.reply);
+      return bytes.subarray(from, from + view.getUint32(at(place, line.replyLength), true));
+    },
+    free: freeLine,
+    freeAll: (mount) => {
+      for (let place = 0; place < lines; place++) if (words[word(place, line.mount)] === mount + 1) freeLine(place);
+      for (const { place } of slots) if (words[ownerWord(place)] === mount + 1) freeSlot(place);
+    },
+    left: () => {
+      const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
+      const inLines = new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`));
+      const late = inArmed(inLines);
+      const used = new Set(
+        [...known, ...late].map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount),
+      );
+      for (const { place } of slots) {
+        // Also one that was said to be in use by a line that then never was.
+        if (used.has(place)) store(ownerWord(place), inUse);
+        else if (words[ownerWord(place)] !== 0) freeSlot(place);
+      }
+      return [...known, ...late];
+    },
+    find,
+    write,
+    get held() {
+      return { lines: lines - idleLines.length, slots: memory.slots - idleSlots.length };
+    },
+  };
+}
+
+/** Of a request that lies in its line. */
+const here = -1;
+
+const classOf = (cell: number): 0 | 1 => (cell < cells[0].count ? 0 : 1);
+
+/** Cells of each class that no line points to. */
+function idleCellsOf(
+  isIdle: (line: number) => boolean,
+  cellOf: (line: number) => number,
+): readonly [number[], number[]] {
+  const taken = new Set(Array.from({ length: lines }, (_, place) => (isIdle(place) ? 0 : cellOf(place))));
+  const all = free(cellCount, (cell) => !taken.has(cell + 1));
+  return [all.filter((cell) => classOf(cell) === 0), all.filter((cell) => classOf(cell) === 1)];
+}
+
+/** In descending order: the last is given out first. */
+const free = (count: number, isFree: (index: number) => boolean): number[] =>
+  Array.from({ length: count }, (_, i) => count - 1 - i).filter(isFree);

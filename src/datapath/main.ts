@@ -1,0 +1,54 @@
+/**
+ * The data path's program. A keeper starts it, twice: one serves, the other waits to take its place. It is told what to do over
+ * the socket that it was started with.
+ */
+
+import process from 'node:process';
+import { systemClock } from '#base/clock.ts';
+import { joinKeeper } from '#keeper/data-path.ts';
+import { createKeeperLog } from '#keeper/log-file.ts';
+import { protect } from '#keeper/protect.ts';
+import { type Program, startProgram } from './program.ts';
+
+const version = '1';
+const clock = systemClock();
+const log = createKeeperLog(undefined, clock).log.with({ dataPath: process.pid });
+const stopping = new AbortController();
+protect('stowage data path', -900);
+
+let program: Promise<Program> | undefined;
+
+/** Whatever goes wrong here is known to the keeper by the end of the process: another one tries, from where this one was. */
+function fail(cause: unknown): void {
+  log.error('the data path ends by a fault', {
+    cause: cause instanceof Error ? (cause.stack ?? cause.message) : String(cause),
+  });
+  process.exit(1);
+}
+process.on('uncaughtException', fail);
+process.on('unhandledRejection', fail);
+
+const link = joinKeeper({
+  ...{ clock, log, version, signal: stopping.signal },
+  handlers: {
+    serve: (given) => {
+      program = startProgram(given, { clock, log, holder: link, signal: stopping.signal });
+      program.then(() => link.ready(), fail);
+    },
+    add: (mount) => {
+      program
+        ?.then((running) => running.add(mount))
+        .catch((cause: unknown) =>
+          link.report(`a mount is not served: ${cause instanceof Error ? cause.message : 'unknown'}`),
+        );
+    },
+    remove: (id) => {
+      program?.then((running) => running.remove(id)).catch(fail);
+    },
+    stop: async () => {
+      const running = await program;
+      await running?.stop();
+    },
+    unneeded: () => process.exit(0),
+  },
+});

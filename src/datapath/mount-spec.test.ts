@@ -1,0 +1,43 @@
+import { describe, expect, test } from 'vitest';
+import { type MountSpec, readSpec } from './mount-spec.ts';
+
+const spec: MountSpec = {
+  ...{ version: 1, addresses: ['10.0.0.5', 'fd00::5'], port: 2049, root: 'AAECAw==', connections: 2 },
+  ...{ privilegedPorts: true, squash: 'root', uid: 1000, gid: 1000, softMs: 10_000, readOnly: false },
+  ...{ maxRead: 1024 * 1024, maxWrite: 65_536, cacheMs: 1000, locks: 'refused' },
+  tls: { ca: 'a certificate', certificate: undefined, key: 'a secret', serverName: 'nas' },
+};
+
+describe('what a data path is told about a mount', () => {
+  test('comes through JSON as it was', () => {
+    const { tls: _tls, softMs: _softMs, ...plain } = spec;
+    expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual(spec);
+    expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({ ...plain, tls: undefined, softMs: undefined });
+  });
+
+  test.each([
+    ['version', 2, 'a mount is described in version 2'],
+    ['addresses', [], 'the field addresses'],
+    ['addresses', [7], 'the field addresses'],
+    ['port', 65_536, 'the field port'],
+    ['port', '2049', 'the field port'],
+    ['root', undefined, 'the field root'],
+    ['connections', 17, 'the field connections'],
+    ['squash', 'some', 'the field squash'],
+    ['uid', -1, 'the field uid'],
+    ['readOnly', 'yes', 'the field readOnly'],
+    ['maxWrite', 2 ** 21, 'the field maxWrite'],
+    ['softMs', 0.5, 'the field softMs'],
+    ['locks', 'everywhere', 'the field locks'],
+    ['tls', 'on', 'the field tls'],
+  ])('is refused with %s as %j', (field, value, message) => {
+    expect(() => readSpec({ ...spec, [field]: value })).toThrow(message);
+  });
+
+  test('is refused without showing what may be a secret', () => {
+    expect(() => readSpec({ ...spec, tls: { ...spec.tls, key: ['a secret'] } })).toThrow(
+      "the field key of a mount's description is wrong",
+    );
+    expect(() => readSpec('a text')).toThrow('not an object');
+  });
+});

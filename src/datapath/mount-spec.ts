@@ -1,0 +1,106 @@
+/** What a data path is told about a mount: plain data, through the keeper's hands. May hold the key of a certificate. */
+export interface MountSpec {
+  readonly version: 1;
+  /** Addresses of one server, in the order they are tried. */
+  readonly addresses: readonly [string, ...string[]];
+  readonly port: number;
+  /** The handle of the volume's top directory, in base64. */
+  readonly root: string;
+  readonly connections: number;
+  /** Below 1024, as many servers want. */
+  readonly privilegedPorts: boolean;
+  readonly tls: TlsSpec | undefined;
+  readonly squash: 'none' | 'root' | 'all';
+  readonly uid: number;
+  readonly gid: number;
+  /** `soft`: EIO after so long without an answer. Undefined: `hard`. */
+  readonly softMs: number | undefined;
+  readonly readOnly: boolean;
+  readonly maxRead: number;
+  readonly maxWrite: number;
+  /** How long names and attributes are relied on. */
+  readonly cacheMs: number;
+  /** node: `flock` and the like hold between processes of this node. refused: ENOLCK. */
+  readonly locks: 'node' | 'refused';
+}
+
+/** Contents of files, not their names: the data path has no right to read them. */
+export interface TlsSpec {
+  /** Undefined: those that the system trusts. */
+  readonly ca: string | undefined;
+  readonly certificate: string | undefined;
+  readonly key: string | undefined;
+  /** The name in the server's certificate, where addresses are not what it is for. */
+  readonly serverName: string | undefined;
+}
+
+class BadSpec extends Error {
+  override readonly name = 'BadSpec';
+}
+
+type Fields = Readonly<Record<string, unknown>>;
+
+/** Read by another version of the program than wrote it, when there was an upgrade in between. */
+export function readSpec(given: unknown): MountSpec {
+  if (typeof given !== 'object' || given === null) throw new BadSpec('the description of a mount is not an object');
+  const fields = given as Fields;
+  if (fields['version'] !== 1) throw new BadSpec(`a mount is described in version ${String(fields['version'])}`);
+  const addresses = fields['addresses'];
+  if (!Array.isArray(addresses) || addresses.length === 0 || !addresses.every((one) => typeof one === 'string'))
+    throw bad('addresses');
+  return {
+    version: 1,
+    addresses: addresses as unknown as [string, ...string[]],
+    port: whole(fields, 'port', 65_535),
+    root: text(fields, 'root'),
+    connections: whole(fields, 'connections', 16),
+    privilegedPorts: flag(fields, 'privilegedPorts'),
+    tls: fields['tls'] === undefined ? undefined : readTls(fields['tls']),
+    squash: oneOf(fields, 'squash', ['none', 'root', 'all']),
+    uid: whole(fields, 'uid', 0xffff_ffff),
+    gid: whole(fields, 'gid', 0xffff_ffff),
+    softMs: fields['softMs'] === undefined ? undefined : whole(fields, 'softMs', Number.MAX_SAFE_INTEGER),
+    readOnly: flag(fields, 'readOnly'),
+    maxRead: whole(fields, 'maxRead', 1024 * 1024),
+    maxWrite: whole(fields, 'maxWrite', 1024 * 1024),
+    cacheMs: whole(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),
+    locks: oneOf(fields, 'locks', ['node', 'refused']),
+  };
+}
+
+function readTls(given: unknown): TlsSpec {
+  if (typeof given !== 'object' || given === null) throw bad('tls');
+  const fields = given as Fields;
+  const maybe = (name: string): string | undefined => (fields[name] === undefined ? undefined : text(fields, name));
+  return {
+    ...{ ca: maybe('ca'), certificate: maybe('certificate') },
+    ...{ key: maybe('key'), serverName: maybe('serverName') },
+  };
+}
+
+/** Without the value: it may be a secret. */
+const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is wrong`);
+
+function whole(fields: Fields, name: string, most: number): number {
+  const value = fields[name];
+  if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0 || value > most) throw bad(name);
+  return value;
+}
+
+function text(fields: Fields, name: string): string {
+  const value = fields[name];
+  if (typeof value !== 'string') throw bad(name);
+  return value;
+}
+
+function flag(fields: Fields, name: string): boolean {
+  const value = fields[name];
+  if (typeof value !== 'boolean') throw bad(name);
+  return value;
+}
+
+function oneOf<const T extends string>(fields: Fields, name: string, words: readonly T[]): T {
+  const found = words.find((word) => word === fields[name]);
+  if (found === undefined) throw bad(name);
+  return found;
+}

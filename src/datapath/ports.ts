@@ -1,0 +1,54 @@
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+
+/**
+ * What must outlive the process that serves a mount, as the file system sees it. The real thing lies in the journal
+ * (journal/), memory that a successor finds as its predecessor left it, whatever killed that.
+ */
+
+/** A file, directory or link that the kernel knows by a number. */
+export interface Node {
+  readonly id: number;
+  /** Of the number: it is used again for something else. */
+  readonly generation: number;
+  readonly handle: FileHandle;
+  /** Open files of this mount; what is removed while there are any gets another name first. */
+  readonly opens: number;
+}
+
+export interface Nodes {
+  /** The node of a handle, made if there is none. The kernel is about to be told of it: counts one lookup. */
+  looked(handle: FileHandle): Node;
+  /** Undefined: the kernel should not know it. The root is node 1, always there. */
+  get(id: number): Node | undefined;
+  /** The node that has this handle, if the kernel knows it. */
+  find(handle: FileHandle): Node | undefined;
+  /** The kernel has let go of so many lookups; with the last the node is gone. */
+  forget(id: number, lookups: number): void;
+  opened(id: number): void;
+  closed(id: number): void;
+  /** The server has given the same file another handle (it was stale). */
+  changeHandle(id: number, handle: FileHandle): void;
+  /** Where the file is that was removed while open; it goes with the last close. */
+  hide(id: number, at: Hidden | undefined): void;
+  hidden(id: number): Hidden | undefined;
+}
+
+export interface Hidden {
+  readonly directory: FileHandle;
+  readonly name: string;
+}
+
+/** What tells, after a crash, whether a call that changes something was done. Written before it is sent. */
+export type Proof =
+  /** Something is made with this modification time: what is there with it is ours. */
+  | { readonly kind: 'made'; readonly seconds: number; readonly nanoseconds: number }
+  /** What the name meant. */
+  | { readonly kind: 'gone'; readonly handle: FileHandle }
+  /** What is moved. */
+  | { readonly kind: 'moved'; readonly handle: FileHandle };
+
+export interface Proofs {
+  /** Of the request at this place. Undefined: nothing was sent for it yet. Else it comes again after a crash. */
+  find(place: number): Proof | undefined;
+  write(place: number, proof: Proof): void;
+}

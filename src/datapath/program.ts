@@ -1,0 +1,138 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { createConnections, type Holder, type Rented } from './connections.ts';
+import { drain } from './drain.ts';
+import { createFileSystem } from './file-system.ts';
+import { formatJournal, openJournal } from './journal/memory.ts';
+import { createMountRows } from './journal/mounts.ts';
+import { createNodeTable } from './journal/nodes.ts';
+import { createRequests, type Left } from './journal/requests.ts';
+import { asked, refusingLocks, waiting } from './kernel-wishes.ts';
+import { readSpec } from './mount-spec.ts';
+import { type ServedMount, serveMount } from './served-mount.ts';
+
+export interface ProgramParts {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly holder: Holder;
+  readonly signal: AbortSignal;
+}
+
+/** A mount as the keeper gives it; the descriptor is ours. */
+export interface GivenMount {
+  readonly id: string;
+  readonly spec: unknown;
+  readonly fd: number;
+}
+
+export interface Given {
+  readonly journal: number;
+  readonly mounts: readonly GivenMount[];
+  /** Connections of a predecessor. */
+  readonly sockets: readonly { readonly id: string; readonly fd: number }[];
+}
+
+/** Serves all mounts of a keeper, going on where a predecessor was stopped. */
+export interface Program {
+  add(mount: GivenMount): Promise<void>;
+  remove(id: string): void;
+  /** Reads nothing more; resolves when everything that was read is answered. */
+  stop(): Promise<void>;
+}
+
+interface Running extends Disposable {
+  readonly index: number;
+  readonly served: ServedMount;
+}
+
+export async function startProgram(given: Given, parts: ProgramParts): Promise<Program> {
+  const { clock, log, holder, signal } = parts;
+  formatJournal(given.journal);
+  const memory = openJournal(given.journal);
+  const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory), createNodeTable(memory)];
+  const connections = createConnections(clock, holder);
+  const paused = new Set<() => void>();
+  const running = new Map<string, Running>();
+  const left = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
+  let drained: Promise<void> | undefined;
+
+  /** Nothing may be changed before what a predecessor sent is either done or will never be. */
+  function drainAll(): void {
+    if (given.sockets.length === 0) return;
+    const descriptors = given.sockets.map(({ fd }) => fd);
+    const isAnswering = async (until: AbortSignal): Promise<void> => {
+      await Promise.all(rented.map(({ nfs }) => nfs.null({ signal: until, deadlineMs: Number.POSITIVE_INFINITY })));
+    };
+    drained = drain(descriptors, { clock, isAnswering }, signal).then(() => {
+      drained = undefined;
+      for (const { id } of given.sockets) holder.letGo(id);
+    });
+    drained.catch((cause: unknown) => log.warn('old connections were not ended', { cause: String(cause) }));
+  }
+
+  const rented: Rented[] = [];
+
+  async function add({ id, spec: told, fd }: GivenMount): Promise<void> {
+    const spec = readSpec(told);
+    const row = rows.of(id);
+    const server = connections.rent(spec);
+    rented.push(server);
+    const root = Buffer.from(spec.root, 'base64');
+    const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
+    const system = createFileSystem({
+      ...{ nfs: server.nfs, nodes: nodes.of(row.index, root), proofs: requests, clock },
+      notify: (bytes) => served.notify(bytes),
+      options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
+    });
+    const served = await serveMount({
+      ...{ fd, mount: row.index, requests, paused, left: left.get(row.index) ?? [] },
+      operations: waiting({ ...system, ...(spec.locks === 'refused' ? refusingLocks : {}) }, () => drained),
+      wishes: asked(spec),
+      onBehind: ({ place }) => requests.free(place),
+      onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
+      onFault: (operation, cause) =>
+        log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
+      onEnd: (code) => log.info('a mount ended', { mount: id, code }),
+    });
+    left.delete(row.index);
+    running.set(id, {
+      index: row.index,
+      served,
+      [Symbol.dispose]: () => {
+        served[Symbol.dispose]();
+        server[Symbol.dispose]();
+      },
+    });
+  }
+
+  function forget(index: number): void {
+    requests.freeAll(index);
+    nodes.drop(index);
+    rows.remove(index);
+  }
+
+  for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
+  const adding = given.mounts.map((mount) => add(mount));
+  drainAll();
+  await Promise.all(adding);
+  return {
+    add,
+    remove: (id) => {
+      const known = running.get(id);
+      if (known === undefined) return;
+      running.delete(id);
+      known[Symbol.dispose]();
+      forget(known.index);
+    },
+    stop: async () => {
+      await Promise.all([...running.values()].map(({ served }) => served.stop()));
+    },
+  };
+}
+
+/** The kernel counts requests up: what was asked first is done first. */
+function byUnique(one: Left, other: Left): number {
+  const unique = ({ message: { view } }: Left): number =>
+    (view.getUint32(12, true) & 0x7fff_ffff) * 0x1_0000_0000 + view.getUint32(8, true);
+  return unique(one) - unique(other);
+}

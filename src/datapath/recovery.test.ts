@@ -1,0 +1,122 @@
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, constants, mkdirSync, openSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import type { KeeperClient } from '#keeper/agent.ts';
+import { needs } from '#testbed/needs.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { openExport } from '#testing/nfs-export.ts';
+import type { MountSpec } from './mount-spec.ts';
+
+const run = promisify(execFile);
+const program = join(import.meta.dirname, 'main.ts');
+const never = new AbortController().signal;
+
+describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is killed', () => {
+  const ganesha = ganeshaFolders('recovery');
+
+  /** A folder of the server, mounted the way the product does it. */
+  async function mounted(
+    ground: Ground,
+    keepers: KeeperGround,
+  ): Promise<{ readonly at: string; readonly client: KeeperClient }> {
+    const { folder } = ganesha.fresh();
+    using server = await openExport(ganesha.server, folder);
+    const spec: MountSpec = {
+      ...{ version: 1, addresses: [ganesha.server.host], port: ganesha.server.nfsPort, connections: 2 },
+      ...{ root: Buffer.from(server.root).toString('base64'), privilegedPorts: false, tls: undefined },
+      ...{ squash: 'none', uid: 65_534, gid: 65_534, softMs: undefined, readOnly: false },
+      ...{ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, cacheMs: 1000, locks: 'node' },
+    };
+    const at = join(ground.folder, 'mnt');
+    mkdirSync(at);
+    const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+    const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+    const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+      stdio: ['ignore', 'inherit', 'inherit', fd],
+    });
+    expect(await once(child, 'exit')).toEqual([0, null]);
+    await keepers.startKeeper({ program, flags: ['--disable-warning=ExperimentalWarning'] });
+    const client = keepers.client();
+    await client.adopt('sv1-test', spec, fd, never);
+    closeSync(fd);
+    return { at, client };
+  }
+
+  /** Kills whoever serves, again and again, until the work is done. Gives how often. */
+  async function killing(client: KeeperClient, work: Promise<unknown>): Promise<number> {
+    let isDone = false;
+    const ended = work.finally(() => {
+      isDone = true;
+    });
+    ended.catch(() => undefined);
+    let kills = 0;
+    while (!isDone && kills < 200) {
+      const { active, takeovers } = await eventually(
+        () => client.status(never),
+        ({ active: one, standby }) => one?.ready === true && standby !== null,
+      );
+      process.kill(active?.pid ?? -1, 'SIGKILL');
+      kills++;
+      await eventually(
+        () => client.status(never),
+        (state) => state.takeovers > takeovers,
+      );
+    }
+    await ended;
+    return kills;
+  }
+
+  test('loses no data and shows no error', { timeout: 120_000 }, async () => {
+    using ground = createGround();
+    await using keepers = createKeeperGround();
+    const { at, client } = await mounted(ground, keepers);
+    const fio = run(
+      'fio',
+      [
+        ...['--name=x', `--directory=${at}`, '--rw=randrw', '--bs=4k-256k', '--size=6m', '--verify=crc32c'],
+        ...['--verify_fatal=1', '--ioengine=psync', '--numjobs=2', '--time_based', '--runtime=15', '--fsync=20'],
+        ...['--group_reporting', '--minimal', '--verify_state_save=0'],
+      ],
+      { cwd: ground.folder, timeout: 100_000 },
+    );
+    const kills = await killing(client, fio);
+    expect(kills).toBeGreaterThan(11);
+    await run('umount', [at]);
+  });
+
+  test('does every change of names exactly once', { timeout: 120_000 }, async () => {
+    using ground = createGround();
+    await using keepers = createKeeperGround();
+    const { at, client } = await mounted(ground, keepers);
+    // A program that fails at the first error, and whose end state is known.
+    const script = `
+      import { mkdirSync, renameSync, rmdirSync, unlinkSync, linkSync, symlinkSync, writeFileSync, readFileSync, readdirSync } from 'node:fs';
+      const at = process.argv[1];
+      for (let i = 0; i < 250; i++) {
+        const name = (what) => at + '/' + what + '-' + i;
+        mkdirSync(name('dir'));
+        writeFileSync(name('file'), 'content ' + i, { flag: 'wx' });
+        linkSync(name('file'), name('link'));
+        symlinkSync('file-' + i, name('symlink'));
+        renameSync(name('file'), name('dir') + '/moved');
+        if (readFileSync(name('dir') + '/moved', 'utf8') !== 'content ' + i) throw new Error('wrong content of ' + i);
+        unlinkSync(name('link'));
+        unlinkSync(name('symlink'));
+        if (i % 2 === 0) {
+          unlinkSync(name('dir') + '/moved');
+          rmdirSync(name('dir'));
+        }
+        const left = readdirSync(at).length;
+        if (left !== Math.ceil(i / 2) && left !== Math.floor((i + 1) / 2)) throw new Error(i + ': there are ' + left);
+      }`;
+    const work = run(process.execPath, ['--input-type=module', '-e', script, at], { timeout: 100_000 });
+    const kills = await killing(client, work);
+    expect(kills).toBeGreaterThan(3);
+    await run('umount', [at]);
+  });
+});

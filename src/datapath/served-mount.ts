@@ -1,0 +1,109 @@
+import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
+import type { Agreement, Wishes } from '#wire/fuse/init.ts';
+import type { Operations } from '#wire/fuse/operations.ts';
+import { createSession, type Desk } from '#wire/fuse/session.ts';
+import type { Left, Requests } from './journal/requests.ts';
+
+export interface ServedMountOptions {
+  /** /dev/fuse, this process's own copy. */
+  readonly fd: number;
+  /** Which mount of the journal. */
+  readonly mount: number;
+  readonly requests: Requests;
+  readonly operations: Partial<Operations>;
+  readonly wishes: Wishes;
+  /** Mounts that wait for memory, of this process: whoever frees some wakes them. */
+  readonly paused: Set<() => void>;
+  /** What a predecessor left, in the order it came. */
+  readonly left: readonly Left[];
+  /** Data of a WRITE that was answered before. */
+  readonly onBehind: (left: Left) => void;
+  readonly onAgreed: (agreement: Agreement) => void;
+  readonly onFault: (operation: string, cause: unknown) => void;
+  readonly onEnd: (code: string) => void;
+}
+
+export interface ServedMount extends Disposable {
+  /** Tells the kernel something. */
+  notify(bytes: Uint8Array): void;
+  /** A WRITE that was answered is on the server's disk: its memory is free. */
+  committed(place: number): void;
+  /** Reads nothing more; resolves when everything that was read is answered. */
+  stop(): Promise<void>;
+}
+
+/** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */
+export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
+  const { fd, mount, requests, paused } = options;
+  let armed: Slot | undefined;
+  let isStopping = false;
+  const idle = Promise.withResolvers<void>();
+  /** Read, and without a line: there was no room. */
+  let stuck: { readonly slot: Slot; readonly length: number } | undefined;
+
+  const free = (place: number): void => {
+    requests.free(place);
+    for (const wake of paused) wake();
+    if (session.pending === 0) idle.resolve();
+  };
+
+  const desk: Desk = {
+    answer: (place, bytes) => {
+      requests.keepAnswer(place, bytes);
+      device.write(bytes);
+      if (!requests.isBehind(place)) free(place);
+    },
+    finished: free,
+  };
+  const session = createSession({ ...options, desk });
+
+  function take(slot: Slot, length: number): void {
+    const taken = requests.take(mount, slot, length);
+    if (taken === undefined) stuck = { slot, length };
+    else session.take(taken.place, taken.message);
+  }
+
+  function next(): Slot | undefined {
+    if (isStopping) return undefined;
+    if (stuck === undefined) {
+      if (armed === undefined || !requests.isArmed(mount, armed)) armed = requests.arm(mount);
+      if (armed !== undefined) return armed;
+    }
+    paused.add(wake);
+    return undefined;
+  }
+
+  function wake(): void {
+    paused.delete(wake);
+    const waiting = stuck;
+    stuck = undefined;
+    if (waiting !== undefined) take(waiting.slot, waiting.length);
+    device.resume();
+  }
+
+  const device: Device = await openDevice({ fd, next, onRequest: take, onEnd: options.onEnd });
+  for (const one of options.left) resume(one);
+
+  function resume(left: Left): void {
+    if (left.phase === 'behind') options.onBehind(left);
+    else if (left.phase === 'done') {
+      // Refused where the kernel has it already.
+      device.write(requests.keptAnswer(left.place));
+      free(left.place);
+    } else session.take(left.place, left.message);
+  }
+
+  return {
+    notify: (bytes) => void device.write(bytes),
+    committed: free,
+    stop: async () => {
+      isStopping = true;
+      device.pause();
+      if (session.pending > 0) await idle.promise;
+    },
+    [Symbol.dispose]: () => {
+      paused.delete(wake);
+      device[Symbol.dispose]();
+    },
+  };
+}

@@ -1,0 +1,259 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import { createBudget } from './budget.ts';
+import type { Piece } from './file-writes.ts';
+import { createWriteBehind } from './write-behind.ts';
+
+const never = new AbortController().signal;
+
+/** A server with a disk, a memory that a restart loses, and a queue of calls that the test answers in any order. */
+function createServer() {
+  let verifier = 1n;
+  const disk = Buffer.alloc(4096);
+  let memory: { offset: number; data: Buffer }[] = [];
+  const calls: { readonly what: string; answer(): void; refuse(cause: Error): void }[] = [];
+  const log: string[] = [];
+  const put = (to: Buffer, { offset, data }: { offset: number; data: Uint8Array }): void => to.set(data, offset);
+  const queue = <T>(what: string, does: () => T): Promise<T> => {
+    const { promise, resolve, reject } = Promise.withResolvers<T>();
+    log.push(what);
+    calls.push({ what, answer: () => resolve(does()), refuse: reject });
+    return promise;
+  };
+  return {
+    calls,
+    log,
+    disk,
+    restart: () => {
+      verifier++;
+      memory = [];
+    },
+    send: (_file: string, piece: Piece<string>, { stable }: { readonly stable: boolean }) =>
+      queue(`write ${piece.offset}+${piece.data.length}${stable ? ' stable' : ''}`, () => {
+        if (stable) put(disk, piece);
+        else memory.push({ offset: piece.offset, data: Buffer.from(piece.data) });
+        return { isStable: stable, verifier };
+      }),
+    commit: () =>
+      queue('commit', () => {
+        for (const one of memory) put(disk, one);
+        memory = [];
+        return { verifier };
+      }),
+    /** Answers everything that comes, until nothing does. */
+    serve: async (): Promise<void> => {
+      for (let idle = 0; idle < 5; idle++) {
+        for (const call of calls.splice(0)) {
+          call.answer();
+          idle = 0;
+        }
+        await Promise.resolve();
+        await new Promise(setImmediate);
+      }
+    },
+  };
+}
+
+function create(most = 1024 * 1024) {
+  const server = createServer();
+  const clock = createFakeClock();
+  const kept = new Set<number>();
+  const budget = createBudget(most);
+  const behind = createWriteBehind<string, string>({
+    ...{ clock, budgets: [budget], send: server.send, commit: server.commit },
+    keep: (place) => void kept.add(place),
+    free: (place) => void kept.delete(place),
+    keyOf: (file) => file.charCodeAt(0),
+  });
+  let places = 0;
+  const piece = (offset: number, text: string): Piece<string> => ({
+    ...{ place: ++places, offset, data: Buffer.from(text), who: 'somebody' },
+  });
+  return { server, clock, kept, budget, behind, piece };
+}
+
+const large = 'x'.repeat(70_000);
+
+describe('writing behind', () => {
+  test('a small file is one call, made when it is closed', async () => {
+    const { server, behind, piece, kept } = create();
+    expect(behind.write('f', piece(0, 'small'), never)).toBe(5);
+    expect(server.log).toEqual([]);
+    expect(kept.size).toBe(1);
+    const closing = behind.flush('f');
+    await server.serve();
+    await closing;
+    expect(server.log).toEqual(['write 0+5 stable']);
+    expect(kept.size).toBe(0);
+    expect(behind.files).toBe(0);
+  });
+
+  test('held back for a moment only, and not when more follows', async () => {
+    const { server, behind, piece, clock } = create();
+    void behind.write('f', piece(0, 'a'), never);
+    clock.advance(30);
+    expect(server.log).toEqual(['write 0+1']);
+    void behind.write('g', piece(0, 'a'), never);
+    void behind.write('g', piece(1, 'b'), never);
+    expect(server.log).toEqual(['write 0+1', 'write 0+1', 'write 1+1']);
+    const all = Promise.all([behind.flush('f'), behind.flush('g')]);
+    await server.serve();
+    await all;
+    expect(behind.files).toBe(0);
+  });
+
+  test('what was lost by a restart of the server is sent again', async () => {
+    const { server, behind, piece, kept } = create();
+    void behind.write('f', piece(0, 'one'), never);
+    void behind.write('f', piece(10, 'two'), never);
+    await server.serve();
+    server.restart();
+    const closing = behind.flush('f');
+    await server.serve();
+    await closing;
+    expect(server.disk.toString('latin1', 0, 3)).toBe('one');
+    expect(server.disk.toString('latin1', 10, 13)).toBe('two');
+    expect(server.log.filter((what) => what === 'write 0+3')).toHaveLength(2);
+    expect(kept.size).toBe(0);
+  });
+
+  test('writes that overlap follow each other, others do not wait', async () => {
+    const { server, behind, piece } = create();
+    void behind.write('f', piece(0, 'aaaa'), never);
+    void behind.write('f', piece(2, 'bbbb'), never);
+    void behind.write('f', piece(100, 'cccc'), never);
+    void behind.write('f', piece(4, 'dd'), never);
+    expect(server.log).toEqual(['write 0+4', 'write 100+4']);
+    server.calls.shift()?.answer();
+    await new Promise(setImmediate);
+    expect(server.log).toEqual(['write 0+4', 'write 100+4', 'write 2+4']);
+    const closing = behind.flush('f');
+    await server.serve();
+    await closing;
+    expect(server.disk.toString('latin1', 0, 6)).toBe('aabbdd');
+  });
+
+  test('who reads or looks waits for what is on its way', async () => {
+    const { server, behind, piece } = create();
+    expect(behind.settled('f')).toBeUndefined();
+    void behind.write('f', piece(0, 'abc'), never);
+    expect(behind.settled('f', { offset: 3, length: 10 })).toBeUndefined();
+    let isSettled = false;
+    const settling = behind.settled('f', { offset: 2, length: 1 })?.then(() => {
+      isSettled = true;
+    });
+    expect(server.log).toEqual(['write 0+3']);
+    await new Promise(setImmediate);
+    expect(isSettled).toBe(false);
+    server.calls.shift()?.answer();
+    await settling;
+    expect(behind.settled('f')).toBeUndefined();
+  });
+
+  test('a failure is told once: by the next write, or by the close', async () => {
+    const { server, behind, piece, kept } = create();
+    for (const tells of [() => behind.flush('f'), async () => behind.write('f', piece(50, 'x'), never)]) {
+      void behind.write('f', piece(0, 'a'), never);
+      void behind.write('f', piece(1, 'b'), never);
+      for (const call of server.calls.splice(0)) call.refuse(new Errno('ENOSPC'));
+      await new Promise(setImmediate);
+      expect(kept.size).toBe(0);
+      await expect(tells()).rejects.toMatchObject({ code: 'ENOSPC' });
+      expect(behind.files).toBe(0);
+      expect(behind.flush('f')).toBeUndefined();
+    }
+    void behind.write('f', piece(0, 'a'), never);
+    void behind.write('f', piece(1, 'b'), never);
+    await server.serve();
+    const closing = behind.flush('f');
+    await new Promise(setImmediate);
+    server.calls.shift()?.refuse(new Error('anything'));
+    await expect(closing).rejects.toMatchObject({ code: 'EIO' });
+    expect(kept.size).toBe(0);
+  });
+
+  test('without room a write waits, what there is goes to the disk by itself, and the wait can be ended', async () => {
+    const { server, behind, piece, budget } = create(200_000);
+    expect(behind.write('f', piece(0, large), never)).toBe(70_000);
+    expect(behind.write('f', piece(70_000, large), never)).toBe(70_000);
+    const waiting = behind.write('g', piece(0, large), never);
+    expect(waiting).toBeInstanceOf(Promise);
+    const stop = new AbortController();
+    const stopped = behind.write('g', piece(0, large), stop.signal);
+    stop.abort(new Errno('EINTR'));
+    await expect(stopped).rejects.toMatchObject({ code: 'EINTR' });
+    for (const call of server.calls) expect(call.what).toMatch(/^write/);
+    for (const call of server.calls.splice(0)) call.refuse(new Errno('EIO'));
+    expect(await waiting).toBe(70_000);
+    expect(budget.used).toBe(70_000);
+  });
+
+  test('half of the room used: it is committed without being asked', async () => {
+    const { server, behind, piece, budget } = create(200_000);
+    void behind.write('f', piece(0, 'a'), never);
+    void behind.write('f', piece(1, 'b'), never);
+    await server.serve();
+    expect(server.log).not.toContain('commit');
+    void behind.write('g', piece(0, 'x'.repeat(100_000)), never);
+    expect(server.log).toContain('commit');
+    expect(budget.used).toBeGreaterThan(100_000);
+  });
+
+  test('what a predecessor had taken is sent', async () => {
+    const { server, behind, piece, kept } = create();
+    const [one, two] = [piece(0, 'old old'), piece(4, 'new')];
+    for (const { place } of [one, two]) kept.add(place);
+    behind.restore('f', one);
+    behind.restore('f', two);
+    const closing = behind.flush('f');
+    await server.serve();
+    await closing;
+    expect(server.disk.toString('latin1', 0, 7)).toBe('old new');
+    expect(kept.size).toBe(0);
+  });
+
+  test('whatever the server does in between, a flush means that the disk has what was written', async () => {
+    const step = fc.oneof(
+      {
+        weight: 5,
+        arbitrary: fc.record({
+          do: fc.constant('write' as const),
+          at: fc.nat(40),
+          size: fc.integer({ min: 1, max: 12 }),
+        }),
+      },
+      { weight: 3, arbitrary: fc.record({ do: fc.constant('answer' as const), which: fc.nat(7) }) },
+      { weight: 1, arbitrary: fc.record({ do: fc.constant('restart' as const) }) },
+      { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const) }) },
+      { weight: 1, arbitrary: fc.record({ do: fc.constant('wait' as const) }) },
+    );
+    await fc.assert(
+      fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
+        const { server, behind, piece, kept, clock } = create();
+        const expected = Buffer.alloc(4096);
+        const flushes: (Promise<void> | undefined)[] = [];
+        let letter = 0;
+        for (const one of steps) {
+          if (one.do === 'write') {
+            const text = String.fromCharCode(97 + (letter++ % 26)).repeat(one.size);
+            expected.set(Buffer.from(text), one.at);
+            void behind.write('f', piece(one.at, text), never);
+          } else if (one.do === 'answer')
+            server.calls.splice(one.which % Math.max(1, server.calls.length), 1)[0]?.answer();
+          else if (one.do === 'restart') server.restart();
+          else if (one.do === 'flush') flushes.push(behind.flush('f'));
+          else clock.advance(30);
+          await new Promise(setImmediate);
+        }
+        flushes.push(behind.flush('f'));
+        await server.serve();
+        await Promise.all(flushes);
+        expect(server.disk.equals(expected)).toBe(true);
+        expect(kept.size).toBe(0);
+      }),
+      { numRuns: 200 },
+    );
+  });
+});

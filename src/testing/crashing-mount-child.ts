@@ -1,0 +1,54 @@
+import { fstatSync, readSync, writeSync } from 'node:fs';
+import { openJournal } from '#datapath/journal/memory.ts';
+import { createRequests } from '#datapath/journal/requests.ts';
+import { serveMount } from '#datapath/served-mount.ts';
+import { outHeaderSize } from '#wire/fuse/abi.ts';
+import type { Attr, Operations } from '#wire/fuse/operations.ts';
+import { usualWishes } from './fuse-mount.ts';
+
+/**
+ * Serves one file, `data`, that lies in another: /dev/fuse is descriptor 3, the journal 4, the data 5. Answers late, so that
+ * there is always something under way when it is killed.
+ */
+const [fuse, journal, data] = [3, 4, 5];
+const file = 2;
+const requests = createRequests(openJournal(journal));
+const pause = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, Math.random() * 2));
+
+const attr = (node: number): Attr => ({
+  ...{ ino: node, size: node === file ? fstatSync(data).size : 0, blocks: 0, nlink: 1, uid: 0, gid: 0, rdev: 0 },
+  ...{ atime: 0, mtime: 0, ctime: 0, atimeNs: 0, mtimeNs: 0, ctimeNs: 0, blksize: 4096 },
+  mode: node === file ? 0o100644 : 0o040755,
+});
+
+const operations: Partial<Operations> = {
+  lookup: () => ({ node: file, generation: 1, attr: attr(file), entryMs: 1000, attrMs: 1000 }),
+  getattr: (node) => ({ attr: attr(node), attrMs: 1000 }),
+  setattr: (node) => ({ attr: attr(node), attrMs: 1000 }),
+  open: () => ({ fh: 0, flags: 0 }),
+  release: () => undefined,
+  flush: () => undefined,
+  fsync: () => undefined,
+  read: async (_node, { offset, size }) => {
+    await pause();
+    const buffer = Buffer.alloc(outHeaderSize + size);
+    return { buffer, length: readSync(data, buffer, outHeaderSize, size, offset) };
+  },
+  write: async (_node, { offset }, bytes) => {
+    await pause();
+    return writeSync(data, bytes, 0, bytes.length, offset);
+  },
+};
+
+const left = requests.left();
+await serveMount({
+  ...{ fd: fuse, mount: 0, requests, operations, wishes: usualWishes, paused: new Set(), left },
+  onBehind: () => process.exit(3),
+  onAgreed: () => undefined,
+  onFault: (operation, cause) => {
+    process.stderr.write(`${operation}: ${String(cause)}\n`);
+    process.exit(4);
+  },
+  onEnd: () => process.exit(0),
+});
+process.stdout.write(`left ${left.length}\n`);
