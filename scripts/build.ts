@@ -6,10 +6,10 @@ import { rolldown } from 'rolldown';
 const repository = dirname(import.meta.dirname);
 
 /** One file that needs nothing but Node: it starts ten times faster than the sources, and is what the image ships. */
-async function build(source: string, outfile: string): Promise<void> {
+async function build(source: string, outfile: string, kind: 'program' | 'library' = 'program'): Promise<void> {
   const since = performance.now();
   const entry = join(repository, 'src', source);
-  const hasShebang = (await readFile(entry, 'utf8')).startsWith('#!');
+  const needsShebang = kind === 'program' && !(await readFile(entry, 'utf8')).startsWith('#!');
   const bundle = await rolldown({
     input: entry,
     cwd: repository,
@@ -27,10 +27,10 @@ async function build(source: string, outfile: string): Promise<void> {
     format: 'esm',
     codeSplitting: false,
     minify: { compress: true, mangle: false, codegen: true },
-    banner: hasShebang ? '' : '#!/usr/bin/env node',
+    banner: needsShebang ? '#!/usr/bin/env node' : '',
   });
   await bundle.close();
-  await chmod(`${outfile}.new`, 0o755);
+  if (kind === 'program') await chmod(`${outfile}.new`, 0o755);
   await rename(`${outfile}.new`, outfile);
   const { size } = await stat(outfile);
   console.log(`${outfile}: ${(size / 1024).toFixed(0)} KB`);
@@ -47,6 +47,8 @@ async function copyNative(outfile: string): Promise<void> {
 }
 
 const folder = process.argv[2] ?? join(repository, 'dist');
+// For programs of others: `stowage/nfs3` (src/wire/nfs3/README.md).
+await build('wire/nfs3/index.ts', join(folder, 'nfs3.mjs'), 'library');
 // Programs that the last one starts, and finds beside itself (src/stores/nfs/network-process.ts, src/keeper).
 await build('stores/nfs/network-child.ts', join(folder, 'network-child.mjs'));
 await build('keeper/main.ts', join(folder, 'keeper.mjs'));

@@ -90,6 +90,15 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expect(await refusal(open(own, { tls: 'on' }))).toMatchObject({ reason: 'nfs-tls-certificate' });
   });
 
+  test('it knows older versions only', async () => {
+    const own = await serve('server', { maxVersion: 'TLSv1.2' });
+    expectTold(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
+      ...{ code: 'unavailable', reason: 'nfs-tls' },
+      message: /no encrypted connection to 127\.0\.0\.1 came about: /,
+      action: /The server must offer TLS version 1\.3\.$/,
+    });
+  });
+
   test('its certificate is for another server', async () => {
     const own = await serve('elsewhere');
     const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));

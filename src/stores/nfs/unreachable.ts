@@ -192,6 +192,6 @@ function noTls(cause: RpcError, { server }: Blamed): About {
     code: 'unavailable',
     reason: 'nfs-tls',
     why: `no encrypted connection to ${server} came about: ${broken.message}`,
-    action: "Look at the server's log; try again. Both sides need TLS version 1.2 or 1.3.",
+    action: "Look at the server's log; try again. The server must offer TLS version 1.3.",
   };
 }

@@ -1,3 +1,4 @@
+export { type Clock, systemClock } from '#base/clock.ts';
 export { type CallOptions, createRpcClient, type RpcClient, type RpcClientOptions } from '../rpc/client.ts';
 export { RpcError, type RpcFailure } from '../rpc/errors.ts';
 export type { Identity } from '../rpc/message.ts';
