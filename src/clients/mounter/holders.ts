@@ -1,6 +1,7 @@
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { askProcess } from './ask-process.ts';
 import { isAtOrBelow, readBounded } from './mountinfo.ts';
 
 export interface Holder {
@@ -35,7 +36,11 @@ export async function findHolders(
   for (const look of [links, mappings]) {
     for (const pid of pids) {
       if (found.length >= most || limit.signal.aborted) return found;
-      if (await anyHeld(look(`${proc}/${pid}`), holds)) found.push({ pid, command: await commandOf(`${proc}/${pid}`) });
+      const process: Asked = {
+        folder: `${proc}/${pid}`,
+        ask: (question) => askProcess(`${proc}/${pid}`, question, clock),
+      };
+      if (await anyHeld(look(process), holds)) found.push({ pid, command: await commandOf(process) });
     }
     if (found.length > 0) return found;
   }
@@ -47,24 +52,29 @@ async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) =
   return false;
 }
 
-/** A process that ends while it is looked at, or that we may not look at, holds nothing. */
-async function* links(process: string): AsyncIterable<string> {
-  for (const name of ['cwd', 'root', 'exe']) yield await readlink(`${process}/${name}`).catch(() => '');
-  for (const fd of await readdir(`${process}/fd`).catch(() => [])) {
-    yield await readlink(`${process}/fd/${fd}`).catch(() => '');
+interface Asked {
+  readonly folder: string;
+  /** A process that ends while it is looked at, that says nothing, or that we may not look at, holds nothing. */
+  ask<T>(question: () => Promise<T>): Promise<T | undefined>;
+}
+
+async function* links({ folder, ask }: Asked): AsyncIterable<string> {
+  for (const name of ['cwd', 'root', 'exe']) yield (await ask(() => readlink(`${folder}/${name}`))) ?? '';
+  for (const fd of (await ask(() => readdir(`${folder}/fd`))) ?? []) {
+    yield (await ask(() => readlink(`${folder}/fd/${fd}`))) ?? '';
   }
 }
 
-async function* mappings(process: string): AsyncIterable<string> {
-  const maps = await readBounded(`${process}/maps`, 4 * 1024 * 1024).catch(() => '');
+async function* mappings({ folder, ask }: Asked): AsyncIterable<string> {
+  const maps = (await ask(() => readBounded(`${folder}/maps`, 4 * 1024 * 1024))) ?? '';
   for (const line of maps.split('\n')) {
     const slash = line.indexOf('/');
     if (slash !== -1) yield line.slice(slash);
   }
 }
 
-async function commandOf(process: string): Promise<string> {
-  const name = await readFile(`${process}/comm`, 'utf8').catch(() => '');
+async function commandOf({ folder, ask }: Asked): Promise<string> {
+  const name = (await ask(() => readFile(`${folder}/comm`, 'utf8'))) ?? '';
   // A process chooses its own name: it must not be able to write to somebody's terminal.
   return name.trim().replace(/[^\x20-\x7e]/g, '?') || 'unknown';
 }

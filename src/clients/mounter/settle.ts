@@ -1,6 +1,7 @@
 import { readdir, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { askProcess } from './ask-process.ts';
 import { readBounded } from './mountinfo.ts';
 
 /** In the environment of every program that is run: the process that waits for it. */
@@ -12,11 +13,11 @@ export const runFor = 'STOWAGE_RUN_FOR';
  * A killed Stowage leaves its last `mount` or `umount` running for a moment. Whoever looks at the mount table before
  * that is done repairs what is not broken, and misses what is about to be; so the first look waits.
  */
-export function createSettling(clock: Clock, owner: string): (scope: Scope) => Promise<void> {
+export function createSettling(clock: Clock, owner: string, proc = '/proc'): (scope: Scope) => Promise<void> {
   let settled = false;
   return async (scope) => {
     for (let attempt = 0; !settled && attempt < 50; attempt++) {
-      const left = await leftRunning(owner);
+      const left = await leftRunning(owner, proc, clock);
       if (left.length === 0) break;
       scope.log.info('waiting for programs that a killed Stowage left running', { pids: left });
       await clock.sleep(100, scope.signal);
@@ -25,20 +26,21 @@ export function createSettling(clock: Clock, owner: string): (scope: Scope) => P
   };
 }
 
-const proc = '/proc';
-
-async function leftRunning(owner: string): Promise<readonly string[]> {
+async function leftRunning(owner: string, proc: string, clock: Clock): Promise<readonly string[]> {
   const pids = (await readdir(proc)).filter((name) => /^\d+$/.test(name));
   const left: string[] = [];
-  for (const pid of pids) {
-    const environment = await readBounded(`${proc}/${pid}/environ`, 131_072).catch(() => '');
-    const variables = environment.split('\0');
-    const by = variables.find((variable) => variable.startsWith(`${runBy}=`));
-    if (by === undefined || !variables.includes(`${runFor}=${owner}`)) continue;
-    const status = await readFile(`${proc}/${pid}/status`, 'utf8').catch(() => '');
-    const parent = /^PPid:\s*(\d+)$/m.exec(status)?.[1];
-    // Ended while it was looked at, or run by somebody who waits for it, perhaps another Stowage.
-    if (parent !== undefined && by !== `${runBy}=${parent}`) left.push(pid);
-  }
+  for (const pid of pids) if (await isLeft(`${proc}/${pid}`, owner, clock)) left.push(pid);
   return left;
+}
+
+/** One that says nothing is not known to be ours, and a start does not wait for others. */
+async function isLeft(process: string, owner: string, clock: Clock): Promise<boolean> {
+  const environment = await askProcess(process, () => readBounded(`${process}/environ`, 131_072), clock);
+  const variables = environment?.split('\0') ?? [];
+  const by = variables.find((variable) => variable.startsWith(`${runBy}=`));
+  if (by === undefined || !variables.includes(`${runFor}=${owner}`)) return false;
+  const status = await askProcess(process, () => readFile(`${process}/status`, 'utf8'), clock);
+  const parent = /^PPid:\s*(\d+)$/m.exec(status ?? '')?.[1];
+  // Ended while it was looked at, or run by somebody who waits for it, perhaps another Stowage.
+  return parent !== undefined && by !== `${runBy}=${parent}`;
 }

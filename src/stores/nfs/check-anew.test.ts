@@ -46,6 +46,24 @@ test('who may connect has changed: is noticed, and no connection of the check is
   expect(await store.names(scope)).toEqual([]);
 });
 
+test('many checks at once, of a store with many connections, make few', async () => {
+  let made = 0;
+  const mayConnect = (): boolean => {
+    made++;
+    return true;
+  };
+  const { server } = await startOwnServer({ path: '/export', mayConnect });
+  const store = await openOn(server.port, { nconnect: '16' });
+  const madeBy = async (work: () => Promise<unknown>): Promise<number> => {
+    const before = made;
+    await work();
+    return made - before;
+  };
+  expect(await madeBy(() => store.check(scope))).toBe(1);
+  const all = (): Promise<StoreCheck[]> => Promise.all(Array.from({ length: 50 }, () => store.check(scope)));
+  expect(await madeBy(async () => expect((await all()).every(({ ok }) => ok)).toBe(true))).toBe(2);
+});
+
 test('one source port: there is one connection, which the check then shares', async () => {
   const { server } = await startOwnServer({ path: '/export' });
   // Above those that systems take for outgoing connections.

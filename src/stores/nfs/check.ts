@@ -30,7 +30,7 @@ type Room = { readonly total: bigint; readonly free: bigint } | undefined;
 /** The whole way to the server and back, step by step, as for a store that is opened now. Ends with the step that fails. */
 export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCheck> {
   const { store, clock } = asked;
-  const options = { ...asked.options, timeout: Math.min(asked.options.timeout, callMs) };
+  const options = { ...asked.options, timeout: Math.min(asked.options.timeout, callMs), connections: 1 };
   const parts = { ...asked, options };
   const steps: CheckStep[] = [];
   let room: Room;

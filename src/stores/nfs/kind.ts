@@ -10,6 +10,7 @@ import { createParts } from '../shelf/parts.ts';
 import { createMarks } from '../shelf/reading.ts';
 import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
+import { createSharedChecks } from './check-shared.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { openNfsPlace } from './place.ts';
@@ -21,7 +22,7 @@ export function createNfsStoreKind(
   connect: Connect = createConnect(clock),
   anew: () => Connect = () => createConnect(clock),
 ): StoreKind {
-  const ways: Ways = { clock, connect, anew };
+  const ways: Ways = { clock, connect, anew, shared: createSharedChecks() };
   return {
     scheme: 'nfs',
     options: optionHelp,
@@ -36,7 +37,7 @@ export function createNfsStoreKind(
     },
     probe: async (config, { readOnly }, scope) => {
       const options = parseOptions(config.uri, config.options);
-      return await checked(ways, { options, store: config.name, readOnly }, scope);
+      return await checked(ways, config, { options, store: config.name, readOnly }, scope);
     },
   };
 }
@@ -47,16 +48,21 @@ interface Ways {
   readonly connect: Connect;
   /** Shares with nobody, and knows nothing of before. */
   readonly anew: () => Connect;
+  readonly shared: ReturnType<typeof createSharedChecks>;
 }
 
 const checked = (
-  { clock, connect, anew }: Ways,
+  { clock, connect, anew, shared }: Ways,
+  { uri, options: given }: StoreConfig,
   about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
   scope: Scope,
 ): ReturnType<Store['check']> => {
   // With one source port there can be no second connection.
   const isSingle = typeof about.options.sourcePorts === 'number';
-  return checkNfs({ ...about, clock, connect: isSingle ? connect : anew() }, scope).catch((cause: unknown) => {
+  const check = (signal: AbortSignal) =>
+    checkNfs({ ...about, clock, connect: isSingle ? connect : anew() }, { ...scope, signal });
+  const same = JSON.stringify([about.store, uri, given, about.readOnly]);
+  return shared(same, check, scope.signal).catch((cause: unknown) => {
     throw stowageError(cause);
   });
 };
@@ -81,7 +87,7 @@ async function open(
   const parts = createParts(place, layout, clock);
   return {
     ...{ kind: 'nfs', reach: 'anywhere', readOnly, shared: true, ...layoutTraits(parts) },
-    check: (at) => checked(ways, { options, store, readOnly }, at),
+    check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
       place.session.nfs

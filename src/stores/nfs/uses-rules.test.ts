@@ -1,5 +1,6 @@
 import {
   existsSync,
+  linkSync,
   mkdirSync,
   readdirSync,
   readFileSync,
@@ -18,11 +19,12 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
-import { impatient, tapped } from '#testing/nfs-tap.ts';
+import { impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { takenForDeadMs } from '../shelf/place.ts';
 import { createNfsStoreKind } from './kind.ts';
+import { mostHosts, mostText, otherHosts } from './uses-seen.ts';
 
 // What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
 
@@ -209,4 +211,79 @@ test('that nobody uses a volume is known after one call; a listing of volumes do
   await other.get(volume.name, scope);
   expect(paths.length).toBeGreaterThan(0);
   expect(paths.filter((path) => path.includes('users'))).toEqual([]);
+});
+
+describe('a server that says that very many hosts use a volume', () => {
+  const most = 3000;
+  const hosts = Array.from({ length: most }, (_, i) => `h${i}`);
+  let atOnce = 0;
+  let mostAtOnce = 0;
+
+  /** All say the same, in the longest record there can be. */
+  async function crowd(): Promise<Uses> {
+    const record = JSON.stringify({ version: 1, host: 'h', node: 'somewhere', users: [] }).padEnd(65_000);
+    await uses.put(volume, use('h0'), scope);
+    writeFileSync(at('h0'), record);
+    for (const host of hosts.slice(1)) linkSync(at('h0'), at(host));
+    writeFileSync(at('.writer'), 'h2999');
+    [atOnce, mostAtOnce] = [0, 0];
+    const connect = tapped(connectToDisk(folder), async ({ make }) => {
+      mostAtOnce = Math.max(mostAtOnce, ++atOnce);
+      try {
+        return await make();
+      } finally {
+        atOnce--;
+      }
+    });
+    return (await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect) }))
+      .uses as Uses;
+  }
+
+  test('is believed, and of them only some are read, not all at once; who may write is among these', async () => {
+    const seen = await (await crowd()).list(volume.id, scope);
+    expect(mostAtOnce).toBeLessThanOrEqual(16);
+    expect(mostAtOnce).toBeGreaterThan(1);
+    expect(seen.length).toBeLessThan(mostHosts + 20);
+    expect(seen.filter(({ writer }) => writer)).toMatchObject([{ host: 'h2999' }]);
+    expect(seen.at(-1)).toEqual({
+      ...{ host: otherHosts, node: `${most - seen.length + 1} more hosts`, users: [] },
+      ...{ writer: false, stale: false, renewedAt: expect.any(Number) },
+    });
+    // Whom they have there is kept of the first.
+    const told = seen.filter(({ node }) => node === 'somewhere').length;
+    expect(told).toBe(Math.floor(mostText / 65_000));
+    expect(seen.filter(({ node, host }) => node === host)).toHaveLength(seen.length - 1 - told);
+  });
+
+  test('does not get it deleted, and is told of', async () => {
+    await crowd();
+    called = [];
+    expectTold(await refusal(store.delete(volume, scope)), {
+      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere' },
+      message: /it is used by host .* and 5\d\d more$/,
+      action: / --host h\d+$/,
+    });
+    expect(called.filter((procedure) => procedure === 'read').length).toBeLessThan(2 * mostHosts);
+    expect(await refusal(uses.remove(volume.id, otherHosts, scope))).toMatchObject({ reason: 'host-id-invalid' });
+  });
+});
+
+describe('a deletion got no further than the data when its host was killed', () => {
+  test.each([
+    ['using the volume', () => uses.put(volume, use('h1'), scope)],
+    ['becoming its writer', () => uses.takeWriter(volume, 'h1', scope)],
+  ])('%s finishes it: the volume is not there', async (_, begin) => {
+    writeFileSync(join(folder, 'photos', 'file'), 'data');
+    const isHalfDone = (): boolean => !existsSync(join(folder, 'photos')) && existsSync(join(folder, 'photos.meta'));
+    for (let call = 1; !isHalfDone(); call++) {
+      const host = mortal(connectToDisk(folder));
+      const kind = createNfsStoreKind(impatient(systemClock()), host.connect);
+      const dying = await openNfs({ uri: 'nfs://nowhere/export', kind });
+      host.dieAt(call, 'after');
+      await refusal(dying.delete(volume, scope));
+    }
+    expect(await refusal(begin())).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
+    expect(existsSync(join(folder, 'photos.meta'))).toBe(false);
+    expect(readdirSync(usersFolder())).toEqual([]);
+  });
 });

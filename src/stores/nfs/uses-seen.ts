@@ -1,4 +1,5 @@
-import type { SeenUse, VolumeId } from '#core/model.ts';
+import { eachBounded } from '#base/each-bounded.ts';
+import type { NodeName, SeenUse, VolumeId } from '#core/model.ts';
 import { isErrno, isFull, UnfitFile } from '../shelf/files.ts';
 import type { NfsFiles } from './files.ts';
 import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-format.ts';
@@ -6,13 +7,21 @@ import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-f
 /** A host that has not renewed its record for so long, by the server's clock, is silent. */
 export const staleMs = 5 * 60_000;
 
+/** What is read of one volume, whatever a server says that there is: so many hosts, and so much of who is on them. */
+export const mostHosts = 500;
+export const mostText = 4 * 1024 * 1024;
+/** At once. */
+const mostReads = 16;
+/** Stands for the hosts that were not read. No host can have this id, so none is taken for it. */
+export const otherHosts = '*';
+
 /** Use records as they lie there. */
 export interface SeenUses {
   folderOf(id: VolumeId): string;
   writerOf(id: VolumeId): string;
   /** The host that alone may write. Undefined: there is none. Empty: who began to say so has not finished. */
   writer(id: VolumeId): Promise<string | undefined>;
-  /** Nobody uses it: one call. */
+  /** Nobody uses it: one call. Of more hosts than can be read, the last entry tells how many there are. */
   list(id: VolumeId): Promise<readonly SeenUse[]>;
   /** The same for who holds the volume; what a crash left there of nobody's is removed. */
   listHeld(id: VolumeId): Promise<readonly SeenUse[]>;
@@ -67,25 +76,44 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
     host: string,
     isWriter: boolean,
     time: number | undefined,
-  ): Promise<SeenUse | undefined> {
+  ): Promise<(Found & { readonly text: string }) | undefined> {
     const path = `${folderOf(id)}/${host}`;
     // Who may write uses it, also before it has said what for, or after it took that back.
     const found = (await files.attributes(path)) ?? (isWriter ? await files.attributes(writerOf(id)) : undefined);
     if (found === undefined) return undefined;
     const renewedAt = found.mtime * 1000 + Math.floor(found.mtimeNs / 1e6);
-    const seen = { writer: isWriter, renewedAt, stale: time !== undefined && time - renewedAt > staleMs };
+    const stale = time !== undefined && time - renewedAt > staleMs;
     const text = await textOf(path);
     if (text === undefined && !isWriter) return undefined;
-    return { ...decode(host, text ?? ''), ...seen };
+    return { writer: isWriter, renewedAt, stale, text: text ?? '' };
   }
 
   async function usesIn(id: VolumeId, names: readonly string[]): Promise<readonly SeenUse[]> {
     const holder = names.includes(writerFile) ? ((await writer(id)) ?? '') : '';
-    const hosts = new Set([...names.filter(isHostId), ...(holder === '' ? [] : [holder])]);
-    if (hosts.size === 0) return [];
+    if (holder === '' && !names.some(isHostId)) return [];
     const time = await now();
-    const uses = await Promise.all([...hosts].map((host) => read(id, host, host === holder, time)));
-    return uses.filter((use) => use !== undefined);
+    const uses = new Map<string, SeenUse>();
+    let left = mostText;
+    let unread = 0;
+    function* hosts(): Iterable<string> {
+      if (holder !== '') yield holder;
+      for (const name of names) {
+        if (!isHostId(name) || name === holder) continue;
+        if (uses.size < mostHosts) yield name;
+        else unread++;
+      }
+    }
+    await eachBounded(hosts(), mostReads, async (host) => {
+      const found = await read(id, host, host === holder, time);
+      if (found === undefined) return;
+      const { text, ...seen } = found;
+      // That the host uses the volume is what counts.
+      const isMuch = text.length > left;
+      if (!isMuch) left -= text.length;
+      uses.set(host, { ...decode(host, isMuch ? '' : text), ...seen });
+    });
+    const all = [...uses.values()].sort((a, b) => (a.host < b.host ? -1 : 1));
+    return unread === 0 ? all : [...all, manyOthers(unread, time)];
   }
 
   async function removeFolder(id: VolumeId): Promise<void> {
@@ -110,6 +138,13 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
     },
   };
 }
+
+type Found = Pick<SeenUse, 'writer' | 'renewedAt' | 'stale'>;
+
+const manyOthers = (count: number, time = 0): SeenUse => ({
+  ...{ host: otherHosts, node: `${count} more hosts` as NodeName, users: [] },
+  ...{ writer: false, renewedAt: time, stale: false },
+});
 
 export async function absentIsFine<T>(work: Promise<T>): Promise<T | undefined> {
   try {

@@ -148,7 +148,12 @@ function createNfsOnDisk(): NfsClient {
         try {
           const { bytesWritten } = await file.write(data, 0, data.length, offset);
           await file.datasync();
-          return { count: bytesWritten, committed: 2, verifier: 0n, change: { before: undefined, after: await look(pathOf(handle)) } };
+          return {
+            count: bytesWritten,
+            committed: 2,
+            verifier: 0n,
+            change: { before: undefined, after: await look(pathOf(handle)) },
+          };
         } finally {
           await file.close();
         }

@@ -1,0 +1,28 @@
+import { setImmediate } from 'node:timers/promises';
+import { expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { askProcess } from './ask-process.ts';
+
+test('many that are stuck: only so many questions are left without an answer, and all are asked again when they end', async () => {
+  const real = systemClock();
+  const clock = { ...real, after: (_ms: number, then: () => void) => real.after(1, then) };
+  const never = Promise.withResolvers<string>();
+  let waiting = 0;
+  for (let pid = 0; pid < 100; pid++) {
+    const question = (): Promise<string> => {
+      waiting++;
+      return never.promise;
+    };
+    expect(await askProcess(`/proc/${pid}`, question, clock)).toBe(undefined);
+  }
+  expect(waiting).toBe(8);
+  never.resolve('');
+  await setImmediate();
+  for (const pid of [0, 99]) expect(await askProcess(`/proc/${pid}`, async () => 'well', real)).toBe('well');
+});
+
+test('a process that has ended, or may not be looked at, answers nothing and is no reason to ask less', async () => {
+  const refused = (): Promise<string> => Promise.reject(new Error('ESRCH'));
+  for (let pid = 0; pid < 100; pid++) expect(await askProcess(`/proc/${pid}`, refused, systemClock())).toBe(undefined);
+  expect(await askProcess('/proc/1', async () => 'well', systemClock())).toBe('well');
+});

@@ -1,0 +1,106 @@
+import { execFileSync } from 'node:child_process';
+import { constants, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { open } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { findHolders } from './holders.ts';
+import { createSettling, runBy, runFor } from './settle.ts';
+
+// Looking at processes in a /proc of our own making, where a FIFO that nobody writes to stands for a file of a process
+// that is stuck on a server which is gone: reading it does not end.
+
+let proc: string;
+beforeEach(() => {
+  proc = mkdtempSync(join(tmpdir(), 'stowage-proc-'));
+  onTestFinished(async () => {
+    await release();
+    rmSync(proc, { recursive: true, force: true });
+  });
+});
+
+const stuck: string[] = [];
+
+/** Undefined: reading that file does not end. */
+function add(pid: number, files: Readonly<Record<string, string | undefined>>): void {
+  const folder = join(proc, `${pid}`);
+  mkdirSync(join(folder, 'fd'), { recursive: true });
+  for (const [name, text] of Object.entries(files)) {
+    if (text !== undefined) writeFileSync(join(folder, name), text);
+    else {
+      execFileSync('mkfifo', [join(folder, name)]);
+      stuck.push(join(folder, name));
+    }
+  }
+}
+
+/** Ends the reads that wait, as the end of the process would. */
+async function release(): Promise<void> {
+  for (const fifo of stuck.splice(0)) {
+    // Nobody waits for it any more: then it cannot be opened.
+    const writer = await open(fifo, constants.O_WRONLY | constants.O_NONBLOCK).catch(() => undefined);
+    await writer?.close();
+  }
+}
+
+const quickly = { timeout: 8_000 };
+
+const leftBy = (owner: string): Record<string, string> => ({
+  environ: `PATH=/bin\0${runBy}=7\0${runFor}=${owner}\0`,
+  status: 'Name:\tmount\nPPid:\t1\n',
+});
+
+test(
+  'a process that is stuck delays the first look once, and by little; what was left running is still waited for',
+  quickly,
+  async () => {
+    add(10, { environ: undefined, status: '' });
+    add(11, leftBy('us'));
+    const pauses: number[] = [];
+    const waits: number[] = [];
+    const real = systemClock();
+    const clock = {
+      ...real,
+      after: (ms: number, then: () => void) =>
+        real.after(ms, () => {
+          waits.push(ms);
+          then();
+        }),
+      sleep: async (ms: number): Promise<void> => {
+        pauses.push(ms);
+        if (pauses.length === 3) rmSync(join(proc, '11'), { recursive: true });
+      },
+    };
+    await createSettling(clock, 'us', proc)(scope);
+    expect(pauses).toHaveLength(3);
+    // Of four looks, the first waited for the stuck one.
+    expect(waits).toHaveLength(1);
+  },
+);
+
+test('when it answers again, it is asked again', quickly, async () => {
+  add(20, { environ: undefined, status: leftBy('us')['status'] });
+  const settle = (sleep: () => Promise<void>) => createSettling({ ...systemClock(), sleep }, 'us', proc)(scope);
+  let pauses = 0;
+  const counted = async (): Promise<void> => {
+    if (++pauses === 1) rmSync(join(proc, '20'), { recursive: true });
+  };
+  await settle(counted);
+  expect(pauses).toBe(0);
+  await release();
+  rmSync(join(proc, '20', 'environ'));
+  writeFileSync(join(proc, '20', 'environ'), leftBy('us')['environ'] ?? '');
+  await vi.waitFor(async () => {
+    await settle(counted);
+    expect(pauses).toBe(1);
+  });
+});
+
+test('whoever looks for what holds a path passes over a process that is stuck', quickly, async () => {
+  add(30, { maps: undefined });
+  add(31, { comm: 'vim\n', maps: '7f00-7f01 r--p 00000000 08:01 12 /data/file\n' });
+  symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
+  expect(await findHolders('/data', systemClock(), scope, { proc })).toEqual([{ pid: 31, command: 'vim' }]);
+});

@@ -1,0 +1,61 @@
+import { coalesced } from '#base/coalesced.ts';
+import type { StoreCheck } from '#core/model.ts';
+
+type Check = (signal: AbortSignal) => Promise<StoreCheck>;
+type Shared = (signal: AbortSignal) => Promise<StoreCheck>;
+
+/**
+ * However many ask at once for a check of the same store, one runs; those who asked since it began share the next one,
+ * so that what they have changed before is in it.
+ */
+export function createSharedChecks(): (about: string, check: Check, signal: AbortSignal) => Promise<StoreCheck> {
+  const shared = new Map<string, Shared>();
+  return (about, check, signal) => {
+    const known = shared.get(about);
+    if (known !== undefined) return known(signal);
+    const made = createShared(check, () => {
+      if (shared.get(about) === made) shared.delete(about);
+    });
+    shared.set(about, made);
+    return made(signal);
+  };
+}
+
+function createShared(check: Check, onIdle: () => void): Shared {
+  let waiting = 0;
+  let isRunning = false;
+  let latest: StoreCheck | undefined;
+  let stopping = new AbortController();
+  const idle = (): void => {
+    if (waiting === 0 && !isRunning) onIdle();
+  };
+  const run = coalesced(async () => {
+    // All who waited for it may have left before it began.
+    if (waiting === 0) return;
+    isRunning = true;
+    stopping = new AbortController();
+    try {
+      latest = await check(stopping.signal);
+    } finally {
+      isRunning = false;
+      idle();
+    }
+  });
+  return async (signal) => {
+    const { promise: left, reject } = Promise.withResolvers<never>();
+    const leave = (): void => reject(signal.reason);
+    if (signal.aborted) leave();
+    else signal.addEventListener('abort', leave, { once: true });
+    waiting++;
+    try {
+      await Promise.race([left, run()]);
+      return latest as StoreCheck;
+    } finally {
+      signal.removeEventListener('abort', leave);
+      waiting--;
+      // It goes on for others, and ends with the last of them.
+      if (waiting === 0) stopping.abort();
+      idle();
+    }
+  };
+}
