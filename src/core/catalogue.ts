@@ -165,14 +165,14 @@ interface Lookup {
 function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
   const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
     const asked = await Promise.all(
-      wanted.map((name) => parts.answers.ask(name, scope, (open) => refresh.all(open, scope))),
+      wanted.map((name) => parts.answers.list(name, scope, (open) => refresh.all(open, scope))),
     );
     return wanted.filter((_name, index) => !asked[index]);
   };
 
   /** The same for one name: a store may have very many. */
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
-    (await parts.answers.ask(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
+    (await parts.answers.look(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
 
   const names = (visible: Visible): StoreName[] =>
     parts

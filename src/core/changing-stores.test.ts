@@ -119,3 +119,83 @@ test('a reload can give the directory of one to another', async () => {
     { config: { uri: `local://${folder}/a` }, problem: undefined },
   ]);
 });
+
+/** Store `a`, which is being removed while a call on it does not end. */
+async function draining(server: TestServer) {
+  await add(server, 'a');
+  await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+  const gate = kind.close('label', { deaf: true, store: 'a' });
+  const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
+  await gate.reached;
+  const removing = server.engine.stores.remove('a', aCall());
+  await vi.waitFor(() => expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }));
+  return { gate, labelled, removing };
+}
+
+test('one that is being removed keeps its name, and nobody from adding, checking and reloading others', async () => {
+  const server = await started();
+  const { gate, labelled, removing } = await draining(server);
+  await add(server, 'b');
+  expect(await server.engine.stores.check('b', aCall())).toMatchObject({ ok: true });
+  await server.engine.stores.remove('b', aCall());
+  await server.running.reload();
+  await server.engine.stores.retry(aCall());
+  await expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
+  const again = expect(server.engine.stores.remove('a', aCall())).rejects.toMatchObject({ reason: 'store-unknown' });
+  expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' });
+  gate.open();
+  expect((await labelled).status).toBe(200);
+  await removing;
+  await again;
+  expect(names(server)).toEqual(['local']);
+  expect((await add(server, 'a')).problem).toBeUndefined();
+});
+
+test('the file has the last word on a name that is being removed', async () => {
+  const config = join(folder, 'stowage.yaml');
+  await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
+  const server = await started({ config });
+  const { gate, removing } = await draining(server);
+  const removed = removing.catch(() => undefined);
+  // The same place: what was shut cannot be left as it is.
+  await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/a\n`);
+  const reloading = server.running.reload();
+  gate.open();
+  await Promise.all([reloading, removed]);
+  await server.engine.stores.retry(aCall());
+  expect(server.engine.stores.view('a')).toMatchObject({ config: { origin: 'file' }, problem: undefined });
+});
+
+test('one that is checked and cannot be opened keeps nobody from adding others', async () => {
+  const config = join(folder, 'stowage.yaml');
+  await writeFile(config, `stores:\n  late: local://${folder}/late\n`);
+  const server = await started({ config });
+  await mkdir(join(folder, 'late'));
+  const gate = kind.close('open', { deaf: true, store: 'late' });
+  const check = server.engine.stores.check('late', aCall());
+  await gate.reached;
+  await add(server, 'b');
+  gate.open();
+  expect(await check).toMatchObject({ ok: true });
+});
+
+test('a reload that waits for a server keeps nobody from adding and removing others, and the removed do not return', async () => {
+  const config = join(folder, 'stowage.yaml');
+  await writeFile(config, `stores:\n  one: local://${folder}/a\n`);
+  const server = await started({ config });
+  await add(server, 'b');
+  await writeFile(config, `stores:\n  one: local://${folder}/c\n  d: local://${folder}/c2\n`);
+  await mkdir(join(folder, 'c2'));
+  const gate = kind.close('open', { deaf: true, store: 'one' });
+  const reloading = server.running.reload();
+  await gate.reached;
+  await server.engine.stores.remove('b', aCall());
+  await add(server, 'd');
+  gate.open();
+  await reloading;
+  expect(names(server).toSorted()).toEqual(['d', 'one']);
+  expect(server.engine.stores.view('d')).toMatchObject({
+    config: { origin: 'file', uri: `local://${folder}/c2` },
+    problem: undefined,
+  });
+});

@@ -69,3 +69,32 @@ test('one that was killed is told as not answering, and as open when it runs aga
   await own.restart();
   await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
 });
+
+test('one whose list takes long is not told as silent, and is asked for single names all the same', async () => {
+  const clock = createFakeClock();
+  const { server, kind } = await started({ clock });
+  const gate = kind.close('marks', { deaf: true, store: 'silver' });
+  const listed = server.admin.get('/v1/volumes');
+  await gate.reached;
+  clock.advance(3_000);
+  expect((await listed).body).toMatchObject({ unanswered: ['silver'] });
+  expect((await server.admin.post('/v1/volumes', { store: 'silver', name: 'fresh' })).status).toBe(201);
+  expect((await server.admin.get('/v1/volumes/silver..fresh')).status).toBe(200);
+  expect((await server.admin.get('/v1/volumes/silver..none')).status).toBe(404);
+  expect(await stateIn(server)).toBe('open');
+  // The list is still owed, and nobody waits for it.
+  expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ unanswered: ['silver'] });
+  expect(gate.waiting()).toBe(1);
+
+  const ping = kind.close('ping', { deaf: true });
+  const first = server.admin.get('/v1/volumes/silver..none');
+  await ping.reached;
+  clock.advance(2_000);
+  expect((await first).status).toBe(503);
+  expect((await server.admin.get('/v1/volumes/silver..none')).status).toBe(503);
+  expect(ping.waiting()).toBe(1);
+  ping.open();
+  gate.open();
+  await vi.waitFor(async () => expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ unanswered: [] }));
+  expect((await server.admin.get('/v1/volumes/silver..none')).status).toBe(404);
+});

@@ -8,13 +8,18 @@ import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
 export interface StoreAnswers {
-  /** Whether it has answered; what only we can change need not be asked. One that was silent lately is not asked. */
-  ask(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
-  /** Those that did not answer lately. */
+  /** Whether it has listed its names; what only we can change need not be asked. One that was late lately is not asked. */
+  list(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
+  /** The same for one name, which is asked for unless the server does not answer at all: a long list takes its time. */
+  look(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
+  /** Those whose names were not listed lately. */
   late(names: readonly StoreName[]): readonly StoreName[];
   /** Those that are open and do not answer, as of now. */
   silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
 }
+
+/** What is asked of a store: each can be owed while another is answered. */
+type Question = 'list' | 'look' | 'ping';
 
 /** A store that is alive has listed its names by then. */
 const patienceMs = 3_000;
@@ -29,32 +34,39 @@ export function createStoreAnswers(parts: {
   readonly stores: () => Pick<Stores, 'view' | 'use'>;
 }): StoreAnswers {
   const { clock, stores } = parts;
-  /** Asked and not answering, and until when: nobody waits for those meanwhile. */
-  const late = new Map<StoreName, number>();
-  const restOf = (name: StoreName): number => (late.get(name) ?? 0) - clock.elapsed();
+  /** Asked and not answered, and until when: nobody waits for those meanwhile. */
+  const late = {
+    list: new Map<StoreName, number>(),
+    look: new Map<StoreName, number>(),
+    ping: new Map<StoreName, number>(),
+  };
+  const restOf = (question: Question, name: StoreName): number => (late[question].get(name) ?? 0) - clock.elapsed();
+  const isLate = (name: StoreName, ...questions: Question[]): boolean =>
+    questions.some((question) => restOf(question, name) > 0);
 
   async function answers(
+    question: Question,
     name: StoreName,
     scope: Scope,
     ask: (open: Store) => Promise<void>,
-    patience: number,
   ): Promise<boolean> {
+    const owed = late[question];
     const since = clock.elapsed();
     /** One that says no at once costs nobody anything, and may say yes the next time. */
     const failed = (): void => {
       const now = clock.elapsed();
-      if (now - since > quickMs) late.set(name, now + restMs);
-      else late.delete(name);
+      if (now - since > quickMs) owed.set(name, now + restMs);
+      else owed.delete(name);
     };
     const asked = stores().use(name, ask);
-    if (!(await endsWithin(asked, patience, clock))) {
-      late.set(name, Number.POSITIVE_INFINITY);
-      asked.then(() => late.delete(name), failed);
+    if (!(await endsWithin(asked, question === 'ping' ? pingPatienceMs : patienceMs, clock))) {
+      owed.set(name, Number.POSITIVE_INFINITY);
+      asked.then(() => owed.delete(name), failed);
       return false;
     }
     try {
       await asked;
-      late.delete(name);
+      owed.delete(name);
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
@@ -64,21 +76,36 @@ export function createStoreAnswers(parts: {
     }
   }
 
-  /** Nothing is asked of one that still owes an answer. */
+  /** Not asked again while it still owes the answer. */
+  const pings = async (name: StoreName, scope: Scope): Promise<boolean> =>
+    restOf('ping', name) !== Number.POSITIVE_INFINITY &&
+    (await answers('ping', name, scope, async (open) => await open.ping?.(scope)));
+
   async function isSilent(name: StoreName, scope: Scope): Promise<boolean> {
     const { store } = stores().view(name);
-    if (store?.ping === undefined) return store !== undefined && restOf(name) > 0;
-    if (restOf(name) === Number.POSITIVE_INFINITY) return true;
-    return !(await answers(name, scope, async (open) => await open.ping?.(scope), pingPatienceMs));
+    if (store?.ping === undefined) return store !== undefined && isLate(name, 'list', 'look');
+    return !(await pings(name, scope));
+  }
+
+  /** Whether one name can be asked for; where other answers are late, the server is asked first whether it is there. */
+  async function isThere(name: StoreName, { ping }: Store, scope: Scope): Promise<boolean> {
+    if (ping === undefined) return !isLate(name, 'look');
+    if (isLate(name, 'ping')) return false;
+    return !isLate(name, 'list', 'look') || (await pings(name, scope));
   }
 
   return {
-    ask: async (name, scope, ask) => {
+    list: async (name, scope, ask) => {
       const { store } = stores().view(name);
       if (store?.shared !== true) return store !== undefined;
-      return restOf(name) <= 0 && (await answers(name, scope, ask, patienceMs));
+      return !isLate(name, 'list', 'ping') && (await answers('list', name, scope, ask));
     },
-    late: (names) => names.filter((name) => restOf(name) > 0),
+    look: async (name, scope, ask) => {
+      const { store } = stores().view(name);
+      if (store?.shared !== true) return store !== undefined;
+      return (await isThere(name, store, scope)) && (await answers('look', name, scope, ask));
+    },
+    late: (names) => names.filter((name) => isLate(name, 'list', 'ping')),
     silent: async (names, scope) => {
       const asked = await Promise.all(names.map((name) => isSilent(name, scope)));
       return new Set(names.filter((_name, index) => asked[index]));

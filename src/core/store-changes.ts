@@ -7,9 +7,6 @@ import type { Reading } from './store-reading.ts';
 import { parseStoreConfig } from './store-uri.ts';
 import type { Stores, StoresParts, StoreView } from './stores.ts';
 
-/** One change at a time. */
-export type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;
-
 export const published = (events: Events, type: 'added' | 'removed' | 'changed', { name, uri }: StoreConfig): void =>
   events.publish(`store.${type}`, name, name, { name, uri });
 
@@ -17,28 +14,25 @@ export function createChanges(
   parts: StoresParts,
   entries: Entries,
   reading: Reading,
-  exclusively: Exclusively,
 ): Pick<Stores, 'setDefault' | 'add' | 'remove'> {
   const { records, events } = parts;
   /** Under way: the name is reserved, and whoever asks for the same gets the same. */
   const adding = new Map<string, { readonly uri: string; readonly work: Promise<StoreView> }>();
 
-  /** A server that does not answer keeps nobody else waiting: only what is looked up and noted is done exclusively. */
+  /** Nobody else waits for a server that does not answer; what is looked up and noted is one step that nothing comes between. */
   async function addNew(config: StoreConfig, scope: Scope): Promise<StoreView> {
-    const present = await exclusively(scope, async () => entries.all.get(config.name));
+    const present = entries.all.get(config.name);
     if (present?.config.uri === config.uri && present.problem === undefined) return reading.view(present);
     if (present !== undefined) throw taken(present.config);
     const entry = await entries.prepare(config, scope, askedPatienceMs);
     try {
       if (entry.problem !== undefined) throw cannotAdd(entry.problem);
-      return await exclusively(scope, async () => {
-        const meanwhile = entries.all.get(config.name);
-        if (meanwhile !== undefined) throw taken(meanwhile.config);
-        entries.settle(entry);
-        records.stores.put(config.name, config.uri);
-        published(events, 'added', config);
-        return reading.view(entry);
-      });
+      const meanwhile = entries.all.get(config.name);
+      if (meanwhile !== undefined) throw taken(meanwhile.config);
+      entries.settle(entry);
+      records.stores.put(config.name, config.uri);
+      published(events, 'added', config);
+      return reading.view(entry);
     } catch (cause) {
       await entries.shut(entry);
       entries.drop(entry);
@@ -61,21 +55,25 @@ export function createChanges(
       adding.set(config.name, { uri, work });
       return await work;
     },
-    remove: (name, scope) =>
-      exclusively(scope, async () => {
-        const entry = reading.known(name);
-        if (entry.config.origin !== 'api') throw notOurs(entry.config);
-        refuseWhileMounted(parts, entry.config);
-        await entries.shut(entry);
-        entries.drop(entry);
-        parts.identities.forget(entry.config.name);
-        records.transaction(() => {
-          records.stores.remove(entry.config.name);
-          records.volumes.forgetStore(entry.config.name);
-          giveUp(parts, entry.config.name);
-        });
-        published(events, 'removed', entry.config);
-      }),
+    remove: async (name) => {
+      const entry = reading.known(name);
+      const { config } = entry;
+      if (config.origin !== 'api') throw notOurs(config);
+      refuseWhileMounted(parts, config);
+      // It keeps its name while what is done on it ends; nobody who changes others waits for that.
+      await entries.shut(entry);
+      const now = reading.known(name);
+      // The file has the name by now.
+      if (now !== entry) throw notOurs(now.config);
+      entries.drop(entry);
+      parts.identities.forget(config.name);
+      records.transaction(() => {
+        records.stores.remove(config.name);
+        records.volumes.forgetStore(config.name);
+        giveUp(parts, config.name);
+      });
+      published(events, 'removed', config);
+    },
   };
 }
 

@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
-import { type Exclusively, published, refuseWhileMounted } from './store-changes.ts';
+import { published, refuseWhileMounted } from './store-changes.ts';
 import type { Entries, Entry } from './store-entries.ts';
 import type { Reading } from './store-reading.ts';
 import type { Stores, StoresParts } from './stores.ts';
@@ -17,11 +17,18 @@ function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
   return isDeepStrictEqual(opened(a), opened(b));
 }
 
+/** One at a time. */
+export type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;
+
 interface Change {
   readonly entry: Entry;
   /** Undefined: there shall be none. */
   readonly next: StoreConfig | undefined;
 }
+
+/** Added by hand while the file was being read, or being removed by hand at this moment. */
+const isByHand = ({ shutting }: Entry, next: StoreConfig | undefined): boolean =>
+  next === undefined || (next.origin === 'api' && shutting !== undefined);
 
 interface Opening {
   readonly entry: Entry;
@@ -50,9 +57,8 @@ export function createConfiguring(
 
   /** Closes what is not to stay as it is. Gives what is to be opened in its place. */
   async function leave({ entry, next }: Change, scope: Scope): Promise<Opening | undefined> {
-    // Added by hand while the file was being read.
-    if (next === undefined && entry.config.origin === 'api') return undefined;
-    if (next !== undefined && opensAlike(next, entry.config)) {
+    if (entry.config.origin === 'api' && isByHand(entry, next)) return undefined;
+    if (next !== undefined && opensAlike(next, entry.config) && entry.shutting === undefined) {
       const before = entry.config;
       entry.config = next;
       if (before.uri !== next.uri) published(events, 'changed', next);
@@ -92,6 +98,8 @@ export function createConfiguring(
       openings,
       ({ next }) => next,
       async ({ entry, next, worked }) => {
+        // Removed by hand meanwhile; what the file wants of that name comes with what is fresh.
+        if (entries.all.get(next.name) !== entry) return;
         if (await entries.replace(entry, next, worked, scope)) published(events, 'changed', next);
       },
     );
@@ -112,7 +120,14 @@ export function createConfiguring(
           present.map((entry) => ({ entry, next: wanted.get(entry.config.name) })),
           scope,
         );
-        const fresh = configs.filter((config) => !entries.all.has(config.name));
+        // Added by hand meanwhile, under a name that the file has.
+        const late = [...entries.all.values()].flatMap((entry) => {
+          const next = wanted.get(entry.config.name);
+          const isLate = entry.config.origin === 'api' && next !== undefined && next.origin !== 'api';
+          return isLate && !present.includes(entry) ? { entry, next } : [];
+        });
+        await follow(late, scope);
+        const fresh = configs.filter((config) => !entries.all.has(config.name) && isStillThere(config));
         await writableFirst(
           fresh,
           (config) => config,

@@ -15,6 +15,8 @@ export interface Entry {
   problem: StowageError | undefined;
   /** Under way, also when nobody waits for it any more. */
   opening: Promise<void> | undefined;
+  /** Under way: whoever else wants it shut waits for the same. */
+  shutting: Promise<void> | undefined;
   users: number;
   /** Of these, such as end by themselves when the store is to be closed. */
   background: number;
@@ -35,7 +37,7 @@ export interface EntryParts {
   readonly takeUp: TakeUp;
 }
 
-/** The configured stores, open or with the reason why not. Whoever changes them does so one at a time. */
+/** The configured stores, open or with the reason why not. One that was shut is never opened again: another takes its place. */
 export interface Entries {
   readonly all: Map<string, Entry>;
   /** Those that are to become one of them once they are open. */
@@ -93,7 +95,7 @@ export function createEntries(parts: EntryParts): Entries {
   }
 
   async function open(entry: Entry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
-    if (entry.store !== undefined) return;
+    if (entry.store !== undefined || entry.closing.signal.aborted) return;
     if (abandoned.has(entry.config.name)) {
       entry.problem ??= opening(entry.config.name);
       return;
@@ -119,9 +121,16 @@ export function createEntries(parts: EntryParts): Entries {
     abandoned.set(name, left);
   }
 
-  async function shut(entry: Entry): Promise<void> {
+  function shut(entry: Entry): Promise<void> {
+    entry.shutting ??= drainAndClose(entry).finally(() => {
+      entry.shutting = undefined;
+    });
+    return entry.shutting;
+  }
+
+  async function drainAndClose(entry: Entry): Promise<void> {
     const { store } = entry;
-    if (store === undefined) return;
+    if (store === undefined) return entry.closing.abort(closing(entry.config.name));
     entry.store = undefined;
     entry.problem = closing(entry.config.name);
     entry.closing.abort(entry.problem);
@@ -150,8 +159,11 @@ export function createEntries(parts: EntryParts): Entries {
       all.set(name, entry);
     },
     replace: async (entry, config, worked, scope) => {
-      const { problem } = await bring(config, scope, askedPatienceMs);
+      const brought = await bring(config, scope, askedPatienceMs);
+      const { problem } = brought;
       if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
+      // Removed by hand meanwhile.
+      if (all.get(config.name) !== brought) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });
       await bring(entry.config, scope);
@@ -161,8 +173,10 @@ export function createEntries(parts: EntryParts): Entries {
 }
 
 function newEntry(config: StoreConfig): Entry {
-  const [store, problem, opening, idle, pending] = [undefined, undefined, undefined, undefined, undefined];
-  return { config, store, problem, opening, users: 0, background: 0, idle, closing: new AbortController(), pending };
+  return {
+    ...{ config, store: undefined, problem: undefined, opening: undefined, shutting: undefined, pending: undefined },
+    ...{ users: 0, background: 0, idle: undefined, closing: new AbortController() },
+  };
 }
 
 async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {

@@ -5,9 +5,9 @@ import type { StowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Records, Store } from './ports.ts';
-import { createChanges, type Exclusively, refuseWhileMounted } from './store-changes.ts';
+import { createChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed } from './store-check.ts';
-import { createConfiguring } from './store-configuring.ts';
+import { createConfiguring, type Exclusively } from './store-configuring.ts';
 import { askedPatienceMs, createEntries, type EntryParts } from './store-entries.ts';
 import type { Identities } from './store-identity.ts';
 import { createReading } from './store-reading.ts';
@@ -63,7 +63,7 @@ export function createStores(parts: StoresParts): Stores {
   const entries = createEntries({ ...parts, identityOf: identities.known });
   const reading = createReading(parts, entries);
   const changing = createKeyedLock();
-  /** One change at a time: two of them could otherwise both open the same folder. */
+  /** One reading of the configuration at a time: it may wait long, so who adds, removes or checks one store does not. */
   const exclusively: Exclusively = async (scope, work) => {
     using _ = await changing.hold(['configuration'], scope.signal);
     return await work();
@@ -85,7 +85,7 @@ export function createStores(parts: StoresParts): Stores {
     get defaultName() {
       return reading.defaultName();
     },
-    ...createChanges(parts, entries, reading, exclusively),
+    ...createChanges(parts, entries, reading),
     ...configuring,
     check: async (name, scope) => {
       const known = reading.known(name);
@@ -93,23 +93,22 @@ export function createStores(parts: StoresParts): Stores {
       const probed = await probeClosed(parts.kinds, known.config, scope, clock);
       // Then it cannot be opened either: to wait for that would tell nothing more.
       if (probed?.ok === false) return probed;
-      const { store, config, problem } = await exclusively(scope, async () => {
-        // Looked up again where nobody else changes it: it may have been removed while this waited.
-        const found = reading.known(name);
-        await entries.open(found, scope, checkDeadlineMs);
-        return found;
-      });
+      // Looked up again: it may have been removed while this waited.
+      const found = reading.known(name);
+      await entries.open(found, scope, checkDeadlineMs);
+      const { store, config, problem } = found;
       if (store === undefined) return notOpened(probed, config, problem);
       return probed ?? (await checkOpen(reading, name, scope, clock));
     },
-    accept: (name, scope) =>
-      exclusively(scope, async () => {
-        const entry = reading.known(name);
-        if (entry.problem?.reason !== 'store-identity') return;
-        refuseWhileMounted(parts, entry.config);
-        identities.forget(name);
-        await entries.open(entry, scope, askedPatienceMs);
-      }),
+    accept: async (name, scope) => {
+      const entry = reading.known(name);
+      if (entry.problem?.reason !== 'store-identity') return;
+      refuseWhileMounted(parts, entry.config);
+      // That one still wants what was there before.
+      if (entry.opening !== undefined) await endsWithin(entry.opening, askedPatienceMs, clock);
+      identities.forget(name);
+      await entries.open(entry, scope, askedPatienceMs);
+    },
     close: async () => {
       const all = [...entries.all.values(), ...entries.coming.values()];
       // One that is still being opened must not come to life, and keep its lock, when all is over.

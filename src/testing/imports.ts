@@ -24,12 +24,13 @@ const may: Readonly<Record<string, readonly string[]>> = {
   core: ['base'],
   records: ['core', 'base'],
   stores: ['core', 'wire', 'base'],
-  clients: ['core', 'wire', 'base'],
-  datapath: ['wire', 'base'],
+  clients: ['core', 'wire', 'base', 'keeper'],
+  keeper: ['base'],
+  datapath: ['wire', 'base', 'keeper'],
   controllers: ['core', 'wire', 'base'],
   front: ['core', 'wire', 'base'],
   cli: ['base'],
-  app: ['core', 'wire', 'base', 'records', 'stores', 'clients', 'datapath', 'controllers', 'front', 'cli'],
+  app: ['core', 'wire', 'base', 'records', 'stores', 'clients', 'keeper', 'datapath', 'controllers', 'front', 'cli'],
 };
 
 /** Single files that a folder may import beyond its table entry. */

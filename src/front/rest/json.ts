@@ -10,7 +10,7 @@ import type { StoreView } from '#core/stores.ts';
 import type { Trashed } from '#core/trash.ts';
 import type { Principal } from './principal.ts';
 import type * as wire from './schemas.ts';
-import { toldTo } from './told.ts';
+import { resultFor, toldTo } from './told.ts';
 
 /** What Date can hold. A record that somebody edited must not make a whole list fail. */
 const mostMs = 8_640_000_000_000_000;
@@ -143,7 +143,7 @@ export function operationJson(view: OperationView, result: unknown, principal?: 
     error: orNull(operation.error && told(operation.error), ({ code, reason, message, action }) => ({
       ...{ code, reason, message, action },
     })),
-    result: result ?? null,
+    result: (principal === undefined ? result : resultFor(principal, operation.kind, result)) ?? null,
   };
 }
 

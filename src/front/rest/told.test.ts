@@ -1,9 +1,15 @@
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import type { Operation, OperationId } from '#core/model.ts';
+import type { OperationView } from '#core/operations.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type Api, aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+import { operationJson } from './json.ts';
+import type { Principal } from './principal.ts';
 
 // What somebody who is not the administrator is told of a store on a server: never where it is, nor what else is there.
 
@@ -98,3 +104,72 @@ test('an operation that failed, and its event', async () => {
   expectShort(await viewer.get(`/v1/operations/${page.body.items[0].id}`));
   expect((await server.admin.get('/v1/operations')).text).toMatch(secrets);
 });
+
+test('what lies in the way of a new volume', async () => {
+  await mkdir(join(own.directory, 'old'));
+  const wanted = { store: 'silver', name: 'old' };
+  const answer = await (others['a user'] as Api).post('/v1/volumes', wanted);
+  expect(answer.body).toMatchObject({ status: 409, reason: 'directory-unrecorded' });
+  expectShort(answer);
+  expect((await server.admin.post('/v1/volumes', wanted)).body.detail).toMatch(secrets);
+  expectShort(await (others['a viewer of some stores'] as Api).get('/v1/operations'));
+});
+
+test('a volume whose data were replaced, and what else is out of order in its store', async () => {
+  for (const name of ['spoilt', 'emptied']) await server.admin.post('/v1/volumes', { store: 'silver', name });
+  for (const name of ['spoilt', 'emptied']) await rm(join(own.directory, name), { recursive: true });
+  await writeFile(join(own.directory, 'spoilt'), '');
+  await writeFile(join(own.directory, 'torn.meta'), '{');
+  const admin = await server.admin.get('/v1/volumes/silver..spoilt/usage');
+  expect(admin.body).toMatchObject({ reason: 'volume-data-unusable', detail: expect.stringMatching(secrets) });
+  const found = await server.admin.get('/v1/stores/silver/orphans');
+  expect(found.text).toMatch(secrets);
+  for (const api of Object.values(others)) {
+    expectShort(await api.get('/v1/volumes/silver..spoilt/usage'));
+    const { text, body } = await api.get('/v1/stores/silver/orphans');
+    expect(text).not.toMatch(secrets);
+    expect(body.items.map(({ kind }: { kind: string }) => kind)).toEqual(
+      found.body.items.map(({ kind }: { kind: string }) => kind),
+    );
+    expect(body.items).toContainEqual({
+      ...{ store: 'silver', kind: 'missing-data', name: 'emptied' },
+      detail: 'the volume is recorded, but its data are not there',
+      action: 'Ask the administrator, who finds out more with: stowage store orphans silver',
+    });
+  }
+});
+
+test('why data were not taken in, also to who looks at the operation of another', async () => {
+  const scoped: Principal = { id: 'x', role: 'admin', stores: ['silver'] };
+  const everywhere: Principal = { id: 'y', role: 'admin', stores: [] };
+  const skipped = [{ name: 'a', reason: '127.0.0.1:/export/a cannot become a volume: it is a symbolic link' }];
+  const view = viewOf({ kind: 'store.adopt' });
+  const shown = (principal: Principal) =>
+    JSON.stringify(operationJson(view, { adopted: [], skipped }, principal).result);
+  expect(shown(everywhere)).toMatch(secrets);
+  expect(shown(scoped)).not.toMatch(secrets);
+  expect(shown(scoped)).toContain('"a"');
+});
+
+test.each(['client-missing', 'internal', 'folder-occupied', 'format-newer', 'one-that-is-new'])(
+  'an operation that failed with %s',
+  (reason) => {
+    const error = { code: 'internal', reason, message: 'at 127.0.0.1:/export', action: 'Look at /export.' } as const;
+    const shown = (role: Principal['role'], ...stores: string[]) =>
+      JSON.stringify(operationJson(viewOf({ error }), undefined, { id: 'x', role, stores }).error);
+    expect(shown('admin')).toMatch(secrets);
+    for (const short of [shown('admin', 'silver'), shown('user'), shown('viewer')]) {
+      expect(short).not.toMatch(secrets);
+      expect(short).toMatch(ask);
+    }
+  },
+);
+
+function viewOf(about: Partial<Operation>): OperationView {
+  const operation: Operation = {
+    ...{ id: 'op' as OperationId, kind: 'volume.mount', store: 'silver', subject: 'silver/v' },
+    ...{ state: 'failed', params: {}, startedAt: 0, endedAt: 1, error: undefined },
+    ...about,
+  };
+  return { operation, progress: undefined };
+}

@@ -9,6 +9,7 @@ type Verb =
   | 'rename'
   | 'label'
   | 'names'
+  | 'marks'
   | 'check'
   | 'ping'
   | 'reclaim'

@@ -7,7 +7,7 @@ import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJ
 import { isAdministrator, maySee, requireEverywhere, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as schemas from '../schemas.ts';
-import { checkFor, viewFor } from '../told.ts';
+import { adoptionFor, checkFor, orphanFor, viewFor } from '../told.ts';
 
 const tag = 'stores';
 const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
@@ -142,7 +142,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ engine, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
       const how = { dryRun: body?.dryRun ?? false, data: body?.directories ?? true, names: body?.names };
-      return ok(adoptionJson(await engine.adoptions.adopt(p.store, how, call)));
+      return ok(adoptionJson(adoptionFor(principal, await engine.adoptions.adopt(p.store, how, call))));
     },
   }),
   route({
@@ -156,7 +156,8 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The orphans', schema: schemas.listOf(schemas.orphan) },
     handle: async ({ engine, principal, params: p, call }) => {
       requireStore(principal, p.store);
-      return ok({ items: (await engine.adoptions.orphans(p.store, call)).map(orphanJson), next: null });
+      const found = await engine.adoptions.orphans(p.store, call);
+      return ok({ items: found.map((orphan) => orphanJson(orphanFor(principal, orphan))), next: null });
     },
   }),
   route({

@@ -1,0 +1,67 @@
+import { glob, readFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { beforeAll, expect, test } from 'vitest';
+import { harmlessReasons } from '#front/rest/harmless-reasons.ts';
+import { type Failure, failuresIn } from './errors.ts';
+import { parse, type Source } from './syntax.ts';
+
+// Who is told what goes wrong: decided for every reason in the sources.
+
+const words = (text: string): string[] => text.trim().split(/\s+/);
+
+/** Said in short to those who are not administrators: their texts name servers, exports, paths, devices, processes. */
+const inShort = words(`
+  block-mode client-missing command-deadline data-missing data-wrong-kind directory-unrecorded file-too-large
+  filesystem-damaged filesystem-unknown folder-occupied format-newer grow-failed grow-needs-unmount image-busy internal
+  layout-differs loop-detaching loop-unavailable mkfs-failed mount-busy mount-denied mount-failed mount-flags-refused
+  mount-occupied mount-unable mount-vanished mounted-read-only mounts-exhausted mounts-folder-missing not-adoptable
+  owner-denied path-missing path-moved path-no-answer record-unreadable source-read-only state-corrupt state-denied
+  state-full state-io state-locked state-newer state-read-only store-cannot-move store-closing store-damaged
+  store-file-system-read-only store-full store-identity store-in-use store-io-error store-local-elsewhere
+  store-lock-irregular store-locked store-option-invalid store-option-unknown store-overlaps store-permission
+  store-place-taken store-quota store-records-foreign store-root-changed store-root-missing store-root-not-directory
+  store-shared-elsewhere store-uri-invalid system-table-too-large target-forbidden target-kind too-many-open-files
+  tool-missing tool-not-started volume-data-busy volume-data-unusable`);
+
+/** Only ever said by the command line, or before the server listens. */
+const neverSent = words(`
+  answer-unreadable config-invalid config-missing config-unreadable confirmation-required connection-ambiguous
+  connection-broken interrupted listen-failed listen-invalid log-level-invalid number-invalid port-in-use
+  revision-ambiguous server-no-answer server-not-running socket-denied socket-in-use socket-path-long socket-path-taken
+  state-folder-unusable store-ambiguous token-file token-malformed trash-ambiguous trash-not-found url-credentials
+  url-invalid usage`);
+
+/** What may stand in a harmless text: what the asker gave, names of what they may see, numbers and states. */
+const filledIn = words(`
+  access action allow at bounds bytes candidates count down expected expiresIn found help host id key kind known length
+  limit maxBytes maxVolumes message metaLimit method more most mostBytes mostLabels mostPerPage name now number pair ref
+  reserved revision role room scheme shown store stores subject target text users verb wanted what where word wrong`);
+
+let failures: readonly Failure[];
+
+beforeAll(async () => {
+  const cwd = dirname(dirname(import.meta.dirname));
+  const sources: Source[] = [];
+  const exclude = ['src/**/*.test.ts', 'src/testing/**', 'src/**/fixtures/**', 'src/cli/scripted-server.ts'];
+  for await (const path of glob('src/**/*.ts', { cwd, exclude }))
+    sources.push(parse(path, await readFile(join(cwd, path), 'utf8')));
+  failures = failuresIn(sources);
+});
+
+test('every reason is for everybody, or said in short, or never sent; those of NFS are always said in short', () => {
+  const found = new Set(failures.map(({ reason }) => reason).filter((reason) => !reason.startsWith('nfs-')));
+  expect([...harmlessReasons, ...inShort, ...neverSent].sort()).toEqual([...found].sort());
+  expect([...harmlessReasons].filter((reason) => reason.startsWith('nfs-'))).toEqual([]);
+});
+
+test('what is for everybody is filled in with nothing that tells of a place', () => {
+  const harmless = failures.filter(({ reason }) => harmlessReasons.has(reason));
+  const used = harmless.flatMap(({ reason, message, action }) =>
+    Array.from(`${message} ${action}`.matchAll(/<(?:folder of )?([^<>]+)>/g), ([, word = '']) => ({ reason, word })),
+  );
+  // Two are about a path that the asker wrote.
+  const asked = ({ reason, word }: (typeof used)[number]): boolean =>
+    word === 'path' && ['path-invalid', 'path-relative'].includes(reason);
+  expect(used.length).toBeGreaterThan(50);
+  expect(used.filter((one) => !filledIn.includes(one.word) && !asked(one))).toEqual([]);
+});

@@ -1,0 +1,95 @@
+import type { Hidden, Node, Nodes, Proof, Proofs } from '#datapath/ports.ts';
+import { rootNode } from '#wire/fuse/abi.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+
+interface Kept {
+  readonly id: number;
+  readonly generation: number;
+  handle: FileHandle;
+  opens: number;
+  lookups: number;
+  hidden: Hidden | undefined;
+}
+
+/** What tests look at. */
+export interface MemoryNodes extends Nodes {
+  /** Without the root. */
+  readonly size: number;
+}
+
+/** Nodes in the memory of this process: nothing outlives it. */
+export function createMemoryNodes(root: FileHandle): MemoryNodes {
+  const byId = new Map<number, Kept>();
+  const byHandle = new Map<string, Kept>();
+  let last: number = rootNode;
+  const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
+  const add = (id: number, handle: FileHandle): Kept => {
+    const made: Kept = { id, generation: 1, handle, opens: 0, lookups: 0, hidden: undefined };
+    byId.set(id, made);
+    byHandle.set(keyOf(handle), made);
+    return made;
+  };
+  const shown = ({ id, generation, handle, opens }: Kept): Node => ({ id, generation, handle, opens });
+  add(rootNode, root);
+  return {
+    looked: (handle) => {
+      const kept = byHandle.get(keyOf(handle)) ?? add(++last, Uint8Array.from(handle));
+      kept.lookups++;
+      return shown(kept);
+    },
+    get: (id) => {
+      const kept = byId.get(id);
+      return kept && shown(kept);
+    },
+    find: (handle) => {
+      const kept = byHandle.get(keyOf(handle));
+      return kept && shown(kept);
+    },
+    forget: (id, lookups) => {
+      const kept = byId.get(id);
+      if (kept === undefined || id === rootNode) return;
+      kept.lookups -= lookups;
+      if (kept.lookups < 0) throw new Error(`node ${id} was forgotten more often than it was looked up`);
+      if (kept.lookups > 0) return;
+      byId.delete(id);
+      byHandle.delete(keyOf(kept.handle));
+    },
+    opened: (id) => {
+      const kept = byId.get(id);
+      if (kept !== undefined) kept.opens++;
+    },
+    closed: (id) => {
+      const kept = byId.get(id);
+      if (kept !== undefined) kept.opens--;
+    },
+    changeHandle: (id, handle) => {
+      const kept = byId.get(id);
+      if (kept === undefined) return;
+      byHandle.delete(keyOf(kept.handle));
+      kept.handle = handle;
+      byHandle.set(keyOf(handle), kept);
+    },
+    hide: (id, at) => {
+      const kept = byId.get(id);
+      if (kept !== undefined) kept.hidden = at;
+    },
+    hidden: (id) => byId.get(id)?.hidden,
+    get size() {
+      return byId.size - 1;
+    },
+  };
+}
+
+/** Proofs of requests that are under way; a test keeps them for a successor, and takes them away when one was answered. */
+export function createMemoryProofs(): Proofs & { clear(place: number): void } {
+  const kept = new Map<number, Proof>();
+  return {
+    find: (place) => kept.get(place),
+    write: (place, proof) => {
+      kept.set(place, proof);
+    },
+    clear: (place) => {
+      kept.delete(place);
+    },
+  };
+}

@@ -1,0 +1,71 @@
+/**
+ * A data path that serves nothing, and writes down what its keeper gave it: a line for each mount into the file that is
+ * the mount's descriptor. How it behaves stands in a file, read at each start (`Behaviour`).
+ */
+
+import { appendFileSync, closeSync, readFileSync, writeSync } from 'node:fs';
+import { connect } from 'node:net';
+import process from 'node:process';
+import { systemClock } from '#base/clock.ts';
+import { mapMemory } from '#base/linux/memory.ts';
+import { silentLog } from '#base/log.ts';
+import { joinKeeper } from '#keeper/data-path.ts';
+import type { HeldMount } from '#keeper/estate.ts';
+import type { Behaviour } from './keeper-process.ts';
+
+const folder = process.env['STOWAGE_TEST_FOLDER'] ?? '';
+const behaviour = JSON.parse(readFileSync(`${folder}/behaviour.json`, 'utf8')) as Behaviour;
+const version = process.argv[1]?.includes('other') === true ? 'other' : 'test';
+appendFileSync(`${folder}/pids`, `${process.pid}\n`);
+if (behaviour.dies === 'at once') process.kill(process.pid, 'SIGKILL');
+const until = performance.now() + (behaviour.loadsForMs ?? 0);
+while (performance.now() < until) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10);
+
+/** In the journal, beyond what is the keeper's: how many had it. */
+const servedAt = 100;
+const open = new Map<string, number>();
+
+function note(as: string, { fd, id, spec }: HeldMount, more = {}): void {
+  const at = performance.timeOrigin + performance.now();
+  writeSync(fd, `${JSON.stringify({ as, id, spec, pid: process.pid, version, at, ...more })}\n`);
+}
+
+const link = joinKeeper({
+  ...{ clock: systemClock(), log: silentLog(), version, signal: new AbortController().signal },
+  handlers: {
+    serve: ({ as, journal, mounts, sockets }) => {
+      if (behaviour.dies === 'serving') process.kill(process.pid, 'SIGKILL');
+      const words = new Uint32Array(mapMemory(journal, 0, 4096).bytes);
+      const served = (words[servedAt] ?? 0) + 1;
+      words[servedAt] = served;
+      for (const mount of mounts) open.set(mount.id, mount.fd);
+      for (const mount of mounts) note(as, mount, { served, sockets: sockets.map(({ about }) => about) });
+      for (const { fd } of sockets) closeSync(fd);
+      if (behaviour.letsGo === true) for (const { id } of sockets) link.letGo(id);
+      if (behaviour.connectsTo !== undefined) hold(behaviour.connectsTo);
+      link.report(`served ${served}`);
+      link.ready();
+    },
+    add: (mount) => {
+      open.set(mount.id, mount.fd);
+      note('added', mount);
+    },
+    remove: (id) => {
+      closeSync(open.get(id) ?? -1);
+      appendFileSync(`${folder}/removed`, `${id}\n`);
+    },
+    stop: async () => {
+      if (behaviour.stops !== false) return;
+      await new Promise(() => undefined);
+    },
+    unneeded: () => process.exit(0),
+  },
+});
+
+function hold(port: number): void {
+  const socket = connect(port, '127.0.0.1', () => {
+    const { fd } = (socket as unknown as { readonly _handle: { readonly fd: number } })._handle;
+    const id = link.hold(fd, `to ${port}`);
+    socket.write(`${id}\n`);
+  });
+}

@@ -1,0 +1,87 @@
+import type { Handlers, Line } from '#keeper/line.ts';
+import type { Kind, Message } from '#keeper/protocol.ts';
+import type { Child } from '#keeper/worker.ts';
+
+/** A data path that does what a test says. */
+export interface FakeChild {
+  readonly program: string;
+  readonly sent: readonly Message[];
+  readonly isOpen: boolean;
+  /** It was told to end, and has not ended yet. */
+  readonly isEnding: boolean;
+  says(message: Message, descriptors?: readonly number[]): void;
+  hello(): void;
+  /** Its line is closed, and it lives. */
+  breaks(): void;
+  /** Its line is closed. If it was told to end, or is told later, it has. */
+  dies(): Promise<void>;
+}
+
+export interface FakeChildren {
+  readonly all: readonly FakeChild[];
+  readonly start: (program: string) => Child;
+}
+
+/** All that waits for a promise that is resolved. */
+export const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+
+export function createFakeChildren(): FakeChildren {
+  const all: FakeChild[] = [];
+  return {
+    all,
+    start: (program) => {
+      const { fake, child } = createFakeChild(program, all.length + 1);
+      all.push(fake);
+      return child;
+    },
+  };
+}
+
+function createFakeChild(program: string, pid: number): { readonly fake: FakeChild; readonly child: Child } {
+  const sent: Message[] = [];
+  const { promise: ended, resolve: end } = Promise.withResolvers<void>();
+  let handlers: Handlers<Kind> | undefined;
+  let isOpen = true;
+  let isEnding = false;
+  const close = (): void => {
+    if (!isOpen) return;
+    isOpen = false;
+    handlers?.closed('test');
+  };
+  const line: Line = {
+    get isOpen() {
+      return isOpen;
+    },
+    send: (message) => void sent.push(message),
+    handle: (next) => {
+      handlers = next as unknown as Handlers<Kind>;
+    },
+    close,
+  };
+  const says: FakeChild['says'] = (message, descriptors = []) => handlers?.message(message, descriptors);
+  return {
+    child: {
+      line,
+      end: () => {
+        isEnding = true;
+        return ended;
+      },
+      forget: () => undefined,
+    },
+    fake: {
+      ...{ program, sent, says, breaks: close },
+      get isOpen() {
+        return isOpen;
+      },
+      get isEnding() {
+        return isEnding;
+      },
+      hello: () => says({ kind: 'hello', role: 'data path', pid, version: program }),
+      dies: async () => {
+        close();
+        end();
+        await settled();
+      },
+    },
+  };
+}

@@ -1,0 +1,138 @@
+import { closeSync, existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { systemClock } from '#base/clock.ts';
+import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
+import type { KeeperState } from '#keeper/protocol.ts';
+import { type StartedKeeper, type StartOptions, startKeeper } from '#keeper/start.ts';
+
+/** How data-path-program.ts behaves. */
+export interface Behaviour {
+  readonly dies?: 'at once' | 'serving';
+  readonly loadsForMs?: number;
+  readonly stops?: boolean;
+  /** A port on which it is to hold a connection. */
+  readonly connectsTo?: number;
+  /** Of what the one before held. */
+  readonly letsGo?: boolean;
+}
+
+/** What a data path wrote down about a mount. */
+export interface Noted {
+  readonly as: string;
+  readonly id: string;
+  readonly spec: unknown;
+  readonly pid: number;
+  readonly version: string;
+  /** Milliseconds since 1970, and parts of one. */
+  readonly at: number;
+  readonly served?: number;
+  readonly sockets?: readonly string[];
+}
+
+/** Keepers and their data paths in a folder of their own. */
+export interface KeeperGround extends AsyncDisposable {
+  readonly folder: string;
+  readonly socket: string;
+  readonly signal: AbortSignal;
+  /** Resolves when it is in charge. */
+  startKeeper(how?: Partial<StartOptions>): Promise<StartedKeeper>;
+  client(changed?: (state: KeeperState) => void, user?: number): KeeperClient;
+  behave(how: Behaviour): void;
+  /** Has a file adopted as if it were /dev/fuse. */
+  adopt(client: KeeperClient, mount: string, spec?: unknown): Promise<void>;
+  noted(mount: string): readonly Noted[];
+  /** The last that was noted, once there are so many. */
+  notedAfter(mount: string, count: number): Promise<Noted>;
+  log(): string;
+}
+
+export const testProgram = join(import.meta.dirname, 'data-path-program.ts');
+const patienceMs = 20_000;
+
+/** Looks until it is so; throws what it is otherwise. */
+export async function eventually<T>(look: () => T | Promise<T>, isSo: (found: T) => boolean): Promise<T> {
+  const until = performance.now() + patienceMs;
+  for (;;) {
+    const found = await look();
+    if (isSo(found)) return found;
+    if (performance.now() > until) throw new Error(`never: ${isSo.toString()}: ${JSON.stringify(found)}`);
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+}
+
+export function createKeeperGround(): KeeperGround {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-keeper-'));
+  const socket = join(folder, 'own', 'keeper.sock');
+  const stop = new AbortController();
+  const keepers: StartedKeeper[] = [];
+  const clock = systemClock();
+  const clients = new Set<KeeperClient>();
+  const behave = (how: Behaviour): void => writeFileSync(join(folder, 'behaviour.json'), JSON.stringify(how));
+  const read = (name: string): string =>
+    existsSync(join(folder, name)) ? readFileSync(join(folder, name), 'utf8') : '';
+  const noted = (mount: string): readonly Noted[] =>
+    read(mount)
+      .split('\n')
+      .filter((line) => line !== '')
+      .map((line) => JSON.parse(line));
+  behave({});
+
+  return {
+    ...{ folder, socket, behave, noted, signal: stop.signal },
+    startKeeper: async (how = {}) => {
+      const keeper = await startKeeper(
+        {
+          ...{ clock, socket, program: testProgram, log: join(folder, 'log'), enter: [], flags: [] },
+          env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: folder },
+          ...how,
+        },
+        stop.signal,
+      );
+      keepers.push(keeper);
+      return keeper;
+    },
+    client: (changed = () => undefined, user = 0) => {
+      const client = connectKeeper({
+        ...{ path: socket, user, clock, version: 'test', changed, closed: () => undefined },
+      });
+      clients.add(client);
+      return client;
+    },
+    adopt: async (client, mount, spec = {}) => {
+      const fd = openSync(join(folder, mount), 'a');
+      try {
+        await client.adopt(mount, spec, fd, stop.signal);
+      } finally {
+        closeSync(fd);
+      }
+    },
+    notedAfter: async (mount, count) => {
+      const all = await eventually(
+        () => noted(mount),
+        (found) => found.length >= count,
+      );
+      return all[count - 1] as Noted;
+    },
+    log: () => read('log'),
+    [Symbol.asyncDispose]: async () => {
+      stop.abort();
+      for (const client of clients) client[Symbol.dispose]();
+      for (const { pid } of keepers) kill(pid, folder);
+      await Promise.all(keepers.map(({ ended }) => ended));
+      // A data path goes on without its keeper. Not every program notes its number itself; those that wait end alone.
+      const served = [...read('log').matchAll(/"a data path has everything".*?"pid":(\d+)/g)].map(([, pid]) => pid);
+      for (const pid of new Set([...served, ...read('pids').split('\n')])) kill(Number(pid), folder);
+      rmSync(folder, { recursive: true, force: true });
+    },
+  };
+}
+
+/** Only if it is still one of ours. */
+function kill(pid: number, folder: string): void {
+  try {
+    if (pid > 1 && readFileSync(`/proc/${pid}/environ`, 'utf8').includes(folder)) process.kill(pid, 'SIGKILL');
+  } catch {
+    // It has ended.
+  }
+}

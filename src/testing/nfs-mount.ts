@@ -1,0 +1,50 @@
+import { mkdirSync } from 'node:fs';
+import { systemClock } from '#base/clock.ts';
+import { createFileSystem, type FileSystemOptions } from '#datapath/file-system.ts';
+import { asked } from '#datapath/kernel-wishes.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import { createMemoryNodes, createMemoryProofs, type MemoryNodes } from './fakes/memory-nodes.ts';
+import { type FuseMount, mountFuse } from './fuse-mount.ts';
+import type { OpenExport } from './nfs-export.ts';
+
+export interface NfsMount extends FuseMount {
+  readonly nodes: MemoryNodes;
+  readonly operations: Partial<Operations>;
+}
+
+export const asCaller = { squash: 'none', uid: 65534, gid: 65534, machine: 'stowage-test' } as const;
+
+/** Mounts a directory of an NFS server for real, in `folder`; what outlives a process in the product lies in memory here. */
+export async function mountNfs(
+  folder: string,
+  { nfs, root }: Pick<OpenExport, 'nfs' | 'root'>,
+  options: Partial<FileSystemOptions> = {},
+): Promise<NfsMount> {
+  const nodes = createMemoryNodes(root);
+  const proofs = createMemoryProofs();
+  let mount: FuseMount | undefined;
+  const operations = createFileSystem({
+    ...{ nfs, nodes, proofs, clock: systemClock(), options: { identity: asCaller, ...options } },
+    notify: (bytes) => mount?.device.write(bytes),
+  });
+  mkdirSync(folder, { recursive: true });
+  mount = await mountFuse({ folder }, clearing(operations, proofs), asked({ locks: 'node' }), 64);
+  return Object.assign(mount, { nodes, operations });
+}
+
+/** A place has its proof until its request is answered. */
+function clearing(operations: Partial<Operations>, proofs: ReturnType<typeof createMemoryProofs>): Partial<Operations> {
+  type Does = (...args: unknown[]) => unknown;
+  const cleared =
+    (does: Does): Does =>
+    (...args) => {
+      const { place } = args.at(-1) as Request;
+      const result = does(...args);
+      return result instanceof Promise ? result.finally(() => proofs.clear(place)) : result;
+    };
+  const all = Object.entries(operations).map(([name, does]) => [
+    name,
+    name === 'forget' ? does : cleared(does as Does),
+  ]);
+  return Object.fromEntries(all) as Partial<Operations>;
+}
