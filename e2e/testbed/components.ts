@@ -9,6 +9,7 @@ import { slaveMounts } from './mount-namespace.ts';
 import { rustNfs } from './nfs3-server.ts';
 import { node26 } from './node26.ts';
 import { asOrdinaryUser } from './ordinary-user.ts';
+import { posixSuites } from './posix-suites.ts';
 import { rpcbind } from './rpcbind.ts';
 import { schemathesis } from './schemathesis.ts';
 
@@ -120,6 +121,7 @@ export const components = {
   'libnfs-bench': libnfsBench,
   'go-nfs': goNfs,
   'nfs3-server': rustNfs,
+  'posix-suites': posixSuites,
 } satisfies Readonly<Record<string, Component>>;
 
 export type ComponentName = keyof typeof components;

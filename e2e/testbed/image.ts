@@ -70,7 +70,7 @@ async function apply(step: Step, root: string, work: string, run: Run): Promise<
     case 'copy': {
       const to = join(root, step.to);
       await mkdir(dirname(to), { recursive: true });
-      await copyFile(join(work, step.from), to);
+      await cp(join(work, step.from), to, { recursive: true });
       return;
     }
     default:

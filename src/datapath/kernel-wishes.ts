@@ -5,9 +5,9 @@ import type { Operations } from '#wire/fuse/operations.ts';
 import { maxTransfer } from './journal/layout.ts';
 import type { MountSpec } from './mount-spec.ts';
 
+/** Not atomicOTrunc: the kernel would have a program cut that is running, and then say that it is busy. */
 const always: readonly InitFlag[] = [
   'asyncRead',
-  'atomicOTrunc',
   'parallelDirops',
   'doReaddirplus',
   'readdirplusAuto',
@@ -17,7 +17,7 @@ const always: readonly InitFlag[] = [
 ];
 
 /** What is asked of the kernel for a mount. */
-export const asked = ({ locks }: MountSpec): Wishes => ({
+export const asked = ({ locks }: Pick<MountSpec, 'locks'>): Wishes => ({
   // Unless a file system wants to hear of locks, the kernel keeps them for all processes of the node.
   flags: locks === 'node' ? always : [...always, 'posixLocks', 'flockLocks'],
   ...{ maxWrite: maxTransfer, maxReadahead: maxTransfer, maxBackground: 64, timeGranularity: 1 },

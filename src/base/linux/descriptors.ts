@@ -140,9 +140,16 @@ export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
 }
 
 /** The next message; undefined when the other end has gone, or the socket was shut down here. */
-export async function receivedParcel(fd: number): Promise<Parcel | undefined> {
+export const receivedParcel = (fd: number): Promise<Parcel | undefined> => createReceiver(fd)();
+
+/** For one message after the other, into the same memory. */
+export function createReceiver(fd: number): () => Promise<Parcel | undefined> {
   const bytes = Buffer.alloc(longestMessage);
   const control = Buffer.alloc(controlSize);
+  return () => received(fd, bytes, control);
+}
+
+async function received(fd: number, bytes: Buffer, control: Buffer): Promise<Parcel | undefined> {
   const message = {
     ...{ name: null, nameLength: 0, parts: [{ base: bytes, length: bytes.length }], partCount: 1 },
     ...{ control, controlLength: control.length, flags: 0 },

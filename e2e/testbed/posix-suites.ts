@@ -1,0 +1,31 @@
+import { mkdir, mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { type Component, kept, missingPrograms } from './component.ts';
+
+const crates = ['pjdfstest@0.2.2', 'fsx@0.3.2'] as const;
+const place = kept('posix-suites', crates.join('-').replaceAll('@', '-'), 'bin/pjdfstest');
+
+/** What a POSIX file system must do, tried out: pjdfstest (names, rights, errors) and fsx (data). */
+export const posixSuites: Component = {
+  what: `the Rust crates ${crates.join(' and ')}`,
+  probe: () => {
+    const why = place.probe();
+    const lacking = missingPrograms('cargo', 'gcc');
+    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
+  },
+  tool: place.tool,
+  command: 'install Rust 1.88 or newer with rustup, then npm run testbed',
+  packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-cargo-'));
+    const flags = ['--locked', '--no-track', '--target-dir', join(work.path, 'target'), '--root', place.folder()];
+    await run('cargo', ['install', ...crates, ...flags]);
+    await writeFile(place.marker(), '');
+  },
+};
+
+/** The other program. */
+export const fsxPath = (): string => join(dirname(place.tool()), 'fsx');

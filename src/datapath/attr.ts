@@ -1,0 +1,52 @@
+import type { Attr } from '#wire/fuse/operations.ts';
+import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
+
+const typeBits: Readonly<Record<number, number>> = {
+  [fileType.regular]: 0o100000,
+  [fileType.directory]: 0o040000,
+  [fileType.block]: 0o060000,
+  [fileType.character]: 0o020000,
+  [fileType.link]: 0o120000,
+  [fileType.socket]: 0o140000,
+  [fileType.fifo]: 0o010000,
+};
+
+/** A server of another make may tell what no type is; then nobody can do anything with it. */
+export const typeOf = ({ type }: Pick<Attributes, 'type'>): number => typeBits[type] ?? 0;
+
+export const typeByBits = (mode: number): number =>
+  Number(Object.keys(typeBits).find((type) => typeBits[Number(type)] === (mode & 0o170000)) ?? 0);
+
+/** Programs that buffer by this make fewer and larger requests. */
+const blockSize = 64 * 1024;
+const largestExact = BigInt(Number.MAX_SAFE_INTEGER);
+
+/** Numbers beyond 53 bits are folded: two of one file system then coincide once in very many. */
+export const inoOf = (fileId: bigint): number =>
+  fileId <= largestExact ? Number(fileId) : Number(BigInt.asUintN(53, fileId ^ (fileId >> 11n)));
+
+/** `hides`: a name was taken from it that the server still counts. */
+export const attrOf = (a: Attributes, size: number, hides: boolean): Attr => ({
+  ino: inoOf(a.fileId),
+  size,
+  blocks: Math.ceil(a.used / 512),
+  atime: a.atime,
+  mtime: a.mtime,
+  ctime: a.ctime,
+  atimeNs: a.atimeNs,
+  mtimeNs: a.mtimeNs,
+  ctimeNs: a.ctimeNs,
+  mode: typeOf(a) | a.mode,
+  nlink: hides ? Math.max(0, a.links - 1) : a.links,
+  uid: a.uid,
+  gid: a.gid,
+  rdev: a.type === fileType.character || a.type === fileType.block ? deviceNumber(a.major, a.minor) : 0,
+  blksize: blockSize,
+});
+
+/** As the kernel packs them (new_encode_dev). */
+const deviceNumber = (major: number, minor: number): number =>
+  ((minor & 0xff) | (major << 8) | ((minor & ~0xff) << 12)) >>> 0;
+
+export const majorOf = (device: number): number => (device >>> 8) & 0xfff;
+export const minorOf = (device: number): number => (device & 0xff) | ((device >>> 12) & 0xfff00);

@@ -1,0 +1,200 @@
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
+import { createAttributeCache } from './attributes.ts';
+import { createNameCache, type Name } from './name-cache.ts';
+
+const file: Attributes = {
+  ...{ type: 1, mode: 0o644, links: 1, uid: 0, gid: 0, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
+  ...{ size: 10, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
+};
+/** As it is after so many changes. */
+const at = (change: number): Attributes => ({ ...file, size: 10 + change, mtime: 1 + change, ctime: 1 + change });
+const from = (before: number, after: number): Wcc => ({ before: at(before), after: at(after) });
+const id = 2;
+
+function cache(ttlMs = 1_000) {
+  const clock = createFakeClock();
+  const attributes = createAttributeCache({ clock, ttlMs, isHidden: () => false });
+  const saw = (what: Attributes, since = attributes.now()) => attributes.saw(id, what, since);
+  /** How often somebody else has changed it. */
+  const seen: number[] = [];
+  const epoch = (): number => {
+    const now = attributes.epoch(id);
+    if (seen.at(-1) !== now) seen.push(now);
+    return seen.length - 1;
+  };
+  epoch();
+  return { clock, attributes, saw, epoch, size: () => attributes.last(id)?.size };
+}
+
+describe('what is known of attributes', () => {
+  test('is relied on for so long, and told so to the kernel', () => {
+    const { clock, attributes, saw } = cache();
+    saw(at(0));
+    clock.advance(300);
+    expect(attributes.tell(id)).toMatchObject({ attrMs: 700, attr: { size: 10, ino: 5 } });
+    clock.advance(700);
+    expect(attributes.freshMs(id)).toBe(0);
+    expect(attributes.last(id)?.size).toBe(10);
+    saw(at(0));
+    expect(attributes.freshMs(id)).toBe(1_000);
+  });
+
+  test('is not replaced by what was asked for before a change of our own', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const since = attributes.now();
+    attributes.change(id).ended(from(0, 3));
+    expect(saw(at(0), since).size).toBe(13);
+    expect([size(), epoch()]).toEqual([13, 0]);
+    // Asked for before, and newer all the same: whoever asked gets it, nobody else.
+    expect(saw(at(4), since).size).toBe(14);
+    expect([size(), epoch()]).toEqual([13, 0]);
+    saw(at(4));
+    expect([size(), epoch()]).toEqual([14, 1]);
+  });
+
+  test('is not replaced while a change of our own is under way, nor relied on', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const change = attributes.change(id);
+    saw(at(1));
+    expect([size(), attributes.freshMs(id)]).toEqual([10, 0]);
+    change.ended(from(0, 1));
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([11, 0, 1_000]);
+  });
+
+  test('tells changes of our own from those of others', () => {
+    const { attributes, saw, epoch } = cache();
+    saw(at(0));
+    for (let i = 0; i < 5; i++) attributes.change(id).ended(from(i, i + 1));
+    expect(epoch()).toBe(0);
+    attributes.change(id).ended(from(6, 7));
+    expect(epoch()).toBe(1);
+    saw(at(7));
+    expect(epoch()).toBe(1);
+    saw(at(8));
+    expect(epoch()).toBe(2);
+    // A server that does not tell what was before is believed.
+    attributes.change(id).ended({ before: undefined, after: at(9) });
+    expect(epoch()).toBe(2);
+  });
+
+  test('changes of our own that overlap are put in order', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const changes = [0, 1, 2, 3].map(() => attributes.change(id));
+    for (const [i, n] of [2, 0, 3, 1].entries()) changes[i]?.ended(from(n, n + 1));
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([14, 0, 1_000]);
+    const more = [0, 1].map(() => attributes.change(id));
+    more[0]?.ended(from(6, 7));
+    more[1]?.ended(from(4, 5));
+    // Somebody else was between them.
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([17, 1, 0]);
+  });
+
+  test("a call that tells nothing makes it doubtful; one that changes no content is not somebody else's", () => {
+    const { attributes, saw, epoch } = cache();
+    saw(at(0));
+    attributes.change(id).ended(undefined);
+    expect(attributes.freshMs(id)).toBe(0);
+    saw(at(0));
+    attributes.expire(id);
+    expect(attributes.freshMs(id)).toBe(0);
+    saw({ ...at(0), ctime: 50, links: 2 });
+    expect([epoch(), attributes.last(id)?.links]).toEqual([0, 2]);
+    saw({ ...at(0), ctime: 60 });
+    expect(epoch()).toBe(1);
+  });
+
+  test('what the kernel was told: sizes, and changes by others', () => {
+    const { attributes, saw } = cache();
+    expect(attributes.told(id)).toEqual({ size: undefined, isAll: false });
+    saw(at(0));
+    attributes.tell(id);
+    attributes.grew(id, 500);
+    expect(attributes.told(id)).toEqual({ size: 500, isAll: true });
+    saw(at(1));
+    expect(attributes.told(id)).toEqual({ size: 500, isAll: false });
+  });
+
+  test('of very many nodes the oldest are dropped, and what was cached of them is not taken for what is there now', () => {
+    const { attributes } = cache();
+    for (let node = 1; node <= 60_000; node++) attributes.saw(node, at(node), attributes.now());
+    const before = attributes.epoch(60_000);
+    expect(attributes.last(1)).toBeUndefined();
+    expect(attributes.last(60_000)?.size).toBe(60_010);
+    const change = attributes.change(59_999);
+    for (let node = 70_001; node <= 170_000; node++) attributes.saw(node, at(node), attributes.now());
+    expect(attributes.last(60_000)).toBeUndefined();
+    expect(attributes.epoch(60_000)).not.toBe(before);
+    expect(attributes.last(59_999)).toBeDefined();
+    change.ended(from(59_999, 60_000));
+  });
+
+  test('a name that is hidden is not counted', () => {
+    const { attributes, saw } = cache();
+    saw(at(0));
+    attributes.hides(id, true);
+    expect(attributes.tell(id).attr.nlink).toBe(0);
+  });
+});
+
+describe('what is known of names', () => {
+  const named = (size: number): Name => ({ meant: { handle: undefined, attributes: at(size) }, at: 0, since: 0 });
+
+  test('is forgotten when somebody else has changed the directory', () => {
+    let epoch = 0;
+    const names = createNameCache(() => epoch, createFakeClock());
+    names.put(1, 'a', named(1), names.changes(1));
+    expect(names.get(1, 'a')).toBeDefined();
+    epoch++;
+    expect(names.get(1, 'a')).toBeUndefined();
+  });
+
+  test('is not learned from what was asked for before a change of our own', () => {
+    const names = createNameCache(() => 0, createFakeClock());
+    const changes = names.changes(1);
+    names.set(1, 'a', { meant: undefined, at: 0, since: 0 });
+    names.put(1, 'a', named(1), changes);
+    expect(names.get(1, 'a')?.meant).toBeUndefined();
+    names.drop(1, 'a');
+    names.put(1, 'a', named(1), changes);
+    expect(names.get(1, 'a')).toBeUndefined();
+  });
+
+  test('of a directory that is known as a whole, what is not there is known, too; for a while', () => {
+    const clock = createFakeClock();
+    let epoch = 0;
+    const names = createNameCache(() => epoch, clock);
+    const known = () => names.complete(1, names.changes(1));
+    expect(names.isComplete(1)).toBe(false);
+    const changes = names.changes(1);
+    names.set(1, 'a', named(1));
+    names.complete(1, changes);
+    expect(names.isComplete(1)).toBe(false);
+    known();
+    names.set(1, 'b', { meant: undefined, at: 0, since: 0 });
+    expect(names.isComplete(1)).toBe(true);
+    names.drop(1, 'b');
+    expect(names.isComplete(1)).toBe(false);
+    known();
+    epoch++;
+    expect(names.isComplete(1)).toBe(false);
+    known();
+    clock.advance(5_000);
+    expect(names.isComplete(1)).toBe(false);
+  });
+
+  test('is bounded; what was used last stays', () => {
+    const names = createNameCache(() => 0, createFakeClock());
+    for (let directory = 1; directory <= 300; directory++)
+      for (let i = 0; i < 1_000; i++) names.put(directory, `${i}`, named(i), names.changes(directory));
+    const kept = Array.from({ length: 300 }, (_, i) => names.get(i + 1, '999')).filter(Boolean);
+    expect(kept.length).toBeGreaterThan(50);
+    expect(kept.length).toBeLessThanOrEqual(100);
+    expect(names.get(300, '0')).toBeDefined();
+    expect(names.get(1, '0')).toBeUndefined();
+  });
+});

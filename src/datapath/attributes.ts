@@ -1,0 +1,252 @@
+import type { Clock } from '#base/clock.ts';
+import type { AttrReply } from '#wire/fuse/operations.ts';
+import type { Attributes, Before, Wcc } from '#wire/nfs3/structures.ts';
+import { attrOf } from './attr.ts';
+
+/**
+ * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
+ * was asked before a change of our own had ended is not believed against what that change brought.
+ */
+export interface AttributeCache {
+  /** To be taken before a call, and given with what it brings. */
+  now(): number;
+  /** The last that were seen, however old. */
+  last(id: number): Attributes | undefined;
+  /** For how many ms they can still be relied on. */
+  freshMs(id: number): number;
+  ageMs(id: number): number;
+  /**
+   * A reply brought these. `at`: when it came, if not just now. Gives the best that is known: where a change of our own came
+   * in between, that is not always what came.
+   */
+  saw(id: number, attributes: Attributes, since: number, at?: number): Attributes;
+  /** A change of our own begins. Its end must be told, with what the server said about it. */
+  change(id: number): Change;
+  /** Our own call has changed its links, or the time of its last change, and did not tell how. */
+  expire(id: number): void;
+  /** Becomes another each time somebody else has changed the node: what was cached of its content is of no use. */
+  epoch(id: number): number;
+  /** The kernel is told what is known. */
+  tell(id: number): AttrReply;
+  /** The size that the kernel has, and whether it knows of all changes by others. */
+  told(id: number): { readonly size: number | undefined; readonly isAll: boolean };
+  /** The kernel knows by itself that the file is now at least that long. */
+  grew(id: number, size: number): void;
+  /** The name it had is gone, and another, which the server counts, has been given to it. */
+  hides(id: number, isHidden: boolean): void;
+  forget(id: number): void;
+}
+
+export interface Change {
+  ended(wcc: Wcc | undefined): void;
+}
+
+interface Known {
+  attributes: Attributes | undefined;
+  /** When they came. -Infinity: not to be relied on. */
+  at: number;
+  /** When, in the order of events, anything was learned last. */
+  order: number;
+  epoch: number;
+  /** Changes of our own that are under way, and those that ended while others were. */
+  changing: number;
+  readonly ended: Wcc[];
+  isTorn: boolean;
+  isTouched: boolean;
+  toldSize: number | undefined;
+  toldEpoch: number;
+  isHidden: boolean;
+}
+
+export interface AttributeCacheOptions {
+  readonly clock: Clock;
+  /** How long they are relied on. 0: not at all. */
+  readonly ttlMs: number;
+  /** Whether a node that is met for the first time has a name that is hidden. */
+  readonly isHidden: (id: number) => boolean;
+  /** Where a file ends at least, by what the server has not been told yet. */
+  readonly end?: (id: number) => number;
+}
+
+const never = Number.NEGATIVE_INFINITY;
+/** Of more nodes the oldest knowledge is dropped: it costs about half a KiB each. */
+const mostKnown = 50_000;
+/** Changes that overlap are put in order by what they say about before and after; of more than these nobody can. */
+const mostOverlapping = 64;
+
+export function createAttributeCache({ clock, ttlMs, isHidden, end = () => 0 }: AttributeCacheOptions): AttributeCache {
+  const nodes = new Map<number, Known>();
+  let order = 0;
+  /** Never the same for two states of a node, also not when it was forgotten in between. */
+  let epochs = 0;
+
+  function of(id: number): Known {
+    const found = nodes.get(id);
+    if (found !== undefined) return found;
+    const made: Known = {
+      ...{
+        attributes: undefined,
+        at: never,
+        order: 0,
+        epoch: ++epochs,
+        changing: 0,
+        ended: [],
+        isTorn: false,
+        isTouched: false,
+      },
+      ...{ toldSize: undefined, toldEpoch: -1, isHidden: isHidden(id) },
+    };
+    if (nodes.size >= mostKnown) dropOldest();
+    nodes.set(id, made);
+    return made;
+  }
+
+  function dropOldest(): void {
+    for (const [id, { changing }] of nodes) {
+      if (changing > 0) continue;
+      nodes.delete(id);
+      if (nodes.size < mostKnown * 0.9) return;
+    }
+  }
+
+  function learn(known: Known, attributes: Attributes, at: number): Attributes {
+    known.attributes = attributes;
+    known.at = at;
+    known.order = ++order;
+    return attributes;
+  }
+
+  function freshMs(id: number): number {
+    const known = nodes.get(id);
+    if (known === undefined || known.changing > 0) return 0;
+    return Math.max(0, known.at + ttlMs - clock.elapsed());
+  }
+
+  function saw(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
+    const known = of(id);
+    const before = known.attributes;
+    if (before === undefined) return learn(known, attributes, known.changing > 0 ? never : at);
+    if (known.changing > 0 || since < known.order) return isNewer(attributes, before) ? attributes : before;
+    if (!isUnchanged(before, attributes)) {
+      if (!known.isTouched || !isSameContent(before, attributes)) known.epoch = ++epochs;
+      known.isTouched = false;
+      return learn(known, attributes, at);
+    }
+    // The time of the last access may be another.
+    known.attributes = attributes;
+    known.at = at;
+    return attributes;
+  }
+
+  function settle(known: Known): void {
+    const { last, isChain } = inOrder(known.attributes, known.ended);
+    if (!isChain || known.isTorn) known.epoch = ++epochs;
+    if (last === undefined) known.at = never;
+    else learn(known, last, isChain && !known.isTorn ? clock.elapsed() : never);
+    known.ended.length = 0;
+    known.isTorn = false;
+  }
+
+  function change(id: number): Change {
+    const known = of(id);
+    known.changing++;
+    return {
+      ended: (wcc) => {
+        known.changing--;
+        known.order = ++order;
+        // Nothing is known of what it did. What is seen next tells, and looks like somebody else's doing.
+        if (wcc?.after === undefined) known.at = never;
+        else if (known.ended.length < mostOverlapping) known.ended.push(wcc);
+        else known.isTorn = true;
+        if (known.changing === 0 && known.ended.length > 0) settle(known);
+      },
+    };
+  }
+
+  return {
+    ...{ saw, change, freshMs },
+    now: () => order,
+    last: (id) => nodes.get(id)?.attributes,
+    ageMs: (id) => {
+      const known = nodes.get(id);
+      return known === undefined || known.changing > 0 ? Number.POSITIVE_INFINITY : clock.elapsed() - known.at;
+    },
+    expire: (id) => {
+      const known = nodes.get(id);
+      if (known === undefined) return;
+      known.at = never;
+      known.order = ++order;
+      known.isTouched = true;
+    },
+    epoch: (id) => of(id).epoch,
+    tell: (id) => {
+      const known = of(id);
+      if (known.attributes === undefined) throw new Error(`nothing is known of node ${id}`);
+      const size = Math.max(known.attributes.size, end(id));
+      known.toldSize = size;
+      known.toldEpoch = known.epoch;
+      return { attr: attrOf(known.attributes, size, known.isHidden), attrMs: freshMs(id) };
+    },
+    told: (id) => {
+      const { toldSize: size, toldEpoch, epoch } = of(id);
+      return { size, isAll: toldEpoch === epoch };
+    },
+    grew: (id, size) => {
+      const known = of(id);
+      if (known.toldSize !== undefined && known.toldSize < size) known.toldSize = size;
+    },
+    hides: (id, isIt) => {
+      of(id).isHidden = isIt;
+    },
+    forget: (id) => {
+      nodes.delete(id);
+    },
+  };
+}
+
+/** A call that changes a node: what the server says of before and after is taken in, however it ends. */
+export async function changing<R>(
+  attributes: Pick<AttributeCache, 'change'>,
+  id: number,
+  call: () => Promise<R>,
+  wccOf: (result: R) => Wcc | undefined,
+): Promise<R> {
+  const change = attributes.change(id);
+  let wcc: Wcc | undefined;
+  try {
+    const result = await call();
+    wcc = wccOf(result);
+    return result;
+  } finally {
+    change.ended(wcc);
+  }
+}
+
+const isSameContent = (a: Before, b: Before): boolean =>
+  a.mtimeNs === b.mtimeNs && a.mtime === b.mtime && a.size === b.size;
+
+export const isUnchanged = (a: Before, b: Before): boolean =>
+  a.ctimeNs === b.ctimeNs && a.ctime === b.ctime && isSameContent(a, b);
+
+const isNewer = (a: Before, b: Before): boolean =>
+  a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
+
+/**
+ * Changes of our own that overlapped, each from its before to its after. If they can be put one behind the other from what
+ * was known, nobody else changed anything in between. A server that does not tell the state before is believed.
+ */
+function inOrder(
+  known: Attributes | undefined,
+  changes: readonly Wcc[],
+): { readonly last: Attributes | undefined; readonly isChain: boolean } {
+  const left = [...changes];
+  let at = known;
+  for (;;) {
+    const next = left.findIndex(({ before }) => before === undefined || at === undefined || isUnchanged(before, at));
+    if (next < 0) break;
+    at = left.splice(next, 1)[0]?.after ?? at;
+  }
+  if (left.length === 0) return { last: at, isChain: true };
+  const afters = changes.flatMap(({ after }) => after ?? []);
+  return { last: afters.reduce((a, b) => (isNewer(b, a) ? b : a)), isChain: false };
+}

@@ -1,0 +1,85 @@
+import type { Clock } from '#base/clock.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Request } from '#wire/fuse/operations.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { isPassing } from './errors.ts';
+
+/** Calls to the server on behalf of requests: how long they may take, and what ends them. */
+export interface Calls {
+  ask<R>(request: Request, credential: Buffer, call: (options: CallOptions) => Promise<R>): Promise<R>;
+}
+
+export interface CallsOptions {
+  readonly clock: Clock;
+  /** Infinity is `hard`: it waits without end. Else `soft`: after so long it is EIO. */
+  readonly patienceMs: number;
+}
+
+interface Waiting {
+  readonly request: Request;
+  readonly since: number;
+  readonly controller: AbortController;
+}
+
+/**
+ * The kernel tells of every signal that comes to a process while it waits, also of one that it handles and goes on after.
+ * Programs do not expect EINTR from files, and some runtimes send themselves signals all the time. So a server that answers
+ * is waited for; only who has waited for so long, and was interrupted, is let go.
+ */
+const graceMs = 1_000;
+const lookMs = 250;
+const firstPauseMs = 100;
+const longestPauseMs = 5_000;
+
+export function createCalls({ clock, patienceMs }: CallsOptions): Calls {
+  const underWay = new Set<Waiting>();
+  let isLooking = false;
+
+  function look(): void {
+    isLooking = underWay.size > 0;
+    const now = clock.elapsed();
+    for (const { request, since, controller } of underWay)
+      if (now - since >= graceMs && request.signal.aborted) controller.abort(new Errno('EINTR'));
+    if (isLooking) clock.after(lookMs, look);
+  }
+
+  /** The server was not there, or said "later". */
+  async function again<R>(
+    waiting: Waiting,
+    options: CallOptions,
+    call: (options: CallOptions) => Promise<R>,
+    first: unknown,
+  ): Promise<R> {
+    let cause = first;
+    for (let pause = firstPauseMs; isPassing(cause); pause = Math.min(pause * 2, longestPauseMs)) {
+      const left = patienceMs - (clock.elapsed() - waiting.since) - pause;
+      if (left <= 0) break;
+      await clock.sleep(pause, waiting.controller.signal).catch((stopped: unknown) => {
+        throw new Errno('EINTR', stopped);
+      });
+      try {
+        return await call({ ...options, deadlineMs: left });
+      } catch (next) {
+        cause = next;
+      }
+    }
+    throw cause;
+  }
+
+  return {
+    ask: (request, credential, call) => {
+      const waiting: Waiting = { request, since: clock.elapsed(), controller: new AbortController() };
+      const options: CallOptions = { credential, deadlineMs: patienceMs, signal: waiting.controller.signal };
+      underWay.add(waiting);
+      if (!isLooking) clock.after(lookMs, look);
+      isLooking = true;
+      return call(options).then(
+        (result) => {
+          underWay.delete(waiting);
+          return result;
+        },
+        (cause: unknown) => again(waiting, options, call, cause).finally(() => underWay.delete(waiting)),
+      );
+    },
+  };
+}

@@ -1,0 +1,160 @@
+import { execFile } from 'node:child_process';
+import * as fs from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { openExport } from '#testing/nfs-export.ts';
+import { mountNfs } from '#testing/nfs-mount.ts';
+
+const run = promisify(execFile);
+
+/** Names and attributes are relied on for a second; so long, and a little. */
+const soon = { timeout: 5_000, interval: 50 };
+
+describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
+  const it = exportedByGanesha();
+
+  async function mounted(ground: Ground) {
+    await using stack = new AsyncDisposableStack();
+    const [one, other] = [stack.use(await openExport(it.server, 'it')), stack.use(await openExport(it.server, 'it'))];
+    const a = stack.use(await mountNfs(`${ground.folder}/a`, { nfs: one.nfs, root: it.directory }));
+    const b = stack.use(await mountNfs(`${ground.folder}/b`, { nfs: other.nfs, root: it.directory }));
+    const faults = () => [...a.faults, ...b.faults];
+    const kept = stack.move();
+    return {
+      ...{ faults, a: (name: string) => join(a.at, name), b: (name: string) => join(b.at, name) },
+      [Symbol.asyncDispose]: () => kept.disposeAsync(),
+    };
+  }
+
+  test('whoever opens a file after it was closed elsewhere sees what was written', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    await fs.writeFile(a('file'), 'first');
+    for (const [i, text] of ['other', 'longer than before', 'short', ''].entries()) {
+      // Read before, so that it is cached.
+      await fs.readFile(b('file'));
+      await (i % 2 === 0 ? fs.writeFile(a('file'), text) : fs.writeFile(b('file'), text));
+      for (const path of [b('file'), a('file')]) {
+        await using file = await fs.open(path, 'r');
+        expect((await file.stat()).size).toBe(text.length);
+        expect(await file.readFile('utf8')).toBe(text);
+      }
+    }
+    expect(both.faults()).toEqual([]);
+  });
+
+  test('what is unchanged stays in the cache of the kernel, what was changed in place does not', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    await fs.writeFile(a('file'), 'A'.repeat(10_000));
+    expect(await fs.readFile(b('file'), 'utf8')).toBe('A'.repeat(10_000));
+    for (const letter of ['B', 'C', 'D']) {
+      const file = await fs.open(a('file'), 'r+');
+      await file.write(letter.repeat(10), 5_000);
+      await file.close();
+      expect((await fs.readFile(b('file'), 'utf8')).slice(5_000, 5_010)).toBe(letter.repeat(10));
+    }
+  });
+
+  test('a file that was cut elsewhere is short here, and has zeros where it was made longer again', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    await fs.writeFile(a('file'), 'x'.repeat(9_000));
+    expect(await fs.readFile(b('file'), 'utf8')).toHaveLength(9_000);
+    await fs.truncate(a('file'), 10);
+    expect(await fs.readFile(b('file'), 'utf8')).toBe('x'.repeat(10));
+    await fs.truncate(a('file'), 8_000);
+    expect(await fs.readFile(b('file'))).toEqual(Buffer.concat([Buffer.from('x'.repeat(10)), Buffer.alloc(7_990)]));
+  });
+
+  test('lines that are appended by turns are all there', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    const lines = Array.from({ length: 40 }, (_, i) => `line ${i} ${'.'.repeat(i)}\n`);
+    for (const [i, line] of lines.entries()) await fs.appendFile(i % 2 === 0 ? a('log') : b('log'), line);
+    expect(await fs.readFile(a('log'), 'utf8')).toBe(lines.join(''));
+    expect(await fs.readFile(b('log'), 'utf8')).toBe(lines.join(''));
+    // Opened through a descriptor there is no name to look up; it is opened all the same.
+    await run('sh', ['-c', 'exec 3>>"$1"; echo more >> "$2"; echo last >> /proc/self/fd/3', 'sh', a('log'), b('log')]);
+    expect(await fs.readFile(b('log'), 'utf8')).toContain('last\n');
+  });
+
+  test('a file that was replaced elsewhere is the new one here, at once', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    for (let i = 0; i < 20; i++) {
+      await fs.writeFile(a('new'), `content ${i}`);
+      await fs.rename(a('new'), a('file'));
+      expect(await fs.readFile(b('file'), 'utf8')).toBe(`content ${i}`);
+    }
+  });
+
+  test('what was removed and made anew elsewhere, also as a directory, is found', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    await fs.mkdir(a('directory'));
+    await fs.writeFile(a('directory/file'), 'old');
+    expect(await fs.readFile(b('directory/file'), 'utf8')).toBe('old');
+    await fs.rm(a('directory'), { recursive: true });
+    await fs.mkdir(a('directory'));
+    await fs.writeFile(a('directory/file'), 'new');
+    expect(await fs.readFile(b('directory/file'), 'utf8')).toBe('new');
+  });
+
+  test('names that appear and vanish elsewhere do so here within the time that names are relied on', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    const there = (path: string): Promise<boolean> => fs.stat(path).then(Boolean, () => false);
+    expect(await there(b('file'))).toBe(false);
+    await fs.writeFile(a('file'), '');
+    await expect.poll(() => there(b('file')), soon).toBe(true);
+    expect(await fs.readdir(b(''))).toEqual(['file']);
+    await fs.unlink(a('file'));
+    await expect.poll(() => there(b('file')), soon).toBe(false);
+    await fs.writeFile(a('file'), 'x');
+    await fs.chmod(a('file'), 0o600);
+    await expect.poll(() => there(b('file')), soon).toBe(true);
+    await fs.chmod(a('file'), 0o640);
+    await expect.poll(async () => (await fs.stat(b('file'))).mode & 0o777, soon).toBe(0o640);
+  });
+
+  test('O_EXCL is won by one of two', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    for (let i = 0; i < 20; i++) {
+      const made = (path: string): Promise<number> =>
+        fs.open(path, 'wx').then(
+          (file) => file.close().then(() => 1),
+          (cause: { readonly code?: string }) => {
+            expect(cause.code).toBe('EEXIST');
+            return 0;
+          },
+        );
+      const won = await Promise.all([made(a(`lock-${i}`)), made(b(`lock-${i}`))]);
+      expect(won.toSorted()).toEqual([0, 1]);
+    }
+  });
+
+  test('a file that both make at once is opened by both', async () => {
+    using ground = createGround();
+    await using both = await mounted(ground);
+    const { a, b } = both;
+    for (let i = 0; i < 20; i++) {
+      await Promise.all([fs.writeFile(a(`file-${i}`), 'same'), fs.writeFile(b(`file-${i}`), 'same')]);
+      expect(await fs.readFile(a(`file-${i}`), 'utf8')).toBe('same');
+    }
+    expect(both.faults()).toEqual([]);
+  });
+});

@@ -1,0 +1,31 @@
+import type { Clock } from '#base/clock.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { AttributeCache } from './attributes.ts';
+import type { Marks } from './marks.ts';
+import type { NameCache } from './name-cache.ts';
+import type { Nodes, Proofs } from './ports.ts';
+import type { Server } from './server.ts';
+
+/** Which request is the last one, and when which node was looked up: to open a file right after that is one and the same call. */
+export interface Turns {
+  now: number;
+  looked: number;
+  lookedAt: number;
+}
+
+/** What the parts of one mount's file system share. */
+export interface Context {
+  readonly nfs: NfsClient;
+  readonly nodes: Nodes;
+  readonly proofs: Proofs;
+  readonly clock: Clock;
+  readonly server: Server;
+  readonly attributes: AttributeCache;
+  readonly names: NameCache;
+  readonly marks: Marks;
+  readonly turns: Turns;
+  /** How long names are relied on. */
+  readonly ttlMs: number;
+  /** Tells the kernel something unasked. */
+  readonly notify: (bytes: Buffer) => void;
+}

@@ -1,0 +1,158 @@
+import { describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
+import { asCaller } from '#testing/nfs-mount.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { ReaddirArgs } from '#wire/nfs3/procedures.ts';
+import { NfsError, type NfsStatusName, nfsStatus } from '#wire/nfs3/status.ts';
+import type { EntryPlus } from '#wire/nfs3/structures.ts';
+import { createFileSystem } from './file-system.ts';
+
+const root = 1;
+const request: Request = {
+  ...{ uid: 0, gid: 0, pid: 1, place: 0, resent: false, signal: new AbortController().signal },
+};
+const refusal = (status: NfsStatusName) => new NfsError('READDIRPLUS', nfsStatus[status], false);
+
+const entry = (name: string, cookie: number): EntryPlus => ({
+  ...{ fileId: BigInt(cookie), name, bytes: undefined, cookie: BigInt(cookie) },
+  ...{ attributes: undefined, handle: Uint8Array.of(cookie) },
+});
+
+function serving(nfs: Partial<NfsClient>) {
+  const operations = createFileSystem({
+    ...{ nfs: nfs as NfsClient, nodes: createMemoryNodes(Uint8Array.of(0)), proofs: createMemoryProofs() },
+    ...{ clock: systemClock(), notify: () => undefined, options: { identity: asCaller, softMs: 1_000 } },
+  }) as Operations;
+
+  /** Reads on from a position, so many at once. */
+  async function read(fh: number, offset: bigint, most: number): Promise<{ names: string[]; offset: bigint }> {
+    const names: string[] = [];
+    let last = offset;
+    const add = ({ name, offset: next }: { name: Uint8Array; offset: bigint }): boolean => {
+      if (names.length >= most) return false;
+      names.push(Buffer.from(name).toString());
+      last = next;
+      return true;
+    };
+    await operations.readdir(root, { fh, offset, plus: false }, { add }, request);
+    return { names, offset: last };
+  }
+
+  async function list(most: number): Promise<string[]> {
+    const { fh } = await operations.opendir(root, 0, request);
+    const all: string[] = [];
+    for (let offset = 0n; ; ) {
+      const page = await read(fh, offset, most);
+      if (page.names.length === 0) return all;
+      all.push(...page.names);
+      offset = page.offset;
+    }
+  }
+
+  return { operations, read, list };
+}
+
+/** Two entries a page. */
+const paged = (names: readonly string[], { cookie, verifier }: ReaddirArgs, started = 1) => {
+  const from = cookie === 0n ? 0 : Number(cookie) - started * 100;
+  const entries = names.slice(from, from + 2).map((name, i) => entry(name, started * 100 + from + i + 1));
+  return { entries, verifier, isEnd: from + 2 >= names.length };
+};
+
+describe('reading a directory', () => {
+  const names = ['.', '..', 'a', 'b', 'c', 'd', 'e'];
+
+  test.each([1, 2, 3, 100])('%i at a time, each once', async (most) => {
+    const { list } = serving({ readdirplus: async (args) => paged(names, args) });
+    expect(await list(most)).toEqual(names);
+  });
+
+  test('the kernel goes back, and begins anew', async () => {
+    const { operations, read } = serving({ readdirplus: async (args) => paged(names, args) });
+    const { fh } = await operations.opendir(root, 0, request);
+    const first = await read(fh, 0n, 2);
+    await read(fh, first.offset, 2);
+    expect((await read(fh, first.offset, 2)).names).toEqual(['a', 'b']);
+    expect((await read(fh, 0n, 2)).names).toEqual(['.', '..']);
+    // Of a directory that a predecessor opened nothing is known.
+    expect((await read(4711, first.offset, 1)).names).toEqual(['a']);
+  });
+
+  test('a server that lost its place is asked from the beginning, and nothing is told twice', async () => {
+    let started = 1;
+    let calls = 0;
+    const { list } = serving({
+      readdirplus: async (args) => {
+        if (++calls === 3) started = 2;
+        if (args.cookie !== 0n && Number(args.cookie) < started * 100) throw refusal('BAD_COOKIE');
+        return paged(names, args, started);
+      },
+    });
+    expect(await list(1)).toEqual(names);
+    expect(calls).toBeGreaterThan(4);
+  });
+
+  test('its verifier comes with each position of its own', async () => {
+    const seen: bigint[] = [];
+    const { list } = serving({
+      readdirplus: async (args) => {
+        seen.push(args.verifier);
+        return { ...paged(names, args), verifier: 77n };
+      },
+    });
+    await list(100);
+    expect(seen).toEqual([0n, 77n, 77n, 77n]);
+  });
+
+  test('names that lead elsewhere are left out', async () => {
+    const bad = ['ok', 'a/b', '', '../up', 'fine'];
+    const { list } = serving({ readdirplus: async (args) => paged(bad, args) });
+    expect(await list(100)).toEqual(['ok', 'fine']);
+  });
+
+  test('servers that cannot do READDIRPLUS, or not in this size', async () => {
+    const plain = serving({
+      readdirplus: () => Promise.reject(refusal('NOTSUPP')),
+      readdir: async (args) => paged(names, args),
+    });
+    expect(await plain.list(100)).toEqual(names);
+    const sizes: number[] = [];
+    const small = serving({
+      readdirplus: async (args) => {
+        sizes.push(args.bytes);
+        if (args.bytes < 200_000) throw refusal('TOOSMALL');
+        return paged(names, args);
+      },
+    });
+    expect(await small.list(100)).toEqual(names);
+    expect(sizes.slice(0, 4)).toEqual([65_536, 131_072, 262_144, 262_144]);
+  });
+
+  test('a server that never comes to an end is not asked for ever', async () => {
+    const { list } = serving({
+      readdirplus: async ({ verifier }) => ({ entries: [entry('/', 5)], verifier, isEnd: false }),
+    });
+    await expect(list(100)).rejects.toThrow('EIO');
+  });
+
+  test('what did not fit is not counted as known to the kernel', async () => {
+    const attributes = await Promise.resolve({ type: 1, mode: 0, size: 0, used: 0, fileId: 1n } as never);
+    const nodes = createMemoryNodes(Uint8Array.of(0));
+    const operations = createFileSystem({
+      ...{ nodes, proofs: createMemoryProofs(), clock: systemClock(), notify: () => undefined },
+      ...{ options: { identity: asCaller } },
+      nfs: {
+        readdirplus: async (args: ReaddirArgs) => ({
+          ...paged(names, args),
+          entries: paged(names, args).entries.map((one) => ({ ...one, attributes })),
+        }),
+      } as never,
+    }) as Operations;
+    let room = 3;
+    for (const offset of [0n, 102n])
+      await operations.readdir(root, { fh: 1, offset, plus: true }, { add: () => room-- > 0 }, request);
+    expect(nodes.size).toBe(1);
+  });
+});

@@ -1,0 +1,77 @@
+import type { Listing, Operations } from '#wire/fuse/operations.ts';
+import type { EntryPlus } from '#wire/nfs3/structures.ts';
+import { inoOf, typeOf } from './attr.ts';
+import type { Context } from './context.ts';
+import { createPages, keyOfEntry, type Page, type Pages } from './directory-pages.ts';
+import type { Entries } from './entries.ts';
+
+/** An open directory: a page of it, and where the kernel is. Of a large one there is never more in memory. */
+interface Stream {
+  readonly pages: Pages;
+  page: Page | undefined;
+  /** Of the page: what the kernel gets next. */
+  next: number;
+  /** The position that the kernel knows for it. */
+  position: bigint;
+  /** It was read from the beginning, when this was known of the directory; undefined: not from there. */
+  readonly changes: number | undefined;
+}
+
+export type DirectoryOperations = Pick<Operations, 'opendir' | 'readdir' | 'releasedir'>;
+
+export function createDirectories(context: Context, entries: Entries): DirectoryOperations {
+  const { attributes, names } = context;
+  const streams = new Map<number, Stream>();
+  let lastFh = 0;
+
+  /** The stream where the kernel wants to go on. It may go back; and after a crash nothing is known of it. */
+  function streamAt(id: number, fh: number, position: bigint): Stream {
+    const known = streams.get(fh);
+    if (known !== undefined && known.position === position && position !== 0n) return known;
+    const pages = known === undefined || position === 0n ? createPages(context, id) : known.pages;
+    const isWhole = position === 0n && attributes.last(id) !== undefined;
+    const changes = isWhole ? names.changes(id) : undefined;
+    const stream: Stream = { pages, page: undefined, next: 0, position, changes };
+    streams.set(fh, stream);
+    return stream;
+  }
+
+  /** False: there is no room for it. */
+  function add(id: number, page: Page, entry: EntryPlus, into: { readonly list: Listing; readonly plus: boolean }) {
+    const key = keyOfEntry(entry);
+    const isDots = key === '.' || key === '..';
+    const known = { meant: entry, at: page.at, since: page.since };
+    if (!isDots) names.put(id, key, known, page.changes);
+    const full = into.plus && !isDots ? entries.listed(id, key, known) : undefined;
+    const type = full?.attr?.mode ?? typeOf(entry.attributes ?? { type: 0 });
+    const name = Buffer.from(key, 'latin1');
+    const isTaken = into.list.add({ ino: inoOf(entry.fileId), offset: entry.cookie, type, name, entry: full });
+    // The kernel was not told of it after all.
+    if (!isTaken && full !== undefined) entries.forget(full.node, 1);
+    return isTaken;
+  }
+
+  return {
+    opendir: () => ({ fh: ++lastFh, flags: 0 }),
+    releasedir: (_, fh) => {
+      streams.delete(fh);
+    },
+    readdir: async (id, { fh, offset, plus }, list, request) => {
+      const stream = streamAt(id, fh, offset);
+      for (let given = 0; ; ) {
+        const { page } = stream;
+        for (; page !== undefined && stream.next < page.entries.length; given++) {
+          const entry = page.entries[stream.next] as EntryPlus;
+          if (!add(id, page, entry, { list, plus })) return;
+          stream.position = entry.cookie;
+          stream.next++;
+        }
+        if (page?.isEnd === true && stream.changes !== undefined) names.complete(id, stream.changes);
+        // What there is goes out before the server is asked for more.
+        if (given > 0 || page?.isEnd === true) return;
+        stream.page = await stream.pages.after(stream.position, request);
+        stream.next = 0;
+      }
+    },
+  };
+}

@@ -1,0 +1,101 @@
+import type { Request } from '#wire/fuse/operations.ts';
+import { isPossibleName } from '#wire/nfs3/names.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import { type EntryPlus, nameOf } from '#wire/nfs3/structures.ts';
+import { XdrError } from '#wire/xdr/reader.ts';
+import type { Context } from './context.ts';
+
+/** A part of a directory. */
+export interface Page {
+  readonly entries: readonly EntryPlus[];
+  readonly isEnd: boolean;
+  /** When it came, and what was known when it was asked for (see `AttributeCache` and `NameCache`). */
+  readonly at: number;
+  readonly since: number;
+  readonly changes: number;
+}
+
+/** One reading of a directory. Positions are the server's cookies. */
+export interface Pages {
+  after(position: bigint, request: Request): Promise<Page>;
+}
+
+const pageBytes = 64 * 1024;
+const largestPage = 256 * 1024;
+const leastBytes = 4096;
+/** Names that are remembered, so that a listing can begin anew without giving anything twice. */
+const mostRemembered = 100_000;
+
+/**
+ * A server may say that it no longer knows where it was. It is then asked from the beginning, and what was given before is
+ * left out.
+ */
+export function createPages({ nfs, server, attributes, names, clock }: Context, id: number): Pages {
+  const given = new Set<string>();
+  let verifier = 0n;
+  let bytes = pageBytes;
+  let hasPlus = true;
+  let hasBegunAnew = false;
+
+  const ask = (position: bigint, request: Request) =>
+    server.on(request, id, async (directory, options) => {
+      const args = { directory, cookie: position, verifier: position === 0n ? 0n : verifier, bytes };
+      if (hasPlus) return await nfs.readdirplus(args, options);
+      const { entries, ...page } = await nfs.readdir(args, options);
+      return { ...page, entries: entries.map((entry) => ({ ...entry, attributes: undefined, handle: undefined })) };
+    });
+
+  /** In a size, and in a way, that the server can do. Undefined: it does not know the position. */
+  async function suited(position: bigint, request: Request) {
+    for (;;) {
+      try {
+        return await ask(position, request);
+      } catch (cause) {
+        if (isNfsError(cause, 'BAD_COOKIE') && position !== 0n) return undefined;
+        if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
+        else if (isNfsError(cause, 'TOOSMALL') && bytes < largestPage) bytes *= 2;
+        else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) bytes = leastBytes;
+        else throw cause;
+      }
+    }
+  }
+
+  const isWanted = (entry: EntryPlus): boolean => {
+    const name = nameOf(entry);
+    if (name !== '.' && name !== '..' && !isPossibleName(name)) return false;
+    const key = keyOfEntry(entry);
+    if (hasBegunAnew && given.has(key)) return false;
+    if (given.size < mostRemembered) given.add(key);
+    return true;
+  };
+
+  return {
+    after: async (position, request) => {
+      let from = position;
+      for (;;) {
+        const [since, changes] = [attributes.now(), names.changes(id)];
+        const page = await suited(from, request);
+        if (page === undefined) {
+          if (given.size >= mostRemembered) throw new XdrError('the server lost its place in a large directory');
+          hasBegunAnew = true;
+          from = 0n;
+          continue;
+        }
+        verifier = page.verifier;
+        const entries = page.entries.filter(isWanted);
+        const last = page.entries.at(-1)?.cookie;
+        if (entries.length > 0 || page.isEnd)
+          return { entries, isEnd: page.isEnd, at: clock.elapsed(), since, changes };
+        if (last === undefined || last === from) throw new XdrError('the server lists a directory without end');
+        from = last;
+      }
+    },
+  };
+}
+
+/** One character for each byte, as names are known by. */
+export function keyOfEntry({ name, bytes }: Pick<EntryPlus, 'name' | 'bytes'>): string {
+  if (bytes !== undefined) return Buffer.from(bytes).toString('latin1');
+  for (let i = 0; i < name.length; i++) if (name.charCodeAt(i) > 127) return Buffer.from(name).toString('latin1');
+  return name;
+}

@@ -1,0 +1,70 @@
+import { Errno, type ErrnoName } from '#wire/fuse/errno.ts';
+import { NameError } from '#wire/nfs3/names.ts';
+import { isNfsError, NfsError, type NfsStatusName } from '#wire/nfs3/status.ts';
+import { RpcError, type RpcFailure } from '#wire/rpc/errors.ts';
+import { XdrError } from '#wire/xdr/reader.ts';
+
+const byStatus: Readonly<Record<NfsStatusName, ErrnoName>> = {
+  PERM: 'EPERM',
+  NOENT: 'ENOENT',
+  IO: 'EIO',
+  NXIO: 'ENXIO',
+  ACCES: 'EACCES',
+  EXIST: 'EEXIST',
+  XDEV: 'EXDEV',
+  NODEV: 'ENODEV',
+  NOTDIR: 'ENOTDIR',
+  ISDIR: 'EISDIR',
+  INVAL: 'EINVAL',
+  FBIG: 'EFBIG',
+  NOSPC: 'ENOSPC',
+  ROFS: 'EROFS',
+  MLINK: 'EMLINK',
+  NAMETOOLONG: 'ENAMETOOLONG',
+  NOTEMPTY: 'ENOTEMPTY',
+  DQUOT: 'EDQUOT',
+  STALE: 'ESTALE',
+  REMOTE: 'EREMOTE',
+  BADHANDLE: 'ESTALE',
+  NOT_SYNC: 'EIO',
+  BAD_COOKIE: 'EIO',
+  NOTSUPP: 'EOPNOTSUPP',
+  TOOSMALL: 'EIO',
+  SERVERFAULT: 'EIO',
+  // mknod(2): the file system does not have this kind of node.
+  BADTYPE: 'EPERM',
+  JUKEBOX: 'EIO',
+};
+
+const byFailure: Readonly<Record<RpcFailure, ErrnoName>> = {
+  unreachable: 'EIO',
+  lost: 'EIO',
+  deadline: 'EIO',
+  canceled: 'EINTR',
+  denied: 'EACCES',
+  unsupported: 'EIO',
+  'no-procedure': 'EOPNOTSUPP',
+  garbled: 'EIO',
+  tls: 'EIO',
+  closed: 'EIO',
+};
+
+/** What an application is told. What is none of these is a mistake of ours, and left as it is to be reported. */
+export function asErrno(cause: unknown): unknown {
+  if (cause instanceof NfsError)
+    return new Errno(cause.statusName === undefined ? 'EIO' : byStatus[cause.statusName], cause);
+  if (cause instanceof RpcError) return new Errno(byFailure[cause.failure], cause);
+  if (cause instanceof NameError) return new Errno('ENAMETOOLONG', cause);
+  if (cause instanceof XdrError) return new Errno('EIO', cause);
+  return cause;
+}
+
+/** The server does not know the handle (any more). */
+export const isStale = (cause: unknown): boolean => isNfsError(cause, 'STALE', 'BADHANDLE');
+
+/** The server has not done it, and may do it when it is asked again. */
+export const isPassing = (cause: unknown): boolean =>
+  isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && cause.failure === 'unreachable' && !cause.maybeDone);
+
+/** Whether the server's answer is known: then it is no. */
+export const isDefinite = (cause: unknown): boolean => !(cause instanceof RpcError && cause.maybeDone);

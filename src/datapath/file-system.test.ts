@@ -1,0 +1,237 @@
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { linkSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import * as fs from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { mountNfs } from '#testing/nfs-mount.ts';
+import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
+import type { FileSystemOptions } from './file-system.ts';
+
+const run = promisify(execFile);
+
+describe.skipIf(needs('fuse', 'ganesha'))('an NFS directory, mounted', () => {
+  const it = exportedByGanesha();
+
+  const mounted = async (ground: Ground, options: Partial<FileSystemOptions> = {}) => {
+    const mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, options);
+    return { mount, path: (name: string) => join(mount.at, name) };
+  };
+
+  test('files: made, written in large and small pieces, read back, cut, removed', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    const data = randomBytes(5_000_001);
+    await fs.writeFile(path('file'), data, { mode: 0o640 });
+    expect(readFileSync(it.on('file')).equals(data)).toBe(true);
+    await using file = await fs.open(path('file'), 'r+');
+    await file.write(Buffer.from('small'), 0, 5, 4_000_000);
+    data.set(Buffer.from('small'), 4_000_000);
+    await file.sync();
+    await file.truncate(4_000_100);
+    expect((await file.stat()).size).toBe(4_000_100);
+    expect((await fs.readFile(path('file'))).equals(data.subarray(0, 4_000_100))).toBe(true);
+    await file.write(Buffer.from('beyond a hole'), 0, 13, 6_000_000);
+    expect((await file.read(Buffer.alloc(10), 0, 10, 5_000_000)).buffer).toEqual(Buffer.alloc(10));
+    expect(statSync(it.on('file')).size).toBe(6_000_013);
+    await fs.unlink(path('file'));
+    await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('attributes: owner, mode, times, and what they are on the server', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    await fs.writeFile(path('file'), 'data');
+    await fs.chown(path('file'), 4_000_000_000, 1234);
+    await fs.chmod(path('file'), 0o4711);
+    await fs.utimes(path('file'), 1_000_000_000.25, 1_700_000_000.5);
+    for (const found of [await fs.stat(path('file')), statSync(it.on('file'))]) {
+      expect(found).toMatchObject({ size: 4, mode: 0o104711, uid: 4_000_000_000, gid: 1234, nlink: 1 });
+      expect([found.atimeMs, found.mtimeMs]).toEqual([1_000_000_000_250, 1_700_000_000_500]);
+    }
+    await run('touch', ['-d', '@-5', path('file')]);
+    expect((await fs.stat(path('file'))).mtimeMs).toBe(0);
+    expect((await fs.statfs(mount.at)).blocks).toBeGreaterThan(0);
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('names: directories, links, moves, special files, bytes that are not UTF-8', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    await fs.mkdir(path('a/b/c'), { recursive: true });
+    await fs.symlink('../some/where', path('a/link'));
+    expect(await fs.readlink(path('a/link'))).toBe('../some/where');
+    await fs.writeFile(path('a/one'), '1');
+    await fs.link(path('a/one'), path('a/b/two'));
+    expect((await fs.stat(path('a/b/two'))).nlink).toBe(2);
+    await fs.rename(path('a/one'), path('three'));
+    expect(await fs.readFile(path('three'), 'utf8')).toBe('1');
+    await expect(fs.stat(path('a/one'))).rejects.toThrow('ENOENT');
+    // Two names of one file: POSIX wants that nothing happens.
+    await fs.rename(path('three'), path('a/b/two'));
+    expect(await fs.readFile(path('three'), 'utf8')).toBe('1');
+    await expect(fs.rmdir(path('a'))).rejects.toThrow('ENOTEMPTY');
+    await expect(fs.mkdir(path('a'))).rejects.toThrow('EEXIST');
+    await expect(fs.open(path('three'), 'wx')).rejects.toThrow('EEXIST');
+    await expect(fs.rename(path('three'), path('a'))).rejects.toThrow('EISDIR');
+    await expect(fs.stat(path('n'.repeat(256)))).rejects.toThrow('ENAMETOOLONG');
+    await run('mkfifo', [path('pipe')]);
+    expect(statSync(it.on('pipe')).isFIFO()).toBe(true);
+    await run('mknod', [path('device'), 'c', '5', '300']);
+    expect((await fs.stat(path('device'))).rdev).toBe(statSync(it.on('device')).rdev);
+    const name = Buffer.concat([Buffer.from(`${mount.at}/`), Buffer.alloc(255, 0xe9)]);
+    await fs.writeFile(name, 'a name that is not UTF-8');
+    await fs.writeFile(path('für'), 'one that is');
+    const names = await fs.readdir(mount.at, { encoding: 'buffer' });
+    expect(names).toContainEqual(Buffer.alloc(255, 0xe9));
+    expect(names).toContainEqual(Buffer.from('für'));
+    expect(await fs.readFile(name, 'utf8')).toBe('a name that is not UTF-8');
+    await fs.rm(path('a'), { recursive: true });
+    expect(readdirSync(it.folder).toSorted()).toEqual(expect.arrayContaining(['device', 'für', 'pipe', 'three']));
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('a removed file can be used while it is open, and is gone after that', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    await fs.writeFile(path('file'), 'before');
+    linkSync(it.on('file'), it.on('other'));
+    await using file = await fs.open(path('file'), 'r+');
+    await fs.unlink(path('file'));
+    await expect(fs.stat(path('file'))).rejects.toThrow('ENOENT');
+    expect((await file.stat()).nlink).toBe(1);
+    await fs.unlink(path('other'));
+    expect((await file.stat()).nlink).toBe(0);
+    await file.write('after!', 0);
+    expect((await file.read(Buffer.alloc(6), 0, 6, 0)).buffer.toString()).toBe('after!');
+    expect(readdirSync(it.folder)).toEqual([expect.stringMatching(/^\.nfs[0-9a-f]{24}$/)]);
+    await file.close();
+    await expect.poll(() => readdirSync(it.folder)).toEqual([]);
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('a file that is replaced while it is open can still be read; a move that fails leaves it where it is', async () => {
+    using ground = createGround();
+    let isRefusing = true;
+    const rename: typeof it.nfs.rename = (from, to, options) =>
+      isRefusing && String(from.name) === 'new'
+        ? Promise.reject(new NfsError('RENAME', nfsStatus.ACCES, false))
+        : it.nfs.rename(from, to, options);
+    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, rename }, root: it.directory });
+    const path = (name: string): string => join(mount.at, name);
+    await fs.writeFile(path('old'), 'old');
+    await fs.writeFile(path('new'), 'new');
+    await using file = await fs.open(path('old'), 'r');
+    await expect(fs.rename(path('new'), path('old'))).rejects.toThrow('EACCES');
+    expect(readdirSync(it.folder).toSorted()).toEqual(['new', 'old']);
+    expect((await file.stat()).nlink).toBe(1);
+    isRefusing = false;
+    await fs.rename(path('new'), path('old'));
+    expect((await file.stat()).nlink).toBe(0);
+    expect(await file.readFile('utf8')).toBe('old');
+    expect(await fs.readFile(path('old'), 'utf8')).toBe('new');
+    await file.close();
+    await expect.poll(() => readdirSync(it.folder)).toEqual(['old']);
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('a directory of many pages is listed once each, with attributes and without', async () => {
+    using ground = createGround();
+    const names = Array.from({ length: 6_000 }, (_, i) => `a-name-that-is-not-short-${i}`);
+    mkdirSync(it.on('many'));
+    for (const name of names) writeFileSync(it.on(`many/${name}`), '');
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    expect((await fs.readdir(path('many'))).toSorted()).toEqual(names.toSorted());
+    const { stdout } = await run('ls', ['-la', path('many')], { maxBuffer: 2 ** 24 });
+    expect(stdout.trim().split('\n')).toHaveLength(6_003);
+    await run('rm', ['-r', path('many')]);
+    expect(readdirSync(it.folder)).toEqual([]);
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('what a listing told is not asked for again', async () => {
+    using ground = createGround();
+    for (let i = 0; i < 50; i++) writeFileSync(it.on(`file-${i}`), 'x');
+    const asked: string[] = [];
+    const nfs = new Proxy(it.nfs, {
+      get: (target, name: keyof typeof it.nfs) => {
+        asked.push(name);
+        return target[name];
+      },
+    });
+    const mount = await mountNfs(ground.folder, { nfs, root: it.directory }, { cacheMs: 30_000 });
+    await using _ = mount;
+    await fs.readdir(mount.at);
+    asked.length = 0;
+    for (let i = 0; i < 50; i++) expect((await fs.stat(join(mount.at, `file-${i}`))).size).toBe(1);
+    expect(asked).toEqual([]);
+    // Our own changes do not make it doubtful.
+    await fs.unlink(join(mount.at, 'file-3'));
+    await fs.writeFile(join(mount.at, 'new'), '');
+    asked.length = 0;
+    await expect(fs.stat(join(mount.at, 'file-3'))).rejects.toThrow('ENOENT');
+    expect((await fs.stat(join(mount.at, 'file-4'))).size).toBe(1);
+    expect(asked).toEqual([]);
+  });
+
+  test('read-only: nothing can be changed', async () => {
+    using ground = createGround();
+    writeFileSync(it.on('file'), 'data');
+    const { mount, path } = await mounted(ground, { readOnly: true });
+    await using _ = mount;
+    expect(await fs.readFile(path('file'), 'utf8')).toBe('data');
+    const changes = [
+      () => fs.writeFile(path('file'), ''),
+      () => fs.writeFile(path('new'), ''),
+      () => fs.mkdir(path('new')),
+      () => fs.unlink(path('file')),
+      () => fs.rename(path('file'), path('new')),
+      () => fs.chmod(path('file'), 0o600),
+      () => fs.symlink('x', path('new')),
+      () => fs.truncate(path('file'), 1),
+    ];
+    for (const change of changes) await expect(change()).rejects.toThrow('EROFS');
+    expect(readFileSync(it.on('file'), 'utf8')).toBe('data');
+  });
+
+  test('with all caching off, and transfers cut in small pieces', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground, { cacheMs: 0, maxRead: 4096, maxWrite: 5000 });
+    await using _ = mount;
+    const data = randomBytes(300_000);
+    await fs.writeFile(path('file'), data);
+    expect(readFileSync(it.on('file')).equals(data)).toBe(true);
+    expect((await fs.readFile(path('file'))).equals(data)).toBe(true);
+    writeFileSync(it.on('other'), 'seen at once');
+    expect(await fs.readFile(path('other'), 'utf8')).toBe('seen at once');
+    // By another client: the server itself does not look at its disk again at once.
+    const { handle } = await it.nfs.lookup(it.directory, 'other');
+    await it.nfs.setattr(handle, { size: 17 });
+    expect((await fs.stat(path('other'))).size).toBe(17);
+    await fs.rename(path('other'), path('file'));
+    await fs.unlink(path('file'));
+    expect(readdirSync(it.folder)).toEqual([]);
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('what the kernel has forgotten is not remembered', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    for (let i = 0; i < 300; i++) await fs.writeFile(path(`file-${i}`), '');
+    await run('ls', ['-l', mount.at]);
+    for (let i = 0; i < 300; i++) await fs.unlink(path(`file-${i}`));
+    await expect.poll(() => mount.nodes.size, { timeout: 10_000 }).toBe(0);
+    expect(mount.faults).toEqual([]);
+  });
+});

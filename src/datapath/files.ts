@@ -1,0 +1,147 @@
+import { constants } from 'node:fs';
+import { openFlag, outHeaderSize } from '#wire/fuse/abi.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import { invalidateInode } from '#wire/fuse/notify.ts';
+import type { Opened, Operations, ReadReply, Request } from '#wire/fuse/operations.ts';
+import type { LateBuffer } from '#wire/nfs3/procedures.ts';
+import type { Context } from './context.ts';
+import type { Entries } from './entries.ts';
+import type { MakingOperations } from './making.ts';
+import { keyOf } from './name-cache.ts';
+import { createOpenFiles, writes as isForWriting, opener } from './open-files.ts';
+import type { ReadMemory } from './read-memory.ts';
+import type { Removing } from './removing.ts';
+import type { Writes } from './writes.ts';
+
+export type FileOperations = Pick<Operations, 'open' | 'create' | 'read' | 'write' | 'flush' | 'fsync' | 'release'> & {
+  /** The kernel no longer knows the node. */
+  forget(id: number): void;
+};
+
+export interface FileParts {
+  readonly context: Context;
+  readonly entries: Entries;
+  readonly making: MakingOperations;
+  readonly removing: Removing;
+  readonly writes: Writes;
+  readonly memory: ReadMemory;
+  readonly maxRead: number;
+}
+
+/** So long after the kernel has looked a name up it opens it on behalf of the same call of the application. */
+const momentMs = 1;
+/** After being sent back to look, the kernel comes again within this. */
+const sentBackMs = 1_000;
+
+export function createFiles(parts: FileParts): FileOperations {
+  const { context, entries, making, removing, writes, memory, maxRead } = parts;
+  const { nfs, nodes, server, attributes, clock, turns, notify } = context;
+  const openFiles = createOpenFiles();
+  /** The epoch of what the kernel has cached of a file. */
+  const cached = new Map<number, number>();
+  const sentBack = new Map<number, number>();
+
+  /**
+   * Where to append is decided by the size that the kernel has. Nothing makes it ask for that, but to look the name up once
+   * more: which it does, of itself, when it is told that the handle is stale.
+   */
+  function sendBackToLook(id: number): void {
+    const now = clock.elapsed();
+    const before = sentBack.get(id);
+    sentBack.delete(id);
+    if (before !== undefined && now - before < sentBackMs) return;
+    sentBack.set(id, now);
+    throw new Errno('ESTALE');
+  }
+
+  const isOfThisMoment = (id: number): boolean =>
+    turns.looked === id && turns.lookedAt === turns.now - 1 && attributes.ageMs(id) <= momentMs;
+
+  async function refresh(id: number, flags: number, request: Request): Promise<void> {
+    await writes.settled(id);
+    if (!isOfThisMoment(id)) await server.look(request, id);
+    const told = attributes.told(id);
+    if (told.size === attributes.last(id)?.size) sentBack.delete(id);
+    else if ((flags & constants.O_APPEND) !== 0) sendBackToLook(id);
+    // The kernel relies on attributes that somebody else has changed.
+    if (!told.isAll) notify(invalidateInode(id));
+  }
+
+  function opened(id: number, flags: number, request: Request): Opened {
+    const fh = openFiles.open(request.uid, (flags & (constants.O_WRONLY | constants.O_RDWR)) !== 0);
+    const epoch = attributes.epoch(id);
+    const isSame = cached.get(id) === epoch;
+    cached.set(id, epoch);
+    nodes.opened(id);
+    writes.opened(id, fh);
+    return { fh, flags: isSame ? openFlag.keepCache : 0 };
+  }
+
+  const readInto = (id: number, fh: number, offset: number, into: Buffer | LateBuffer, request: Request) =>
+    server.on(
+      request,
+      id,
+      (handle, options) => nfs.read(handle, offset, into, options),
+      opener(fh, request, attributes.last(id)),
+    );
+
+  /** What is missing behind a piece that came: the kernel takes less than it asked for as the end of the file. */
+  async function readRest(id: number, fh: number, offset: number, into: Buffer, request: Request): Promise<number> {
+    let done = 0;
+    while (done < into.length) {
+      const { count, isEnd } = await readInto(id, fh, offset + done, into.subarray(done, done + maxRead), request);
+      done += count;
+      if (isEnd || count === 0) break;
+    }
+    return done;
+  }
+
+  async function read(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
+    await writes.settled(id, { offset, length: size });
+    let buffer: Buffer | undefined;
+    const into: LateBuffer = {
+      length: Math.min(size, maxRead),
+      take: (length) => {
+        buffer = memory.take(outHeaderSize + size);
+        return buffer.subarray(outHeaderSize, outHeaderSize + length);
+      },
+    };
+    const since = attributes.now();
+    const { count, isEnd, attributes: found } = await readInto(id, fh, offset, into, request);
+    if (found !== undefined) attributes.saw(id, found, since);
+    const answer = buffer ?? memory.take(outHeaderSize);
+    let length = count;
+    if (!isEnd && count > 0 && count < size)
+      length += await readRest(
+        ...([id, fh, offset + count, answer.subarray(outHeaderSize + count, outHeaderSize + size), request] as const),
+      );
+    memory.answered(answer);
+    return { buffer: answer, length };
+  }
+
+  return {
+    open: async (id, flags, request) => {
+      await refresh(id, flags, request);
+      return opened(id, flags, request);
+    },
+    create: async (parent, name, how, request) => {
+      const made = await making.create(parent, name, how, request);
+      const entry = await entries.entry(parent, keyOf(name), made, request);
+      return { entry, opened: opened(entry.node, how.flags, request) };
+    },
+    read: (id, { fh, offset, size }, request) => read(id, fh, offset, size, request),
+    write: (id, at, data, request) => writes.write(id, at, data, request),
+    flush: (id, fh, request) => (isForWriting(fh) ? writes.settle(id, fh, request) : undefined),
+    fsync: (id, { fh }, request) => writes.settle(id, fh, request),
+    forget: (id) => {
+      cached.delete(id);
+      sentBack.delete(id);
+      writes.forget(id);
+    },
+    release: (id, { fh }, request) => {
+      writes.closed(fh);
+      nodes.closed(id);
+      return nodes.get(id)?.opens === 0 ? removing.closed(id, request) : undefined;
+    },
+  };
+}

@@ -1,0 +1,145 @@
+import { constants } from 'node:fs';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Entry, Operations, Request } from '#wire/fuse/operations.ts';
+import type { New } from '#wire/nfs3/client.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import { type FileHandle, fileType, type SetAttributes, type Time } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { majorOf, minorOf, typeByBits } from './attr.ts';
+import { changing } from './attributes.ts';
+import type { Context } from './context.ts';
+import type { Entries, There } from './entries.ts';
+import { isMarked } from './marks.ts';
+import { keyOf } from './name-cache.ts';
+import { isSame } from './server.ts';
+
+/** Makes something in a directory. */
+type Make = (directory: FileHandle, set: SetAttributes, options: CallOptions) => Promise<New>;
+
+interface Making {
+  readonly parent: number;
+  readonly name: Buffer;
+  /** One of `fileType`. */
+  readonly type: number;
+  readonly make: Make;
+  /** Of a link: servers keep no time of ours for it, but who reads the same in it cannot tell it from ours. */
+  readonly target?: Buffer;
+}
+
+export type MakingOperations = Pick<Operations, 'mkdir' | 'mknod' | 'symlink' | 'link'> & {
+  create(parent: number, name: Buffer, how: { flags: number; mode: number }, request: Request): Promise<There>;
+};
+
+export function createMaking(context: Context, entries: Entries): MakingOperations {
+  const { nfs, server, attributes, names, marks, proofs, clock } = context;
+
+  function remember(parent: number, name: Buffer, there: There): void {
+    const { handle, since } = there;
+    names.set(parent, keyOf(name), { meant: { handle, attributes: there.attributes }, at: clock.elapsed(), since });
+  }
+
+  /** What a predecessor made for the same request before it crashed. */
+  async function madeBefore(what: Making, mark: Time, request: Request): Promise<There | undefined> {
+    const there = await entries.find(what.parent, what.name, request);
+    if (there === undefined) return undefined;
+    const found = there.attributes ?? (await server.apart(request, (options) => nfs.getattr(there.handle, options)));
+    if (found.type !== what.type) return undefined;
+    const isOurs =
+      what.target === undefined ? isMarked(found, mark) : await leadsTo(what.target, there.handle, request);
+    return isOurs ? { ...there, attributes: found } : undefined;
+  }
+
+  async function leadsTo(target: Buffer, handle: FileHandle, request: Request): Promise<boolean> {
+    const found = await server.apart(request, (options) => nfs.readlink(handle, options));
+    return target.equals(Buffer.from(found as string));
+  }
+
+  async function make(what: Making, request: Request): Promise<There> {
+    const { parent } = what;
+    const before = proofs.find(request.place);
+    const mark = before?.kind === 'made' ? before : marks.next();
+    if (before?.kind === 'made') {
+      const made = await madeBefore(what, before, request);
+      if (made !== undefined) return made;
+    } else proofs.write(request.place, { kind: 'made', ...mark });
+    const since = attributes.now();
+    const set = { mtime: { seconds: mark.seconds, nanoseconds: mark.nanoseconds } };
+    const send = () => server.on(request, parent, (directory, options) => what.make(directory, set, options));
+    const { handle, attributes: found, change } = await changing(attributes, parent, send, (made) => made.change);
+    marks.saw(change?.after);
+    return { handle, attributes: found, since };
+  }
+
+  async function made(what: Making, request: Request): Promise<Entry> {
+    const there = await make(what, request);
+    remember(what.parent, what.name, there);
+    return await entries.entry(what.parent, keyOf(what.name), there, request);
+  }
+
+  /**
+   * Somebody made it between the kernel's look and ours. It looks once more when it hears this, finds out whether it may be
+   * opened, and cuts it if it is to be cut.
+   */
+  function lookAgain(parent: number, name: Buffer, cause: unknown): Errno {
+    names.drop(parent, keyOf(name));
+    return new Errno('ESTALE', cause);
+  }
+
+  const regular = (parent: number, name: Buffer, mode: number): Making => ({
+    ...{ parent, name, type: fileType.regular },
+    make: (directory, set, options) =>
+      nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode: mode & 0o7777 } }, options),
+  });
+
+  return {
+    create: async (parent, name, { flags, mode }, request) => {
+      try {
+        const there = await make(regular(parent, name, mode), request);
+        remember(parent, name, there);
+        return there;
+      } catch (cause) {
+        throw isNfsError(cause, 'EXIST') && (flags & constants.O_EXCL) === 0 ? lookAgain(parent, name, cause) : cause;
+      }
+    },
+    mkdir: async (parent, name, mode, request) => {
+      const make: Make = (directory, set, options) => nfs.mkdir(directory, name, { ...set, mode }, options);
+      const entry = await made({ parent, name, type: fileType.directory, make }, request);
+      // There is nothing in it.
+      names.complete(entry.node, names.changes(entry.node));
+      return entry;
+    },
+    mknod: (parent, name, { mode, rdev }, request) => {
+      const type = typeByBits(mode);
+      if (type === fileType.regular) return made(regular(parent, name, mode), request);
+      const special = { name, type, major: majorOf(rdev), minor: minorOf(rdev) };
+      const make: Make = (directory, set, options) =>
+        nfs.mknod({ directory, ...special, set: { ...set, mode: mode & 0o7777 } }, options);
+      return made({ parent, name, type, make }, request);
+    },
+    symlink: (parent, name, target, request) =>
+      made(
+        {
+          ...{ parent, name, type: fileType.link, target },
+          make: (directory, set, options) => nfs.symlink(directory, name, target, set, options),
+        },
+        request,
+      ),
+    link: async (id, parent, name, request) => {
+      const { handle } = server.node(id);
+      const before = proofs.find(request.place);
+      if (before?.kind === 'moved') {
+        const there = await entries.find(parent, name, request);
+        if (there !== undefined && isSame(there.handle, before.handle))
+          return await entries.entry(parent, keyOf(name), there, request);
+      } else proofs.write(request.place, { kind: 'moved', handle });
+      const since = attributes.now();
+      const send = () =>
+        server.onTwo(request, id, parent, (file, directory, options) => nfs.link(file, { directory, name }, options));
+      const onFile = () => changing(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
+      const linked = await changing(attributes, parent, onFile, ({ change }) => change);
+      const there = { handle: server.node(id).handle, attributes: linked.attributes, since };
+      remember(parent, name, there);
+      return await entries.entry(parent, keyOf(name), there, request);
+    },
+  };
+}

@@ -1,0 +1,159 @@
+import { randomBytes } from 'node:crypto';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import type { Place, Wcc } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { changing } from './attributes.ts';
+import type { Context } from './context.ts';
+import type { Entries, There } from './entries.ts';
+import { isDefinite } from './errors.ts';
+import type { Who } from './identity.ts';
+import { keyOf } from './name-cache.ts';
+import type { Hidden } from './ports.ts';
+import { isSame } from './server.ts';
+
+export interface Removing extends Pick<Operations, 'unlink' | 'rmdir'> {
+  /**
+   * Gives another name to what is removed, if it is open: NFS has no files without a name. Undefined: that is not
+   * needed. Else how it is undone.
+   */
+  hide(parent: number, name: Buffer, there: There, request: Request): Promise<(() => Promise<void>) | undefined>;
+  /** A file was closed for the last time: the name that it was given goes. */
+  closed(id: number, request: Request): Promise<void>;
+}
+
+/** As other NFS clients call them: backup programs leave them out. */
+const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
+
+export function createRemoving(context: Context, entries: Entries): Removing {
+  const { nfs, nodes, server, attributes, names, proofs, clock } = context;
+  /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
+  const hiders = new Map<number, Who>();
+
+  const gone = (parent: number, name: Buffer): void =>
+    names.set(parent, keyOf(name), { meant: undefined, at: clock.elapsed(), since: attributes.now() });
+
+  /** What the request removes. Undefined: a predecessor has removed it already. */
+  async function target(parent: number, name: Buffer, request: Request): Promise<There | undefined> {
+    const before = proofs.find(request.place);
+    if (before?.kind === 'gone') {
+      const there = await entries.find(parent, name, request);
+      return there !== undefined && isSame(there.handle, before.handle) ? there : undefined;
+    }
+    const there = (await entries.meant(parent, name, request)) ?? (await entries.find(parent, name, request));
+    if (there === undefined) throw new Errno('ENOENT');
+    proofs.write(request.place, { kind: 'gone', handle: there.handle });
+    return there;
+  }
+
+  async function move(parent: number, from: Buffer, to: Buffer, request: Request): Promise<void> {
+    const send = () =>
+      server.on(request, parent, (directory, options) =>
+        nfs.rename({ directory, name: from }, { directory, name: to }, options),
+      );
+    await changing(attributes, parent, send, ({ to: change }) => change);
+    gone(parent, from);
+    names.drop(parent, keyOf(to));
+  }
+
+  /** Whether the file has the other name already: a predecessor gave it. */
+  async function isAt({ directory, name }: Hidden, there: There, request: Request): Promise<boolean> {
+    const found = await server
+      .apart(request, (options) => nfs.lookup(directory, name, options))
+      .catch((cause: unknown) => {
+        if (!isNfsError(cause, 'NOENT')) throw cause;
+        return undefined;
+      });
+    return found !== undefined && isSame(found.handle, there.handle);
+  }
+
+  const hide: Removing['hide'] = async (parent, name, there, request) => {
+    const node = nodes.find(there.handle);
+    if (node === undefined || node.opens === 0) return undefined;
+    const before = nodes.hidden(node.id);
+    if (before !== undefined && (await isAt(before, there, request))) return undefined;
+    const hidden = before ?? { directory: server.node(parent).handle, name: hiddenName() };
+    const to = Buffer.from(hidden.name);
+    if (before === undefined) nodes.hide(node.id, hidden);
+    const shown = (): void => {
+      nodes.hide(node.id, undefined);
+      attributes.hides(node.id, false);
+    };
+    try {
+      await move(parent, name, to, request);
+    } catch (cause) {
+      if (isDefinite(cause)) shown();
+      throw cause;
+    }
+    attributes.hides(node.id, true);
+    attributes.expire(node.id);
+    hiders.set(node.id, { uid: request.uid, gid: request.gid });
+    return async () => {
+      await move(parent, to, name, request);
+      shown();
+    };
+  };
+
+  async function remove(
+    parent: number,
+    name: Buffer,
+    request: Request,
+    call: (place: Place, options: CallOptions) => Promise<Wcc>,
+  ): Promise<void> {
+    const send = () => server.on(request, parent, (directory, options) => call({ directory, name }, options));
+    await changing(attributes, parent, send, (change) => change);
+    gone(parent, name);
+  }
+
+  /** Whose right it is to remove the hidden name, if it is not known who gave it: the directory's owner. */
+  async function ownerOf(hidden: Hidden, request: Request): Promise<Who> {
+    return await server.apart(request, (options) => nfs.getattr(hidden.directory, options));
+  }
+
+  return {
+    hide,
+    unlink: async (parent, name, request) => {
+      const there = await target(parent, name, request);
+      if (there === undefined) return;
+      if ((await hide(parent, name, there, request)) !== undefined) return;
+      await remove(parent, name, request, ({ directory }, options) => nfs.remove(directory, name, options));
+      const id = nodes.find(there.handle)?.id;
+      if (id !== undefined) attributes.expire(id);
+    },
+    rmdir: async (parent, name, request) => {
+      const there = await target(parent, name, request);
+      if (there === undefined) return;
+      try {
+        await remove(parent, name, request, ({ directory }, options) => nfs.rmdir(directory, name, options));
+      } catch (cause) {
+        throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
+      }
+      const id = nodes.find(there.handle)?.id;
+      if (id !== undefined) attributes.expire(id);
+    },
+    closed: async (id, request) => {
+      const hidden = nodes.hidden(id);
+      if (hidden === undefined) return;
+      const who = hiders.get(id) ?? (await ownerOf(hidden, request));
+      hiders.delete(id);
+      const parent = nodes.find(hidden.directory)?.id;
+      const asHider: Request = withIdentity(request, who);
+      try {
+        if (parent !== undefined)
+          await remove(parent, Buffer.from(hidden.name), asHider, ({ directory }, options) =>
+            nfs.remove(directory, hidden.name, options),
+          );
+        else await server.apart(asHider, (options) => nfs.remove(hidden.directory, hidden.name, options));
+      } catch (cause) {
+        // Somebody has cleared it away already.
+        if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+      }
+      nodes.hide(id, undefined);
+    },
+  };
+}
+
+/** The same request, by somebody else. Not a copy: its signal is made when it is asked for. */
+const withIdentity = (request: Request, { uid, gid }: Who): Request =>
+  Object.create(request, { uid: { value: uid }, gid: { value: gid } }) as Request;

@@ -1,0 +1,87 @@
+import { renameFlag } from '#wire/fuse/abi.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import { changing } from './attributes.ts';
+import type { Context } from './context.ts';
+import type { Entries, There } from './entries.ts';
+import { isDefinite } from './errors.ts';
+import { keyOf } from './name-cache.ts';
+import type { Removing } from './removing.ts';
+import { isSame } from './server.ts';
+
+interface At {
+  readonly parent: number;
+  readonly name: Buffer;
+}
+
+/** NFS version 3 can neither exchange two names nor refuse to replace one, not in one step. */
+const impossible = renameFlag.noReplace | renameFlag.exchange | renameFlag.whiteout;
+
+export function createRenaming(context: Context, entries: Entries, removing: Removing): Pick<Operations, 'rename'> {
+  const { nfs, nodes, server, attributes, names, proofs, clock } = context;
+
+  /** Undefined: a predecessor has moved it already. */
+  async function source(from: At, to: At, request: Request): Promise<There | undefined> {
+    const before = proofs.find(request.place);
+    if (before?.kind === 'moved') {
+      const there = await entries.find(to.parent, to.name, request);
+      if (there !== undefined && isSame(there.handle, before.handle)) return undefined;
+      return { handle: before.handle, attributes: undefined, since: attributes.now() };
+    }
+    const { parent, name } = from;
+    const there = (await entries.meant(parent, name, request)) ?? (await entries.find(parent, name, request));
+    if (there === undefined) throw new Errno('ENOENT');
+    proofs.write(request.place, { kind: 'moved', handle: there.handle });
+    return there;
+  }
+
+  async function move(from: At, to: At, request: Request): Promise<void> {
+    const send = () =>
+      server.onTwo(request, from.parent, to.parent, (one, other, options) =>
+        nfs.rename({ directory: one, name: from.name }, { directory: other, name: to.name }, options),
+      );
+    // In one directory both tell of the same change.
+    const within = () => changing(attributes, to.parent, send, (renamed) => renamed.to);
+    if (from.parent === to.parent) await within();
+    else await changing(attributes, from.parent, within, (renamed) => renamed.from);
+  }
+
+  /** What the kernel knows under these names, after it was moved. */
+  function remember(from: At, to: At, moved: There, replaced: There | undefined): void {
+    const known = { at: clock.elapsed(), since: attributes.now() };
+    const id = nodes.find(moved.handle)?.id;
+    if (id !== undefined) {
+      attributes.expire(id);
+      server.seen(id, to.parent, keyOf(to.name));
+    }
+    const replacedId = replaced === undefined ? undefined : nodes.find(replaced.handle)?.id;
+    if (replacedId !== undefined) attributes.expire(replacedId);
+    names.set(from.parent, keyOf(from.name), { ...known, meant: undefined });
+    names.set(to.parent, keyOf(to.name), { ...known, meant: { handle: moved.handle, attributes: undefined } });
+  }
+
+  return {
+    rename: async (from, to, flags, request) => {
+      if ((flags & impossible) !== 0) throw new Errno('EINVAL');
+      const moved = await source(from, to, request);
+      if (moved === undefined) return;
+      const replaced = await entries.meant(to.parent, to.name, request);
+      if (replaced !== undefined && isSame(replaced.handle, moved.handle)) {
+        // Two names of one file: nothing happens, and both stay.
+        await move(from, to, request);
+        names.drop(from.parent, keyOf(from.name));
+        names.drop(to.parent, keyOf(to.name));
+        return;
+      }
+      const undo = replaced && (await removing.hide(to.parent, to.name, replaced, request));
+      try {
+        await move(from, to, request);
+      } catch (cause) {
+        if (isDefinite(cause)) await undo?.().catch(() => undefined);
+        throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
+      }
+      remember(from, to, moved, replaced);
+    },
+  };
+}

@@ -1,0 +1,232 @@
+import { constants, linkSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
+import { asCaller } from '#testing/nfs-mount.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import { RpcError } from '#wire/rpc/errors.ts';
+import { createFileSystem } from './file-system.ts';
+
+const root = 1;
+const name = (text: string): Buffer => Buffer.from(text);
+const place = 7;
+
+describe.skipIf(needs('ganesha'))('a request that comes again after a crash', () => {
+  const it = exportedByGanesha();
+
+  /** What outlives processes, and processes that use it. */
+  function mount() {
+    const nodes = createMemoryNodes(it.directory);
+    const proofs = createMemoryProofs();
+    const process = (nfs: NfsClient = it.nfs): Operations =>
+      createFileSystem({
+        ...{ nfs, nodes, proofs, clock: systemClock(), notify: () => undefined, options: { identity: asCaller } },
+      }) as Operations;
+    return { nodes, proofs, process };
+  }
+
+  const request = (at = place): Request => ({
+    ...{ uid: 0, gid: 0, pid: 1, place: at, resent: true, signal: new AbortController().signal },
+  });
+
+  /** The process dies when it is about to send such a call. */
+  const dyingAt = (procedure: keyof NfsClient): NfsClient => ({
+    ...it.nfs,
+    [procedure]: () => Promise.reject(new RpcError('died', { failure: 'canceled' })),
+  });
+
+  const making: Readonly<
+    Record<string, { procedure: keyof NfsClient; make: (on: Operations) => Promise<unknown> | unknown }>
+  > = {
+    create: {
+      procedure: 'create',
+      make: (on) =>
+        on.create(root, name('made'), { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 }, request()),
+    },
+    mkdir: { procedure: 'mkdir', make: (on) => on.mkdir(root, name('made'), 0o750, request()) },
+    'mknod, a fifo': {
+      procedure: 'mknod',
+      make: (on) => on.mknod(root, name('made'), { mode: 0o010600, rdev: 0 }, request()),
+    },
+    'mknod, a file': {
+      procedure: 'create',
+      make: (on) => on.mknod(root, name('made'), { mode: 0o100600, rdev: 0 }, request()),
+    },
+    symlink: { procedure: 'symlink', make: (on) => on.symlink(root, name('made'), name('target'), request()) },
+  };
+
+  describe.each(Object.entries(making))('%s', (_, { procedure, make }) => {
+    test('it was done: it is found, and told as made', async () => {
+      const { process, proofs } = mount();
+      const first = await make(process());
+      const { ino } = statSync(it.on('made'), { throwIfNoEntry: false }) ?? { ino: 0 };
+      const again = await make(process());
+      const node = (answer: unknown): unknown =>
+        (answer as { entry?: { node: number }; node: number }).entry?.node ?? (answer as { node: number }).node;
+      expect(node(again)).toBe(node(first));
+      expect(statSync(it.on('made'), { throwIfNoEntry: false })?.ino ?? 0).toBe(ino);
+      // Another request is told that it is there.
+      proofs.clear(place);
+      await expect(make(process())).rejects.toThrow('EEXIST');
+    });
+
+    test('it was not done: it is done', async () => {
+      const { process } = mount();
+      await expect(make(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
+      expect(readdirSync(it.folder)).toEqual([]);
+      await make(process());
+      expect(readdirSync(it.folder)).toEqual(['made']);
+    });
+
+    test('it was not done, and somebody else made it meanwhile: it is there', async () => {
+      const { process } = mount();
+      await expect(make(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
+      mkdirSync(it.on('made'));
+      await expect(make(process())).rejects.toThrow('EEXIST');
+    });
+  });
+
+  test('create, without O_EXCL, of what somebody else made meanwhile: the kernel is sent to look it up', async () => {
+    const { process } = mount();
+    const create = (on: Operations) =>
+      on.create(root, name('made'), { flags: constants.O_WRONLY | constants.O_TRUNC, mode: 0o100640 }, request());
+    await expect(create(process(dyingAt('create')))).rejects.toThrow('EINTR');
+    writeFileSync(it.on('made'), 'of somebody else');
+    const on = process();
+    await expect(create(on)).rejects.toThrow('ESTALE');
+    expect((await on.lookup(root, name('made'), request())).attr?.ino).toBe(statSync(it.on('made')).ino);
+    expect(readFileSync(it.on('made'), 'utf8')).toBe('of somebody else');
+  });
+
+  const removing = {
+    unlink: { put: (at: string) => writeFileSync(at, 'x'), procedure: 'remove' },
+    rmdir: { put: (at: string) => mkdirSync(at), procedure: 'rmdir' },
+  } as const;
+
+  describe.each(Object.entries(removing))('%s', (kind, { put, procedure }) => {
+    const remove = (on: Operations) => on[kind as 'unlink' | 'rmdir'](root, name('gone'), request());
+
+    test('it was done: that is enough, also if somebody else has made the name anew', async () => {
+      put(it.on('gone'));
+      const { process, proofs } = mount();
+      await remove(process());
+      await remove(process());
+      put(it.on('gone'));
+      await remove(process());
+      expect(readdirSync(it.folder)).toEqual(['gone']);
+      proofs.clear(place);
+      await remove(process());
+      proofs.clear(place);
+      await expect(remove(process())).rejects.toThrow('ENOENT');
+    });
+
+    test('it was not done: it is done', async () => {
+      put(it.on('gone'));
+      const { process } = mount();
+      await expect(remove(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
+      await remove(process());
+      expect(readdirSync(it.folder)).toEqual([]);
+    });
+  });
+
+  describe('unlink of a file that is open', () => {
+    async function opened(on: Operations): Promise<number> {
+      const { node } = await on.lookup(root, name('file'), request(1));
+      await on.open(node, constants.O_RDONLY, request(1));
+      return node;
+    }
+    const unlink = (on: Operations) => on.unlink(root, name('file'), request());
+
+    test.each(['was done', 'was not done'])('hiding it %s', async (what) => {
+      writeFileSync(it.on('file'), 'x');
+      const { process, nodes } = mount();
+      const node = await opened(process());
+      const first = unlink(process(what === 'was done' ? it.nfs : dyingAt('rename')));
+      if (what === 'was done') await first;
+      else await expect(first).rejects.toThrow('EINTR');
+      await unlink(process());
+      const [hidden] = readdirSync(it.folder);
+      expect(readdirSync(it.folder)).toEqual([expect.stringMatching(/^\.nfs/)]);
+      expect(nodes.hidden(node)?.name).toBe(hidden);
+      await process().release(node, { fh: 0, unlock: undefined }, request(2));
+      expect(readdirSync(it.folder)).toEqual([]);
+    });
+
+    test('another of its names, hidden before: it is only removed', async () => {
+      writeFileSync(it.on('file'), 'x');
+      linkSync(it.on('file'), it.on('other'));
+      const { process } = mount();
+      const node = await opened(process());
+      await process().unlink(root, name('other'), request(2));
+      await unlink(process());
+      await unlink(process());
+      expect(readdirSync(it.folder)).toEqual([expect.stringMatching(/^\.nfs/)]);
+      await process().release(node, { fh: 0, unlock: undefined }, request(3));
+      expect(readdirSync(it.folder)).toEqual([]);
+    });
+  });
+
+  describe('rename', () => {
+    const rename = (on: Operations) =>
+      on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
+
+    test('it was done: that is enough, also if the old name means something else now', async () => {
+      writeFileSync(it.on('from'), 'moved');
+      writeFileSync(it.on('to'), 'replaced');
+      const { process, proofs } = mount();
+      await rename(process());
+      await rename(process());
+      expect(readdirSync(it.folder)).toEqual(['to']);
+      writeFileSync(it.on('from'), 'another');
+      await rename(process());
+      expect(readFileSync(it.on('to'), 'utf8')).toBe('moved');
+      expect(readFileSync(it.on('from'), 'utf8')).toBe('another');
+      proofs.clear(place);
+      await rename(process());
+      expect(readFileSync(it.on('to'), 'utf8')).toBe('another');
+    });
+
+    test('it was not done: it is done', async () => {
+      writeFileSync(it.on('from'), 'moved');
+      const { process } = mount();
+      await expect(rename(process(dyingAt('rename')))).rejects.toThrow('EINTR');
+      await rename(process());
+      expect(readFileSync(it.on('to'), 'utf8')).toBe('moved');
+      expect(readdirSync(it.folder)).toEqual(['to']);
+    });
+  });
+
+  describe('link', () => {
+    async function link(on: Operations, node: number) {
+      return await on.link(node, root, name('new'), request());
+    }
+    const lookup = async (on: Operations): Promise<number> => (await on.lookup(root, name('file'), request(1))).node;
+
+    test('it was done: that is enough', async () => {
+      writeFileSync(it.on('file'), 'x');
+      const { process, proofs } = mount();
+      const node = await lookup(process());
+      await link(process(), node);
+      expect((await link(process(), node)).attr?.nlink).toBe(2);
+      proofs.clear(place);
+      await expect(link(process(), node)).rejects.toThrow('EEXIST');
+    });
+
+    test('it was not done: it is done, unless somebody else took the name', async () => {
+      writeFileSync(it.on('file'), 'x');
+      const { process, proofs } = mount();
+      const node = await lookup(process());
+      await expect(link(process(dyingAt('link')), node)).rejects.toThrow('EINTR');
+      await link(process(), node);
+      expect(statSync(it.on('new')).nlink).toBe(2);
+      await it.nfs.remove(it.directory, 'new');
+      proofs.clear(place);
+      await expect(link(process(dyingAt('link')), node)).rejects.toThrow('EINTR');
+      await it.nfs.create(it.directory, 'new', { mode: 'guarded', set: { mode: 0o600 } });
+      await expect(link(process(), node)).rejects.toThrow('EEXIST');
+    });
+  });
+});

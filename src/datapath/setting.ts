@@ -1,0 +1,43 @@
+import type { AttrReply, Request, SetAttr, Time } from '#wire/fuse/operations.ts';
+import type { SetAttributes } from '#wire/nfs3/structures.ts';
+import { changing } from './attributes.ts';
+import type { Context } from './context.ts';
+import type { Who } from './identity.ts';
+import { opener } from './open-files.ts';
+import type { Writes } from './writes.ts';
+
+export interface Setting {
+  set(id: number, set: SetAttributes, request: Request, who: Who): Promise<void>;
+  setattr(id: number, set: SetAttr, request: Request): Promise<AttrReply>;
+}
+
+const latest = 0xffff_ffff;
+/** From here on a number of 64 bits is a negative one. */
+const firstNegative = 2 ** 63;
+
+export function createSetting({ nfs, server, attributes }: Context, writes: Pick<Writes, 'settled'>): Setting {
+  async function set(id: number, what: SetAttributes, request: Request, who: Who): Promise<void> {
+    await writes.settled(id);
+    const send = () => server.on(request, id, (handle, options) => nfs.setattr(handle, what, options), who);
+    const { after } = await changing(attributes, id, send, (change) => change);
+    if (after === undefined) await server.look(request, id, who);
+  }
+
+  return {
+    set,
+    setattr: async (id, { fh, atime, mtime, ...rest }, request) => {
+      const user = fh === undefined ? request : opener(fh, request, attributes.last(id));
+      // Whoever gives a file to a group is in that group: the kernel has made sure.
+      const who = rest.gid === undefined ? user : { uid: user.uid, gid: user.gid, group: rest.gid };
+      await set(id, { ...rest, atime: time(atime), mtime: time(mtime) }, request, who);
+      return attributes.tell(id);
+    },
+  };
+}
+
+/** NFS has 32 bits for seconds since 1970. */
+function time(given: Time | 'now' | undefined): SetAttributes['atime'] {
+  if (given === undefined || given === 'now') return given;
+  if (given.seconds >= firstNegative) return { seconds: 0, nanoseconds: 0 };
+  return given.seconds > latest ? { seconds: latest, nanoseconds: 0 } : given;
+}

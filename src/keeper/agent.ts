@@ -1,0 +1,114 @@
+import { closeSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
+import { createLine } from './line.ts';
+import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
+import { peerOf, reach } from './system.ts';
+import { within } from './waiting.ts';
+
+/** An agent's side. Every call throws KeeperError, what the signal says, or DeadlineExceeded. */
+export interface KeeperClient extends Disposable {
+  /** The descriptor stays the caller's. `exists`: it was adopted before, perhaps by a call whose answer got lost. */
+  adopt(mount: string, spec: unknown, fd: number, signal: AbortSignal): Promise<void>;
+  /** Absent is success. */
+  drop(mount: string, signal: AbortSignal): Promise<void>;
+  list(signal: AbortSignal): Promise<readonly string[]>;
+  status(signal: AbortSignal): Promise<KeeperState>;
+  /** Resolves when the program at this path serves. Throws where it cannot, and the one before does. */
+  upgrade(program: string, signal: AbortSignal): Promise<void>;
+  /** Ends data path and keeper. Mounts that are still there answer ENOTCONN afterwards. */
+  end(signal: AbortSignal): Promise<void>;
+}
+
+interface ClientOptions {
+  readonly path: string;
+  /** The user that the keeper runs as: nobody else is given anything. */
+  readonly user: number;
+  readonly clock: Clock;
+  readonly version: string;
+  /** As it is now, and whenever that changes. */
+  readonly changed: (state: KeeperState) => void;
+  /** The keeper has gone, or was replaced by another: to be connected to again. */
+  readonly closed: (why: string) => void;
+}
+
+type Answer = MessageOf<'done' | 'listed' | 'state'>;
+type Unasked<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
+type Question = Unasked<MessageOf<'adopt' | 'drop' | 'list' | 'status' | 'upgrade' | 'end'>>;
+
+const answerMs = { usual: 20_000, upgrade: 100_000 } as const;
+
+/** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
+export function connectKeeper({ path, user, clock, version, changed, closed }: ClientOptions): KeeperClient {
+  const fd = reach(path);
+  const { uid } = peerOf(fd);
+  if (uid !== 0 && uid !== user) {
+    closeSync(fd);
+    throw new KeeperError('denied', 'who listens there is neither root nor the user of the keeper');
+  }
+  const line = createLine(fd, clock);
+  const waiting = new Map<number, PromiseWithResolvers<Answer>>();
+  let asked = 0;
+
+  function heard(message: MessageOf<'done' | 'listed' | 'state' | 'failed'>): void {
+    const asker = waiting.get(message.ask);
+    if (message.kind === 'state' && message.ask === 0) changed(message.state);
+    else if (message.kind !== 'failed') asker?.resolve(message);
+    else if (message.ask === 0) line.close();
+    else asker?.reject(new KeeperError(message.reason, message.text));
+  }
+
+  async function ask(question: Question, signal: AbortSignal, descriptors: readonly number[] = []): Promise<Answer> {
+    if (!line.isOpen) throw gone();
+    const number = ++asked;
+    const answer = Promise.withResolvers<Answer>();
+    waiting.set(number, answer);
+    try {
+      line.send({ ...question, ask: number } as Message, descriptors);
+      return await within(
+        answer.promise,
+        question.kind === 'upgrade' ? answerMs.upgrade : answerMs.usual,
+        clock,
+        signal,
+      );
+    } finally {
+      waiting.delete(number);
+    }
+  }
+
+  line.handle({
+    accepts: ['done', 'listed', 'state', 'failed'],
+    message: heard,
+    closed: (why) => {
+      for (const asker of waiting.values()) asker.reject(gone());
+      closed(why);
+    },
+  });
+  line.send({ kind: 'hello', role: 'agent', pid: process.pid, version });
+
+  return {
+    adopt: async (mount, spec, descriptor, signal) =>
+      void (await ask({ kind: 'adopt', mount, spec }, signal, [descriptor])),
+    drop: async (mount, signal) => void (await ask({ kind: 'drop', mount }, signal)),
+    list: async (signal) => {
+      const all: string[] = [];
+      for (let more = true; more; ) {
+        const answer = await ask({ kind: 'list', after: all.at(-1) ?? '' }, signal);
+        if (answer.kind !== 'listed') throw misunderstood();
+        all.push(...answer.mounts);
+        ({ more } = answer);
+      }
+      return all;
+    },
+    status: async (signal) => {
+      const answer = await ask({ kind: 'status' }, signal);
+      if (answer.kind !== 'state') throw misunderstood();
+      return answer.state;
+    },
+    upgrade: async (program, signal) => void (await ask({ kind: 'upgrade', program }, signal)),
+    end: async (signal) => void (await ask({ kind: 'end' }, signal)),
+    [Symbol.dispose]: () => line.close(),
+  };
+}
+
+const gone = (): KeeperError => new KeeperError('gone', 'the keeper has gone');
+const misunderstood = (): KeeperError => new KeeperError('protocol', 'the keeper answered something else');

@@ -1,0 +1,168 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { addMounts, createCollector, type Estate, type HeldMount, type HeldSocket } from './estate.ts';
+import { beat } from './heartbeat.ts';
+import { createLine, type Line } from './line.ts';
+import { announcePresence } from './presence.ts';
+import { keeperSocket } from './processes.ts';
+import { type MessageOf, ProtocolError } from './protocol.ts';
+import { createReconnecting } from './reconnecting.ts';
+import { duplicate } from './system.ts';
+
+/** A data path's side. Descriptors that it is given are its own, to be closed when it has no use for them. */
+export interface DataPathHandlers {
+  /** Begin. Everything that the one before did not finish is in the journal. */
+  serve(what: Served): void;
+  add(mount: HeldMount): void;
+  /** It is being unmounted: whatever waits for it may be dropped. */
+  remove(id: string): void;
+  /** At a boundary between requests. Once it resolves nothing may be read, written or changed any more. */
+  stop(): Promise<void>;
+  /** Nobody needs this process: to be ended. */
+  unneeded(): void;
+}
+
+export interface Served {
+  /** successor: another process had the journal before, and may have got no further than to be given it. */
+  readonly as: 'first' | 'successor';
+  readonly journal: number;
+  readonly mounts: readonly HeldMount[];
+  /** Connections of the one before: to be drained and let go. */
+  readonly sockets: readonly HeldSocket[];
+}
+
+export interface KeeperLink {
+  /** Every mount is served. */
+  ready(): void;
+  /** Something for people, shown by the agent. Nothing secret. */
+  report(text: string): void;
+  /**
+   * A connection to a server, before anything is sent on it: when this returns, its copy outlives this process. The other
+   * end sees it closed only after `letGo`, or after a shutdown.
+   */
+  hold(fd: number, about: string): string;
+  letGo(socket: string): void;
+  /** Before the process ends by itself. */
+  close(): void;
+}
+
+interface DataPathOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly version: string;
+  readonly handlers: DataPathHandlers;
+  /** Of the process. */
+  readonly signal: AbortSignal;
+  readonly socket?: number;
+}
+
+const accepts = ['serve', 'add', 'holding', 'remove', 'stop', 'moveTo', 'welcome', 'refused'] as const;
+type Order = MessageOf<(typeof accepts)[number]>;
+
+/** For a process that a keeper started. It says hello: everything must be loaded by then. */
+export function joinKeeper({ clock, log, version, handlers, signal, socket }: DataPathOptions): KeeperLink {
+  const collector = createCollector();
+  const clean = new DisposableStack();
+  let estate: Estate | undefined;
+  let path = '';
+  let as: Served['as'] = 'first';
+  let sockets = 0;
+  let isOver = false;
+
+  function begin(whole: Estate): void {
+    estate = clean.use(whole);
+    clean.use(announcePresence(path));
+    clean.use(beat(whole.journal, clock));
+    process.title = 'stowage data path';
+    const own = <T extends { readonly fd: number }>(held: T): T => ({ ...held, fd: duplicate(held.fd) });
+    handlers.serve({
+      ...{ as, journal: duplicate(whole.journal) },
+      mounts: [...whole.mounts.values()].map(own),
+      sockets: [...whole.sockets.values()].map(own),
+    });
+  }
+
+  function collect(order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: readonly number[]): void {
+    if (order.kind === 'serve') ({ path, as } = order);
+    const whole = collector.take(order, descriptors);
+    if (whole !== undefined) begin(whole);
+  }
+
+  function add(served: Estate, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: readonly number[]): void {
+    if (order.kind !== 'add') throw new ProtocolError(`a message (${order.kind}) came after everything`);
+    addMounts(served, order, descriptors);
+    for (const [i, { mount, spec }] of order.mounts.entries())
+      handlers.add({ id: mount, spec, fd: duplicate(descriptors[i] ?? -1) });
+  }
+
+  async function stop(line: Line): Promise<void> {
+    await handlers.stop();
+    isOver = true;
+    clean[Symbol.dispose]();
+    estate = undefined;
+    line.send({ kind: 'stopped' });
+  }
+
+  function obey(line: Line, order: Order, descriptors: readonly number[]): void {
+    switch (order.kind) {
+      case 'serve':
+      case 'add':
+      case 'holding':
+        if (estate === undefined) collect(order, descriptors);
+        else add(estate, order, descriptors);
+        break;
+      case 'remove':
+        if (estate?.dropMount(order.mount) === true) handlers.remove(order.mount);
+        break;
+      case 'stop':
+        void stop(line);
+        break;
+      case 'moveTo':
+        keepers.introduce(order.path);
+        break;
+      case 'welcome':
+        keepers.welcomed(line);
+        break;
+      case 'refused':
+        log.warn('a keeper has no use for this data path', { reason: order.reason });
+        break;
+      default:
+        order satisfies never;
+    }
+  }
+
+  const keepers = createReconnecting({
+    ...{ clock, log, version, signal },
+    path: () => path,
+    estate: () => estate,
+    attend: (line, closed) => {
+      line.handle({ accepts, message: (order, descriptors) => obey(line, order, descriptors), closed });
+    },
+    deserted: () => {
+      collector[Symbol.dispose]();
+      if (!isOver) handlers.unneeded();
+    },
+  });
+  keepers.begin(createLine(socket ?? keeperSocket, clock));
+
+  return {
+    ready: () => keepers.tell({ kind: 'ready' }),
+    report: (text) => keepers.report(text),
+    hold: (fd, about) => {
+      if (estate === undefined) return '';
+      const id = `${process.pid}-${++sockets}-${Math.random().toString(36).slice(2)}`;
+      const copy = duplicate(fd);
+      estate.hold({ id, about, fd: copy });
+      keepers.tell({ kind: 'holding', sockets: [{ socket: id, about }] }, [copy]);
+      return id;
+    },
+    letGo: (id) => {
+      if (estate?.letGo(id) === true) keepers.tell({ kind: 'letGo', socket: id });
+    },
+    close: () => {
+      isOver = true;
+      clean[Symbol.dispose]();
+      keepers.close();
+    },
+  };
+}

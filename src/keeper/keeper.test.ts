@@ -1,0 +1,482 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  closeSync,
+  existsSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { receivedParcel, sendParcel } from '#base/linux/descriptors.ts';
+import { needs } from '#testbed/needs.ts';
+import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
+import type { KeeperClient } from './agent.ts';
+import { heartbeatOf } from './heartbeat.ts';
+import { encode, type KeeperState } from './protocol.ts';
+import { reach } from './system.ts';
+
+let ground: KeeperGround;
+
+describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', () => {
+  beforeEach(() => {
+    ground = createKeeperGround();
+  });
+  afterEach(async () => {
+    await ground[Symbol.asyncDispose]();
+  });
+
+  const isWhole = ({ doing, standby }: KeeperState): boolean => doing === 'serving' && standby !== null;
+  /** One serves, and another waits. */
+  const whole = (client: KeeperClient): Promise<KeeperState> => eventually(() => client.status(ground.signal), isWhole);
+  const pidOf = (state: KeeperState): number => state.active?.pid ?? expect.fail('nobody serves');
+  const descriptorsOf = (pid: number): number => readdirSync(`/proc/${pid}/fd`).length;
+  const lives = (pid: number): boolean => {
+    try {
+      return !readFileSync(`/proc/${pid}/stat`, 'utf8').includes(') Z ');
+    } catch {
+      return false;
+    }
+  };
+  const other = (): string => {
+    const path = join(ground.folder, 'other-program.ts');
+    symlinkSync(testProgram, path);
+    return path;
+  };
+
+  describe('a data path that dies', () => {
+    test('is followed by the standby, with descriptors, specs and journal', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'one', { export: 'a' });
+      expect(await ground.notedAfter('one', 1)).toMatchObject({ as: 'first', spec: { export: 'a' }, served: 1 });
+      await ground.adopt(client, 'two', { export: 'b' });
+      expect(await ground.notedAfter('two', 1)).toMatchObject({ as: 'added', spec: { export: 'b' } });
+      const before = await whole(client);
+      process.kill(pidOf(before), 'SIGKILL');
+      const [one, two] = [await ground.notedAfter('one', 2), await ground.notedAfter('two', 2)];
+      expect(one).toMatchObject({
+        as: 'successor',
+        id: 'one',
+        spec: { export: 'a' },
+        served: 2,
+        pid: before.standby?.pid,
+      });
+      expect(two).toMatchObject({
+        as: 'successor',
+        id: 'two',
+        spec: { export: 'b' },
+        served: 2,
+        pid: before.standby?.pid,
+      });
+      const after = await whole(client);
+      expect(after).toMatchObject({ takeovers: 1, deaths: 1, mounts: 2, report: 'served 2' });
+    });
+
+    test('before the next one is loaded: that one is used as soon as it is', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      ground.behave({ loadsForMs: 700 });
+      const state = await eventually(
+        () => client.status(ground.signal),
+        ({ doing }) => doing === 'serving',
+      );
+      process.kill(pidOf(state), 'SIGKILL');
+      if (state.standby !== null) process.kill(state.standby.pid, 'SIGKILL');
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
+    });
+
+    test('is told from one that lives by its heartbeat', async () => {
+      const keeper = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      await whole(client);
+      const folder = `/proc/${keeper.pid}/fd`;
+      const journal = readdirSync(folder).find((fd) => readlinkSync(join(folder, fd)).includes('stowage-journal'));
+      const fd = openSync(join(folder, journal ?? ''), 'r');
+      const first = heartbeatOf(fd);
+      await eventually(
+        () => heartbeatOf(fd),
+        (now) => now >= first + 2,
+      );
+      closeSync(fd);
+    });
+
+    test('by hanging: it is killed, and the standby takes over', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const before = await whole(client);
+      process.kill(pidOf(before), 'SIGSTOP');
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ pid: before.standby?.pid, as: 'successor' });
+      expect(lives(pidOf(before))).toBe(false);
+    });
+
+    test('again and again: the agent is told, and it is tried until it works', async () => {
+      await ground.startKeeper();
+      const told: string[] = [];
+      const client = ground.client(({ doing }) => told.push(doing));
+      ground.behave({ dies: 'serving' });
+      await ground.adopt(client, 'm');
+      await eventually(
+        () => told,
+        (all) => all.includes('failing'),
+      );
+      ground.behave({});
+      await ground.notedAfter('m', 1);
+      expect((await client.status(ground.signal)).deaths).toBeGreaterThanOrEqual(5);
+    });
+
+    test('leaves a copy of its connections, which its successor lets go', async () => {
+      const server = createServer().listen(0, '127.0.0.1');
+      const sockets: Socket[] = [];
+      server.on('connection', (socket) => sockets.push(socket.on('error', () => undefined).resume()));
+      await once(server, 'listening');
+      const address = server.address();
+      const port = typeof address === 'object' && address !== null ? address.port : 0;
+      ground.behave({ connectsTo: port });
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const before = await eventually(
+        () => client.status(ground.signal),
+        (state) => isWhole(state) && state.sockets === 1,
+      );
+      const closed = sockets.map((socket) => once(socket, 'end'));
+      process.kill(pidOf(before), 'SIGKILL');
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ sockets: [`to ${port}`] });
+      expect(sockets[0]?.readableEnded).toBe(false);
+      // The next one is started to let go.
+      ground.behave({ letsGo: true });
+      await eventually(
+        () => client.status(ground.signal),
+        (state) => isWhole(state) && state.sockets === 2,
+      );
+      const standby = await client.status(ground.signal);
+      process.kill(standby.standby?.pid ?? 0, 'SIGKILL');
+      await eventually(
+        () => client.status(ground.signal),
+        (state) => isWhole(state) && state.standby?.pid !== standby.standby?.pid,
+      );
+      process.kill(pidOf(standby), 'SIGKILL');
+      await Promise.all(closed);
+      await eventually(
+        () => client.status(ground.signal),
+        (state) => state.sockets === 0,
+      );
+      for (const socket of sockets) socket.destroy();
+      server.close();
+    });
+  });
+
+  describe('agents', () => {
+    test('what is adopted is listed; the same again is refused, and dropping what is not there is none', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      for (const name of ['b', 'a', 'c']) await ground.adopt(client, name);
+      await expect(ground.adopt(client, 'a')).rejects.toMatchObject({ reason: 'exists' });
+      expect(await client.list(ground.signal)).toEqual(['a', 'b', 'c']);
+      for (let i = 0; i < 2; i++) await client.drop('b', ground.signal);
+      expect(await client.list(ground.signal)).toEqual(['a', 'c']);
+      await expect(ground.adopt(client, 'd', 'x'.repeat(33_000))).rejects.toMatchObject({ reason: 'invalid' });
+      expect(await ground.notedAfter('c', 1)).toMatchObject({ id: 'c' });
+    });
+
+    test('300 mounts are listed and handed on whole', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      const names = Array.from({ length: 300 }, (_, i) => `m${1000 + i}`);
+      for (const name of names) await ground.adopt(client, name);
+      expect(await client.list(ground.signal)).toEqual(names);
+      const before = await whole(client);
+      process.kill(pidOf(before), 'SIGKILL');
+      for (const name of names)
+        await eventually(
+          () => ground.noted(name).at(-1),
+          (last) => last?.as === 'successor' && last.pid === before.standby?.pid,
+        );
+    });
+
+    test('no descriptor is left after 1,000 mounts came and went', async () => {
+      const keeper = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'stays');
+      const state = await whole(client);
+      const count = (): readonly number[] => [descriptorsOf(keeper.pid), descriptorsOf(pidOf(state))];
+      await ground.adopt(client, 'first');
+      await client.drop('first', ground.signal);
+      await eventually(() => existsSync(join(ground.folder, 'removed')), Boolean);
+      const before = count();
+      for (let i = 0; i < 1000; i++) {
+        await ground.adopt(client, 'comes and goes', { i });
+        await client.drop('comes and goes', ground.signal);
+      }
+      await eventually(count, (now) => String(now) === String(before));
+    }, 120_000);
+
+    test('one that goes away leaves nothing behind', async () => {
+      const keeper = await ground.startKeeper();
+      const first = ground.client();
+      await eventually(
+        () => first.status(ground.signal),
+        ({ standby }) => standby !== null,
+      );
+      const before = descriptorsOf(keeper.pid);
+      for (let i = 0; i < 20; i++) {
+        const client = ground.client();
+        await client.status(ground.signal);
+        client[Symbol.dispose]();
+      }
+      await eventually(
+        () => descriptorsOf(keeper.pid),
+        (now) => now === before,
+      );
+    });
+
+    test.each([
+      ['no JSON', Buffer.from('hunter2')],
+      ['another version', Buffer.from('{"v":99,"kind":"hello","role":"agent","pid":1,"version":"hunter2"}')],
+      ['huge', Buffer.alloc(200_000, 'hunter2')],
+      ['something else than hello', encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 'hunter2' })],
+    ])('garbage ends the connection and nothing else: %s', async (_, bytes) => {
+      const keeper = await ground.startKeeper();
+      const client = ground.client();
+      await eventually(
+        () => client.status(ground.signal),
+        ({ standby }) => standby !== null,
+      );
+      const before = descriptorsOf(keeper.pid);
+      const fd = reach(ground.socket);
+      sendParcel(fd, { bytes, descriptors: [fd, fd, fd] });
+      expect((await receivedParcel(fd))?.bytes.toString()).toContain('"kind":"failed"');
+      expect(await receivedParcel(fd)).toBeUndefined();
+      closeSync(fd);
+      await eventually(
+        () => descriptorsOf(keeper.pid),
+        (now) => now === before,
+      );
+      await client.status(ground.signal);
+      expect(ground.log()).not.toContain('hunter2');
+    });
+
+    test('secrets are in no log and no command line, and nobody else may enter', async () => {
+      const keeper = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm', { password: 'hunter2' });
+      await expect(ground.adopt(client, 'm', { password: 'hunter2' })).rejects.toThrow();
+      const state = await whole(client);
+      process.kill(pidOf(state), 'SIGKILL');
+      await ground.notedAfter('m', 2);
+      expect(ground.log()).not.toContain('hunter2');
+      expect(statSync(join(ground.folder, 'own')).mode & 0o777).toBe(0o700);
+      const title = (pid: number | undefined): string =>
+        readFileSync(`/proc/${pid}/cmdline`, 'utf8').split('\0')[0] ?? '';
+      expect(title(keeper.pid)).toBe('stowage keeper');
+      const locked = Number(/^VmLck:\s+(\d+)/m.exec(readFileSync(`/proc/${keeper.pid}/status`, 'utf8'))?.[1]) > 0;
+      expect(ground.log()).toContain(`"isCodeLocked":${locked},"isClosed":true`);
+      expect(readFileSync(`/proc/${keeper.pid}/limits`, 'utf8')).toMatch(/Max core file size\s+0\s+0/);
+    });
+
+    test('a keeper that is told to end ends its data paths', async () => {
+      const keeper = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const { active, standby } = await whole(client);
+      await client.end(ground.signal);
+      expect(await keeper.ended).toBe(0);
+      expect([active, standby].map((worker) => lives(worker?.pid ?? 0))).toEqual([false, false]);
+      await expect(client.status(ground.signal)).rejects.toMatchObject({ reason: 'gone' });
+    });
+  });
+
+  describe('upgrade', () => {
+    test('another program takes over, without a death', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      await whole(client);
+      await client.upgrade(other(), ground.signal);
+      expect(ground.noted('m')).toMatchObject([{ version: 'test' }, { version: 'other', as: 'successor', served: 2 }]);
+      expect(await whole(client)).toMatchObject({
+        deaths: 0,
+        active: { version: 'other' },
+        standby: { version: 'other' },
+      });
+    });
+
+    test('one that does not stop is killed', async () => {
+      ground.behave({ stops: false });
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const before = await whole(client);
+      await client.upgrade(other(), ground.signal);
+      expect(lives(pidOf(before))).toBe(false);
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ version: 'other', as: 'successor' });
+    });
+
+    test('a program that ends at once changes nothing', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const before = await whole(client);
+      const bad = join(ground.folder, 'bad.mjs');
+      writeFileSync(bad, 'process.exit(1);');
+      await expect(client.upgrade(bad, ground.signal)).rejects.toMatchObject({ reason: 'not-started' });
+      expect((await client.status(ground.signal)).active).toEqual(before.active);
+      expect(ground.noted('m')).toHaveLength(1);
+    });
+  });
+
+  describe('another keeper', () => {
+    test('takes everything over while the data path goes on, and is the one that follows it up', async () => {
+      const first = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm', { export: 'a' });
+      const before = await whole(client);
+      const second = await ground.startKeeper();
+      expect(await first.ended).toBe(0);
+      const next = ground.client();
+      const after = await whole(next);
+      expect(after).toMatchObject({ active: before.active, mounts: 1, deaths: 0, report: 'served 1' });
+      expect(ground.noted('m')).toHaveLength(1);
+      await ground.adopt(next, 'later');
+      expect(await ground.notedAfter('later', 1)).toMatchObject({ as: 'added', pid: pidOf(before) });
+      process.kill(pidOf(before), 'SIGKILL');
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
+      expect(lives(second.pid)).toBe(true);
+      expect(readdirSync(join(ground.folder, 'own')).sort()).toEqual(['keeper.sock', 'keeper.sock.serving']);
+    });
+
+    test('many times over leaks nothing in the data path', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const pid = pidOf(await whole(client));
+      const before = descriptorsOf(pid);
+      for (let i = 0; i < 4; i++) await ground.startKeeper();
+      const next = ground.client();
+      expect(pidOf(await whole(next))).toBe(pid);
+      await eventually(
+        () => descriptorsOf(pid),
+        (now) => now === before,
+      );
+      expect(ground.noted('m')).toHaveLength(1);
+    });
+
+    test('takes over from one whose data paths all die', async () => {
+      await ground.startKeeper();
+      const client = ground.client();
+      ground.behave({ dies: 'at once' });
+      const { standby } = await client.status(ground.signal);
+      if (standby !== null) process.kill(standby.pid, 'SIGKILL');
+      await ground.adopt(client, 'm', { export: 'a' });
+      const state = await client.status(ground.signal);
+      if (state.active !== null) process.kill(state.active.pid, 'SIGKILL');
+      await eventually(
+        () => client.status(ground.signal),
+        ({ active, deaths }) => active === null && deaths > 0,
+      );
+      ground.behave({});
+      await ground.startKeeper();
+      expect(await whole(ground.client())).toMatchObject({ mounts: 1 });
+      expect(ground.noted('m').at(-1)).toMatchObject({ spec: { export: 'a' } });
+    });
+
+    test('is given everything by the data path, when the one before died', async () => {
+      const first = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm', { export: 'a' });
+      const before = await whole(client);
+      process.kill(first.pid, 'SIGKILL');
+      await first.ended;
+      // The standby has nothing to wait for.
+      await eventually(
+        () => lives(before.standby?.pid ?? 0),
+        (alive) => !alive,
+      );
+      expect(lives(pidOf(before))).toBe(true);
+      await ground.startKeeper();
+      const next = ground.client();
+      const after = await whole(next);
+      expect(after).toMatchObject({ active: before.active, mounts: 1, report: 'served 1' });
+      expect(ground.noted('m')).toHaveLength(1);
+      process.kill(pidOf(before), 'SIGKILL');
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
+    });
+
+    test('makes no second data path where one lives that has not come yet', async () => {
+      const first = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const pid = pidOf(await whole(client));
+      process.kill(pid, 'SIGSTOP');
+      process.kill(first.pid, 'SIGKILL');
+      await first.ended;
+      await ground.startKeeper();
+      const next = ground.client();
+      expect(await next.status(ground.signal)).toMatchObject({ doing: 'settling' });
+      const adopted = ground.adopt(next, 'second');
+      process.kill(pid, 'SIGCONT');
+      await adopted;
+      expect(await ground.notedAfter('second', 1)).toMatchObject({ as: 'added', pid });
+    });
+
+    test('begins anew when both died', async () => {
+      const first = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const { active } = await whole(client);
+      process.kill(first.pid, 'SIGKILL');
+      process.kill(active?.pid ?? 0, 'SIGKILL');
+      await first.ended;
+      await ground.startKeeper();
+      expect(await ground.client().status(ground.signal)).toMatchObject({ doing: 'idle', mounts: 0 });
+    });
+
+    test('waits for the next data path where the one that serves hangs', async () => {
+      const first = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const before = await whole(client);
+      // It hears nothing of where it is to go.
+      process.kill(pidOf(before), 'SIGSTOP');
+      await ground.startKeeper();
+      expect(await first.ended).toBe(0);
+      expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', pid: before.standby?.pid });
+      expect((await whole(ground.client())).active?.pid).toBe(before.standby?.pid);
+      expect(ground.noted('m')).toHaveLength(2);
+    });
+  });
+
+  test('somebody else is turned away, whatever the folder lets them do', async () => {
+    await ground.startKeeper();
+    for (const path of [ground.folder, join(ground.folder, 'own'), ground.socket])
+      await new Promise((resolve) => spawn('chmod', ['777', path]).once('exit', resolve));
+    const script = `
+    const { connectTo, receivedParcel, sendParcel } = await import(process.argv[1]);
+    const fd = connectTo(process.argv[2]);
+    try { sendParcel(fd, { bytes: Buffer.from('{}'), descriptors: [] }); } catch {}
+    process.stdout.write(String(await receivedParcel(fd)));`;
+    const module = new URL(import.meta.resolve('../base/linux/descriptors.ts')).pathname;
+    const log = openSync(join(ground.folder, 'out'), 'w');
+    const child = spawn(process.execPath, ['--input-type=module', '-e', script, module, ground.socket], {
+      ...{ uid: 65_534, gid: 65_534, stdio: ['ignore', log, 'inherit'], timeout: 20_000 },
+    });
+    const [status] = await once(child, 'exit');
+    closeSync(log);
+    expect(status).toBe(0);
+    expect(readFileSync(join(ground.folder, 'out'), 'utf8')).toBe('undefined');
+    await eventually(
+      () => ground.log(),
+      (log) => log.includes('somebody was turned away'),
+    );
+  });
+});

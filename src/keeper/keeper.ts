@@ -1,0 +1,183 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { type Arrival, receiveDataPath } from './arrival.ts';
+import { attend } from './desk.ts';
+import { createEstate, type Estate } from './estate.ts';
+import { type HandOver, handOver } from './hand-over.ts';
+import type { Line } from './line.ts';
+import { KeeperError, type KeeperState, type MessageOf } from './protocol.ts';
+import { type Predecessor, succeed } from './succeed.ts';
+import { createSupervisor, type Supervisor } from './supervise.ts';
+import type { Child } from './worker.ts';
+
+export interface KeeperOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Where keepers are found, now or as soon as this one is in charge. */
+  readonly path: string;
+  /** The program of a data path. */
+  readonly program: string;
+  readonly start: (program: string) => Child;
+  readonly createJournal: () => number;
+  /** The process behind a descriptor that it sent itself. */
+  readonly processOf: (pidfd: number) => Omit<Child, 'line'>;
+  /** A data path lives that had another keeper, and will look for this one. */
+  readonly isServed: boolean;
+  /** The keeper that is to hand everything over. */
+  readonly predecessor: Predecessor | undefined;
+  /** It is in charge now: makes it the one that is found at `path`. */
+  readonly takeName: () => void;
+  /** Ends every wait. */
+  readonly signal: AbortSignal;
+}
+
+export interface Keeper {
+  readonly state: KeeperState;
+  /** Somebody connected whose user may. */
+  connected(line: Line): void;
+  /** The process may end: nothing that somebody needs ends with it. */
+  readonly over: Promise<'ended' | 'handed over' | 'refused'>;
+}
+
+const helloMs = 5_000;
+const settleMs = 5_000;
+const nothingYet = {
+  ...{ active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
+  doing: 'settling',
+} as const;
+
+interface Charge {
+  readonly supervisor: Supervisor;
+  readonly estate: Estate;
+}
+
+export function createKeeper(options: KeeperOptions): Keeper {
+  const { clock, log, path, program, start, createJournal, processOf, predecessor, takeName, signal } = options;
+  const agents = new Set<Line>();
+  const { promise: over, resolve: finish } = Promise.withResolvers<Awaited<Keeper['over']>>();
+  const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
+  let charge: Charge | undefined;
+  let isMoving = false;
+  let handover: HandOver | undefined;
+  let told = '';
+
+  function state(): KeeperState {
+    if (charge === undefined) return nothingYet;
+    const { supervisor } = charge;
+    return isMoving ? { ...supervisor.state, doing: 'moving' } : supervisor.state;
+  }
+
+  function changed(): void {
+    const now = state();
+    const text = JSON.stringify(now);
+    if (text === told) return;
+    told = text;
+    handover?.look();
+    for (const agent of agents) agent.send({ kind: 'state', ask: 0, state: now });
+  }
+
+  function takeCharge(estate: Estate, wasServed: boolean, serving: Arrival['serving'] | undefined): void {
+    takeName();
+    const supervisor = createSupervisor({
+      ...{ clock, log, start, program, path, estate, wasServed, serving, changed },
+    });
+    charge = { supervisor, estate };
+    log.info('this keeper is in charge', { mounts: estate.mounts.size, serving: serving?.about.pid });
+    resolveCharge();
+    changed();
+  }
+
+  const begin = (): void => {
+    if (charge === undefined) takeCharge(createEstate(createJournal()), false, undefined);
+  };
+
+  /** A data path that lives is given the time to find us. */
+  function settle(): void {
+    takeName();
+    clock.after(settleMs, begin);
+  }
+
+  /** A data path has given everything that it serves. */
+  async function offered(arrival: Arrival): Promise<void> {
+    if (charge !== undefined) {
+      if (charge.estate.mounts.size > 0 || isMoving) return arrival.refuse('occupied');
+      const before = charge;
+      charge = undefined;
+      await before.supervisor.end(signal);
+      before.estate[Symbol.dispose]();
+    }
+    arrival.welcome();
+    takeCharge(arrival.estate, true, arrival.serving);
+  }
+
+  async function inCharge(): Promise<Charge> {
+    await charged;
+    if (isMoving || charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
+    return charge;
+  }
+
+  async function end(until: AbortSignal): Promise<void> {
+    const { supervisor, estate } = await inCharge();
+    await supervisor.end(until);
+    estate[Symbol.dispose]();
+  }
+
+  function beginHandover(line: Line): void {
+    const begun = handOver(line, {
+      ...{ clock, log, charge: () => (isMoving ? undefined : charge) },
+      begun: () => {
+        isMoving = true;
+        handover = begun;
+        changed();
+      },
+      ended: (given) => {
+        if (given) return finish('handed over');
+        isMoving = false;
+        handover = undefined;
+        changed();
+      },
+    });
+  }
+
+  function introduced(line: Line, { role, pid, version }: MessageOf<'hello'>, descriptors: readonly number[]): void {
+    if (role === 'data path') {
+      const child = { line, ...processOf(descriptors[0] ?? -1) };
+      receiveDataPath({
+        ...{ child, about: { pid, version }, clock },
+        offered: (arrival) => (successor?.isOver === false ? successor.offered(arrival) : void offered(arrival)),
+      });
+    } else if (role === 'keeper') beginHandover(line);
+    else {
+      agents.add(line);
+      attend(line, {
+        ...{ clock, log, inCharge, state, end, ended: () => finish('ended') },
+        closed: (gone) => agents.delete(gone),
+      });
+    }
+  }
+
+  const successor =
+    predecessor === undefined
+      ? undefined
+      : succeed(predecessor, { log, takeCharge, settle, refused: () => finish('refused') });
+  if (predecessor === undefined && options.isServed) settle();
+  else if (predecessor === undefined) begin();
+
+  return {
+    get state() {
+      return state();
+    },
+    over,
+    connected: (line) => {
+      const late = clock.after(helloMs, () => line.close());
+      line.handle({
+        accepts: ['hello'],
+        message: (hello, descriptors) => {
+          late[Symbol.dispose]();
+          introduced(line, hello, descriptors);
+        },
+        closed: () => late[Symbol.dispose](),
+      });
+    },
+  };
+}

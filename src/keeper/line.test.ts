@@ -1,0 +1,219 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, fstatSync, openSync, readdirSync, readSync, writeSync } from 'node:fs';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { sendParcel, socketPair } from '#base/linux/descriptors.ts';
+import { createMemory } from '#base/linux/memory.ts';
+import { needs } from '#testbed/needs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createCollector, createEstate, type Estate, sendEstate } from './estate.ts';
+import { createLine, type Line } from './line.ts';
+import { encode, type Message } from './protocol.ts';
+
+const clock = systemClock();
+const open = (): number => readdirSync('/proc/self/fd').length;
+let before = 0;
+
+describe.skipIf(needs('linux'))('lines and estates', () => {
+  beforeEach(() => {
+    // Loads what keeps descriptors for good.
+    const [one, other] = socketPair();
+    for (const fd of [one, other]) closeSync(fd);
+    before = open();
+  });
+  afterEach(async () => {
+    await eventually(open, (now) => now === before);
+  });
+
+  interface Heard {
+    readonly messages: Message[];
+    readonly descriptors: number[];
+    why?: string;
+  }
+
+  function listen(line: Line, accepts: readonly Message['kind'][]): Heard {
+    const heard: Heard = { messages: [], descriptors: [] };
+    line.handle({
+      accepts,
+      message: (message, descriptors) => {
+        heard.messages.push(message);
+        heard.descriptors.push(...descriptors);
+      },
+      closed: (why) => {
+        heard.why = why;
+      },
+    });
+    return heard;
+  }
+
+  /** Memory whose first byte says which one it is. */
+  function marked(mark: number): number {
+    const fd = createMemory('test', 4096);
+    writeSync(fd, Buffer.from([mark % 256, mark >> 8]), 0, 2, 0);
+    return fd;
+  }
+  function markOf(fd: number): number {
+    const bytes = Buffer.alloc(2);
+    readSync(fd, bytes, 0, 2, 0);
+    return bytes.readUInt16LE();
+  }
+
+  test('messages and descriptors arrive in order, also those that the socket had no room for', async () => {
+    const [here, there] = socketPair();
+    const [sender, receiver] = [createLine(here, clock), createLine(there, clock)];
+    const text = 'x'.repeat(10_000);
+    for (let i = 0; i < 200; i++) {
+      const fd = marked(i);
+      sender.send({ kind: 'adopt', ask: i, mount: 'm', spec: text }, [fd]);
+      // Those that wait must not need it: its number is soon another's.
+      closeSync(fd);
+    }
+    const heard = listen(receiver, ['adopt']);
+    await eventually(
+      () => heard.messages.length,
+      (count) => count === 200,
+    );
+    expect(heard.messages.map((message) => 'ask' in message && message.ask)).toEqual(
+      Array.from({ length: 200 }, (_, i) => i),
+    );
+    expect(heard.descriptors.map(markOf)).toEqual(Array.from({ length: 200 }, (_, i) => i));
+    for (const fd of heard.descriptors) closeSync(fd);
+    sender.close();
+    await eventually(
+      () => heard.why,
+      (why) => why === 'the other end has gone',
+    );
+  });
+
+  test('what a process said before it died is heard, even if it had not read what was said to it', async () => {
+    const [here, there] = socketPair();
+    const line = createLine(here, clock);
+    const fd = marked(7);
+    sendParcel(there, { bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }), descriptors: [fd] });
+    line.send({ kind: 'stop' });
+    closeSync(there);
+    closeSync(fd);
+    const heard = listen(line, ['holding']);
+    await eventually(
+      () => heard.why,
+      (why) => why !== undefined,
+    );
+    expect(heard.messages).toHaveLength(1);
+    expect(heard.descriptors.map(markOf)).toEqual([7]);
+    closeSync(heard.descriptors[0] ?? -1);
+  });
+
+  test.each([
+    ['no JSON', Buffer.from('{'), 'a message is no JSON object'],
+    ['another version', Buffer.from('{"v":2,"kind":"stop"}'), 'a message is not of version 1'],
+    ['not for this side', encode({ kind: 'yours' }), 'a message (yours) came with 1 descriptors'],
+    ['more than is read', Buffer.alloc(100_000, ' '), 'a message is too long'],
+  ])('garbage ends the line, and its descriptors are closed: %s', async (_, bytes, why) => {
+    const [here, there] = socketPair();
+    const heard = listen(createLine(here, clock), ['stop']);
+    const peer = listen(createLine(there, clock), []);
+    const fd = marked(1);
+    sendParcel(there, { bytes, descriptors: [fd] });
+    closeSync(fd);
+    await eventually(
+      () => heard.why,
+      (now) => now === why,
+    );
+    expect(heard.messages).toEqual([]);
+    // The other end is told why.
+    await eventually(
+      () => peer.why,
+      (now) => now === why,
+    );
+  });
+
+  test('a kind that this side does not take ends the line', async () => {
+    const [here, there] = socketPair();
+    const heard = listen(createLine(here, clock), ['stop']);
+    const peer = createLine(there, clock);
+    peer.send({ kind: 'yours' });
+    await eventually(
+      () => heard.why,
+      (why) => why === 'a message (yours) is not expected here',
+    );
+    peer.close();
+  });
+
+  test('what comes after the line was closed here is not heard, and its descriptors are closed', async () => {
+    const [here, there] = socketPair();
+    const line = createLine(here, clock);
+    const fd = marked(1);
+    sendParcel(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
+    const heard = listen(line, ['adopt']);
+    line.close();
+    await eventually(
+      () => heard.why,
+      (why) => why === 'closed here',
+    );
+    expect(heard.messages).toEqual([]);
+    for (const each of [fd, there]) closeSync(each);
+  });
+
+  test('a process can end while it waits for a message', async () => {
+    const script = `
+    import { systemClock } from ${JSON.stringify(import.meta.resolve('../base/clock.ts'))};
+    import { socketPair } from ${JSON.stringify(import.meta.resolve('../base/linux/descriptors.ts'))};
+    import { createLine } from ${JSON.stringify(import.meta.resolve('./line.ts'))};
+    createLine(socketPair()[0], systemClock()).handle({ accepts: [], message: () => {}, closed: () => {} });
+    setTimeout(() => process.exit(7), 100);`;
+    const child = spawn(process.execPath, ['--input-type=module', '-e', script], { stdio: 'inherit', timeout: 20_000 });
+    expect(await once(child, 'exit')).toEqual([7, null]);
+  });
+
+  test('an estate of more descriptors than one message takes arrives whole', async () => {
+    const [here, there] = socketPair();
+    const [sender, receiver] = [createLine(here, clock), createLine(there, clock)];
+    const estate = createEstate(marked(9999));
+    for (let i = 0; i < 700; i++)
+      estate.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: marked(i) });
+    for (let i = 0; i < 300; i++) estate.hold({ id: `s${i}`, about: 'x', fd: marked(1000 + i) });
+    using collector = createCollector();
+    const { promise, resolve } = Promise.withResolvers<Estate>();
+    receiver.handle({
+      accepts: ['everything', 'add', 'holding'],
+      message: (message, descriptors) => {
+        const whole = collector.take(message, descriptors);
+        if (whole !== undefined) resolve(whole);
+      },
+      closed: () => undefined,
+    });
+    sendEstate(sender, estate, 'everything');
+    using got = await promise;
+    expect(markOf(got.journal)).toBe(9999);
+    expect([...got.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)])).toEqual(
+      [...estate.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)]),
+    );
+    expect([...got.sockets.values()].map(({ id, fd }) => [id, markOf(fd)])).toEqual(
+      [...estate.sockets.values()].map(({ id, fd }) => [id, markOf(fd)]),
+    );
+    estate[Symbol.dispose]();
+    sender.close();
+  });
+
+  test('an estate closes each descriptor when it is dropped or replaced, and the rest at its end', () => {
+    const isOpen = (fd: number): boolean => {
+      try {
+        return fstatSync(fd).ino > 0;
+      } catch {
+        return false;
+      }
+    };
+    const [journal = 0, one = 0, other = 0, socket = 0] = [1, 2, 3, 4].map(() => openSync('/dev/null', 'r'));
+    const estate = createEstate(journal);
+    estate.addMount({ id: 'm', spec: 1, fd: one });
+    estate.addMount({ id: 'm', spec: 1, fd: other });
+    estate.hold({ id: 's', about: '', fd: socket });
+    expect([journal, one, other, socket].map(isOpen)).toEqual([true, false, true, true]);
+    expect([estate.dropMount('m'), estate.dropMount('m')]).toEqual([true, false]);
+    expect([journal, one, other, socket].map(isOpen)).toEqual([true, false, false, true]);
+    estate[Symbol.dispose]();
+    estate[Symbol.dispose]();
+    expect([journal, one, other, socket].map(isOpen)).toEqual([false, false, false, false]);
+  });
+});

@@ -1,0 +1,81 @@
+/**
+ * The keeper's program:
+ *
+ *   keeper --socket PATH --program PATH [--log FILE] [-- FLAGS FOR THE DATA PATH'S NODE]
+ *
+ * Where a keeper listens at PATH already, this one takes everything over from it. Ends with 1 if that cannot be.
+ */
+
+import { renameSync, rmSync } from 'node:fs';
+import { dirname } from 'node:path';
+import process from 'node:process';
+import { parseArgs } from 'node:util';
+import { systemClock } from '#base/clock.ts';
+import { createMemory } from '#base/linux/memory.ts';
+import { openDoor, ownFolder } from './door.ts';
+import { createKeeper } from './keeper.ts';
+import { createLine } from './line.ts';
+import { createKeeperLog } from './log-file.ts';
+import { isServed } from './presence.ts';
+import { processBehind, startChild } from './processes.ts';
+import { protect } from './protect.ts';
+import type { Predecessor } from './succeed.ts';
+import { isTrusted, openProcess, peerOf, reach } from './system.ts';
+
+const version = '1';
+/** Data paths make it as large as they need. */
+const journalBytes = 4096;
+
+const { values, positionals: flags } = parseArgs({
+  options: { socket: { type: 'string' }, program: { type: 'string' }, log: { type: 'string' } },
+  allowPositionals: true,
+});
+if (values.socket === undefined || values.program === undefined) throw new Error('--socket and --program are needed');
+const path = values.socket;
+const clock = systemClock();
+const { log: logAll, fd: logFile } = createKeeperLog(values.log, clock);
+const log = logAll.with({ keeper: process.pid });
+const stopped = new AbortController();
+const protection = protect('stowage keeper', -1000);
+log.info('a keeper starts', { ...protection });
+
+ownFolder(dirname(path));
+const temporaryPath = `${path}.${process.pid}`;
+
+/** Undefined: nobody listens there. */
+function findPredecessor(): Predecessor | undefined {
+  try {
+    const fd = reach(path);
+    const peer = peerOf(fd);
+    if (!isTrusted(peer)) throw new Error('who listens there is neither root nor this user');
+    const behind = processBehind(openProcess(peer.pid), clock);
+    return { line: createLine(fd, clock), end: behind.end, temporaryPath, self: { pid: process.pid, version } };
+  } catch (cause) {
+    if (cause instanceof Error && 'code' in cause && (cause.code === 'ENOENT' || cause.code === 'ECONNREFUSED'))
+      return undefined;
+    throw cause;
+  }
+}
+
+let hasName = false;
+const predecessor = findPredecessor();
+const door = openDoor({ path: temporaryPath, clock, log, connected: (line) => keeper.connected(line) });
+const keeper = createKeeper({
+  ...{ clock, log, path, program: values.program, predecessor, signal: stopped.signal },
+  start: (program) => startChild(program, { clock, flags, log: logFile }),
+  createJournal: () => createMemory('stowage-journal', journalBytes),
+  processOf: (pidfd) => processBehind(pidfd, clock),
+  isServed: isServed(path),
+  // In one step, and over what a keeper left behind that was killed.
+  takeName: () => {
+    if (!hasName) renameSync(temporaryPath, path);
+    hasName = true;
+  },
+});
+
+const end = await keeper.over;
+log.info('a keeper ends', { end });
+door[Symbol.dispose]();
+if (!hasName) rmSync(temporaryPath, { force: true });
+// Nobody else is to be told anything; what was sent lies with those it is for.
+process.exit(end === 'refused' ? 1 : 0);

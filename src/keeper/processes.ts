@@ -1,0 +1,72 @@
+import { spawn } from 'node:child_process';
+import { closeSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
+import { socketPair } from '#base/linux/descriptors.ts';
+import { createLine } from './line.ts';
+import { hasEnded, killProcess, openProcess } from './system.ts';
+import type { Child } from './worker.ts';
+
+/** The number of the socket to the keeper, in a process that a keeper started. */
+export const keeperSocket = 3;
+
+/** A process by its descriptor, which is closed with the last use of it. */
+export function processBehind(pidfd: number, clock: Clock): Omit<Child, 'line'> {
+  let isClosed = false;
+  const close = (): void => {
+    if (!isClosed) closeSync(pidfd);
+    isClosed = true;
+  };
+  return {
+    end: async () => {
+      if (isClosed) return;
+      kill(pidfd);
+      // It usually takes less than a millisecond; its child processes and its memory do not delay it.
+      for (let ms = 1; !hasEnded(pidfd); ms = Math.min(50, ms * 2)) await pause(clock, ms);
+      close();
+    },
+    forget: close,
+  };
+}
+
+function kill(pidfd: number): void {
+  try {
+    killProcess(pidfd);
+  } catch {
+    // Of another process namespace, or another user: nothing but its own end can be waited for.
+  }
+}
+
+async function pause(clock: Clock, ms: number): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  clock.after(ms, resolve);
+  await promise;
+}
+
+export interface ChildOptions {
+  readonly clock: Clock;
+  /** For Node itself. */
+  readonly flags: readonly string[];
+  /** Where it writes what it has to say. */
+  readonly log: number;
+}
+
+/** Starts a program of ours, which finds the other end of its line at `keeperSocket`. */
+export function startChild(program: string, { clock, flags, log }: ChildOptions): Child {
+  const [here, there] = socketPair();
+  const child = spawn(process.execPath, [...flags, program], {
+    // In a group of its own: what is meant for the keeper's group does not end it.
+    detached: true,
+    stdio: ['ignore', log, log, there],
+  });
+  // Told by the line, too.
+  child.on('error', () => undefined);
+  child.unref();
+  closeSync(there);
+  const line = createLine(here, clock);
+  if (child.pid === undefined) {
+    line.close();
+    throw new Error('the program could not be started');
+  }
+  // It cannot be somebody else's number: Node has not yet had the time to see that it ended.
+  return { line, ...processBehind(openProcess(child.pid), clock) };
+}

@@ -1,0 +1,90 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { type ForeignFunction, libc } from '#base/linux/libc.ts';
+
+/** What the system granted. */
+export interface Protection {
+  /** As the kernel counts it: -1000 is never, 1000 is first. */
+  readonly oomScore: number;
+  /** Code is not dropped when memory is short. */
+  readonly isCodeLocked: boolean;
+  /** No core dumps, and no reading of its memory by others of the same user. */
+  readonly isClosed: boolean;
+}
+
+const coreLimit = 4;
+const lockedLimit = 8;
+const unlimited = 2n ** 64n - 1n;
+const dumpable = 4;
+const ipcLock = 1n << 14n;
+/** The number of the system call: not every C library has a name for it. */
+const mlock2 = { x64: 325, arm64: 284 } as const;
+const whenTouched = 1;
+
+/**
+ * As far as permitted: not chosen when memory is short, its code kept there, and closed to debuggers. To be called before
+ * anything secret is known.
+ */
+export function protect(title: string, oomScore: number): Protection {
+  process.title = title;
+  const { func } = libc();
+  const granted = lowerOomScore(oomScore);
+  const isCodeLocked = mayLock(func) && lockCode(func);
+  const isClosed = closeToOthers(func);
+  return { oomScore: granted, isCodeLocked, isClosed };
+}
+
+/** Without rights it can be lowered to what it was set to by somebody who had them, and no further. */
+function lowerOomScore(wanted: number): number {
+  const file = '/proc/self/oom_score_adj';
+  const now = Number(readFileSync(file, 'utf8'));
+  for (const score of [wanted, -500, 0].filter((each) => each >= wanted && each < now)) {
+    try {
+      writeFileSync(file, String(score));
+      return score;
+    } catch {
+      // Not that low.
+    }
+  }
+  return now;
+}
+
+type Func = (prototype: string) => ForeignFunction;
+
+/** Under a limit, a later request for memory would fail: no lock at all is better. */
+function mayLock(func: Func): boolean {
+  const effective = /^CapEff:\s*([0-9a-f]+)/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1] ?? '0';
+  if ((BigInt(`0x${effective}`) & ipcLock) !== 0n) return true;
+  const limit = Buffer.alloc(16);
+  const known: number = func('int getrlimit(int which, void *limit)')(lockedLimit, limit);
+  return known === 0 && limit.readBigUInt64LE(0) === unlimited;
+}
+
+/**
+ * The code itself, page by page as it is used, so that it need not be read from a disk when memory is short. Not the data,
+ * and never `mlockall`: V8 gives pages of its heap back with madvise, which the kernel refuses for locked ones, and that
+ * ends the process.
+ */
+function lockCode(func: Func): boolean {
+  const number = mlock2[process.arch as keyof typeof mlock2];
+  if (number === undefined) return false;
+  const call = func('int64_t syscall(int64_t number, uint64_t from, uint64_t length, int64_t flags)');
+  const mappings = readFileSync('/proc/self/maps', 'utf8').matchAll(/^([0-9a-f]+)-([0-9a-f]+) r-.p \S+ \S+ \S+ +\//gm);
+  return [...mappings].every(([, from, to]) => {
+    const [start, end] = [BigInt(`0x${from}`), BigInt(`0x${to}`)];
+    const answer: number | bigint = call(number, start, end - start, whenTouched);
+    return Number(answer) === 0;
+  });
+}
+
+function closeToOthers(func: Func): boolean {
+  const none = Buffer.alloc(16);
+  const limited: number = func('int setrlimit(int which, void *limit)')(coreLimit, none);
+  const closed: number = func('int prctl(int option, uint64_t a, uint64_t b, uint64_t c, uint64_t d)')(
+    dumpable,
+    0,
+    0,
+    0,
+    0,
+  );
+  return limited === 0 && closed === 0;
+}

@@ -1,0 +1,299 @@
+import { openSync, readSync, writeSync } from 'node:fs';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { createMemory } from '#base/linux/memory.ts';
+import { silentLog } from '#base/log.ts';
+import { needs } from '#testbed/needs.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { createFakeChildren, type FakeChild, type FakeChildren, settled } from '#testing/keeper/fake-children.ts';
+import { createEstate, type Estate } from './estate.ts';
+import { heartbeatAt } from './heartbeat.ts';
+import { createSupervisor, type Supervisor } from './supervise.ts';
+
+const signal = new AbortController().signal;
+let clock: FakeClock;
+let children: FakeChildren;
+let estate: Estate;
+let supervisor: Supervisor;
+
+describe.skipIf(needs('linux'))('supervision', () => {
+  beforeEach(() => {
+    clock = createFakeClock();
+    children = createFakeChildren();
+    estate = createEstate(createMemory('test', 4096));
+    supervisor = createSupervisor({
+      ...{ clock, log: silentLog(), start: children.start, program: 'old', path: '/keeper', estate },
+      ...{ wasServed: false, serving: undefined, changed: () => undefined },
+    });
+  });
+  afterEach(() => {
+    supervisor.release();
+    estate[Symbol.dispose]();
+  });
+
+  const addMount = (id = 'm'): void => supervisor.add({ id, spec: {}, fd: openSync('/dev/null', 'r') });
+  const nth = (i: number): FakeChild => children.all.at(i) ?? expect.fail(`child ${i} was not started`);
+  const kinds = (child: FakeChild): readonly string[] => child.sent.map(({ kind }) => kind);
+
+  function beat(): void {
+    const word = Buffer.alloc(4);
+    readSync(estate.journal, word, 0, 4, heartbeatAt);
+    word.writeUInt32LE(word.readUInt32LE() + 1);
+    writeSync(estate.journal, word, 0, 4, heartbeatAt);
+  }
+
+  /** Time in which the data path lives. */
+  function live(ms: number): void {
+    for (let passed = 0; passed < ms; passed += 250) {
+      beat();
+      clock.advance(250);
+    }
+  }
+
+  /** One serves and another waits: children 0 and 1. */
+  function serving(): void {
+    nth(0).hello();
+    addMount();
+    nth(0).says({ kind: 'ready' });
+    nth(1).hello();
+  }
+
+  describe('one serves, one waits', () => {
+    test('a mount that comes before the first data path is loaded waits for it', () => {
+      addMount();
+      expect(supervisor.state.doing).toBe('taking over');
+      nth(0).hello();
+      expect(nth(0).sent).toMatchObject([{ kind: 'serve', as: 'first', path: '/keeper', mounts: 1 }, { kind: 'add' }]);
+      nth(0).says({ kind: 'ready' });
+      expect(supervisor.state.doing).toBe('serving');
+    });
+
+    test('the next standby is started when the data path is ready, or after a while', () => {
+      nth(0).hello();
+      addMount();
+      expect(children.all).toHaveLength(1);
+      live(1_000);
+      expect(children.all).toHaveLength(2);
+    });
+
+    test('when the one that serves dies, the other one gets everything, but only when it is certainly gone', async () => {
+      serving();
+      addMount('second');
+      nth(0).says({ kind: 'holding', sockets: [{ socket: 's', about: 'x' }] }, [openSync('/dev/null', 'r')]);
+      nth(0).breaks();
+      await settled();
+      expect(nth(0).isEnding).toBe(true);
+      expect(kinds(nth(1))).toEqual([]);
+      expect(supervisor.state.doing).toBe('taking over');
+      await nth(0).dies();
+      expect(nth(1).sent).toMatchObject([
+        { kind: 'serve', as: 'successor', mounts: 2, sockets: 1 },
+        { kind: 'add', mounts: [{ mount: 'm' }, { mount: 'second' }] },
+        { kind: 'holding', sockets: [{ socket: 's' }] },
+      ]);
+      // What the dead one may still say changes nothing.
+      nth(0).says({ kind: 'letGo', socket: 's' });
+      expect(supervisor.state).toMatchObject({ takeovers: 1, sockets: 1, deaths: 1 });
+    });
+
+    test('a standby that is not loaded yet is used as soon as it is', async () => {
+      serving();
+      await nth(0).dies();
+      expect(kinds(nth(1))).toContain('serve');
+      nth(1).says({ kind: 'ready' });
+      await nth(1).dies();
+      expect(children.all).toHaveLength(3);
+      expect(kinds(nth(2))).toEqual([]);
+      nth(2).hello();
+      expect(kinds(nth(2))).toContain('serve');
+    });
+
+    test('a standby that dies is replaced', async () => {
+      serving();
+      await nth(1).dies();
+      expect(children.all).toHaveLength(3);
+      expect(supervisor.state.doing).toBe('serving');
+    });
+
+    test('one that never says hello is ended and replaced', async () => {
+      clock.advance(30_000);
+      expect(nth(0).isEnding).toBe(true);
+      await nth(0).dies();
+      clock.advance(1_000);
+      expect(children.all).toHaveLength(2);
+    });
+
+    test('without mounts nobody serves, and the sockets of the dead are closed', async () => {
+      serving();
+      nth(0).says({ kind: 'holding', sockets: [{ socket: 's', about: 'x' }] }, [openSync('/dev/null', 'r')]);
+      supervisor.remove('m');
+      expect(kinds(nth(0))).toContain('remove');
+      await nth(0).dies();
+      expect(kinds(nth(1))).toEqual([]);
+      expect(supervisor.state).toMatchObject({ doing: 'idle', active: null, sockets: 0 });
+    });
+  });
+
+  describe('a data path that hangs', () => {
+    test('is killed, and the standby takes over', async () => {
+      serving();
+      live(30_000);
+      expect(nth(0).isEnding).toBe(false);
+      for (let i = 0; i < 9; i++) clock.advance(500);
+      expect(nth(0).isEnding).toBe(false);
+      for (let i = 0; i < 2; i++) clock.advance(500);
+      expect(nth(0).isEnding).toBe(true);
+      await nth(0).dies();
+      expect(kinds(nth(1))).toContain('serve');
+    });
+
+    test('is not one that stood still because the machine did', () => {
+      serving();
+      live(1_000);
+      clock.advance(3_600_000);
+      live(1_000);
+      expect(nth(0).isEnding).toBe(false);
+    });
+
+    test('a successor has as long as its predecessor had', async () => {
+      serving();
+      live(1_000);
+      for (let i = 0; i < 9; i++) clock.advance(500);
+      await nth(0).dies();
+      for (let i = 0; i < 9; i++) clock.advance(500);
+      expect(nth(1).isEnding).toBe(false);
+      clock.advance(500);
+      clock.advance(500);
+      expect(nth(1).isEnding).toBe(true);
+    });
+  });
+
+  describe('data paths that die again and again', () => {
+    /** How many were started in a minute in which each dies in this way. */
+    async function startsInAMinute(die: (child: FakeChild) => Promise<void>): Promise<number> {
+      const before = children.all.length;
+      for (let i = 0; i < 240; i++) {
+        const last = nth(-1);
+        if (last.isOpen) await die(last);
+        live(250);
+      }
+      return children.all.length - before;
+    }
+
+    test('before they are loaded: fewer and fewer are started, the agent is told, and it never ends', async () => {
+      addMount();
+      const starts = await startsInAMinute((child) => child.dies());
+      expect(starts).toBeGreaterThan(5);
+      expect(starts).toBeLessThan(25);
+      expect(supervisor.state.doing).toBe('failing');
+      // The one that lives at last.
+      live(11_000);
+      nth(-1).hello();
+      expect(kinds(nth(-1))).toContain('serve');
+      nth(-1).says({ kind: 'ready' });
+      live(61_000);
+      expect(supervisor.state).toMatchObject({ doing: 'serving', deaths: 0 });
+    });
+
+    test('after they were ready: one a second', async () => {
+      addMount();
+      const starts = await startsInAMinute(async (child) => {
+        child.hello();
+        child.says({ kind: 'ready' });
+        await child.dies();
+      });
+      expect(starts).toBeGreaterThan(50);
+      expect(starts).toBeLessThan(75);
+      expect(supervisor.state.doing).toBe('failing');
+    });
+
+    test('a program that cannot be started is tried again', () => {
+      let tries = 0;
+      const other = createSupervisor({
+        ...{ clock, log: silentLog(), program: 'old', path: '/keeper', estate, wasServed: false, serving: undefined },
+        changed: () => undefined,
+        start: () => {
+          tries++;
+          throw new Error('no memory');
+        },
+      });
+      for (let i = 0; i < 600; i++) clock.advance(100);
+      expect(tries).toBeGreaterThan(5);
+      expect(tries).toBeLessThan(25);
+      other.release();
+    });
+  });
+
+  describe('upgrade', () => {
+    test('the new program is loaded first; then the old one stops, and gives up before the new one begins', async () => {
+      serving();
+      const upgrade = supervisor.upgrade('new', signal);
+      expect(nth(2).program).toBe('new');
+      expect(kinds(nth(0))).not.toContain('stop');
+      nth(2).hello();
+      await settled();
+      expect(kinds(nth(0))).toContain('stop');
+      expect(nth(0).isEnding).toBe(false);
+      expect(nth(1).isEnding).toBe(true);
+      expect(kinds(nth(2))).toEqual([]);
+      nth(0).says({ kind: 'stopped' });
+      expect(nth(2).sent[0]).toMatchObject({ kind: 'serve', as: 'successor' });
+      nth(2).says({ kind: 'ready' });
+      await upgrade;
+      expect(nth(0).isEnding).toBe(true);
+      await nth(0).dies();
+      await nth(1).dies();
+      expect(supervisor.state).toMatchObject({ doing: 'serving', active: { version: 'new' }, deaths: 0, takeovers: 1 });
+      expect(nth(3).program).toBe('new');
+    });
+
+    test('one that does not stop is killed', async () => {
+      serving();
+      const upgrade = supervisor.upgrade('new', signal);
+      nth(2).hello();
+      await settled();
+      clock.advance(2_000);
+      await settled();
+      expect(nth(0).isEnding).toBe(true);
+      await nth(0).dies();
+      expect(kinds(nth(2))).toContain('serve');
+      nth(2).says({ kind: 'ready' });
+      await upgrade;
+    });
+
+    test('a program that does not start changes nothing', async () => {
+      serving();
+      const upgrade = supervisor.upgrade('new', signal);
+      const failed = expect(upgrade).rejects.toMatchObject({ reason: 'not-started' });
+      await nth(2).dies();
+      await failed;
+      expect(kinds(nth(0))).not.toContain('stop');
+      await nth(1).dies();
+      live(1_000);
+      expect(nth(3).program).toBe('old');
+    });
+
+    test('a program that dies when it takes over gives way to the one before', async () => {
+      serving();
+      const upgrade = supervisor.upgrade('new', signal);
+      const failed = expect(upgrade).rejects.toMatchObject({ reason: 'not-ready' });
+      nth(2).hello();
+      await settled();
+      nth(0).says({ kind: 'stopped' });
+      await nth(2).dies();
+      await failed;
+      live(2_000);
+      expect(nth(-1).program).toBe('old');
+      nth(-1).hello();
+      expect(kinds(nth(-1))).toContain('serve');
+    });
+
+    test('two at once are refused', async () => {
+      serving();
+      const upgrade = supervisor.upgrade('new', signal);
+      await expect(supervisor.upgrade('newer', signal)).rejects.toMatchObject({ reason: 'busy' });
+      const failed = expect(upgrade).rejects.toThrow();
+      await nth(2).dies();
+      await failed;
+    });
+  });
+});

@@ -1,0 +1,131 @@
+import { closeSync } from 'node:fs';
+import { shutDown } from '#base/linux/descriptors.ts';
+import { checked, type ForeignFunction, libc, SystemError } from '#base/linux/libc.ts';
+
+/** Calls that Node does not offer, about descriptors, sockets and other processes. */
+
+interface Calls {
+  readonly control: ForeignFunction;
+  readonly socket: ForeignFunction;
+  readonly connect: ForeignFunction;
+  readonly option: ForeignFunction;
+  readonly poll: ForeignFunction;
+  readonly lock: ForeignFunction;
+  readonly system: ForeignFunction;
+}
+
+let made: Calls | undefined;
+
+function calls(): Calls {
+  const { func } = libc();
+  made ??= {
+    control: func('int fcntl(int fd, int command, int64_t value)'),
+    socket: func('int socket(int family, int type, int protocol)'),
+    connect: func('int connect(int fd, void *address, uint32_t length)'),
+    option: func('int getsockopt(int fd, int level, int name, void *value, void *length)'),
+    poll: func('int poll(void *which, uint64_t count, int ms)'),
+    lock: func('int flock(int fd, int how)'),
+    // The C library of Ubuntu 22.04 has no names for these yet.
+    system: func('int64_t syscall(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)'),
+  };
+  return made;
+}
+
+const command = { duplicate: 1030, setFlags: 4 } as const;
+const unix = 1;
+const longestSocketPath = 107;
+const seqpacket = 5;
+const cloexec = 0o2000000;
+const nonblock = 0o4000;
+const solSocket = 1;
+const peerCredentials = 17;
+const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
+const sigkill = 9;
+const readable = 1;
+
+/** Another descriptor of the same thing; the programs that this process starts do not get it. */
+export const duplicate = (fd: number): number => checked('fcntl', calls().control(fd, command.duplicate, 3));
+
+/**
+ * Connects at once or throws: ENOENT or ECONNREFUSED where nobody listens, EAGAIN where too many wait already. (The usual
+ * call would wait then, and with it everything that this process does.)
+ */
+export function reach(path: string): number {
+  const address = Buffer.alloc(2 + longestSocketPath + 1);
+  address.writeUInt16LE(unix);
+  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('connect', 36);
+  const fd = checked('socket', calls().socket(unix, seqpacket | cloexec | nonblock, 0));
+  try {
+    checked('connect', calls().connect(fd, address, address.length));
+    checked('fcntl', calls().control(fd, command.setFlags, 0));
+    return fd;
+  } catch (cause) {
+    closeSync(fd);
+    throw cause;
+  }
+}
+
+export interface Peer {
+  /** As this process sees it; 0 if it is in a process namespace that cannot be seen from here. */
+  readonly pid: number;
+  readonly uid: number;
+}
+
+/** Who connected, or who listens: told by the kernel. */
+export function peerOf(fd: number): Peer {
+  const value = Buffer.alloc(12);
+  const length = Buffer.alloc(4);
+  length.writeUInt32LE(value.length);
+  checked('getsockopt', calls().option(fd, solSocket, peerCredentials, value, length));
+  return { pid: value.readInt32LE(0), uid: value.readUInt32LE(4) };
+}
+
+/** Root and our own user; everybody else has no business here. */
+export const isTrusted = ({ uid }: Peer): boolean => uid === 0 || uid === process.getuid?.();
+
+/** A descriptor that means this process and no other, even when its number is used again. */
+export const openProcess = (pid: number): number =>
+  checked('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
+
+/** Nothing happens to one that has ended. */
+export function killProcess(pidfd: number): void {
+  const sent = Number(calls().system(number.pidfdSendSignal, pidfd, sigkill, 0, 0));
+  if (sent < 0 && !hasEnded(pidfd)) throw new SystemError('pidfd_send_signal', libc().koffi.errno());
+}
+
+/** All its threads are gone, and its descriptors closed. */
+export function hasEnded(pidfd: number): boolean {
+  const which = Buffer.alloc(8);
+  which.writeInt32LE(pidfd, 0);
+  which.writeInt16LE(readable, 4);
+  return checked('poll', calls().poll(which, 1, 0)) > 0;
+}
+
+/** False: somebody else has it. It is given back when the last copy of the descriptor is closed. */
+export function tryLock(fd: number): boolean {
+  if (Number(calls().lock(fd, 2 | 4)) === 0) return true;
+  const failure = new SystemError('flock', libc().koffi.errno());
+  if (failure.code === 'EAGAIN') return false;
+  throw failure;
+}
+
+const waitedFor = new Set<number>();
+
+/**
+ * A thread waits on this socket. Node waits for its threads before it ends, even in `process.exit`: so the wait is ended
+ * then. To be disposed of before the descriptor is closed.
+ */
+export function endsWithProcess(fd: number): Disposable {
+  if (waitedFor.size === 0) process.on('exit', endWaits);
+  waitedFor.add(fd);
+  return {
+    [Symbol.dispose]: () => {
+      waitedFor.delete(fd);
+      if (waitedFor.size === 0) process.off('exit', endWaits);
+    },
+  };
+}
+
+function endWaits(): void {
+  for (const fd of waitedFor) shutDown(fd);
+}

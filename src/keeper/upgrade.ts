@@ -1,0 +1,87 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Estate } from './estate.ts';
+import { KeeperError } from './protocol.ts';
+import { within } from './waiting.ts';
+import type { Worker } from './worker.ts';
+
+/** The processes of one keeper, and what is started next. */
+export interface Crew {
+  program: string;
+  /** Has everything. Stays until it is certain that it is gone. */
+  active: Worker | undefined;
+  standby: Worker | undefined;
+}
+
+interface UpgradePorts {
+  readonly crew: Crew;
+  readonly estate: Estate;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly launch: (program: string) => Worker | undefined;
+  readonly settle: () => void;
+  readonly retire: (worker: Worker) => Promise<void>;
+  /** Others decide now. */
+  readonly isOver: () => boolean;
+}
+
+const startMs = 30_000;
+const stopMs = 2_000;
+
+/** Another program under live mounts: it is loaded first, and the old one gives up only then. */
+export function createUpgrades({ crew, estate, clock, log, launch, settle, retire, isOver }: UpgradePorts): {
+  upgrade(program: string, signal: AbortSignal): Promise<void>;
+} {
+  let isUpgrading = false;
+
+  async function loaded(program: string, signal: AbortSignal): Promise<Worker> {
+    const candidate = launch(program);
+    const greeted = candidate?.greeted ?? Promise.resolve(false);
+    const hasStarted = await within(greeted, startMs, clock, signal).catch(() => false);
+    if (candidate !== undefined && hasStarted && !isOver()) return candidate;
+    if (candidate !== undefined) void retire(candidate);
+    if (hasStarted) throw new KeeperError('moving', 'the keeper is being replaced');
+    throw new KeeperError('not-started', 'the new program did not start');
+  }
+
+  function retireStandby(): void {
+    if (crew.standby !== undefined) void retire(crew.standby);
+    crew.standby = undefined;
+  }
+
+  async function replace(program: string, signal: AbortSignal): Promise<void> {
+    const candidate = await loaded(program, signal);
+    const before = crew.program;
+    const { active } = crew;
+    retireStandby();
+    [crew.program, crew.standby] = [program, candidate];
+    settle();
+    if (active !== undefined) await stopWorker(active, clock, log, signal);
+    if (estate.mounts.size === 0) return;
+    if (await within(candidate.ready, startMs, clock, signal)) return;
+    crew.program = before;
+    if (crew.standby?.program === program) retireStandby();
+    settle();
+    throw new KeeperError('not-ready', 'the new program took over and died; the one before serves again');
+  }
+
+  return {
+    upgrade: async (program, signal) => {
+      if (isUpgrading) throw new KeeperError('busy', 'another upgrade is under way');
+      isUpgrading = true;
+      try {
+        await replace(program, signal);
+      } finally {
+        isUpgrading = false;
+      }
+    },
+  };
+}
+
+/** At a boundary between requests if it can; else it is killed, and what it was doing is found in the journal. */
+export async function stopWorker(worker: Worker, clock: Clock, log: Log, signal: AbortSignal): Promise<void> {
+  worker.line.send({ kind: 'stop' });
+  if (await within(worker.stopped, stopMs, clock, signal).catch(() => false)) return;
+  log.warn('a data path did not stop, and is killed', { pid: worker.about?.pid });
+  await worker.end();
+}

@@ -1,0 +1,20 @@
+import type { Clock } from '#base/clock.ts';
+
+/** Ends with the signal at the latest, throwing its reason. */
+export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
+  signal.throwIfAborted();
+  const { promise: stopped, reject } = Promise.withResolvers<never>();
+  const stop = (): void => reject(signal.reason);
+  signal.addEventListener('abort', stop, { once: true });
+  try {
+    return await Promise.race([work, stopped]);
+  } finally {
+    signal.removeEventListener('abort', stop);
+  }
+}
+
+/** As above, and after `ms` at the latest. */
+export async function within<T>(work: Promise<T>, ms: number, clock: Clock, signal: AbortSignal): Promise<T> {
+  using limit = clock.deadline(ms, signal);
+  return await unlessAborted(work, limit.signal);
+}

@@ -1,0 +1,124 @@
+import { closeSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
+import type { Line } from './line.ts';
+import type { MessageOf } from './protocol.ts';
+
+/** Another process of ours, however it came to us. */
+export interface Child {
+  readonly line: Line;
+  /** Kills it. Resolves when it is certain that none of its threads runs any more. */
+  end(): Promise<void>;
+  /** Instead of `end`: it is somebody else's business. */
+  forget(): void;
+}
+
+export interface About {
+  readonly pid: number;
+  readonly version: string;
+}
+
+/** A process that is, was or will be the data path. */
+export interface Worker {
+  readonly program: string;
+  readonly line: Line;
+  /** Undefined until it has said hello: it is still loading. */
+  readonly about: About | undefined;
+  readonly isReady: boolean;
+  /** Each is false if it was lost before. */
+  readonly greeted: Promise<boolean>;
+  readonly ready: Promise<boolean>;
+  readonly stopped: Promise<boolean>;
+  end(): Promise<void>;
+}
+
+export interface WorkerEvents {
+  /** Any of the promises above. */
+  changed(worker: Worker): void;
+  stopped(worker: Worker): void;
+  said(worker: Worker, message: MessageOf<'holding' | 'letGo' | 'report'>, descriptors: readonly number[]): void;
+  /** Its line is closed. The process may live: end it before somebody else gets what it had. */
+  lost(worker: Worker, why: string): void;
+}
+
+const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'report'] as const;
+const helloMs = 30_000;
+
+interface WorkerOptions {
+  readonly child: Child;
+  readonly program: string;
+  readonly clock: Clock;
+  readonly events: WorkerEvents;
+  /** Of one that serves already. */
+  readonly serving?: About;
+}
+
+export function createWorker({ child, program, clock, events, serving }: WorkerOptions): Worker {
+  const { line } = child;
+  const [greeted, ready, stopped] = [flagged(), flagged(), flagged()];
+  let about = serving;
+  let ended: Promise<void> | undefined;
+  if (serving !== undefined) for (const each of [greeted, ready]) each.set(true);
+  const late = clock.after(helloMs, () => {
+    if (about === undefined) void worker.end();
+  });
+
+  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: readonly number[]): void {
+    switch (message.kind) {
+      case 'hello':
+        for (const fd of descriptors) closeSync(fd);
+        about = { pid: message.pid, version: message.version };
+        greeted.set(true);
+        events.changed(worker);
+        break;
+      case 'ready':
+        ready.set(true);
+        events.changed(worker);
+        break;
+      case 'stopped':
+        stopped.set(true);
+        events.stopped(worker);
+        break;
+      default:
+        events.said(worker, message, descriptors);
+    }
+  }
+
+  const worker: Worker = {
+    ...{ program, line, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
+    get about() {
+      return about;
+    },
+    get isReady() {
+      return ready.isSet;
+    },
+    end: () => {
+      ended ??= child.end().finally(() => line.close());
+      return ended;
+    },
+  };
+  line.handle({
+    accepts,
+    message: heard,
+    closed: (why) => {
+      late[Symbol.dispose]();
+      for (const each of [greeted, ready, stopped]) each.set(false);
+      events.lost(worker, why);
+    },
+  });
+  return worker;
+}
+
+function flagged(): { readonly promise: Promise<boolean>; readonly isSet: boolean; set(value: boolean): void } {
+  const { promise, resolve } = Promise.withResolvers<boolean>();
+  let isSet = false;
+  return {
+    promise,
+    get isSet() {
+      return isSet;
+    },
+    set: (value) => {
+      isSet ||= value;
+      resolve(value);
+    },
+  };
+}
