@@ -117,6 +117,8 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await says('volume', 'expand', 'demo', '2M')).toBe('expanded local/demo to 2MiB\n');
     expect(await says('volume', 'rename', 'demo', 'kept')).toBe('renamed local/kept (was demo)\n');
     expect(await says('volume', 'label', 'kept', 'stage=test', 'team-')).toBe('labelled local/kept\n');
+    const release = ['volume', 'release', 'kept', '--host', 'another', '--yes'];
+    expect(await refuses('unsupported', ...release)).toContain('no other host can');
     await writeFile(join(home, 'state', 'stores', 'local', 'kept', 'file'), 'four');
     expect(await json('volume', 'usage', 'kept')).toMatchObject({ files: '1' });
     expect(await json('volume', 'show', 'kept')).toMatchObject({
