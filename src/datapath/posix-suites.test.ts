@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
@@ -25,14 +25,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('the POSIX sui
   const it = exportedByGanesha({ inMemory: true });
 
   test('pjdfstest: nothing fails', { timeout: 180_000 }, async () => {
-    using ground = createGround();
+    // A socket's path has at most 107 characters, and the suite's own folders have long names.
+    using ground = createGround('p');
     chmodSync(ground.folder, 0o755);
-    mkdirSync(it.on('tests'));
-    chmodSync(it.on('tests'), 0o777);
+    chmodSync(it.on('.'), 0o777);
     const config = join(ground.folder, 'pjdfstest.toml');
     writeFileSync(config, settings);
     await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
-    const args = ['-c', config, '-p', join(mount.at, 'tests')];
+    const args = ['-c', config, '-p', mount.at];
     const how = { timeout: 170_000, maxBuffer: 2 ** 26 };
     // It ends with an error when a test failed; what failed is in what it says.
     const said = await run(toolPath('posix-suites'), args, how).catch((cause: { stdout: string }) => cause);

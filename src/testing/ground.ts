@@ -16,8 +16,9 @@ export interface Ground extends Disposable {
   loops(): readonly string[];
 }
 
-export function createGround(): Ground {
-  const folder = realpathSync(mkdtempSync(join(tmpdir(), 'stowage-ground-')));
+/** `prefix`: of the folder's name, for those who need a short path. */
+export function createGround(prefix = 'stowage-ground-'): Ground {
+  const folder = realpathSync(mkdtempSync(join(tmpdir(), prefix)));
   const mounts = (): readonly string[] =>
     readFileSync('/proc/self/mountinfo', 'utf8')
       .split('\n')
