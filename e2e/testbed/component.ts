@@ -79,6 +79,18 @@ export interface Kept {
   readonly probe: () => string | undefined;
 }
 
+/** What is built from Rust crates into its place of the cache folder. */
+export const builtByCargo = (place: Kept): Pick<Component, 'probe' | 'tool' | 'command' | 'packages'> => ({
+  probe: () => {
+    const why = place.probe();
+    const lacking = missingPrograms('cargo', 'gcc');
+    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
+  },
+  tool: place.tool,
+  command: 'install Rust 1.88 or newer with rustup, then npm run testbed',
+  packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+});
+
 export function kept(name: string, version: string, program: string): Kept {
   const folder = (): string => join(cacheFolder(), `${name}-${version}`);
   const marker = (): string => join(folder(), '.complete');

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { cp, mkdir, mkdtemp, mkdtempDisposable, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { type Component, kept, missingPrograms, type Run } from './component.ts';
+import { builtByCargo, type Component, kept, type Run } from './component.ts';
 import { freePorts, loopbackAddress, startDaemon } from './daemon.ts';
 import { type NfsServer, nfsServer } from './nfs-server.ts';
 import { digest } from './rootfs.ts';
@@ -15,14 +15,7 @@ const place = kept('nfs3-server', `${version}-${digest(...sources)}`, 'bin/nfs3-
 /** The Rust crate with its file system in memory. Debian 12 and 13 have no cargo that is new enough for it. */
 export const rustNfs: Component = {
   what: `the Rust crate nfs3_server ${version} as a server`,
-  probe: () => {
-    const why = place.probe();
-    const lacking = missingPrograms('cargo', 'gcc');
-    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
-  },
-  tool: place.tool,
-  command: 'install Rust 1.88 or newer with rustup, then npm run testbed',
-  packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+  ...builtByCargo(place),
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(place.folder(), { recursive: true });

@@ -1,7 +1,7 @@
 import { mkdir, mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { type Component, kept, missingPrograms } from './component.ts';
+import { builtByCargo, type Component, kept } from './component.ts';
 
 const crates = ['pjdfstest@0.2.2', 'fsx@0.3.2'] as const;
 const place = kept('posix-suites', crates.join('-').replaceAll('@', '-'), 'bin/pjdfstest');
@@ -9,14 +9,7 @@ const place = kept('posix-suites', crates.join('-').replaceAll('@', '-'), 'bin/p
 /** What a POSIX file system must do, tried out: pjdfstest (names, rights, errors) and fsx (data). */
 export const posixSuites: Component = {
   what: `the Rust crates ${crates.join(' and ')}`,
-  probe: () => {
-    const why = place.probe();
-    const lacking = missingPrograms('cargo', 'gcc');
-    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
-  },
-  tool: place.tool,
-  command: 'install Rust 1.88 or newer with rustup, then npm run testbed',
-  packages: () => (missingPrograms('gcc') === undefined ? [] : ['gcc', 'libc6-dev']),
+  ...builtByCargo(place),
   make: async (run) => {
     await rm(place.folder(), { recursive: true, force: true });
     await mkdir(place.folder(), { recursive: true });

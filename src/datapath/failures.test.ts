@@ -32,21 +32,12 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that does not answer', () =>
     return { mount, path, [Symbol.asyncDispose]: end };
   };
 
-  async function frozen(work: () => Promise<unknown>): Promise<void> {
-    await it.server.freeze();
-    try {
-      await work();
-    } finally {
-      it.server.thaw();
-    }
-  }
-
   test('soft: EIO when the time is up, and all is well when it answers again', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { softMs: 1_000, cacheMs: 0 });
     expect(await fs.readFile(on.path('file'), 'utf8')).toBe('data');
-    await frozen(async () => {
+    await it.frozen(async () => {
       for (const args of [
         ['cat', on.path('file')],
         ['mkdir', on.path('new')],
@@ -63,7 +54,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that does not answer', () =>
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
     const read: { reading?: Promise<{ stdout: string }> } = {};
-    await frozen(async () => {
+    await it.frozen(async () => {
       const reading = run('cat', [on.path('file')]);
       expect(await Promise.race([reading, sleep(2_500, 'waits')])).toBe('waits');
       read.reading = reading;
@@ -75,7 +66,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that does not answer', () =>
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
-    await frozen(async () => {
+    await it.frozen(async () => {
       for (const [program, arg] of [
         ['cat', 'file'],
         ['mkdir', 'new'],

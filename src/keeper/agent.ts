@@ -1,8 +1,9 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
 import { createLine } from './line.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
-import { peerOf, reach } from './system.ts';
+import { peerOf } from './system.ts';
 import { within } from './waiting.ts';
 
 /** An agent's side. Every call throws KeeperError, what the signal says, or DeadlineExceeded. */
@@ -39,7 +40,7 @@ const answerMs = { usual: 20_000, upgrade: 100_000 } as const;
 
 /** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed }: ClientOptions): KeeperClient {
-  const fd = reach(path);
+  const fd = connectTo(path);
   const { uid } = peerOf(fd);
   if (uid !== 0 && uid !== user) {
     closeSync(fd);

@@ -14,13 +14,12 @@ import {
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { receivedParcel, sendParcel } from '#base/linux/descriptors.ts';
+import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptors.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
 import type { KeeperClient } from './agent.ts';
 import { heartbeatOf } from './heartbeat.ts';
 import { encode, type KeeperState } from './protocol.ts';
-import { reach } from './system.ts';
 
 let ground: KeeperGround;
 
@@ -253,7 +252,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
         ({ standby }) => standby !== null,
       );
       const before = descriptorsOf(keeper.pid);
-      const fd = reach(ground.socket);
+      const fd = connectTo(ground.socket);
       sendParcel(fd, { bytes, descriptors: [fd, fd, fd] });
       expect((await receivedParcel(fd))?.bytes.toString()).toContain('"kind":"failed"');
       expect(await receivedParcel(fd)).toBeUndefined();

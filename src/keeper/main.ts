@@ -11,6 +11,7 @@ import { dirname } from 'node:path';
 import process from 'node:process';
 import { parseArgs } from 'node:util';
 import { systemClock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
 import { createMemory } from '#base/linux/memory.ts';
 import { openDoor, ownFolder } from './door.ts';
 import { createKeeper } from './keeper.ts';
@@ -20,7 +21,7 @@ import { isServed } from './presence.ts';
 import { processBehind, startChild } from './processes.ts';
 import { protect } from './protect.ts';
 import type { Predecessor } from './succeed.ts';
-import { isTrusted, openProcess, peerOf, reach } from './system.ts';
+import { isTrusted, openProcess, peerOf } from './system.ts';
 
 const version = '1';
 /** Data paths make it as large as they need. */
@@ -45,7 +46,7 @@ const temporaryPath = `${path}.${process.pid}`;
 /** Undefined: nobody listens there. */
 function findPredecessor(): Predecessor | undefined {
   try {
-    const fd = reach(path);
+    const fd = connectTo(path);
     const peer = peerOf(fd);
     if (!isTrusted(peer)) throw new Error('who listens there is neither root nor this user');
     const behind = processBehind(openProcess(peer.pid), clock);

@@ -1,10 +1,11 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
 import type { Log } from '#base/log.ts';
 import { type Estate, sendEstate } from './estate.ts';
 import { createLine, type Line } from './line.ts';
 import type { Message } from './protocol.ts';
-import { isTrusted, openProcess, peerOf, reach } from './system.ts';
+import { isTrusted, openProcess, peerOf } from './system.ts';
 
 /**
  * A data path's keepers: usually one, two during a handover, none after its keeper died. Then it goes on serving, and looks
@@ -96,7 +97,7 @@ export function createReconnecting(options: KeepersOptions): Keepers {
 
   function connected(at: string): Line | undefined {
     try {
-      const fd = reach(at);
+      const fd = connectTo(at);
       if (isTrusted(peerOf(fd))) return createLine(fd, clock);
       closeSync(fd);
     } catch {

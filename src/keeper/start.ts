@@ -2,9 +2,10 @@ import { spawn } from 'node:child_process';
 import { closeSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
 import { threadsOfKeeper } from './door.ts';
 import { KeeperError } from './protocol.ts';
-import { peerOf, reach } from './system.ts';
+import { peerOf } from './system.ts';
 
 export interface StartOptions {
   readonly clock: Clock;
@@ -71,7 +72,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
 
 function whoListens(path: string): number {
   try {
-    const fd = reach(path);
+    const fd = connectTo(path);
     const { pid } = peerOf(fd);
     closeSync(fd);
     return pid;

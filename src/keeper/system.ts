@@ -1,4 +1,3 @@
-import { closeSync } from 'node:fs';
 import { shutDown } from '#base/linux/descriptors.ts';
 import { checked, type ForeignFunction, libc, SystemError } from '#base/linux/libc.ts';
 
@@ -6,8 +5,6 @@ import { checked, type ForeignFunction, libc, SystemError } from '#base/linux/li
 
 interface Calls {
   readonly control: ForeignFunction;
-  readonly socket: ForeignFunction;
-  readonly connect: ForeignFunction;
   readonly option: ForeignFunction;
   readonly poll: ForeignFunction;
   readonly lock: ForeignFunction;
@@ -20,8 +17,6 @@ function calls(): Calls {
   const { func } = libc();
   made ??= {
     control: func('int fcntl(int fd, int command, int64_t value)'),
-    socket: func('int socket(int family, int type, int protocol)'),
-    connect: func('int connect(int fd, void *address, uint32_t length)'),
     option: func('int getsockopt(int fd, int level, int name, void *value, void *length)'),
     poll: func('int poll(void *which, uint64_t count, int ms)'),
     lock: func('int flock(int fd, int how)'),
@@ -31,12 +26,7 @@ function calls(): Calls {
   return made;
 }
 
-const command = { duplicate: 1030, setFlags: 4 } as const;
-const unix = 1;
-const longestSocketPath = 107;
-const seqpacket = 5;
-const cloexec = 0o2000000;
-const nonblock = 0o4000;
+const duplicateTo = 1030;
 const solSocket = 1;
 const peerCredentials = 17;
 const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
@@ -44,26 +34,7 @@ const sigkill = 9;
 const readable = 1;
 
 /** Another descriptor of the same thing; the programs that this process starts do not get it. */
-export const duplicate = (fd: number): number => checked('fcntl', calls().control(fd, command.duplicate, 3));
-
-/**
- * Connects at once or throws: ENOENT or ECONNREFUSED where nobody listens, EAGAIN where too many wait already. (The usual
- * call would wait then, and with it everything that this process does.)
- */
-export function reach(path: string): number {
-  const address = Buffer.alloc(2 + longestSocketPath + 1);
-  address.writeUInt16LE(unix);
-  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('connect', 36);
-  const fd = checked('socket', calls().socket(unix, seqpacket | cloexec | nonblock, 0));
-  try {
-    checked('connect', calls().connect(fd, address, address.length));
-    checked('fcntl', calls().control(fd, command.setFlags, 0));
-    return fd;
-  } catch (cause) {
-    closeSync(fd);
-    throw cause;
-  }
-}
+export const duplicate = (fd: number): number => checked('fcntl', calls().control(fd, duplicateTo, 3));
 
 export interface Peer {
   /** As this process sees it; 0 if it is in a process namespace that cannot be seen from here. */

@@ -19,11 +19,21 @@ export interface ExportedFolder {
   directory: FileHandle;
   folder: string;
   on(name: string): string;
+  /** The server stands still while it is done. */
+  frozen(work: () => Promise<unknown>): Promise<void>;
 }
 
 /** In memory: of a size for very many files. */
 export function exportedByGanesha({ inMemory = false } = {}): ExportedFolder {
-  const it = { on: (name: string) => join(it.folder, name) } as ExportedFolder;
+  const frozen: ExportedFolder['frozen'] = async (work) => {
+    await it.server.freeze();
+    try {
+      await work();
+    } finally {
+      it.server.thaw();
+    }
+  };
+  const it = { frozen, on: (name: string) => join(it.folder, name) } as ExportedFolder;
   let count = 0;
   beforeAll(async () => {
     it.ground = createGround();

@@ -18,6 +18,8 @@ const longestMessage = 256 * 1024;
 const unix = 1;
 const seqpacket = 5;
 const cloexec = 0o2000000;
+const nonblock = 0o4000;
+const setFlags = 4;
 const flag = { noSignal: 0x4000, dontWait: 0x40, closeOnExec: 0x4000_0000 } as const;
 const solSocket = 1;
 const rights = 1;
@@ -35,6 +37,7 @@ interface Calls {
   readonly send: ForeignFunction;
   readonly receive: ForeignFunction;
   readonly shutdown: ForeignFunction;
+  readonly control: ForeignFunction;
 }
 
 let made: Calls | undefined;
@@ -66,6 +69,7 @@ function make(): Calls {
     send: func('int64_t sendmsg(int fd, stowage_message *message, int flags)'),
     receive: func('int64_t recvmsg(int fd, _Inout_ stowage_message *message, int flags)'),
     shutdown: func('int shutdown(int fd, int how)'),
+    control: func('int fcntl(int fd, int command, int64_t value)'),
   };
 }
 
@@ -85,8 +89,8 @@ function addressOf(path: string): Buffer {
   return address;
 }
 
-function opened(use: (fd: number) => void): number {
-  const fd = checked('socket', calls().socket(unix, seqpacket | cloexec, 0));
+function opened(flags: number, use: (fd: number) => void): number {
+  const fd = checked('socket', calls().socket(unix, seqpacket | cloexec | flags, 0));
   try {
     use(fd);
     return fd;
@@ -97,18 +101,22 @@ function opened(use: (fd: number) => void): number {
 }
 
 export function listenAt(path: string): number {
-  return opened((fd) => {
+  return opened(0, (fd) => {
     const address = addressOf(path);
     checked('bind', calls().bind(fd, address, address.length));
     checked('listen', calls().listen(fd, 16));
   });
 }
 
-/** Throws ECONNREFUSED or ENOENT where nobody listens. */
+/**
+ * Connects at once or throws: ENOENT or ECONNREFUSED where nobody listens, EAGAIN where too many wait already. (The usual
+ * call would wait then, and with it everything that this process does.)
+ */
 export function connectTo(path: string): number {
-  return opened((fd) => {
+  return opened(nonblock, (fd) => {
     const address = addressOf(path);
     checked('connect', calls().connect(fd, address, address.length));
+    checked('fcntl', calls().control(fd, setFlags, 0));
   });
 }
 

@@ -20,17 +20,8 @@ const mib = 1024 * 1024;
 describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
   const it = exportedByGanesha();
 
-  async function frozen(work: () => Promise<unknown>): Promise<void> {
-    await it.server.freeze();
-    try {
-      await work();
-    } finally {
-      it.server.thaw();
-    }
-  }
-
   test('MKDIR passes its deadline, its result unknown, and asking again tells what became of it', async () => {
-    await frozen(() =>
+    await it.frozen(() =>
       expect(it.nfs.mkdir(it.directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
     );
     await expect.poll(() => fs.existsSync(it.on('late'))).toBe(true);
@@ -40,7 +31,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
   });
 
   test('an exclusive CREATE that passed its deadline is ours when it is asked for again, and nobody else can have it', async () => {
-    await frozen(() =>
+    await it.frozen(() =>
       expect(it.nfs.create(it.directory, 'mine', exclusive, { deadlineMs: 200 })).rejects.toMatchObject(unknown),
     );
     // Ganesha works on both at once: in between there is a file that has no verifier yet.
@@ -60,7 +51,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     const found = (name: string) => nfs.lookup(it.directory, name).then(({ attributes }) => attributes?.fileId);
     await found('sub-0');
     let patient: Promise<unknown> | undefined;
-    await frozen(async () => {
+    await it.frozen(async () => {
       const late = names.map((name) => nfs.lookup(it.directory, name, { deadlineMs: 150 }));
       patient = found('sub-7');
       const results = await Promise.allSettled(late);
@@ -77,7 +68,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
   test('others are served meanwhile', async () => {
     const own = await startOwnServer();
     const { nfs, root } = await own.mount();
-    await frozen(async () => {
+    await it.frozen(async () => {
       const stuck = it.nfs.getattr(it.directory, { deadlineMs: 500 });
       stuck.catch(() => undefined);
       for (let i = 0; i < 100; i++) await nfs.getattr(root, { deadlineMs: 400 });
@@ -92,7 +83,7 @@ describe.skipIf(needs('root', 'ganesha'))('a server that stands still', () => {
     await nfs.null();
     const data = Buffer.alloc(mib, 1);
     const before = heldMib();
-    await frozen(async () => {
+    await it.frozen(async () => {
       const writes = Array.from({ length: 64 }, (_, i) =>
         nfs.write(handle, i * mib, data, stability.unstable, { deadlineMs: 300 }),
       );
