@@ -23,10 +23,9 @@ export async function drain(descriptors: readonly number[], parts: DrainParts, s
     socket.resume();
     socket.end();
   }
-  using stop = onAbort(signal, () => {
+  using _stop = onAbort(signal, () => {
     for (const socket of sockets) socket.destroy();
   });
-  void stop;
   const giveUp = new AbortController();
   const hangUp = async (): Promise<void> => {
     await parts.isAnswering(giveUp.signal);

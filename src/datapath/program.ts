@@ -88,7 +88,8 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       ...{ fd, mount: row.index, requests, paused, left: left.get(row.index) ?? [] },
       operations: waiting({ ...system, ...(spec.locks === 'refused' ? refusingLocks : {}) }, () => drained),
       wishes: asked(spec),
-      onBehind: ({ place }) => requests.free(place),
+      // Nothing is written behind by this program. What one that does has left stays: it was promised to somebody.
+      onBehind: () => log.error('a write waits for a data path that can send it', { mount: id }),
       onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
       onFault: (operation, cause) =>
         log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
@@ -112,7 +113,10 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
   }
 
   for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
-  const adding = given.mounts.map((mount) => add(mount));
+  // One that cannot be served must not keep the others from it.
+  const adding = given.mounts.map((mount) =>
+    add(mount).catch((cause: unknown) => log.error('a mount is not served', { mount: mount.id, cause: String(cause) })),
+  );
   drainAll();
   await Promise.all(adding);
   return {

@@ -89,6 +89,19 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     await run('umount', [at]);
   });
 
+  test('comes back beside one that cannot be served', async () => {
+    using ground = createGround();
+    await using keepers = createKeeperGround();
+    const { at, client } = await mounted(ground, keepers);
+    const nothing = openSync('/dev/null', 'r+');
+    await client.adopt('sv1-unknown', { version: 'of another program' }, nothing, never);
+    closeSync(nothing);
+    const write = () => run('sh', ['-c', 'echo data > "$1" && cat "$1"', 'sh', join(at, 'file')], { timeout: 20_000 });
+    await killing(client, 1, write);
+    expect((await write()).stdout).toBe('data\n');
+    await run('umount', [at]);
+  });
+
   test('does every change of names exactly once', { timeout: 120_000 }, async () => {
     using ground = createGround();
     await using keepers = createKeeperGround();
