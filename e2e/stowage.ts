@@ -33,6 +33,8 @@ export interface Stowage {
 
 export interface StowageOptions {
   readonly state: string;
+  /** In the state folder unless told. */
+  readonly socket?: string;
   readonly config?: string;
   readonly listen?: string;
   /** More options of `up`. */
@@ -46,9 +48,10 @@ export interface StowageOptions {
 /** Resolves at `stowage ready`; rejects with what was printed when the process ends before that. */
 export async function startStowage(options: StowageOptions): Promise<Stowage> {
   const [command = program, ...first] = options.command ?? [program];
-  const socket = `${options.state}/stowage.sock`;
+  const socket = options.socket ?? `${options.state}/stowage.sock`;
   const args = [
     ...first,
+    ...(options.socket === undefined ? [] : ['--socket', socket]),
     'up',
     '--state',
     options.state,

@@ -20,7 +20,8 @@ export interface StateFolder {
 export async function prepareState(wanted: string, socket: string): Promise<StateFolder> {
   try {
     await makeFolders(wanted, 0o700);
-    await makeFolders(dirname(socket), 0o700);
+    // Everybody may pass, to the keepers' folders; the sockets and folders in it say who may use them.
+    await makeFolders(dirname(socket), 0o711);
     const path = await realpath(wanted);
     await makeFolders(join(path, 'mounts'), 0o755);
     return {

@@ -1,7 +1,8 @@
 import { silentLog } from '#base/log.ts';
+import type { KeeperStatus } from '#clients/data-path/keepers.ts';
 import type { Engine } from '#core/engine.ts';
 import { isEverywhere, maySee, type Principal } from '#front/rest/principal.ts';
-import type { StatusJson } from '#front/rest/schemas.ts';
+import type { DataPathJson, StatusJson } from '#front/rest/schemas.ts';
 import { version } from './version.ts';
 
 interface About {
@@ -49,5 +50,19 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     mounts: mounts.filter(({ volumeId }) => visible(engine.records.volumes.byId(volumeId)?.store)).length,
     operations: engine.operations.runningIn(visible),
     rssBytes: process.memoryUsage.rss(),
+  };
+}
+
+export function dataPathJson({ name, state }: KeeperStatus): DataPathJson {
+  return {
+    name,
+    state: state?.doing ?? 'not answering',
+    mounts: state?.mounts ?? 0,
+    pid: state?.active?.pid ?? null,
+    version: state?.active?.version ?? null,
+    standby: state?.standby != null,
+    takeovers: state?.takeovers ?? 0,
+    deaths: state?.deaths ?? 0,
+    report: state?.report ?? '',
   };
 }

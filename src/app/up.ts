@@ -1,14 +1,18 @@
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
+import { coalesced } from '#base/coalesced.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
+import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createNfsClient } from '#clients/kinds/nfs.ts';
 import { createMounter } from '#clients/mounter/create.ts';
+import { createLook } from '#clients/mounter/look.ts';
+import { createTableReader } from '#clients/mounter/mountinfo.ts';
 import { createRun } from '#clients/mounter/run.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
@@ -23,7 +27,7 @@ import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
 import { bootId, ensureToken, instanceOf, prepareState, type StateFolder } from './state-folder.ts';
-import { statusOf } from './status.ts';
+import { dataPathJson, statusOf } from './status.ts';
 import { storeConfigs } from './store-configs.ts';
 import { beside, keepApart, localPath, localPlace, nfsPlace } from './store-places.ts';
 import { version } from './version.ts';
@@ -77,7 +81,14 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
   const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
   const file = await readFile();
-  const engine = await assemble(records, kinds, state, clock, log);
+  const late = { repair: async (): Promise<void> => undefined };
+  const keepers = undo.use(
+    createKeepers({
+      ...{ clock, log, version, folder: join(dirname(folders.socket), 'keepers') },
+      doubted: () => void late.repair(),
+    }),
+  );
+  const engine = await assemble(records, kinds, state, keepers, clock, log);
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
@@ -92,6 +103,12 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   // A store that could not be opened without it need not wait for its turn.
   nfs?.whenReady(() => engine.stores.retry(scope));
   await engine.mounts.reconcile(scope);
+  late.repair = coalesced(async () => {
+    await engine.mounts
+      .repair(scope)
+      .catch((thrown: unknown) => log.warn('mounts were not looked at', { why: stowageError(thrown).message }));
+  });
+  await late.repair();
 
   let ready = false;
   const addresses: string[] = [];
@@ -105,6 +122,10 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     status: (principal) =>
       statusOf({ engine, startedAt, ready, addresses, state: state.path, config: file && configFile }, principal),
     doctor: (signal) => examineMachine(state.path, { signal, log }),
+    dataPaths: {
+      list: async (signal) => (await keepers.status(signal)).map(dataPathJson),
+      upgrade: async (signal) => (await keepers.upgrade(signal)).map(dataPathJson),
+    },
   });
   undo.defer(() => rest.close(0));
   await rest.ready();
@@ -116,7 +137,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  const tending = tend(engine, clock, log, settings.signal);
+  const tending = tend(engine, keepers, clock, log, settings.signal);
   undo.move();
   return {
     engine,
@@ -124,7 +145,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     state,
     nfs,
     reload: async () => configure(await readFile()),
-    stop: () => stop(engine, rest, tending, nfs, log),
+    stop: () => stop(engine, rest, tending, nfs, keepers, log),
   };
 }
 
@@ -155,6 +176,7 @@ async function assemble(
   records: Records,
   kinds: ReadonlyMap<string, StoreKind>,
   state: StateFolder,
+  keepers: Keepers,
   clock: Clock,
   log: Log,
 ): Promise<Engine> {
@@ -176,7 +198,7 @@ async function assemble(
     clients: {
       directory: createDirectoryClient({ mounter }),
       loop: createLoopClient({ mounter, run, clock }),
-      nfs: createNfsClient(),
+      nfs: createNfsClient({ mounter, run, clock, keepers, look: createLook(clock), readTable: createTableReader() }),
     },
     mountsFolder: state.mounts,
     instance: instanceOf(records),
@@ -190,13 +212,14 @@ async function assemble(
 }
 
 /** What is done now and then. */
-function tend(engine: Engine, clock: Clock, log: Log, signal: AbortSignal): AsyncDisposable {
+function tend(engine: Engine, keepers: Keepers, clock: Clock, log: Log, signal: AbortSignal): AsyncDisposable {
   const stopping = new AbortController();
   const scope: Scope = { signal: AbortSignal.any([signal, stopping.signal]), log };
   let round: Promise<void> | undefined;
   const tendOnce = async (): Promise<void> => {
     try {
       await engine.tend(scope);
+      await keepers.tidy(scope.signal);
     } catch (thrown) {
       if (!scope.signal.aborted) log.warn('upkeep failed', { why: stowageError(thrown).message });
     } finally {
@@ -221,6 +244,7 @@ async function stop(
   rest: RestServer,
   tending: AsyncDisposable,
   nfs: AsyncDisposable | undefined,
+  keepers: Keepers,
   log: Log,
 ): Promise<readonly string[]> {
   await tending[Symbol.asyncDispose]();
@@ -231,6 +255,10 @@ async function stop(
   const limit = AbortSignal.timeout(60_000);
   const { inUse } = await engine.mounts.unmountIdle({ signal: limit, log });
   await engine.close();
+  await keepers
+    .endIdle(limit)
+    .catch((cause: unknown) => log.warn('a data path was left running', { why: String(cause) }));
+  await keepers[Symbol.asyncDispose]();
   // Last: until then stores may have something to say to it.
   await nfs?.[Symbol.asyncDispose]();
   return inUse.map(({ mount, why }) => `${mount.target} (${why})`);

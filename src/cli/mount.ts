@@ -24,8 +24,10 @@ export function addMountCommands(program: Verb, act: Act): void {
     .description('Unmount a volume from a path.')
     .argument('<path-or-volume>', 'the path, or the volume when the path follows')
     .argument('[path]', 'the path')
+    .option('--force', 'also when in use, or when its server is silent: who uses it gets errors from then on')
     .example('stowage unmount /mnt/demo', 'whatever volume is mounted there')
     .example('stowage unmount local/demo /mnt/demo', 'only if it is this one')
+    .example('stowage unmount /mnt/photos --force', 'its server is gone, and programs hang on it')
     .action(act(unmount));
   program
     .command('mounts')
@@ -61,11 +63,17 @@ async function mount(
   out.said(`mounted ${mounted.name ?? ref} at ${mounted.target}${mounted.readOnly ? ', read-only' : ''}`);
 }
 
-async function unmount(session: Session, first: string, second?: string): Promise<void> {
+async function unmount(
+  session: Session,
+  first: string,
+  second: string | undefined,
+  options: { readonly force?: boolean },
+): Promise<void> {
   const { client, out } = session;
   const at = target(session, second ?? first);
   const found = second === undefined ? await mountAt(session, at) : { ref: refPath(first), target: at };
-  await client.change({ method: 'POST', path: `/v1/volumes/${found.ref}/unmount`, body: { target: found.target } });
+  const body = { target: found.target, ...(options.force === true ? { force: true } : {}) };
+  await client.change({ method: 'POST', path: `/v1/volumes/${found.ref}/unmount`, body });
   out.said(`unmounted ${found.target}`);
 }
 

@@ -1,4 +1,5 @@
 import { Option } from 'commander';
+import { addClientCommands } from './client.ts';
 import { Verb } from './command.ts';
 import { addCompletionCommands } from './completion.ts';
 import { addEventCommands } from './events.ts';
@@ -55,6 +56,7 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
   addStoreCommands(program, act);
   addVolumeCommands(program, act);
   addMountCommands(program, act);
+  addClientCommands(program, act);
   addNfsCommands(program, act);
   addOperationCommands(program, act);
   addEventCommands(program, act);

@@ -97,6 +97,8 @@ export function createEngine(parts: EngineParts): Engine {
     ...{ mounts, uses, operations, tokens, events, records },
     tend: async (scope) => {
       await stores.retry(scope);
+      await mounts.repair(scope);
+      await mounts.renewUses(scope);
       await deletions.expire(scope);
       reclaim.again();
       records.answers.prune(clock.now() - day);

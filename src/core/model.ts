@@ -72,12 +72,37 @@ export type Source =
     }
   | {
       readonly kind: 'nfs';
-      /** Names or addresses of one server. */
-      readonly hosts: readonly string[];
+      /** Names or addresses of one server, as the administrator wrote them. */
+      readonly hosts: readonly [string, ...string[]];
       readonly path: string;
-      /** What the administrator said about the way there: no secrets, only where they are. */
-      readonly options: Readonly<Record<string, string>>;
+      readonly way: NfsWay;
     };
+
+/** How a volume on an NFS server is reached, by the store's options: no secrets, only where they are. */
+export interface NfsWay {
+  /** built-in: our own data path. host: the system's NFS client. */
+  readonly client: 'built-in' | 'host';
+  /** What the names meant when they were last looked up. */
+  readonly addresses: readonly string[];
+  readonly port: number;
+  readonly mountPort: number | undefined;
+  /** The server's handle of the volume's top directory, in base64. */
+  readonly root: string;
+  readonly connections: number;
+  readonly sourcePorts: 'privileged' | number | undefined;
+  /** A folder with certificates; undefined in it: those that the system trusts. */
+  readonly tls: { readonly folder: string | undefined } | undefined;
+  readonly network: string | undefined;
+  readonly squash: 'none' | 'root' | 'all';
+  readonly uid: number;
+  readonly gid: number;
+  /** Applications get an error after so long. Undefined: they wait. */
+  readonly softMs: number | undefined;
+  readonly maxRead: number;
+  readonly maxWrite: number;
+  readonly locks: 'node' | 'refused';
+  readonly readOnly: boolean;
+}
 
 /** That a host uses a volume: `.stowage/users/<volume id>/<host id>` on the store itself. */
 export interface Use {

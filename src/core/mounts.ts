@@ -7,8 +7,10 @@ import { stageKey } from './keys.ts';
 import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
 import { inUse } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
-import type { Store } from './ports.ts';
+import { createOwnUses, type OwnUses } from './own-uses.ts';
+import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
+import { createRepair } from './repair.ts';
 import { createStaging, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
 
@@ -25,7 +27,7 @@ export interface Mounts {
     call: Call,
   ): Promise<LiveMount>;
   /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. */
-  unpublish(target: string, volume: VolumeId, call: Call): Promise<void>;
+  unpublish(target: string, volume: VolumeId, call: Call, how?: Unstaging): Promise<void>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
@@ -35,11 +37,15 @@ export interface Mounts {
   letGo(volume: Volume, store: Store, scope: Scope): Promise<void>;
   /** After the store enlarged the volume. */
   grow(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  /** Says again, on the stores, what this host uses. */
+  renewUses(scope: Scope): Promise<void>;
   mountedOn(store: string): readonly string[];
   /** Brings our records and the kernel's mount table together at start. */
   reconcile(scope: Scope): Promise<void>;
   /** Finishes the mounts and unmounts that a crash interrupted: an unmount is completed, a mount undone. */
   replay(scope: Scope): Promise<void>;
+  /** Mounts anew, at the same places, what the kernel still shows and nobody serves any more. */
+  repair(scope: Scope): Promise<void>;
   /** Unmounts what nobody uses, names what is still in use and leaves that working. */
   unmountIdle(scope: Scope): Promise<{
     readonly unmounted: number;
@@ -55,14 +61,16 @@ export interface MountParts extends StagingParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly node: NodeName;
+  readonly instance: string;
 }
 
 export function createMounts(parts: MountParts): Mounts {
   const { records, log } = parts;
   const staging = createStaging(parts);
-  const binding = createBinding(parts, staging);
+  const uses = createOwnUses(parts);
+  const binding = createBinding(parts, staging, uses);
   return {
-    publish: createPublish(parts, staging, binding),
+    publish: createPublish(parts, staging, binding, uses),
     unpublish: createUnpublish(parts, binding),
     list: (scope) => staging.live(records.mounts.list(), scope),
     of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
@@ -73,7 +81,7 @@ export function createMounts(parts: MountParts): Mounts {
       // The kernel knows of more than our records: binds of a target, mounts made by hand, hidden ones. Data that are
       // gone have no source, and no users but those we mounted it for.
       const source = recorded[0]?.source ?? (await store.source(volume, scope).catch(() => undefined));
-      const seen = source === undefined ? [] : await parts.mounter.usersOf(source, scope);
+      const seen = source === undefined ? [] : await parts.mounter.usersOf(source, staging.path(volume.id), scope);
       const others = seen.filter((at) => !ours.has(at));
       const users = [...recorded.map((mount) => mount.user), ...others.map((at) => pathUser(at, parts.node))];
       if (users.length > 0) throw inUse(volume, verb, users);
@@ -83,18 +91,21 @@ export function createMounts(parts: MountParts): Mounts {
         .list()
         .filter((mount) => records.volumes.byId(mount.volumeId)?.store === store)
         .map((mount) => titled(parts, mount.volumeId)),
-    ...createVolumeChanges(parts, staging),
+    ...createVolumeChanges(parts, staging, uses),
     reconcile: createReconcile(parts, staging),
     replay: createReplay(parts, binding),
+    repair: createRepair(parts, staging),
+    renewUses: uses.renew,
     unmountIdle: createUnmountIdle(parts, binding, log),
   };
 }
 
 /** What happens to the staged mount when the volume itself changes. */
-function createVolumeChanges(parts: MountParts, staging: Staging): Pick<Mounts, 'letGo' | 'grow'> {
+function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses): Pick<Mounts, 'letGo' | 'grow'> {
   const { records, operations, mounter, clients } = parts;
   return {
     letGo: async (volume, store, scope) => {
+      await uses.end(volume, store, scope);
       if (mounter.unable !== undefined) return;
       const recorded = records.mounts.of(volume.id).length > 0;
       if (!recorded && !(await staging.isStaged(volume.id, scope))) return;
@@ -103,6 +114,7 @@ function createVolumeChanges(parts: MountParts, staging: Staging): Pick<Mounts, 
       // As it was mounted: the store may no longer have the data.
       await staging.unstage(mounts[0]?.source ?? (await store.source(volume, scope)), volume.id, scope);
       for (const mount of mounts) records.mounts.remove(mount.target);
+      await uses.settle(volume.id, scope);
     },
     grow: async (volume, store, scope) => {
       if (mounter.unable !== undefined || !(await staging.isStaged(volume.id, scope))) return;

@@ -156,10 +156,19 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
   refuse?(source: Extract<Source, { kind: K }>): void;
   /** Already so is success. Also completes a growth that could not happen while unmounted. */
   stage(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
-  /** Not staged is success. */
-  unstage(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  /** Not staged is success. Forced: whoever uses it gets errors from then on, and no server is waited for. */
+  unstage(source: Extract<Source, { kind: K }>, at: string, scope: Scope, how?: Unstaging): Promise<void>;
   /** After the store enlarged the volume while it was staged. */
   grow(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  /** Present where a mount can die while the kernel still shows it: which of these have. Never looks into them. */
+  dead?(
+    staged: readonly { readonly source: Extract<Source, { kind: K }>; readonly at: string }[],
+    scope: Scope,
+  ): Promise<readonly string[]>;
+}
+
+export interface Unstaging {
+  readonly force: boolean;
 }
 
 export interface MountPoint {
@@ -183,11 +192,16 @@ export interface Mounter {
   bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
   /** Not mounted is success; in use is 'in-use'. */
   unmount(at: string, scope: Scope): Promise<void>;
+  /**
+   * Takes it out of sight, in use or not; who uses it still does. Abort: the file system behind it gives everybody errors
+   * from then on, where it is one that can. Not mounted is success.
+   */
+  detach(at: string, scope: Scope, how?: { readonly abort: boolean }): Promise<void>;
   list(scope: Scope): Promise<readonly MountPoint[]>;
   /** For stages: cheap where there is nothing at all. */
   isMounted(at: string, scope: Scope): Promise<boolean>;
-  /** Every place of this node where the source, or a part of it, is mounted: ours and others', also hidden ones. */
-  usersOf(source: Source, scope: Scope): Promise<readonly string[]>;
+  /** Every place of this node where the source staged there, or a part of it, is mounted: ours and others', also hidden ones. */
+  usersOf(source: Source, stage: string, scope: Scope): Promise<readonly string[]>;
   /** Refuses a target that would hide data or is not for mounting. Gives the path with symbolic links resolved; makes nothing. */
   inspectTarget(
     target: string,

@@ -5,6 +5,8 @@ import type { Mount, Volume, VolumeId } from './model.ts';
 import { otherThere, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import type { Work } from './operations.ts';
+import { isShared, type OwnUses } from './own-uses.ts';
+import type { Store, Unstaging } from './ports.ts';
 import { isOurs, type Staging } from './staging.ts';
 
 const mountDeadlineMs = 60_000;
@@ -15,13 +17,15 @@ export interface Binding {
   bind(mount: Mount, volume: Volume, scope: Scope): Promise<void>;
   /** Takes back what an interrupted `bind` may have done, and nothing else. */
   undo(mount: Mount, scope: Scope): Promise<void>;
-  takeDown(mount: Mount, scope: Scope): Promise<void>;
+  takeDown(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
 }
 
-export function createBinding({ records, mounter }: MountParts, staging: Staging): Binding {
-  async function unmountOurs(mount: Mount, scope: Scope): Promise<void> {
+export function createBinding({ records, mounter }: MountParts, staging: Staging, uses: OwnUses): Binding {
+  async function unmountOurs(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
     const table = await mounter.list(scope);
-    if (isOurs(table, staging.path(mount.volumeId), mount.target)) await mounter.unmount(mount.target, scope);
+    const ours = isOurs(table, staging.path(mount.volumeId), mount);
+    if (ours && how?.force === true) await mounter.detach(mount.target, scope);
+    else if (ours) await mounter.unmount(mount.target, scope);
     else if (table.some((point) => point.at === mount.target))
       scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
   }
@@ -36,12 +40,14 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       await unmountOurs(mount, scope);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       await staging.unstageIfIdle(mount.source, mount.volumeId, scope);
+      if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
     },
-    takeDown: async (mount, scope) => {
-      await unmountOurs(mount, scope);
+    takeDown: async (mount, scope, how) => {
+      await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       records.mounts.remove(mount.target);
-      await staging.unstageIfIdle(mount.source, mount.volumeId, scope);
+      await staging.unstageIfIdle(mount.source, mount.volumeId, scope, how);
+      if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
     },
   };
 }
@@ -57,11 +63,12 @@ function published({ events, records }: MountParts, type: 'mounted' | 'unmounted
   events.publish(`mount.${type}`, mount.target, store, { volume: mount.volumeId, target: mount.target });
 }
 
-export function createPublish(parts: MountParts, staging: Staging, binding: Binding): Mounts['publish'] {
+export function createPublish(parts: MountParts, staging: Staging, binding: Binding, uses: OwnUses): Mounts['publish'] {
   const { records, catalogue, operations, clock, mounter, node } = parts;
 
-  async function perform(mount: Mount, volume: Volume, work: Work): Promise<void> {
+  async function perform(mount: Mount, volume: Volume, store: Store, work: Work): Promise<void> {
     try {
+      await uses.begin(volume, store, mount.user, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
@@ -102,7 +109,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
       return await operations.run(intent, call, async (work) => {
-        await perform(mount, volume, work);
+        await perform(mount, volume, store, work);
         return {
           value: { ...mount, mounted: true },
           record: () => records.mounts.put(mount),
@@ -131,7 +138,7 @@ function leftBehind(log: Log, mount: Mount, cause: unknown): void {
 
 export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
   const { records, operations, mounter } = parts;
-  return async (path, volume, call) => {
+  return async (path, volume, call, how) => {
     // Without a slash at its end; and as the kernel calls it, where it was given by way of a symbolic link.
     const given = path.length > 1 ? path.replace(/\/+$/, '') : path;
     const isRecorded = (at: string): boolean => records.mounts.at(at)?.volumeId === volume;
@@ -146,7 +153,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const store = records.volumes.byId(volume)?.store;
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };
     await operations.run(intent, call, async (work) => {
-      await binding.takeDown(mount, work);
+      await binding.takeDown(mount, work, how);
       return { value: undefined, announce: () => published(parts, 'unmounted', mount) };
     });
   };

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import type { Client, Mounter, MountPoint, Records } from './ports.ts';
+import type { Client, Mounter, MountPoint, Records, Unstaging } from './ports.ts';
 
 export interface StagingParts {
   readonly records: Records;
@@ -17,9 +17,11 @@ export interface Staging {
   /** Throws for what could not be staged even by a process that may mount. */
   refuse(source: Source): void;
   stage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
-  unstage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
   /** Only when no target is on record. Call it with the stage's lock held. */
-  unstageIfIdle(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  unstageIfIdle(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
+  /** Those whose stage the kernel shows, and nobody serves. */
+  dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
   /** What our records say, beside what the kernel says. */
   live(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
@@ -28,10 +30,17 @@ export interface Staging {
 const pointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
   table.findLast((point) => point.at === path);
 
-/** The target shows what the stage shows. Anything else there was mounted by others, and is theirs. */
-export function isOurs(table: readonly MountPoint[], stage: string, target: string): boolean {
+/** What the mount table calls a mount of ours that is a file system of its own; the end tells one from the next. */
+export const ownSource = (id: VolumeId, end = ''): string => `stowage:${id}.${end}`;
+
+/**
+ * The target shows what the stage shows, or what a stage of it showed that is gone. Anything else there was mounted by
+ * others, and is theirs.
+ */
+export function isOurs(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
   const staged = pointAt(table, stage);
   const there = pointAt(table, target);
+  if (there?.source.startsWith(ownSource(volumeId)) === true) return true;
   return staged !== undefined && there?.device === staged.device && there.root === staged.root;
 }
 
@@ -39,14 +48,14 @@ export function createStaging(parts: StagingParts): Staging {
   const { records, mounter, clients } = parts;
   const path = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
 
-  async function unstage(source: Source, id: VolumeId, scope: Scope): Promise<void> {
+  async function unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void> {
     switch (source.kind) {
       case 'directory':
-        return await clients.directory.unstage(source, path(id), scope);
+        return await clients.directory.unstage(source, path(id), scope, how);
       case 'loop':
-        return await clients.loop.unstage(source, path(id), scope);
+        return await clients.loop.unstage(source, path(id), scope, how);
       case 'nfs':
-        return await clients.nfs.unstage(source, path(id), scope);
+        return await clients.nfs.unstage(source, path(id), scope, how);
       default:
         return source satisfies never;
     }
@@ -71,14 +80,22 @@ export function createStaging(parts: StagingParts): Staging {
       }
     },
     unstage,
-    unstageIfIdle: async (source, id, scope) => {
-      if (records.mounts.of(id).length === 0) await unstage(source, id, scope);
+    unstageIfIdle: async (source, id, scope, how) => {
+      if (records.mounts.of(id).length === 0) await unstage(source, id, scope, how);
+    },
+    dead: async (mounts, scope) => {
+      const staged = new Map(
+        mounts.flatMap(({ volumeId: id, source }) => (source.kind === 'nfs' ? [[path(id), { id, source }]] : [])),
+      );
+      const asked = [...staged].map(([at, { source }]) => ({ at, source }));
+      const dead = staged.size === 0 ? [] : ((await clients.nfs.dead?.(asked, scope)) ?? []);
+      return dead.flatMap((at) => staged.get(at)?.id ?? []);
     },
     isStaged: (id, scope) => mounter.isMounted(path(id), scope),
     live: async (mounts, scope) => {
       if (mounts.length === 0) return [];
       const table = await mounter.list(scope);
-      return mounts.map((mount) => ({ ...mount, mounted: isOurs(table, path(mount.volumeId), mount.target) }));
+      return mounts.map((mount) => ({ ...mount, mounted: isOurs(table, path(mount.volumeId), mount) }));
     },
   };
 }

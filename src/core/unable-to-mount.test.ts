@@ -4,9 +4,12 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
+import { createKeepers } from '#clients/data-path/keepers.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createNfsClient } from '#clients/kinds/nfs.ts';
+import { createLook } from '#clients/mounter/look.ts';
+import { readMountTable } from '#clients/mounter/mountinfo.ts';
 import { createRun } from '#clients/mounter/run.ts';
 import { createUnableMounter } from '#clients/mounter/unable.ts';
 import { openRecords } from '#records/sqlite.ts';
@@ -31,7 +34,22 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
     clients: {
       directory: createDirectoryClient({ mounter }),
       loop: createLoopClient({ mounter, run: createRun(clock, undefined, parent), clock }),
-      nfs: createNfsClient(),
+      nfs: createNfsClient({
+        ...{
+          mounter,
+          clock,
+          run: createRun(clock, undefined, parent),
+          look: createLook(clock),
+          readTable: readMountTable,
+        },
+        keepers: createKeepers({
+          clock,
+          log: silentLog(),
+          folder: folder('keepers'),
+          version: 'v',
+          doubted: () => undefined,
+        }),
+      }),
     },
     mountsFolder: folder('mounts'),
     ...{ instance: 'i', epoch: 'e', boot: undefined, node: 'n' as NodeName, clock, log: silentLog() },
@@ -45,13 +63,13 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
 
 test('what nobody can mount is told before what this process lacks', async () => {
   const { engine, folder } = unprivileged();
-  await engine.stores.add('silver', 'nfs://nowhere/export', aCall());
+  await engine.stores.add('silver', 'nfs://nowhere/export?sourceport=700', aCall());
   await engine.stores.add('here', `local://${folder('here')}`, aCall());
   const mounted = async (store: string): Promise<unknown> => {
     const want = { store, name: 'v', bytes: undefined, access: undefined, labels: {} };
     const { id } = await engine.volumes.create(want, aCall());
     return await engine.mounts.publish(id, folder('target'), { readOnly: false, user: undefined }, aCall());
   };
-  await expect(mounted('silver')).rejects.toMatchObject({ code: 'unsupported', reason: 'client-missing' });
+  await expect(mounted('silver')).rejects.toMatchObject({ code: 'unsupported', reason: 'source-port-taken' });
   await expect(mounted('here')).rejects.toMatchObject({ code: 'unsupported', reason: 'mount-unable' });
 });

@@ -10,7 +10,8 @@ import { createKeeperLog } from '#keeper/log-file.ts';
 import { protect } from '#keeper/protect.ts';
 import { type Program, startProgram } from './program.ts';
 
-const version = '1';
+/** Of the Stowage that started the keeper. */
+const version = process.env['STOWAGE_VERSION'] ?? 'unknown';
 const clock = systemClock();
 const log = createKeeperLog(undefined, clock).log.with({ dataPath: process.pid });
 const stopping = new AbortController();
@@ -32,7 +33,7 @@ const link = joinKeeper({
   ...{ clock, log, version, signal: stopping.signal },
   handlers: {
     serve: (given) => {
-      program = startProgram(given, { clock, log, holder: link, signal: stopping.signal });
+      program = startProgram(given, { clock, log, holder: link, ended: link.ended, signal: stopping.signal });
       program.then(() => link.ready(), fail);
     },
     add: (mount) => {

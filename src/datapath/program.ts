@@ -15,6 +15,8 @@ export interface ProgramParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly holder: Holder;
+  /** The kernel has no use for it any more. */
+  readonly ended: (mount: string) => void;
   readonly signal: AbortSignal;
 }
 
@@ -93,7 +95,10 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
       onFault: (operation, cause) =>
         log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
-      onEnd: (code) => log.info('a mount ended', { mount: id, code }),
+      onEnd: (code) => {
+        log.info('a mount ended', { mount: id, code });
+        parts.ended(id);
+      },
     });
     left.delete(row.index);
     running.set(id, {

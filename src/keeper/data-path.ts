@@ -42,6 +42,8 @@ export interface KeeperLink {
    */
   hold(fd: number, about: string): string;
   letGo(socket: string): void;
+  /** The kernel has no use for a mount any more: `remove` follows. */
+  ended(mount: string): void;
   /** Before the process ends by itself. */
   close(): void;
 }
@@ -159,6 +161,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     letGo: (id) => {
       if (estate?.letGo(id) === true) keepers.tell({ kind: 'letGo', socket: id });
     },
+    ended: (mount) => keepers.tell({ kind: 'ended', mount }),
     close: () => {
       isOver = true;
       clean[Symbol.dispose]();

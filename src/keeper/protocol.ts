@@ -108,6 +108,8 @@ const shapes = {
   ready: {},
   stopped: {},
   letGo: { socket: name },
+  /** The kernel has ended it: it was unmounted everywhere, or its connection was cut. */
+  ended: { mount: name },
   report: { text: anyText },
 
   // Between keepers: `handover`, then everything arrives (from the data path that was told to move, or from the old keeper),

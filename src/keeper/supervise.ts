@@ -115,12 +115,13 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     settle();
   }
 
-  type Said = MessageOf<'holding' | 'letGo' | 'report'>;
+  type Said = MessageOf<'holding' | 'letGo' | 'ended' | 'report'>;
   function said(worker: Worker, message: Said, descriptors: readonly number[]): void {
     // One that has given up may have said more than we had heard by then.
     if (worker !== crew.active) for (const fd of descriptors) closeSync(fd);
     else if (message.kind === 'holding') holdSockets(estate, message, descriptors);
     else if (message.kind === 'letGo') estate.letGo(message.socket);
+    else if (message.kind === 'ended') remove(message.mount);
     else report = message.text;
     changed();
   }
@@ -142,6 +143,11 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   }
 
   const recentDeaths = (): readonly number[] => deaths.filter((at) => at > clock.elapsed() - failing.ms);
+
+  function remove(id: string): void {
+    if (estate.dropMount(id)) crew.active?.line.send({ kind: 'remove', mount: id });
+    changed();
+  }
 
   /** Ends one whose end is no surprise. */
   function retire(worker: Worker): Promise<void> {
@@ -194,10 +200,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
       crew.active?.line.send({ kind: 'add', mounts: [{ mount: mount.id, spec: mount.spec }] }, [mount.fd]);
       settle();
     },
-    remove: (id) => {
-      if (estate.dropMount(id)) crew.active?.line.send({ kind: 'remove', mount: id });
-      changed();
-    },
+    remove,
     upgrade: upgrades.upgrade,
     move: (to) => {
       const { active } = crew;

@@ -35,12 +35,16 @@ export interface WorkerEvents {
   /** Any of the promises above. */
   changed(worker: Worker): void;
   stopped(worker: Worker): void;
-  said(worker: Worker, message: MessageOf<'holding' | 'letGo' | 'report'>, descriptors: readonly number[]): void;
+  said(
+    worker: Worker,
+    message: MessageOf<'holding' | 'letGo' | 'ended' | 'report'>,
+    descriptors: readonly number[],
+  ): void;
   /** Its line is closed. The process may live: end it before somebody else gets what it had. */
   lost(worker: Worker, why: string): void;
 }
 
-const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'report'] as const;
+const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'ended', 'report'] as const;
 const helloMs = 30_000;
 
 interface WorkerOptions {

@@ -39,6 +39,8 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
     { path: 'src/front/rest/schemas.ts', typeOnly: true },
     { path: 'src/core/errors.ts', typeOnly: false },
   ],
+  // What a data path is told, and no more of it.
+  clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
   // The version stands in one place.
   app: [{ path: 'package.json', typeOnly: false }],
 };

@@ -20,7 +20,7 @@ export function tapped(connect: Connect, hook: Hook): Connect {
       },
     });
     return {
-      nfs: nfs satisfies NfsClient,
+      ...{ nfs: nfs satisfies NfsClient, addresses: session.addresses, port: session.port },
       mount: (until) => session.mount(until),
       get calls() {
         return session.calls;

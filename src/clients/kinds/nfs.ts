@@ -1,24 +1,165 @@
+import { randomBytes } from 'node:crypto';
+import { stat } from 'node:fs/promises';
+import { basename } from 'node:path';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Client } from '#core/ports.ts';
+import type { Source, VolumeId } from '#core/model.ts';
+import { requireMounting } from '#core/mount-errors.ts';
+import type { Client, Mounter } from '#core/ports.ts';
+import { ownSource } from '#core/staging.ts';
+import { KeeperError } from '#keeper/protocol.ts';
+import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
+import type { KeeperKind, Keepers } from '../data-path/keepers.ts';
+import { specOf } from '../data-path/spec.ts';
+import type { Look } from '../mounter/look.ts';
+import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
+import { located } from '../mounter/paths.ts';
+import type { Run } from '../mounter/run.ts';
+import { mountByHost } from './nfs-host.ts';
+import { makeStage, removeStage } from './staging.ts';
 
-/** Says so, until the data path is there: nothing is ever mounted by a client with weaker promises. */
-export function createNfsClient(): Client<'nfs'> {
-  const refuse: NonNullable<Client<'nfs'>['refuse']> = ({ hosts, path, options }) => {
-    const [host = ''] = hosts;
-    const ports = ['port', 'mountport'].flatMap((key) =>
-      options[key] === undefined ? [] : [`${key}=${options[key]}`],
+export interface NfsClientParts {
+  readonly mounter: Mounter;
+  readonly run: Run;
+  readonly clock: Clock;
+  readonly look: Look;
+  readonly keepers: Keepers;
+  readonly readTable: () => Promise<MountTable>;
+}
+
+type NfsSource = Extract<Source, { kind: 'nfs' }>;
+
+/** For the kernel to end what was unmounted; what it has not ended by then somebody else still uses. */
+const endingMs = 2_000;
+const lookMs = 20;
+const undoMs = 10_000;
+const unending = new AbortController().signal;
+
+/** A directory of an NFS server, by our own data path: nothing of the host but /dev/fuse. */
+export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
+  const { mounter, clock, keepers, readTable } = parts;
+
+  /** A mount that the kernel shows, and nobody serves any more, is in the way of a new one. */
+  async function stagedAlready(source: NfsSource, place: string, scope: Scope): Promise<boolean> {
+    const there = (await readTable()).at(place);
+    if (there === undefined) return false;
+    const id = ourId(there, place);
+    const isServed = await keepers.use(kindOf(source), scope.signal, async (keeper) =>
+      (await keeper.list(scope.signal)).includes(id),
     );
-    throw new StowageError(`volumes of an NFS store cannot be mounted by this version of Stowage`, {
-      code: 'unsupported',
-      reason: 'client-missing',
-      action: `Use the system's own NFS client: mount -t nfs -o ${['vers=3', 'nolock', ...ports].join(',')} ${host.includes(':') ? `[${host}]` : host}:${path} DIRECTORY`,
+    if (isServed) return true;
+    scope.log.warn('a mount that nobody serves is replaced', { at: place });
+    await mounter.detach(place, scope);
+    return false;
+  }
+
+  async function stage(source: NfsSource, at: string, scope: Scope): Promise<void> {
+    const place = await makeStage(at, 'filesystem');
+    if (await stagedAlready(source, place, scope)) return;
+    const spec = await specOf(source);
+    // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
+    const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
+    await keepers.use(kindOf(source), scope.signal, async (keeper) => {
+      await using mounted = await mountFuse(parts.run, id, place, { readOnly: source.way.readOnly }, scope);
+      try {
+        await keeper.adopt(id, spec, mounted.fd, scope.signal);
+        await answers(place, scope);
+        await setReadAhead(await readTable(), place, scope);
+      } catch (cause) {
+        using limit = clock.deadline(undoMs, unending);
+        await mounter.detach(place, { ...scope, signal: limit.signal }).catch(() => undefined);
+        throw cause;
+      }
     });
-  };
+  }
+
+  /** A mount that was made is one that works. */
+  async function answers(place: string, scope: Scope): Promise<void> {
+    try {
+      await parts.look({ path: place, table: await readTable(), signal: scope.signal }, () => stat(place));
+    } catch (cause) {
+      scope.signal.throwIfAborted();
+      throw cause instanceof StowageError ? cause : noAnswer(cause);
+    }
+  }
+
+  async function waitForEnd(source: NfsSource, id: string, scope: Scope): Promise<void> {
+    const since = clock.elapsed();
+    const isServed = (): Promise<boolean> =>
+      keepers.use(kindOf(source), scope.signal, async (keeper) => (await keeper.list(scope.signal)).includes(id));
+    while (await isServed()) {
+      if (clock.elapsed() - since > endingMs) {
+        scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', { mount: id });
+        return;
+      }
+      await clock.sleep(lookMs, scope.signal);
+    }
+  }
+
   return {
     kind: 'nfs',
     refuse,
-    stage: async (source) => refuse(source),
-    unstage: async () => undefined,
+    stage: async (source, at, scope) => {
+      requireMounting(mounter);
+      refuse(source);
+      if (source.way.client === 'host') await mountByHost(parts, source, await makeStage(at, 'filesystem'), scope);
+      else await stage(source, at, scope);
+    },
+    unstage: async (source, at, scope, how) => {
+      requireMounting(mounter);
+      const place = await located(at);
+      if (place === undefined) return;
+      const there = (await readTable()).at(place);
+      if (how?.force === true) await mounter.detach(place, scope, { abort: true });
+      else await mounter.unmount(place, scope);
+      if (there?.type === fuseType) await waitForEnd(source, ourId(there, place), scope);
+      await removeStage(place, scope);
+    },
     grow: async () => undefined,
+    dead: async (staged, scope) => {
+      const table = await readTable();
+      const dead: string[] = [];
+      for (const { source, at } of staged) {
+        const place = await located(at);
+        if (place === undefined || source.way.client === 'host') continue;
+        const there = table.at(place);
+        const served = await keepers.use(kindOf(source), scope.signal, (keeper) => keeper.list(scope.signal));
+        if (there === undefined || !served.includes(ourId(there, place))) dead.push(at);
+      }
+      return dead;
+    },
   };
+}
+
+function kindOf({ way: { network, sourcePorts } }: NfsSource): KeeperKind {
+  return { network, privilegedPorts: sourcePorts === 'privileged' };
+}
+
+function ourId(there: MountEntry, place: string): string {
+  if (there.type === fuseType && there.source.startsWith(ownSource(basename(place) as VolumeId))) return there.source;
+  throw new StowageError(`something else is mounted at ${place}: ${there.source} (${there.type})`, {
+    code: 'conflict',
+    reason: 'mount-occupied',
+    action: `Unmount it: umount ${place}`,
+  });
+}
+
+const refuse = ({ way: { sourcePorts } }: NfsSource): void => {
+  if (typeof sourcePorts !== 'number') return;
+  throw new StowageError('volumes of a store with a single source port cannot be mounted: Stowage itself is using it', {
+    code: 'unsupported',
+    reason: 'source-port-taken',
+    action: "Have the store's administrator use sourceport=privileged.",
+  });
+};
+
+function noAnswer(cause: unknown): StowageError {
+  const why = cause instanceof KeeperError || cause instanceof Error ? cause.message : String(cause);
+  return new StowageError(`the volume was mounted, and its server does not answer for it: ${why}`, {
+    code: 'unavailable',
+    reason: 'mount-unanswered',
+    action: 'See what is wrong with the way to the server: stowage store check STORE',
+    cause,
+  });
 }

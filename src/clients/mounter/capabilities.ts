@@ -1,7 +1,7 @@
 import { readFile } from 'node:fs/promises';
 
 /** Numbers from linux/capability.h. */
-const bits = { CAP_SYS_ADMIN: 21n } as const;
+const bits = { CAP_SYS_ADMIN: 21n, CAP_SYS_RESOURCE: 24n } as const;
 
 /** What this process may do now; false where there is no such thing to ask. */
 export async function hasCapability(name: keyof typeof bits, file = '/proc/self/status'): Promise<boolean> {

@@ -10,7 +10,7 @@ import { reap } from './reap.ts';
 import type { Run } from './run.ts';
 import { createSettling } from './settle.ts';
 import { createTargets } from './targets.ts';
-import { createUnmount } from './unmount.ts';
+import { createDetach, createUnmount } from './unmount.ts';
 import { usersOf } from './users.ts';
 
 export interface LinuxMounterOptions {
@@ -34,6 +34,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const settled = createSettling(clock, options.owner ?? '');
   const unmount = createUnmount(parts);
   const bind = createBind(parts);
+  const detach = createDetach(parts);
   const list: Mounter['list'] = async (scope) => {
     await settled(scope);
     return (await readTable()).visible();
@@ -48,15 +49,19 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
       await settled(scope);
       await unmount(at, scope);
     },
+    detach: async (at, scope, how) => {
+      await settled(scope);
+      await detach(at, scope, how);
+    },
     list,
     isMounted: async (at, scope) => {
       await settled(scope);
       // Most places asked about do not exist; reading the whole mount table for them would cost far more.
       return existsSync(at) && (await list(scope)).some((point) => point.at === at);
     },
-    usersOf: async (source, scope) => {
+    usersOf: async (source, stage, scope) => {
       await settled(scope);
-      return await usersOf(source, await readTable(), sys);
+      return await usersOf(source, stage, await readTable(), sys);
     },
     ...targets,
     reap: async (mountsFolder, known, scope) => {

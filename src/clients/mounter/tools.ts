@@ -9,6 +9,8 @@ export const tools = {
   'mkfs.ext4': { debian: 'e2fsprogs', alpine: 'e2fsprogs' },
   resize2fs: { debian: 'e2fsprogs', alpine: 'e2fsprogs-extra' },
   e2fsck: { debian: 'e2fsprogs', alpine: 'e2fsprogs' },
+  setpriv: { debian: 'util-linux', alpine: 'setpriv' },
+  'mount.nfs': { debian: 'nfs-common', alpine: 'nfs-utils' },
 } as const satisfies Record<string, { debian: string; alpine: string }>;
 
 export type Tool = keyof typeof tools;

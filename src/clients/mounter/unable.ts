@@ -13,6 +13,7 @@ export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list
     usersOf: async () => [],
     bind: refuse,
     unmount: refuse,
+    detach: refuse,
     inspectTarget: refuse,
     makeTarget: refuse,
     removeTarget: refuse,

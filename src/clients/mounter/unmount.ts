@@ -38,6 +38,26 @@ export function createUnmount(parts: Parts): Mounter['unmount'] {
   };
 }
 
+/** Whatever is mounted there, and on it: nothing waits for anybody. */
+export function createDetach({ run, readTable, places, look }: Parts): Mounter['detach'] {
+  return async (at, scope, how) => {
+    checkPath(at);
+    using _alone = await places.hold([at], scope.signal);
+    const table = await readTable();
+    if (table.at(at) === undefined) return;
+    const folder = dirname(at);
+    await using parent = await look({ path: folder, table, signal: scope.signal }, () => holdPath(folder));
+    const flags = ['--lazy', ...(how?.abort === true ? ['--force'] : [])];
+    try {
+      await run('umount', [...flags, '--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`], scope, {
+        holding: [parent],
+      });
+    } catch (cause) {
+      if ((await readTable()).at(at) !== undefined) throw mountFailure(`${at} could not be detached`, cause);
+    }
+  };
+}
+
 async function busy(
   { readTable, clock, sys }: Parts,
   place: string,

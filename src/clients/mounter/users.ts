@@ -3,7 +3,12 @@ import { attachedLoops, mountsOf } from './loops.ts';
 import type { MountTable } from './mountinfo.ts';
 
 /** Where the source, or a part of it, is mounted, by whomever; also where another mount hides it. */
-export async function usersOf(source: Source, table: MountTable, sys: string): Promise<readonly string[]> {
+export async function usersOf(
+  source: Source,
+  stage: string,
+  table: MountTable,
+  sys: string,
+): Promise<readonly string[]> {
   switch (source.kind) {
     case 'directory': {
       const shown = table.shown(source.path);
@@ -26,7 +31,10 @@ export async function usersOf(source: Source, table: MountTable, sys: string): P
       const ours = table.entries.filter(({ type, source: from }) => {
         return type.startsWith('nfs') && tops.some((top) => from === top || from.startsWith(`${top}/`));
       });
-      return ours.map(({ at }) => at);
+      // Each of our own mounts is a device of its own.
+      const staged = table.at(stage);
+      const same = table.entries.filter(({ device }) => device === staged?.device);
+      return [...ours, ...same].map(({ at }) => at);
     }
     default:
       return source satisfies never;

@@ -343,7 +343,7 @@ describe('mounts', () => {
   test('there is an end to their number and length', () => {
     using kept = journal();
     const rows = createMountRows(kept.open());
-    expect(() => rows.of('x'.repeat(41))).toThrow('at most 40 bytes');
+    expect(() => rows.of('x'.repeat(73))).toThrow('at most 72 bytes');
     for (let i = 0; i < mostMounts; i++) rows.of(`${i}`);
     expect(() => rows.of('one more')).toThrow('1024 mounts at most');
   });

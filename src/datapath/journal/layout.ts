@@ -21,8 +21,8 @@ export const mountRow = {
   idLength: 16,
   rootLength: 20,
   id: 24,
-  root: 64,
-  size: 128,
+  root: 96,
+  size: 160,
 } as const;
 export const mostMounts = 1024;
 export const longestMountId = mountRow.root - mountRow.id;
@@ -34,6 +34,8 @@ export const line = {
   proof: 8,
   handleLength: 12,
   seconds: 16,
+  /** Of a WRITE that was answered, which has no proof. */
+  order: 16,
   nanoseconds: 24,
   replyLength: 28,
   /** The cell or slot that the request lies in (cells are counted first), plus one; 0: here. */

@@ -123,6 +123,11 @@ export const mounting = object({
 });
 export const unmounting = object({
   target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's machine" }),
+  force: Type.Optional(
+    Type.Boolean({
+      description: 'Also when in use or when its server is silent: who uses it gets errors from then on',
+    }),
+  ),
 });
 
 export const store = object({
@@ -252,6 +257,19 @@ export const status = object({
   operations: Type.Integer({ description: 'Running now' }),
   rssBytes: Type.Integer(),
 });
+
+export const dataPath = object({
+  name: Type.String({ description: 'host, or the network that its connections start in' }),
+  state: oneOf('settling', 'idle', 'serving', 'taking over', 'failing', 'moving', 'not answering'),
+  mounts: Type.Integer(),
+  pid: nullable(Type.Integer({ description: 'Of the process that serves; null when none does' })),
+  version: nullable(Type.String({ description: 'Of the Stowage that it belongs to' })),
+  standby: Type.Boolean({ description: 'Another process is ready to take over' }),
+  takeovers: Type.Integer({ description: 'How often one process took over from another' }),
+  deaths: Type.Integer({ description: 'Processes that died within the last minute' }),
+  report: Type.String({ description: 'What it has to say; empty when nothing' }),
+});
+export type DataPathJson = Static<typeof dataPath>;
 
 export const finding = object({
   check: Type.String(),

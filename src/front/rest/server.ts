@@ -41,6 +41,7 @@ export interface RestOptions {
   readonly isReady: () => boolean;
   readonly status: Surroundings['status'];
   readonly doctor: Surroundings['doctor'];
+  readonly dataPaths: Surroundings['dataPaths'];
 }
 
 /** What every part of the server shares. */
@@ -138,7 +139,7 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   const routes: readonly Route[] = [
     ...volumeRoutes,
     ...storeRoutes,
-    ...serverRoutes({ status: shared.status, doctor: shared.doctor, resultOf: mutations.resultOf }),
+    ...serverRoutes({ ...shared, resultOf: mutations.resultOf }),
   ];
   const allowedAt = new Map<string, Set<string>>();
   for (const route of routes) {

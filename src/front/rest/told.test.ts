@@ -151,7 +151,7 @@ test('why data were not taken in, also to who looks at the operation of another'
   expect(shown(scoped)).toContain('"a"');
 });
 
-test.each(['client-missing', 'internal', 'folder-occupied', 'format-newer', 'one-that-is-new'])(
+test.each(['source-port-taken', 'internal', 'folder-occupied', 'format-newer', 'one-that-is-new'])(
   'an operation that failed with %s',
   (reason) => {
     const error = { code: 'internal', reason, message: 'at 127.0.0.1:/export', action: 'Look at /export.' } as const;

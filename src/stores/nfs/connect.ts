@@ -21,6 +21,9 @@ import { CertificateWanted, HostUnknown, TlsFilesUnreadable } from './thrown.ts'
 /** A server that answers, and the directory that was asked for. */
 export interface Session {
   readonly nfs: NfsClient;
+  /** What the server's names meant, in the order they are tried. */
+  readonly addresses: readonly string[];
+  readonly port: number;
   /** The handle of the store's directory; asked for anew at each call. */
   mount(signal: AbortSignal): Promise<FileHandle>;
   /** Calls that were sent to the server so far, by all stores that share its connections. */
@@ -84,7 +87,7 @@ export function createConnect(clock: Clock): Connect {
     const mount = createMount({ ...reached, rpc, nfs });
     const held = opened.move();
     return {
-      nfs,
+      ...{ nfs, addresses, port },
       mount: (until) => mount(onStep, until),
       get calls() {
         return rpc.sent;

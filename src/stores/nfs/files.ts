@@ -26,6 +26,8 @@ export interface NfsFiles extends Files {
   /** Gives what is at `from` a second name, exclusively (`EEXIST`). */
   link(from: string, to: string): Promise<void>;
   mkdir(path: string, set: SetAttributes): Promise<void>;
+  /** What the server calls that folder. */
+  handle(path: string): Promise<FileHandle>;
   /** Overwrites what is there, durably; gives the server's time. */
   write(path: string, text: string): Promise<number>;
   /** In place, what is there: a plain file of at most `limit` bytes, of which blanks cover the rest. False: there is none. */
@@ -126,6 +128,10 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       throw cause;
     }
   }
+
+  const mkdir: NfsFiles['mkdir'] = async (path, set) => {
+    await at(path, (folder, name) => nfs.mkdir(folder, name, set, within));
+  };
 
   const unlink = (path: string): Promise<boolean> =>
     at(path, async (folder, name) => {
@@ -234,22 +240,19 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       if (data.status === 'rejected') throw data.reason;
       return 'one of them is there';
     },
-    newFolder: async (path, mode) => {
-      await at(path, (folder, name) => nfs.mkdir(folder, name, { mode }, within));
-    },
+    newFolder: (path, mode) => mkdir(path, { mode }),
     makeFolder: async (path, mode = 0o700) => {
       // Looked for first: not every server refuses to make what is there.
       const there = await look(path);
       if (there?.type === 'directory') return;
       try {
-        await at(path, (folder, name) => nfs.mkdir(folder, name, { mode }, within));
+        await mkdir(path, { mode });
       } catch (cause) {
         if (!isErrno(cause, 'EEXIST') || (await look(path))?.type !== 'directory') throw cause;
       }
     },
-    mkdir: async (path, set) => {
-      await at(path, (folder, name) => nfs.mkdir(folder, name, set, within));
-    },
+    handle: (path) => folders.in(path, async (handle) => handle),
+    mkdir,
     rename: async (from, to) => {
       try {
         await folders.between(from, to, (one, other) => nfs.rename(one, other, within));

@@ -4,6 +4,7 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
+import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../shelf/identity.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
 import { createParts } from '../shelf/parts.ts';
@@ -11,9 +12,9 @@ import { createMarks } from '../shelf/reading.ts';
 import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
 import { createSharedChecks } from './check-shared.ts';
-import { type Connect, createConnect } from './connect.ts';
+import { type Connect, createConnect, identityOf } from './connect.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import { openNfsPlace } from './place.ts';
+import { type NfsPlace, openNfsPlace } from './place.ts';
 import { createUses } from './uses.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
@@ -81,7 +82,7 @@ async function open(
   const { uid, gid, mode, pathTemplate } = options;
   const layout = createDirectoryLayout({
     ...{ place, clock, make: (path) => place.files.mkdir(path, { mode, uid, gid }) },
-    source: (path) => sourceOf(config, options, place.root, path),
+    source: async (path) => sourceOf(options, readOnly, place, path, await place.files.handle(path)),
     paths: pathTemplate,
   });
   const parts = createParts(place, layout, clock);
@@ -100,21 +101,22 @@ async function open(
 
 const pingMs = 5_000;
 
-/** What a client needs to know of the store's options, as the administrator wrote them. */
-const forClients = [
-  ...['port', 'mountport', 'sourceport', 'uid', 'gid', 'squash', 'timeout', 'retries', 'soft', 'hard'],
-  ...['rsize', 'wsize', 'nconnect', 'tls', 'network'],
-];
-
+/** What whoever mounts it needs to know. */
 function sourceOf(
-  { options: given }: StoreConfig,
-  { hosts, path, port }: NfsOptions,
-  root: string,
+  options: NfsOptions,
+  readOnly: boolean,
+  { root, session: { addresses, port } }: NfsPlace,
   at: string,
+  handle: FileHandle,
 ): Source {
-  const options = Object.fromEntries(Object.entries(given).filter(([key]) => forClients.includes(key)));
+  const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;
+  const { uid, gid } = identityOf(squash === 'none' ? { ...options, squash: 'all' } : options);
   return {
     ...{ kind: 'nfs', hosts, path: `${path === '/' ? '' : path}${at.slice(root.length)}` },
-    options: { ...options, ...(port === undefined ? {} : { port: `${port}` }) },
+    way: {
+      ...{ client, addresses, port, mountPort, root: Buffer.from(handle).toString('base64'), connections },
+      ...{ sourcePorts, tls, network, squash, uid, gid, softMs: options.hard ? undefined : options.timeout },
+      ...{ maxRead: options.readSize, maxWrite: options.writeSize, locks, readOnly },
+    },
   };
 }

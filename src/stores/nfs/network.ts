@@ -1,6 +1,7 @@
 import { stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
+import { enterNetwork, namespacePath } from '#base/linux/network.ts';
 import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
 import { errno } from '../shelf/files.ts';
@@ -14,8 +15,6 @@ export interface Network extends Disposable {
 
 /** Enters `netns:NAME`, or the path of a namespace. Whoever enters the same one shares a process, which ends with the last. */
 export type Enter = (network: string, signal: AbortSignal) => Promise<Network>;
-
-const prefix = 'netns:';
 
 /** One for the whole program. A thread can enter a namespace, but Node offers no way to: a process does it for us. */
 export function createEnter(clock: Clock): Enter {
@@ -62,7 +61,7 @@ function createEntered(network: string, clock: Clock): Entered {
   /** Under nobody's signal: others may wait for it too. */
   function start(namespace: string): NonNullable<typeof current> {
     let isOver: () => boolean = () => false;
-    const started = enterWith(network)
+    const started = enterNetwork(network)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
       .then((there) => {
         isOver = () => there.isOver;
@@ -114,24 +113,14 @@ async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<
   }
 }
 
-const pathOf = (network: string): string =>
-  network.startsWith(prefix) ? `/run/netns/${network.slice(prefix.length)}` : network;
-
 /** The kernel's own name for what is there now. */
 async function namespaceAt(network: string): Promise<string> {
   try {
-    const { dev, ino } = await stat(pathOf(network), { bigint: true });
+    const { dev, ino } = await stat(namespacePath(network), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
     throw errno(cause) === 'EACCES' || errno(cause) === 'EPERM' ? denied(network, cause) : missing(network, cause);
   }
-}
-
-/** A namespace made by `ip netns` may have files of its own instead of some in /etc, its DNS servers above all. */
-async function enterWith(network: string): Promise<readonly [string, ...string[]]> {
-  const name = network.startsWith(prefix) ? network.slice(prefix.length) : undefined;
-  const hasFiles = name !== undefined && (await stat(`/etc/netns/${name}`).catch(() => undefined)) !== undefined;
-  return hasFiles ? ['ip', 'netns', 'exec', name] : ['nsenter', `--net=${pathOf(network)}`, '--'];
 }
 
 function notEntered(network: string, cause: NotEntered): StowageError {
@@ -146,7 +135,7 @@ function notEntered(network: string, cause: NotEntered): StowageError {
 }
 
 const missing = (network: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} is not there: no ${pathOf(network)}`, {
+  new StowageError(`the network ${network} is not there: no ${namespacePath(network)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action: "Make it (ip netns add), or correct the store's option network. The store is opened once it is there.",

@@ -33,6 +33,8 @@ export interface NfsOptions {
   /** Undefined: none. Empty: the server's certificate is checked against those that the system trusts. */
   readonly tls: { readonly folder: string | undefined } | undefined;
   readonly network: string | undefined;
+  readonly client: 'built-in' | 'host';
+  readonly locks: 'node' | 'refused';
   readonly pathTemplate: DataPaths | undefined;
 }
 
@@ -47,10 +49,14 @@ export const optionHelp = {
     'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
   timeout: 'how long one call to the server may take, e.g. 10s (default)',
   retries: 'how often a connection is tried anew before a call fails (default: 4)',
-  soft: 'for mounted volumes, once there is a data path: applications get an error when the server does not answer within the time-out (default)',
-  hard: 'for the same: applications wait for the server, however long; the control plane never does',
-  rsize: 'for the same: most bytes in one read, e.g. 1M (default)',
-  wsize: 'for the same: most bytes in one write, e.g. 1M (default)',
+  soft: 'mounted volumes: applications get an error (EIO) when the server does not answer within the time-out, and what they wrote shortly before may be lost',
+  hard: 'mounted volumes (default): applications wait for the server, however long; they can be killed, and the control plane never waits',
+  rsize: 'mounted volumes: most bytes in one read, e.g. 1M (default)',
+  wsize: 'mounted volumes: most bytes in one write, e.g. 1M (default)',
+  client:
+    "built-in (default): volumes are mounted by Stowage's own data path, which survives its own crashes and upgrades; host: by the NFS client of the system (mount.nfs), for stores without tls, network, squash and a single sourceport",
+  locks:
+    'refused (default): flock and POSIX locks answer ENOLCK, since other nodes would not see them; node: they hold between the processes of one node, for volumes that only one node uses',
   nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
   tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server wants to know who calls (RFC 9289)',
   network: 'where traffic to the server starts: netns:NAME, or the path of a network namespace (default: the host)',
@@ -116,7 +122,7 @@ function hard(given: Given): boolean {
   const [isHard, isSoft] = [flag(given, 'hard'), flag(given, 'soft')];
   if (isHard !== undefined && isSoft !== undefined && isHard === isSoft)
     throw invalid('a store is either soft or hard', 'Give one of the two.');
-  return isHard ?? (isSoft === undefined ? false : !isSoft);
+  return isHard ?? (isSoft === undefined || !isSoft);
 }
 
 function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
@@ -141,6 +147,24 @@ function network(given: Given): string | undefined {
   if (value === undefined) return undefined;
   if (isAbsolute(value) || /^netns:[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
   throw bad('network', value);
+}
+
+/** What the system's client cannot do. */
+const builtInOnly = ['tls', 'network', 'squash'] as const;
+
+function client(given: Given): NfsOptions['client'] {
+  const wanted = oneOf(given, 'client', ['built-in', 'host']) ?? 'built-in';
+  if (wanted === 'built-in') return wanted;
+  const isPlain = (key: string): boolean => [undefined, 'off', 'false', 'none'].includes(given[key]);
+  const needing = [
+    ...builtInOnly.filter((key) => !isPlain(key)),
+    ...(sourcePorts(given) === undefined || given['sourceport'] === 'privileged' ? [] : ['sourceport']),
+  ];
+  if (needing.length === 0) return wanted;
+  throw invalid(
+    `the system's NFS client cannot do what the option${needing.length === 1 ? '' : 's'} ${needing.join(', ')} ask${needing.length === 1 ? 's' : ''} for`,
+    'Leave out client=host: the built-in client can.',
+  );
 }
 
 function wrongUri(uri: string, why: string): StowageError {
@@ -212,6 +236,8 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
     sourcePorts: sourcePorts(given),
     tls: tls(given),
     network: network(given),
+    client: client(given),
+    locks: oneOf(given, 'locks', ['node', 'refused']) ?? 'refused',
     pathTemplate: given['pathTemplate'] === undefined ? undefined : parsePathTemplate(given['pathTemplate']),
   };
 }

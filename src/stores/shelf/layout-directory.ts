@@ -12,7 +12,7 @@ export interface DirectoryLayoutParts {
   readonly clock: Clock;
   /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
   make(path: string): Promise<void>;
-  source(path: string): Source;
+  source(path: string): Source | Promise<Source>;
   readonly paths?: DataPaths | undefined;
 }
 

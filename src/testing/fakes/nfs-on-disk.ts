@@ -29,7 +29,7 @@ export function connectToDisk(folder: string): Connect {
     onStep('resolve', folder);
     onStep('connect', folder);
     return {
-      nfs: createNfsOnDisk(),
+      ...{ nfs: createNfsOnDisk(), addresses: ['127.0.0.1'], port: 2049 },
       mount: async () => {
         onStep('mount', folder);
         return Buffer.from(folder);

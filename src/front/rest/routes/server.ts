@@ -15,6 +15,11 @@ import { volumeRoutes } from './volumes.ts';
 export interface Surroundings {
   status(principal: Principal): Promise<schemas.StatusJson>;
   doctor(signal: AbortSignal): Promise<readonly schemas.FindingJson[]>;
+  /** The processes that serve mounts of network stores. */
+  readonly dataPaths: {
+    list(signal: AbortSignal): Promise<readonly schemas.DataPathJson[]>;
+    upgrade(signal: AbortSignal): Promise<readonly schemas.DataPathJson[]>;
+  };
   /** What an operation that was answered with 202 would have answered. */
   resultOf(operation: OperationId): unknown;
 }
@@ -67,6 +72,33 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     handle: async ({ principal, call }) => {
       requireEverywhere(principal);
       return ok({ items: await around.doctor(call.signal), next: null });
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/client',
+    id: 'listDataPaths',
+    tag: 'server',
+    summary: 'The processes that serve the mounts of network stores',
+    role: 'admin',
+    success: { status: 200, description: 'One entry for each network', schema: schemas.listOf(schemas.dataPath) },
+    handle: async ({ principal, call }) => {
+      requireEverywhere(principal);
+      return ok({ items: await around.dataPaths.list(call.signal), next: null });
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/client/upgrade',
+    id: 'upgradeDataPaths',
+    tag: 'server',
+    summary: 'Replace those processes by ones of this version, under mounts that are in use',
+    role: 'admin',
+    deadlineMs: 120_000,
+    success: { status: 200, description: 'They serve', schema: schemas.listOf(schemas.dataPath) },
+    handle: async ({ principal, call }) => {
+      requireEverywhere(principal);
+      return ok({ items: await around.dataPaths.upgrade(call.signal), next: null });
     },
   }),
   route({

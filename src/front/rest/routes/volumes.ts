@@ -284,7 +284,7 @@ export const volumeRoutes: readonly Route[] = [
         if (isGone && isEverywhere(principal) && isVolumeId(volume)) return { id: volume };
         throw thrown;
       });
-      await engine.mounts.unpublish(body.target, id, call);
+      await engine.mounts.unpublish(body.target, id, call, { force: body.force ?? false });
       return nothing;
     },
   }),

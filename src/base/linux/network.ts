@@ -1,0 +1,17 @@
+import { stat } from 'node:fs/promises';
+
+const prefix = 'netns:';
+
+/** Of `netns:NAME`, as `ip netns` calls them, or of a path. */
+export const namespacePath = (network: string): string =>
+  network.startsWith(prefix) ? `/run/netns/${network.slice(prefix.length)}` : network;
+
+/**
+ * The command that runs another one there, by exec(2). A namespace made by `ip netns` may have files of its own instead of
+ * some in /etc, its DNS servers above all.
+ */
+export async function enterNetwork(network: string): Promise<readonly [string, ...string[]]> {
+  const name = network.startsWith(prefix) ? network.slice(prefix.length) : undefined;
+  const hasFiles = name !== undefined && (await stat(`/etc/netns/${name}`).catch(() => undefined)) !== undefined;
+  return hasFiles ? ['ip', 'netns', 'exec', name] : ['nsenter', `--net=${namespacePath(network)}`, '--'];
+}

@@ -1,0 +1,67 @@
+import type { DataPathJson, StatusJson } from '#front/rest/schemas.ts';
+import type { Verb } from './command.ts';
+import type { Act, Session } from './session.ts';
+import type { Tone } from './table.ts';
+import { plural } from './text.ts';
+
+export function addClientCommands(program: Verb, act: Act): void {
+  const client = program
+    .command('client')
+    .description('The processes that serve the mounts of network stores: what they do, and replacing them.');
+  client
+    .command('status')
+    .description('Show the data path of each network: whether it serves, since which version, how often it took over.')
+    .example('stowage client status', 'is everything served, and by which version?')
+    .action(act(status));
+  client
+    .command('upgrade')
+    .description(
+      'Replace them by those of the running version, under mounts that are in use. Applications see a short pause.',
+    )
+    .example('stowage client upgrade', 'after Stowage itself was upgraded and started again')
+    .action(act(upgrade));
+}
+
+const tones: Readonly<Record<DataPathJson['state'], Tone>> = {
+  ...{ serving: 'good', idle: 'good', settling: 'warn', moving: 'warn', 'taking over': 'warn' },
+  ...{ failing: 'bad', 'not answering': 'bad' },
+};
+
+function table({ out }: Session, all: readonly DataPathJson[]): void {
+  out.table(
+    ['NETWORK', 'STATE', 'MOUNTS', 'VERSION', 'PID', 'STANDBY', 'TAKEOVERS', 'REPORT'],
+    all.map((one) => [
+      one.name,
+      { text: one.state, tone: tones[one.state] },
+      String(one.mounts),
+      one.version ?? '-',
+      one.pid === null ? '-' : String(one.pid),
+      one.standby ? 'ready' : 'starting',
+      String(one.takeovers),
+      one.report || '-',
+    ]),
+  );
+}
+
+async function status(session: Session): Promise<void> {
+  const { client, out } = session;
+  const { items } = await client.get<{ readonly items: readonly DataPathJson[] }>('/v1/client');
+  if (out.json) return out.value(items);
+  if (out.quiet) return items.forEach((one) => void out.line(one.name));
+  if (items.length === 0) return out.note('no data path runs: it is started with the first mount of a network store');
+  table(session, items);
+  const { version } = await client.get<StatusJson>('/v1/status');
+  if (items.some((one) => one.version !== null && one.version !== version))
+    out.note(`some are of another version than this server, ${version}; replace them with: stowage client upgrade`);
+}
+
+async function upgrade(session: Session): Promise<void> {
+  const { client, out } = session;
+  const answer = await client.change({ method: 'POST', path: '/v1/client/upgrade' });
+  const { items } = answer.body as { readonly items: readonly DataPathJson[] };
+  if (out.json) return out.value(items);
+  out.said(
+    items.length === 0 ? 'no data path runs: nothing to replace' : `replaced ${plural(items.length, 'data path')}`,
+  );
+  if (!out.quiet && items.length > 0) table(session, items);
+}

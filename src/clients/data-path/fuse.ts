@@ -1,0 +1,67 @@
+import { constants } from 'node:fs';
+import { open, writeFile } from 'node:fs/promises';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { mountFailure } from '../mounter/errors.ts';
+import { holdPath } from '../mounter/held-path.ts';
+import type { MountTable } from '../mounter/mountinfo.ts';
+import { isErrno } from '../mounter/paths.ts';
+import { inChild, type Run } from '../mounter/run.ts';
+
+export const fuseType = 'fuse.stowage';
+
+/** Much read in advance is what makes one reader fast over a network; the kernel's own choice is 128 KiB. */
+const readAheadKib = 1024;
+
+/** A descriptor that whoever holds it serves the mount by. Close it when it was given away. */
+export interface MountedFuse extends AsyncDisposable {
+  readonly fd: number;
+}
+
+/** Nobody serves it yet: who looks into it waits. */
+export async function mountFuse(
+  run: Run,
+  /** What `df` and `mount` show. No server, no path: whoever uses a volume has no business with them. */
+  source: string,
+  at: string,
+  { readOnly }: { readonly readOnly: boolean },
+  scope: Scope,
+): Promise<MountedFuse> {
+  const device = await openFuse();
+  try {
+    await using place = await holdPath(at);
+    const options = ['fd=4', 'rootmode=40000', 'user_id=0', 'group_id=0', 'allow_other', 'default_permissions'];
+    const all = [...options, 'nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
+    const args = ['-i', '-t', fuseType, '-o', all.join(','), '--no-canonicalize', '--', source, inChild(0)];
+    await run('mount', args, scope, { holding: [place, { ...place, path: '/dev/fuse', fd: device.fd }] });
+    return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
+  } catch (cause) {
+    await device.close();
+    throw mountFailure(`the volume could not be mounted at ${at}`, cause);
+  }
+}
+
+async function openFuse() {
+  try {
+    return await open('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+  } catch (cause) {
+    const isDenied = isErrno(cause, 'EACCES', 'EPERM');
+    throw new StowageError(`/dev/fuse ${isDenied ? 'may not be opened' : 'is not there'}`, {
+      code: isDenied ? 'denied' : 'unsupported',
+      reason: 'fuse-missing',
+      action: isDenied
+        ? 'Allow it; in a container: docker run --device /dev/fuse'
+        : 'Load the kernel module (modprobe fuse); in a container: docker run --device /dev/fuse',
+      cause,
+    });
+  }
+}
+
+/** As far as permitted: in a container /sys may be read-only, and it only costs speed. */
+export async function setReadAhead(table: MountTable, at: string, scope: Scope): Promise<void> {
+  const device = table.at(at)?.device;
+  if (device === undefined) return;
+  await writeFile(`/sys/class/bdi/${device}/read_ahead_kb`, `${readAheadKib}\n`).catch((cause: unknown) =>
+    scope.log.info('read-ahead stays as the kernel chose it', { at, why: String(cause) }),
+  );
+}

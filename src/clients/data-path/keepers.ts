@@ -1,0 +1,237 @@
+import { createHash } from 'node:crypto';
+import { chown, mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
+import { dirname, extname, join } from 'node:path';
+import type { Clock } from '#base/clock.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import { enterNetwork } from '#base/linux/network.ts';
+import type { Log } from '#base/log.ts';
+import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
+import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
+import { startKeeper } from '#keeper/start.ts';
+import { isErrno } from '../mounter/paths.ts';
+import { searchPath } from '../mounter/tools.ts';
+import { keeperFailure } from './errors.ts';
+import { type KeeperRights, keeperRights, nobody } from './rights.ts';
+
+/** What makes a mount need another keeper than the rest: where its connections start, and with which right. */
+export interface KeeperKind {
+  readonly network: string | undefined;
+  readonly privilegedPorts: boolean;
+}
+
+export interface KeeperStatus {
+  readonly name: string;
+  /** Undefined: it does not answer, or has gone. */
+  readonly state: KeeperState | undefined;
+}
+
+/** The keepers of this node, each with its data path. They outlive this process. */
+export interface Keepers extends AsyncDisposable {
+  /** With the keeper for such mounts, which is started where there is none. */
+  use<T>(kind: KeeperKind, signal: AbortSignal, work: (keeper: KeeperClient) => Promise<T>): Promise<T>;
+  /** Every keeper there is: those in use, and those that an earlier process left. */
+  status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
+  /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
+  upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
+  /** Ends those that have had nothing to do since the last call. */
+  tidy(signal: AbortSignal): Promise<void>;
+  /** Ends those that have nothing to do. */
+  endIdle(signal: AbortSignal): Promise<void>;
+}
+
+export interface KeepersOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Each keeper has its own in it. */
+  readonly folder: string;
+  readonly version: string;
+  /** A keeper has gone, or lost a mount: somebody should see what is still served. */
+  readonly doubted: () => void;
+}
+
+interface Slot {
+  readonly name: string;
+  client: KeeperClient | undefined;
+  state: KeeperState | undefined;
+  users: number;
+  idleRounds: number;
+}
+
+/** Beside this file, in the sources as in the bundle. */
+const isSource = extname(import.meta.filename) === '.ts';
+const program = isSource
+  ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
+  : join(import.meta.dirname, 'data-path.mjs');
+const flags = ['--disable-warning=ExperimentalWarning'];
+const idleRounds = 2;
+
+export function createKeepers({ clock, log, folder, version, doubted }: KeepersOptions): Keepers {
+  const slots = new Map<string, Slot>();
+  const opening = createKeyedLock();
+  const closing = new AbortController();
+  const told = new Set<string>();
+
+  const slotOf = (name: string): Slot => {
+    const slot = slots.get(name) ?? { name, client: undefined, state: undefined, users: 0, idleRounds: 0 };
+    slots.set(name, slot);
+    return slot;
+  };
+  const socketOf = (name: string): string => join(folder, name, 'sock');
+  const kindFile = (name: string): string => join(folder, `${name}.json`);
+  const kindOf = async (name: string): Promise<KeeperKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
+
+  /** Undefined: nobody listens there. */
+  function connect(slot: Slot, user: number): KeeperClient | undefined {
+    try {
+      const client: KeeperClient = connectKeeper({
+        ...{ path: socketOf(slot.name), user, clock, version },
+        changed: (state) => {
+          const hasLost = state.mounts < (slot.state?.mounts ?? 0);
+          slot.state = state;
+          if (hasLost && !closing.signal.aborted) doubted();
+        },
+        closed: () => {
+          if (slot.client !== client) return;
+          slot.client = undefined;
+          slot.state = undefined;
+          if (!closing.signal.aborted) doubted();
+        },
+      });
+      slot.client = client;
+      return client;
+    } catch (cause) {
+      if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
+      throw cause;
+    }
+  }
+
+  async function rightsFor({ privilegedPorts }: KeeperKind): Promise<KeeperRights> {
+    const rights = await keeperRights({ privilegedPorts, paths: [folder, program, process.execPath] });
+    if (rights.why !== undefined && !told.has(rights.why)) {
+      told.add(rights.why);
+      log.info('the data path runs as root, without rights', { why: rights.why });
+    }
+    return rights;
+  }
+
+  async function start(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<void> {
+    await mkdir(folder, { recursive: true, mode: 0o711 });
+    const rights = await rightsFor(kind);
+    const own = dirname(socketOf(slot.name));
+    await mkdir(own, { recursive: true, mode: 0o700 });
+    await chown(own, rights.user, rights.user);
+    // Beside the keeper's own folder, where it cannot change it.
+    const draft = `${kindFile(slot.name)}.new`;
+    await writeFile(draft, JSON.stringify(kind), { mode: 0o600 });
+    await rename(draft, kindFile(slot.name));
+    const there = kind.network === undefined ? [] : await enterNetwork(kind.network);
+    await startKeeper(
+      {
+        ...{ clock, enter: [...there, ...rights.enter], socket: socketOf(slot.name), program, flags },
+        log: join(own, 'log'),
+        env: { PATH: searchPath(), STOWAGE_VERSION: version },
+      },
+      signal,
+    );
+  }
+
+  async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
+    using _ = await opening.hold([slot.name], signal);
+    const there = slot.client ?? connect(slot, nobody);
+    if (there !== undefined) return there;
+    await start(slot, kind, signal);
+    const started = connect(slot, nobody);
+    if (started === undefined) throw new KeeperError('gone', 'the keeper has gone');
+    return started;
+  }
+
+  /** Of those that run, in use by this process or not. */
+  async function running(signal: AbortSignal): Promise<readonly Slot[]> {
+    const names = (await readdir(folder).catch(() => [])).filter((name) => !name.includes('.'));
+    const found: Slot[] = [];
+    for (const name of names) {
+      const slot = slotOf(name);
+      using _ = await opening.hold([name], signal);
+      try {
+        if (slot.client !== undefined || connect(slot, nobody) !== undefined) found.push(slot);
+      } catch (cause) {
+        log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
+        found.push(slot);
+      }
+    }
+    return found;
+  }
+
+  async function statusOf({ name, client }: Slot, signal: AbortSignal): Promise<KeeperStatus> {
+    return { name, state: await client?.status(signal).catch(() => undefined) };
+  }
+
+  async function endIf(slot: Slot, isDue: () => boolean, signal: AbortSignal): Promise<void> {
+    using _ = await opening.hold([slot.name], signal);
+    const { client } = slot;
+    if (client === undefined || slot.users > 0) return;
+    const state = await client.status(signal).catch(() => undefined);
+    if (state?.mounts !== 0 || slot.users > 0 || !isDue()) return;
+    slot.client = undefined;
+    slot.state = undefined;
+    await client.end(signal).catch((cause: unknown) => log.warn('a keeper could not be ended', { why: String(cause) }));
+    client[Symbol.dispose]();
+  }
+
+  return {
+    use: async (kind, signal, work) => {
+      const slot = slotOf(nameOf(kind));
+      slot.users++;
+      slot.idleRounds = 0;
+      try {
+        return await work(await reach(slot, kind, signal));
+      } catch (cause) {
+        signal.throwIfAborted();
+        throw keeperFailure(cause, dirname(socketOf(slot.name)));
+      } finally {
+        slot.users--;
+      }
+    },
+    status: async (signal) => Promise.all((await running(signal)).map((slot) => statusOf(slot, signal))),
+    upgrade: async (signal) => {
+      const all = await running(signal);
+      for (const slot of all) await replace(slot, signal);
+      return Promise.all(all.map((slot) => statusOf(slot, signal)));
+    },
+    tidy: async (signal) => {
+      for (const slot of await running(signal)) await endIf(slot, () => ++slot.idleRounds > idleRounds, signal);
+    },
+    endIdle: async (signal) => {
+      for (const slot of await running(signal)) await endIf(slot, () => true, signal);
+    },
+    [Symbol.asyncDispose]: async () => {
+      closing.abort();
+      for (const { client } of slots.values()) client?.[Symbol.dispose]();
+    },
+  };
+
+  /** First the keeper, which takes everything over from the one before; then what it serves with. */
+  async function replace(slot: Slot, signal: AbortSignal): Promise<void> {
+    try {
+      using _ = await opening.hold([slot.name], signal);
+      const before = slot.client;
+      await start(slot, await kindOf(slot.name), signal);
+      // The one before closes its end; until then it would be asked.
+      slot.client = undefined;
+      before?.[Symbol.dispose]();
+      const client = connect(slot, nobody);
+      if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
+      if (((await client.status(signal)).mounts ?? 0) > 0) await client.upgrade(program, signal);
+    } catch (cause) {
+      signal.throwIfAborted();
+      throw keeperFailure(cause, dirname(socketOf(slot.name)));
+    }
+  }
+}
+
+/** Short: a socket's path has little room. */
+function nameOf({ network, privilegedPorts }: KeeperKind): string {
+  const where =
+    network === undefined ? 'host' : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
+  return privilegedPorts ? `${where}-low` : where;
+}

@@ -1,0 +1,61 @@
+import { stat } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { hasCapability } from '../mounter/capabilities.ts';
+
+/** As whom, and with which rights, a keeper and its data paths run. */
+export interface KeeperRights {
+  readonly user: number;
+  /** The command that runs another one so. */
+  readonly enter: readonly string[];
+  /** Why it is not the user without any rights. */
+  readonly why: string | undefined;
+}
+
+export interface WantedRights {
+  /** To connect from ports below 1024. */
+  readonly privilegedPorts: boolean;
+  /** What that user must be able to reach, or at least to pass. */
+  readonly paths: readonly string[];
+}
+
+export const nobody = 65_534;
+/** Above what the kernel never chooses: something must be left for it. */
+const oomScore = -900;
+
+/**
+ * Nobody, with no rights at all but what the store's options ask for. Where nobody cannot even read the program, for example
+ * in root's home, it is root without any rights: still unable to mount, to trace others or to take back what it lost, but the
+ * owner of root's files. That is told, since it is not what a server should run with.
+ */
+export async function keeperRights({ privilegedPorts, paths }: WantedRights): Promise<KeeperRights> {
+  const closed = await firstClosed(paths);
+  const user = closed === undefined ? nobody : 0;
+  const rights = privilegedPorts ? ['+net_bind_service'] : [];
+  const identity = user === 0 ? [] : [`--reuid=${user}`, `--regid=${user}`, '--clear-groups'];
+  const kept = user === 0 || !privilegedPorts ? [] : [`--ambient-caps=${rights.join(',')}`];
+  const oom = (await hasCapability('CAP_SYS_RESOURCE')) ? ['choom', '-n', String(oomScore), '--'] : [];
+  return {
+    user,
+    enter: [
+      ...oom,
+      'setpriv',
+      ...identity,
+      ...['--no-new-privs', `--inh-caps=${['-all', ...rights].join(',')}`, ...kept],
+      ...[`--bounding-set=${['-all', ...rights].join(',')}`, '--'],
+    ],
+    why: closed === undefined ? undefined : `user nobody may not pass ${closed}`,
+  };
+}
+
+async function firstClosed(paths: readonly string[]): Promise<string | undefined> {
+  for (const path of paths) {
+    for (let at = path; ; at = dirname(at)) {
+      const { mode } = await stat(at);
+      // Of a folder: to pass it. Of a file: to read it.
+      const needed = (mode & 0o170000) === 0o040000 ? 0o001 : 0o004;
+      if ((mode & needed) === 0) return at;
+      if (at === '/') break;
+    }
+  }
+  return undefined;
+}

@@ -1,0 +1,48 @@
+import { readFile } from 'node:fs/promises';
+import { isIP } from 'node:net';
+import { join } from 'node:path';
+import { StowageError } from '#core/errors.ts';
+import type { NfsWay, Source } from '#core/model.ts';
+import type { MountSpec, TlsSpec } from '#datapath/mount-spec.ts';
+import { isErrno } from '../mounter/paths.ts';
+
+type NfsSource = Extract<Source, { kind: 'nfs' }>;
+
+/** How long names and attributes are relied on: what a change by another node takes to be seen, at most. */
+const cacheMs = 1_000;
+
+/** What the data path is told. It may hold the key of a certificate: it goes to the keeper, and nowhere else. */
+export async function specOf({ hosts, way }: NfsSource): Promise<MountSpec> {
+  const [first, ...others] = way.addresses;
+  if (first === undefined) throw new Error('a source without an address');
+  const { port, root, connections, squash, uid, gid, softMs, readOnly, maxRead, maxWrite, locks } = way;
+  return {
+    ...{ version: 1, addresses: [first, ...others], port, root, connections },
+    ...{ privilegedPorts: way.sourcePorts === 'privileged' },
+    tls: way.tls === undefined ? undefined : await tlsOf(way.tls, hosts[0]),
+    ...{ squash, uid, gid, softMs, readOnly, maxRead, maxWrite, cacheMs, locks },
+  };
+}
+
+async function tlsOf({ folder }: NonNullable<NfsWay['tls']>, host: string): Promise<TlsSpec> {
+  const serverName = isIP(host) === 0 ? host : undefined;
+  const [ca, certificate, key] = await Promise.all(
+    ['ca.pem', 'client.pem', 'client.key'].map((name) => (folder === undefined ? undefined : ifThere(folder, name))),
+  );
+  return { ca, certificate, key, serverName };
+}
+
+async function ifThere(folder: string, name: string): Promise<string | undefined> {
+  const path = join(folder, name);
+  try {
+    return await readFile(path, 'utf8');
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT')) return undefined;
+    throw new StowageError(`the file ${path} for the store's TLS cannot be read`, {
+      code: 'denied',
+      reason: 'tls-file-unreadable',
+      action: "Correct its permissions, or the store's option tls.",
+      cause,
+    });
+  }
+}

@@ -1,0 +1,127 @@
+import type { Clock } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { stowageError } from './errors.ts';
+import { stageKey } from './keys.ts';
+import type { NodeName, Source, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
+import type { Operations } from './operations.ts';
+import type { Records, Store } from './ports.ts';
+import type { Stores } from './stores.ts';
+
+/**
+ * What this host says on the stores that it uses. Written before a volume is mounted, so that no other host destroys it;
+ * taken back when nothing here uses it any more. A store that does not answer then is told later, also after a restart.
+ */
+export interface OwnUses {
+  /** Before the mount, with the stage's lock held. Throws when it cannot be said. */
+  begin(volume: Volume, store: Store, by: User, scope: Scope): Promise<void>;
+  /** After an unmount, with the stage's lock held: says what is left. Never throws. */
+  settle(id: VolumeId, scope: Scope): Promise<void>;
+  /** Before the volume goes away, with the stage's lock held: nothing here uses it. */
+  end(volume: VolumeRef, store: Store, scope: Scope): Promise<void>;
+  /** Every half minute: says it again, since a silent host is taken for gone, and what could not be said before. */
+  renew(scope: Scope): Promise<void>;
+}
+
+export interface OwnUsesParts {
+  readonly records: Records;
+  readonly operations: Operations;
+  readonly stores: () => Stores;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly instance: string;
+  readonly node: NodeName;
+}
+
+/** Other hosts can use it too. */
+export const isShared = (source: Source): boolean => !('node' in source);
+
+/** Not yet said on its store: that this host no longer uses it, or by whom it still does. */
+interface Unsaid {
+  readonly id: VolumeId;
+  readonly name: VolumeName;
+  readonly store: StoreName;
+}
+
+const settingKey = 'uses.unsaid';
+/** An unmount does not wait longer for a server that is gone. */
+const settleMs = 3_000;
+const renewMs = 20_000;
+const inParallel = 8;
+
+export function createOwnUses({ records, operations, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
+  const { settings, mounts } = records;
+  const unsaid = (): readonly Unsaid[] => JSON.parse(settings.get(settingKey) ?? '[]');
+  const remember = (what: Unsaid): void => {
+    const others = unsaid().filter(({ id }) => id !== what.id);
+    settings.set(settingKey, JSON.stringify([...others, what]));
+  };
+  const forget = (id: VolumeId): void => {
+    const all = unsaid();
+    if (all.some((one) => one.id === id)) settings.set(settingKey, JSON.stringify(all.filter((one) => one.id !== id)));
+  };
+  const useBy = (users: readonly User[]) => ({
+    ...{ host: instance, node },
+    users: users.map(({ kind, name }) => ({ kind, name })),
+  });
+
+  async function say(ref: VolumeRef, store: Store, scope: Scope): Promise<void> {
+    const users = mounts.of(ref.id).map((mount) => mount.user);
+    if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
+    else await store.uses?.remove(ref.id, instance, scope);
+    forget(ref.id);
+  }
+
+  async function sayIfOpen(what: Unsaid, scope: Scope): Promise<void> {
+    if (
+      stores()
+        .list()
+        .every(({ config }) => config.name !== what.store)
+    )
+      return forget(what.id);
+    await stores().use(what.store, (store) => say(what, store, scope));
+  }
+
+  function complain(what: Unsaid, thrown: unknown): void {
+    const why = stowageError(thrown).message;
+    log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
+  }
+
+  return {
+    begin: async (volume, store, by, scope) => {
+      if (store.uses === undefined) return;
+      const users = [...mounts.of(volume.id).map((mount) => mount.user), by];
+      // Remembered first: after a crash it is not known whether it was said.
+      remember({ id: volume.id, name: volume.name, store: volume.store });
+      await store.uses.put(volume, useBy(users), scope);
+    },
+    settle: async (id, scope) => {
+      const volume = records.volumes.byId(id);
+      const known = unsaid().find((one) => one.id === id);
+      const what = volume === undefined ? known : { id, name: volume.name, store: volume.store };
+      if (what === undefined) return;
+      remember(what);
+      using limit = clock.deadline(settleMs, scope.signal);
+      await sayIfOpen(what, { ...scope, signal: limit.signal }).catch((thrown: unknown) => complain(what, thrown));
+    },
+    end: async (ref, store, scope) => {
+      if (store.uses === undefined || !unsaid().some(({ id }) => id === ref.id)) return;
+      await say(ref, store, scope);
+    },
+    renew: async (scope) => {
+      const shared = mounts.list().filter(({ source }) => isShared(source));
+      const used = shared.flatMap(({ volumeId }) => records.volumes.byId(volumeId) ?? []);
+      const all = new Map([...used, ...unsaid()].map((one) => [one.id, one]));
+      using limit = clock.deadline(renewMs, scope.signal);
+      const within = { ...scope, signal: limit.signal };
+      await eachBounded([...all.values()], inParallel, async ({ id, name, store }) => {
+        try {
+          using _ = await operations.lock([stageKey(id)], limit.signal);
+          await sayIfOpen({ id, name, store }, within);
+        } catch (thrown) {
+          complain({ id, name, store }, thrown);
+        }
+      });
+    },
+  };
+}
