@@ -150,12 +150,12 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect(status).toMatch(/^NoNewPrivs:\t1$/m);
     expect(status).toMatch(/^Groups:\t\s*$/m);
     expect(await succeeds(server, 'volume', 'show', 'silver/photos')).toContain(`path ${at}`);
-    expect((await server.cli('volume', 'delete', 'silver/photos', '--yes')).stderr).toContain('it is used by');
+    expect((await server.cli('volume', 'delete', 'silver/photos')).stderr).toContain('it is used by');
     await succeeds(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
     expect(await succeeds(server, 'volume', 'show', 'silver/photos')).toMatch(/^hosts +-$/m);
-    await succeeds(server, 'volume', 'delete', 'silver/photos', '--yes');
+    await succeeds(server, 'volume', 'delete', 'silver/photos');
     const keepers = keeperPids(top);
     expect(keepers.length).toBeGreaterThan(0);
     await server.stop();

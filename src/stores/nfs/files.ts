@@ -159,8 +159,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
   };
 
   return {
-    look,
-    attributes: attributesOf,
+    ...{ look, attributes: attributesOf, mkdir, unlink },
     create: async (path) => {
       await make(path);
     },
@@ -252,7 +251,6 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       }
     },
     handle: (path) => folders.in(path, async (handle) => handle),
-    mkdir,
     rename: async (from, to) => {
       try {
         await folders.between(from, to, (one, other) => nfs.rename(one, other, within));
@@ -265,7 +263,6 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         folders.forget(from);
       }
     },
-    unlink,
     rmdir: async (path) => {
       await at(path, (folder, name) => nfs.rmdir(folder, name, within));
       folders.forget(path);
