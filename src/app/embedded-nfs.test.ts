@@ -21,7 +21,7 @@ test('a server that cannot start is not waited for: why is known at once', async
   // Whose time stands still: whatever waits for it waits for ever.
   await using nfs = await startEmbeddedNfs(
     { program: [process.execPath, '--eval', failing, '--'], port: 2049 },
-    { state, records, clock: createFakeClock(), log: collectingLog() },
+    { state, socket: join(folder, 'sock'), records, clock: createFakeClock(), log: collectingLog() },
   );
   await nfs.started;
   expect(nfs.child.problem).toMatchObject({

@@ -44,7 +44,13 @@ const startPatienceMs = 5_000;
 
 export async function startEmbeddedNfs(
   settings: EmbeddedNfsSettings,
-  parts: { readonly state: StateFolder; readonly records: Records; readonly clock: Clock; readonly log: Log },
+  parts: {
+    readonly state: StateFolder;
+    readonly socket: string;
+    readonly records: Records;
+    readonly clock: Clock;
+    readonly log: Log;
+  },
 ): Promise<EmbeddedNfs> {
   const { state, records, clock, log } = parts;
   const { exported } = state.nfs;
@@ -56,6 +62,8 @@ export async function startEmbeddedNfs(
   const options = ['--host', host, '--port', String(port), '--path', path, '--state', state.nfs.state];
   const child = startNfsChild({
     command: [...settings.program, '--json', 'nfs', 'serve', exported, ...options],
+    // Beside it the server finds the user of the data path, which it lets in.
+    env: { STOWAGE_SOCKET: parts.socket },
     ...{ clock, log },
     onReady: () => {
       // Only now: a port that it could not have must not be tried for ever.

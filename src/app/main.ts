@@ -9,6 +9,7 @@ import { runCli } from '#cli/run.ts';
 import { examineMachine } from './doctor.ts';
 import { runNfsServer } from './nfs-serve.ts';
 import { runServer } from './serve.ts';
+import { keepersFolder } from './state-folder.ts';
 import { version } from './version.ts';
 
 const isRoot = process.getuid?.() === 0;
@@ -19,6 +20,12 @@ function foldersFor(options: UpOptions): Folders {
   // A server with a state folder of its own is a second one: its socket must not be the first one's.
   const socket = options.socket ?? (options.state === undefined ? usual.socket : join(state, 'stowage.sock'));
   return { ...usual, state, socket: resolve(socket) };
+}
+
+/** Where such servers keep their state, and where the data path of this machine is known by its user. */
+function nfsServerFolders(): { readonly states: string; readonly keepers: string } {
+  const { state, socket } = foldersFor({});
+  return { states: join(state, 'nfs-server'), keepers: keepersFolder(process.env['STOWAGE_SOCKET'] || socket) };
 }
 
 /** How the reader of our messages can call us: by name if that finds us on PATH, else as it was typed. */
@@ -58,8 +65,7 @@ const status = await runCli(
     version,
     program: programName(),
     up: (options) => runServer(options, foldersFor(options), programName(), interrupt.signal),
-    nfsServe: (options, ready) =>
-      runNfsServer(options, join(foldersFor({}).state, 'nfs-server'), interrupt.signal, ready),
+    nfsServe: (options, ready) => runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
     doctor: () => examineMachine(foldersFor({}).state, { signal: interrupt.signal, log: silentLog() }),
   },
 );

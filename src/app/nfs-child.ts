@@ -8,6 +8,7 @@ import { StowageError } from '#core/errors.ts';
 export interface NfsChildOptions {
   /** The program and its arguments: an NFS server that says through its channel when it is ready. */
   readonly command: readonly [string, ...string[]];
+  readonly env?: Readonly<Record<string, string>>;
   readonly clock: Clock;
   readonly log: Log;
   /** It runs, for the first time or again. */
@@ -35,7 +36,7 @@ interface Said {
   readonly action: string;
 }
 
-export function startNfsChild({ command, clock, log, onReady, onEnd }: NfsChildOptions): NfsChild {
+export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsChildOptions): NfsChild {
   const stopping = new AbortController();
   let child: ChildProcess | undefined;
   let problem: StowageError | undefined = notYet();
@@ -43,7 +44,11 @@ export function startNfsChild({ command, clock, log, onReady, onEnd }: NfsChildO
   async function once(): Promise<void> {
     const [program, ...args] = command;
     // In a group of its own, so that Ctrl-C ends it with us and not before us.
-    child = spawn(program, args, { detached: true, stdio: ['ignore', 'ignore', 'pipe', 'ipc'] });
+    child = spawn(program, args, {
+      detached: true,
+      stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
+      env: { ...process.env, ...env },
+    });
     child.once('message', () => {
       problem = undefined;
       log.info('the NFS server runs', { pid: child?.pid });

@@ -1,6 +1,7 @@
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import type { NfsServed, NfsServeOptions } from '#cli/io.ts';
+import { knownKeeperUser } from '#clients/data-path/user.ts';
 import { createNfsServer, type NfsServer, type NfsServerOptions } from '#wire/nfs3/server/server.ts';
 import { createLog } from './logger.ts';
 import { cannotStart } from './nfs-failures.ts';
@@ -14,7 +15,7 @@ import { isFrom } from './own-callers.ts';
  */
 export async function runNfsServer(
   options: NfsServeOptions,
-  states: string,
+  { states, keepers }: { readonly states: string; readonly keepers: string },
   interrupted: AbortSignal,
   ready: (served: NfsServed) => void,
 ): Promise<number> {
@@ -25,7 +26,7 @@ export async function runNfsServer(
   // Gone already, while this was being loaded. Without a channel it is neither.
   if (process.connected === false) tell();
   const plan = await planNfsServer(options, states);
-  const server = await started(plan, options);
+  const server = await started(plan, options, keepers);
   ready(await describeServed(plan, options, server));
   // Whoever is gone meanwhile need not be told; without somebody to hear of it, the failure would end the process.
   process.send?.({ ready: true }, undefined, {}, () => undefined);
@@ -34,16 +35,17 @@ export async function runNfsServer(
   return 0;
 }
 
-async function started(plan: NfsPlan, options: NfsServeOptions): Promise<NfsServer> {
+async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string): Promise<NfsServer> {
   const log = createLog('warn', process.stderr);
-  const uids = [process.geteuid?.() ?? 0, 0];
+  // The data path of this machine has a user of its own, and speaks for whoever uses the mounts that root made.
+  const uids = (): readonly number[] => [process.geteuid?.() ?? 0, 0, knownKeeperUser(keepers) ?? 0];
   const { directory, state, path, networks, squash, anonymous, tls, port } = plan;
   const { users, groups, readOnly, privilegedPorts, portmapper } = options;
   const about: NfsServerOptions = {
     clock: systemClock(),
     ...{ directory, state, path, networks, squash, anonymous, tls, users, groups, readOnly, privilegedPorts, port },
     ...(portmapper === undefined ? {} : { portmap: { port: portmapper } }),
-    ...(plan.isOwnOnly ? { mayConnect: (socket) => isFrom(uids, socket) } : {}),
+    ...(plan.isOwnOnly ? { mayConnect: (socket) => isFrom(uids(), socket) } : {}),
     durable: !options.async,
     ownsProcess: true,
     onError: (what, cause) => log.warn(what, { error: cause }),
@@ -52,7 +54,7 @@ async function started(plan: NfsPlan, options: NfsServeOptions): Promise<NfsServ
     return await createNfsServer({ ...about, host: plan.host });
   } catch (cause) {
     const hasNoIpv6 = cause instanceof Error && 'code' in cause && cause.code === 'EAFNOSUPPORT';
-    if (hasNoIpv6 && plan.host === everywhere) return await started({ ...plan, host: '0.0.0.0' }, options);
+    if (hasNoIpv6 && plan.host === everywhere) return await started({ ...plan, host: '0.0.0.0' }, options, keepers);
     throw cannotStart(cause, { host: plan.host, port, portmapper });
   }
 }

@@ -51,7 +51,8 @@ function storeNameFor(directory: string): string {
 
 function whoMay({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
   if (isOwnOnly) {
-    const who = process.geteuid?.() === 0 ? "root's processes" : "your own processes, and root's";
+    const who =
+      process.geteuid?.() === 0 ? "root's processes, and Stowage's data path," : "your own processes, and root's,";
     return `${who} on this machine; for others add: --allow 192.168.1.0/24`;
   }
   return [

@@ -16,6 +16,9 @@ export interface StateFolder {
   readonly nfs: { readonly exported: string; readonly state: string };
 }
 
+/** Of the data paths' keepers, beside the socket. */
+export const keepersFolder = (socket: string): string => join(dirname(socket), 'keepers');
+
 /** Makes what is missing. Symbolic links are resolved once, since the mount table shows real paths. */
 export async function prepareState(wanted: string, socket: string): Promise<StateFolder> {
   try {

@@ -11,7 +11,8 @@ import { startKeeper } from '#keeper/start.ts';
 import { isErrno } from '../mounter/paths.ts';
 import { searchPath } from '../mounter/tools.ts';
 import { keeperFailure } from './errors.ts';
-import { type KeeperRights, keeperRights, nobody } from './rights.ts';
+import { type KeeperRights, keeperRights } from './rights.ts';
+import { keeperUser } from './user.ts';
 
 /** What makes a mount need another keeper than the rest: where its connections start, and with which right. */
 export interface KeeperKind {
@@ -81,7 +82,8 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
   const kindOf = async (name: string): Promise<KeeperKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
 
   /** Undefined: nobody listens there. */
-  function connect(slot: Slot, user: number): KeeperClient | undefined {
+  async function connect(slot: Slot): Promise<KeeperClient | undefined> {
+    const user = await keeperUser(folder);
     try {
       const client: KeeperClient = connectKeeper({
         ...{ path: socketOf(slot.name), user, clock, version },
@@ -106,7 +108,10 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
   }
 
   async function rightsFor({ privilegedPorts }: KeeperKind): Promise<KeeperRights> {
-    const rights = await keeperRights({ privilegedPorts, paths: [folder, program, process.execPath] });
+    const rights = await keeperRights({
+      ...{ user: await keeperUser(folder), privilegedPorts },
+      paths: [folder, program, process.execPath],
+    });
     if (rights.why !== undefined && !told.has(rights.why)) {
       told.add(rights.why);
       log.info('the data path runs as root, without rights', { why: rights.why });
@@ -137,23 +142,25 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
 
   async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
     using _ = await opening.hold([slot.name], signal);
-    const there = slot.client ?? connect(slot, nobody);
+    const there = slot.client ?? (await connect(slot));
     if (there !== undefined) return there;
     await start(slot, kind, signal);
-    const started = connect(slot, nobody);
+    const started = await connect(slot);
     if (started === undefined) throw new KeeperError('gone', 'the keeper has gone');
     return started;
   }
 
   /** Of those that run, in use by this process or not. */
   async function running(signal: AbortSignal): Promise<readonly Slot[]> {
-    const names = (await readdir(folder).catch(() => [])).filter((name) => !name.includes('.'));
+    const names = (await readdir(folder).catch(() => [])).filter(
+      (name) => /^(host|net-)/.test(name) && !name.includes('.'),
+    );
     const found: Slot[] = [];
     for (const name of names) {
       const slot = slotOf(name);
       using _ = await opening.hold([name], signal);
       try {
-        if (slot.client !== undefined || connect(slot, nobody) !== undefined) found.push(slot);
+        if (slot.client !== undefined || (await connect(slot)) !== undefined) found.push(slot);
       } catch (cause) {
         log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
         found.push(slot);
@@ -219,7 +226,7 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
       // The one before closes its end; until then it would be asked.
       slot.client = undefined;
       before?.[Symbol.dispose]();
-      const client = connect(slot, nobody);
+      const client = await connect(slot);
       if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
       if (((await client.status(signal)).mounts ?? 0) > 0) await client.upgrade(program, signal);
     } catch (cause) {

@@ -12,24 +12,25 @@ export interface KeeperRights {
 }
 
 export interface WantedRights {
+  /** Who exists for this alone. */
+  readonly user: number;
   /** To connect from ports below 1024. */
   readonly privilegedPorts: boolean;
   /** What that user must be able to reach, or at least to pass. */
   readonly paths: readonly string[];
 }
 
-export const nobody = 65_534;
 /** Above what the kernel never chooses: something must be left for it. */
 const oomScore = -900;
 
 /**
- * Nobody, with no rights at all but what the store's options ask for. Where nobody cannot even read the program, for example
+ * A user of its own, with no rights at all but what the store's options ask for. Where it cannot even read the program, for example
  * in root's home, it is root without any rights: still unable to mount, to trace others or to take back what it lost, but the
  * owner of root's files. That is told, since it is not what a server should run with.
  */
-export async function keeperRights({ privilegedPorts, paths }: WantedRights): Promise<KeeperRights> {
+export async function keeperRights({ user: own, privilegedPorts, paths }: WantedRights): Promise<KeeperRights> {
   const closed = await firstClosed(paths);
-  const user = closed === undefined ? nobody : 0;
+  const user = closed === undefined ? own : 0;
   const rights = privilegedPorts ? ['+net_bind_service'] : [];
   const identity = user === 0 ? [] : [`--reuid=${user}`, `--regid=${user}`, '--clear-groups'];
   const kept = user === 0 || !privilegedPorts ? [] : [`--ambient-caps=${rights.join(',')}`];
@@ -43,7 +44,7 @@ export async function keeperRights({ privilegedPorts, paths }: WantedRights): Pr
       ...['--no-new-privs', `--inh-caps=${['-all', ...rights].join(',')}`, ...kept],
       ...[`--bounding-set=${['-all', ...rights].join(',')}`, '--'],
     ],
-    why: closed === undefined ? undefined : `user nobody may not pass ${closed}`,
+    why: closed === undefined ? undefined : `other users may not pass ${closed}`,
   };
 }
 

@@ -5,14 +5,14 @@ import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
 import { installation, type Tool, tools } from '../mounter/tools.ts';
 import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './look.ts';
 
+const wanted = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [Tool, (typeof tools)[Tool]][];
+
 export const programs: Check = async (look) => {
   const folders = look.path.split(':').filter((folder) => folder !== '');
   return await Promise.all(
-    Object.keys(tools).map(async (name) => {
-      const tool = name as Tool;
-      const needed = tool === 'mount' || tool === 'umount';
+    wanted.map(async ([tool, { for: use }]) => {
       const lacking = (why: string): Finding =>
-        (needed ? no : warn)(tool, `${why}${needed ? '' : ' (image volumes need it)'}`, installation(tool));
+        use === 'mounting' ? no(tool, why, installation(tool)) : warn(tool, `${why} (for ${use})`, installation(tool));
       for (const folder of folders) {
         const file = join(folder, tool);
         if (!(await isThere(file, constants.X_OK))) continue;

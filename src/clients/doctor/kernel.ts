@@ -25,21 +25,15 @@ function version(release: string): readonly Finding[] {
   const [major = 0, minor = 0] = release.split(/[.-]/).map(Number);
   const atLeast = (wantMajor: number, wantMinor: number): boolean =>
     major > wantMajor || (major === wantMajor && minor >= wantMinor);
-  const age = atLeast(5, 8)
-    ? yes('kernel', `Linux ${release}`)
-    : warn(
-        'kernel',
-        `Linux ${release} is older than 5.8`,
-        'Upgrade the kernel: loop devices are set up in one step since 5.8.',
-      );
-  const resend = atLeast(6, 9)
-    ? yes('FUSE resend', 'the kernel can send requests again to a restarted data path')
-    : warn(
-        'FUSE resend',
-        `Linux ${release} cannot send FUSE requests again (6.9 can)`,
-        'Upgrade to Linux 6.9 or later; until then a data path that crashes makes its open requests fail.',
-      );
-  return [age, resend];
+  return [
+    atLeast(5, 8)
+      ? yes('kernel', `Linux ${release}`)
+      : warn(
+          'kernel',
+          `Linux ${release} is older than 5.8`,
+          'Upgrade the kernel: loop devices are set up in one step since 5.8.',
+        ),
+  ];
 }
 
 async function capability(look: Look): Promise<Finding> {

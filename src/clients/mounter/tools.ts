@@ -1,17 +1,18 @@
-/** The programs of the host that are run, and the packages that bring them. */
+/** The programs of the host that are run, the packages that bring them, and what cannot be had without them. */
 export const tools = {
-  mount: { debian: 'mount', alpine: 'mount' },
-  umount: { debian: 'mount', alpine: 'umount' },
-  losetup: { debian: 'mount', alpine: 'losetup' },
-  'mkfs.xfs': { debian: 'xfsprogs', alpine: 'xfsprogs' },
-  xfs_growfs: { debian: 'xfsprogs', alpine: 'xfsprogs-extra' },
-  xfs_repair: { debian: 'xfsprogs', alpine: 'xfsprogs' },
-  'mkfs.ext4': { debian: 'e2fsprogs', alpine: 'e2fsprogs' },
-  resize2fs: { debian: 'e2fsprogs', alpine: 'e2fsprogs-extra' },
-  e2fsck: { debian: 'e2fsprogs', alpine: 'e2fsprogs' },
-  setpriv: { debian: 'util-linux', alpine: 'setpriv' },
-  'mount.nfs': { debian: 'nfs-common', alpine: 'nfs-utils' },
-} as const satisfies Record<string, { debian: string; alpine: string }>;
+  mount: { debian: 'mount', alpine: 'mount', for: 'mounting' },
+  umount: { debian: 'mount', alpine: 'umount', for: 'mounting' },
+  losetup: { debian: 'mount', alpine: 'losetup', for: 'image volumes' },
+  'mkfs.xfs': { debian: 'xfsprogs', alpine: 'xfsprogs', for: 'image volumes' },
+  xfs_growfs: { debian: 'xfsprogs', alpine: 'xfsprogs-extra', for: 'image volumes' },
+  xfs_repair: { debian: 'xfsprogs', alpine: 'xfsprogs', for: 'image volumes' },
+  'mkfs.ext4': { debian: 'e2fsprogs', alpine: 'e2fsprogs', for: 'image volumes' },
+  resize2fs: { debian: 'e2fsprogs', alpine: 'e2fsprogs-extra', for: 'image volumes' },
+  e2fsck: { debian: 'e2fsprogs', alpine: 'e2fsprogs', for: 'image volumes' },
+  setpriv: { debian: 'util-linux', alpine: 'setpriv', for: 'mounting volumes of NFS stores' },
+  // Only where an administrator asks for it, so nobody else need hear of it.
+  'mount.nfs': { debian: 'nfs-common', alpine: 'nfs-utils', for: undefined },
+} as const satisfies Record<string, { debian: string; alpine: string; for: string | undefined }>;
 
 export type Tool = keyof typeof tools;
 

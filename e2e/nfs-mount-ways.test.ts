@@ -1,0 +1,93 @@
+import { execFile } from 'node:child_process';
+import { copyFile, mkdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type FarNetwork, makeFarNetwork } from '#testing/network-namespaces.ts';
+import { dataPath, mountsIn, place, serving, started, succeeds } from './nfs-mounted.ts';
+import { ground } from './nfs-serve.ts';
+
+const run = promisify(execFile);
+
+/** That the files of the volume are those of the server, both ways. */
+async function isShown(at: string, exported: string): Promise<void> {
+  await run('sh', ['-c', 'echo here > "$1/from-here"', 'sh', at], { timeout: 10_000 });
+  expect(await readFile(join(exported, 'from-here'), 'utf8')).toBe('here\n');
+  await writeFile(join(exported, 'from-there'), 'there\n');
+  expect((await run('cat', [join(at, 'from-there')], { timeout: 10_000 })).stdout).toBe('there\n');
+}
+
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse'))('the way to the server', () => {
+  test('in private: the data path is told the certificates, and nobody else', { timeout: 60_000 }, async () => {
+    const { top: own, exported, serve } = await ground();
+    const [cert, key] = [join(own, 'server.pem'), join(own, 'server.key')];
+    await run('openssl', [
+      ...['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'],
+      ...['-subj', '/CN=127.0.0.1', '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', cert],
+    ]);
+    const where = await place();
+    const served = await serve(['--tls-cert', cert, '--tls-key', key], { env: { STOWAGE_SOCKET: where.socket } });
+    const tls = join(where.top, 'tls');
+    await mkdir(tls, { mode: 0o700 });
+    await copyFile(cert, join(tls, 'ca.pem'));
+    const server = await started(where);
+    await succeeds(server, 'store', 'add', 'silver', served.uri.replace('tls=on', `tls=${tls}`));
+    await succeeds(server, 'volume', 'create', 'silver/photos');
+    const at = join(where.top, 'mnt');
+    await succeeds(server, 'mount', 'silver/photos', at);
+    await isShown(at, join(exported, 'photos'));
+    const { pid } = await serving(server);
+    process.kill(pid, 'SIGKILL');
+    await isShown(at, join(exported, 'photos'));
+    await succeeds(server, 'unmount', at);
+    expect(mountsIn(where.top)).toEqual([]);
+  });
+
+  test('from a port below 1024, with that right and no other', { timeout: 60_000 }, async () => {
+    const { exported, serve } = await ground();
+    const where = await place();
+    const served = await serve([], { env: { STOWAGE_SOCKET: where.socket } });
+    const server = await started(where);
+    await succeeds(server, 'store', 'add', 'silver', `${served.uri}&sourceport=privileged`);
+    await succeeds(server, 'volume', 'create', 'silver/photos');
+    const at = join(where.top, 'mnt');
+    await succeeds(server, 'mount', 'silver/photos', at);
+    await isShown(at, join(exported, 'photos'));
+    const { pid } = await serving(server);
+    const status = await readFile(`/proc/${pid}/status`, 'utf8');
+    // Bit 10: CAP_NET_BIND_SERVICE.
+    expect(status).toMatch(/^CapEff:\t0{13}400$/m);
+    expect(status).toMatch(/^CapBnd:\t0{13}400$/m);
+    expect(status).toMatch(/^Uid:\t6[1-5]\d{3}\t/m);
+    await succeeds(server, 'unmount', at);
+  });
+});
+
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns'))('a store in another network', () => {
+  let far: FarNetwork;
+  beforeAll(async () => {
+    far = await makeFarNetwork();
+  });
+  afterAll(() => far[Symbol.asyncDispose]());
+
+  test('is mounted from there, by a data path of its own', { timeout: 60_000 }, async () => {
+    const where = await place();
+    const server = await started(where);
+    const ports = `port=${far.port}&mountport=${far.port}`;
+    await succeeds(server, 'store', 'add', 'far', `nfs://${far.host}/export?${ports}&network=netns:${far.name}`);
+    await succeeds(server, 'volume', 'create', 'far/photos');
+    const at = join(where.top, 'mnt');
+    await succeeds(server, 'mount', 'far/photos', at);
+    await isShown(at, join(far.exported, 'photos'));
+    const { pid } = await serving(server);
+    const namespaceOf = async (of: string): Promise<string> => (await run('readlink', [`/proc/${of}/ns/net`])).stdout;
+    expect(await namespaceOf(String(pid))).not.toBe(await namespaceOf('self'));
+    process.kill(pid, 'SIGKILL');
+    await isShown(at, join(far.exported, 'photos'));
+    await succeeds(server, 'client', 'upgrade');
+    await isShown(at, join(far.exported, 'photos'));
+    await succeeds(server, 'unmount', at);
+    expect(await dataPath(server)).toMatchObject({ mounts: 0 });
+  });
+});

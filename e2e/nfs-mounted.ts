@@ -1,0 +1,121 @@
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { chmod, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { request } from 'node:http';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { expect, onTestFinished } from 'vitest';
+import { type Stowage, startStowage } from './stowage.ts';
+
+const run = promisify(execFile);
+export const patience = { timeout: 20_000, interval: 50 };
+
+export interface DataPath {
+  readonly state: string;
+  readonly mounts: number;
+  readonly pid: number;
+  readonly standby: boolean;
+  readonly takeovers: number;
+}
+
+export interface Place {
+  readonly top: string;
+  readonly state: string;
+  readonly socket: string;
+}
+
+/** A folder that everybody may pass, as the usual ones: so the data path runs as nobody. */
+export async function place(): Promise<Place> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'st-mnt-')));
+  await chmod(top, 0o755);
+  onTestFinished(async () => {
+    for (const at of mountsIn(top)) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+    for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
+    await rm(top, { recursive: true, force: true });
+  });
+  return { top, state: join(top, 's'), socket: join(top, 'r', 'stowage.sock') };
+}
+
+export const mountsIn = (top: string): readonly string[] =>
+  readFileSync('/proc/self/mounts', 'utf8')
+    .split('\n')
+    .flatMap((line) => (line.split(' ')[1]?.startsWith(`${top}/`) === true ? (line.split(' ')[1] ?? '') : []))
+    .toReversed();
+
+/** Keepers say in which folder they are; what they started ends with them, or by itself. */
+export function keeperPids(top: string): readonly number[] {
+  const folder = join(top, 'r', 'keepers');
+  const logs = existsSync(folder) ? readdirSync(folder).map((name) => join(folder, name, 'log')) : [];
+  const told = logs.flatMap((log) => (existsSync(log) ? [readFileSync(log, 'utf8')] : []));
+  const all = told.flatMap((text) =>
+    [...text.matchAll(/"(?:keeper|dataPath|pid)":(\d+)/g)].map(([, pid]) => Number(pid)),
+  );
+  return [...new Set(all)].filter((pid) => pid > 1 && isOurs(pid));
+}
+
+export function isOurs(pid: number): boolean {
+  try {
+    return /^stowage (keeper|data path)/.test(readFileSync(`/proc/${pid}/cmdline`, 'utf8'));
+  } catch {
+    return false;
+  }
+}
+
+export async function started({ state, socket }: Place): Promise<Stowage> {
+  const server = await startStowage({ state, socket });
+  onTestFinished(() => server.stop());
+  return server;
+}
+
+export async function dataPath(server: Stowage): Promise<DataPath | undefined> {
+  const { body } = await server.api('GET', '/v1/client');
+  return (body['items'] as readonly DataPath[])[0];
+}
+
+export const serving = (server: Stowage): Promise<DataPath> =>
+  expect
+    .poll(() => dataPath(server), patience)
+    .toMatchObject({ state: expect.stringMatching(/serving|failing/), standby: true })
+    .then(async () => (await dataPath(server)) as DataPath);
+
+export async function succeeds(server: Stowage, ...args: string[]): Promise<string> {
+  const { status, stdout, stderr } = await server.cli(...args);
+  expect(status, `${args.join(' ')}: ${stderr}`).toBe(0);
+  return stdout;
+}
+
+/** What the server says of itself, from now on. */
+export function follow(socketPath: string): () => string {
+  let said = '';
+  const asking = request({ socketPath, path: '/v1/events', headers: { accept: 'text/event-stream' } }, (answer) => {
+    answer.on('data', (chunk: Buffer) => {
+      said += String(chunk);
+    });
+    answer.on('error', () => undefined);
+  });
+  asking.on('error', () => undefined).end();
+  onTestFinished(() => void asking.destroy());
+  return () => said;
+}
+
+/** Writes a line a second part, with fsync, and says which; ends with the first error. */
+export function writer(file: string): { readonly ended: Promise<string>; readonly count: () => number; stop(): void } {
+  const program = `
+    const { openSync, writeSync, fsyncSync } = require('node:fs');
+    const fd = openSync(process.argv[1], 'a');
+    for (let i = 1; ; i++) { writeSync(fd, i + '\\n'); fsyncSync(fd); console.log(i); }`;
+  const child = spawn(process.execPath, ['-e', program, file], { stdio: ['ignore', 'pipe', 'pipe'] });
+  let said = '';
+  let last = 0;
+  child.stdout.on('data', (chunk: Buffer) => {
+    last = Number(String(chunk).trim().split('\n').at(-1));
+  });
+  child.stderr.on('data', (chunk: Buffer) => {
+    said += String(chunk);
+  });
+  const ended = once(child, 'close').then(() => said);
+  onTestFinished(() => void child.kill('SIGKILL'));
+  return { ended, count: () => last, stop: () => void child.kill('SIGKILL') };
+}

@@ -1,0 +1,66 @@
+import { existsSync, lstatSync, readFileSync } from 'node:fs';
+import { mkdir, open, readdir, readFile, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isErrno } from '../mounter/paths.ts';
+
+/** For users who exist only while a service runs (systemd.exec(5), DynamicUser=): no login, no files of others. */
+const range = { first: 61_184, last: 65_519 } as const;
+
+const fileIn = (folder: string): string => join(folder, 'user');
+
+/**
+ * The user that keepers and data paths of this Stowage run as, and nobody else: whoever has the same user could reach
+ * into them. Chosen once, for as long as the folder lives.
+ */
+export async function keeperUser(folder: string): Promise<number> {
+  const known = knownKeeperUser(folder);
+  if (known !== undefined) return known;
+  await mkdir(folder, { recursive: true, mode: 0o711 });
+  const chosen = await freeUser();
+  try {
+    await using file = await open(fileIn(folder), 'wx', 0o644);
+    await file.writeFile(`${chosen}\n`);
+    return chosen;
+  } catch (cause) {
+    if (!isErrno(cause, 'EEXIST')) throw cause;
+    const other = knownKeeperUser(folder);
+    if (other !== undefined) return other;
+    // Left empty by a crash: nothing runs as anybody yet.
+    await using file = await open(fileIn(folder), 'w', 0o644);
+    await file.writeFile(`${chosen}\n`);
+    return chosen;
+  }
+}
+
+/** Undefined: none was chosen yet. */
+export function knownKeeperUser(folder: string): number | undefined {
+  const path = fileIn(folder);
+  if (!existsSync(path)) return undefined;
+  const { uid, mode } = lstatSync(path);
+  const chosen = Number(readFileSync(path, 'utf8').trim() || Number.NaN);
+  const isTrusted = (uid === 0 || uid === process.getuid?.()) && (mode & 0o022) === 0;
+  return isTrusted && chosen >= range.first && chosen <= range.last ? chosen : undefined;
+}
+
+async function freeUser(): Promise<number> {
+  const accounts = (await readFile('/etc/passwd', 'utf8').catch(() => ''))
+    .split('\n')
+    .map((line) => line.split(':')[2]);
+  const processes = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
+  const owners = await Promise.all(
+    processes.map((pid) =>
+      stat(`/proc/${pid}`).then(
+        ({ uid }) => uid,
+        () => 0,
+      ),
+    ),
+  );
+  const taken = new Set([...accounts.map(Number), ...owners]);
+  const count = range.last - range.first + 1;
+  const from = Math.floor(Math.random() * count);
+  for (let i = 0; i < count; i++) {
+    const candidate = range.first + ((from + i) % count);
+    if (!taken.has(candidate) && !existsSync(`/run/systemd/dynamic-uid/${candidate}`)) return candidate;
+  }
+  throw new Error('every user for services is taken');
+}
