@@ -1,6 +1,8 @@
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { stowageError } from './errors.ts';
 import { stageKey } from './keys.ts';
 import type { NodeName, Source, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
@@ -48,6 +50,7 @@ const settingKey = 'uses.unsaid';
 const settleMs = 3_000;
 const renewMs = 20_000;
 const inParallel = 8;
+const unending = new AbortController().signal;
 
 export function createOwnUses({ records, operations, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
   const { settings, mounts } = records;
@@ -65,7 +68,11 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
     users: users.map(({ kind, name }) => ({ kind, name })),
   });
 
+  /** One after the other for a volume: what was given up on may still be said, and must not come after what follows. */
+  const turns = createKeyedLock();
+
   async function say(ref: VolumeRef, store: Store, scope: Scope): Promise<void> {
+    using _ = await turns.hold([ref.id], scope.signal);
     const users = mounts.of(ref.id).map((mount) => mount.user);
     if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
     else await store.uses?.remove(ref.id, instance, scope);
@@ -93,6 +100,7 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
       const users = [...mounts.of(volume.id).map((mount) => mount.user), by];
       // Remembered first: after a crash it is not known whether it was said.
       remember({ id: volume.id, name: volume.name, store: volume.store });
+      using _ = await turns.hold([volume.id], scope.signal);
       await store.uses.put(volume, useBy(users), scope);
     },
     settle: async (id, scope) => {
@@ -101,8 +109,9 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
       const what = volume === undefined ? known : { id, name: volume.name, store: volume.store };
       if (what === undefined) return;
       remember(what);
-      using limit = clock.deadline(settleMs, scope.signal);
-      await sayIfOpen(what, { ...scope, signal: limit.signal }).catch((thrown: unknown) => complain(what, thrown));
+      // It goes on after that: a call to a server has its own deadline.
+      const saying = sayIfOpen(what, { ...scope, signal: unending }).catch((thrown: unknown) => complain(what, thrown));
+      await endsWithin(saying, settleMs, clock);
     },
     end: async (ref, store, scope) => {
       if (store.uses === undefined || !unsaid().some(({ id }) => id === ref.id)) return;
