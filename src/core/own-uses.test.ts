@@ -1,0 +1,152 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import { silentLog } from '#base/log.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { Mount, NodeName, Source, StoreName, Use, User, Volume } from './model.ts';
+import { newVolumeId, volumeName } from './names.ts';
+import type { Operations } from './operations.ts';
+import { createOwnUses, type OwnUses } from './own-uses.ts';
+import type { Records, Store, Uses } from './ports.ts';
+import type { Stores } from './stores.ts';
+
+const node = 'here' as NodeName;
+const userAt = (path: string): User => ({ kind: 'path', name: path, node });
+
+let records: Records;
+/** What the store says of the volume's hosts. */
+let said: Map<string, Use>;
+let isDown: boolean;
+let isHung: boolean;
+let hung: (() => void)[];
+let volume: Volume;
+
+const answered = async <T>(answer: () => T): Promise<T> => {
+  if (isHung) await new Promise<void>((resolve) => hung.push(resolve));
+  if (isDown) throw new Error('the server does not answer');
+  return answer();
+};
+const uses: Uses = {
+  put: (_volume, use) => answered(() => void said.set(use.host, use)),
+  remove: (_id, host) => answered(() => void said.delete(host)),
+  list: async () => [],
+  takeWriter: async () => undefined,
+  dropWriter: async () => undefined,
+};
+const store = { name: 'silver' as StoreName, uses } as unknown as Store;
+
+beforeEach(() => {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-own-uses-'));
+  records = openRecords(join(folder, 'state.db'));
+  onTestFinished(() => {
+    records.close();
+    rmSync(folder, { recursive: true });
+  });
+  [said, isDown, isHung, hung] = [new Map(), false, false, []];
+  volume = {
+    ...{ id: newVolumeId(), name: volumeName('photos'), store: store.name, bytes: undefined, access: 'filesystem' },
+    ...{ labels: {}, createdAt: 1, revision: 1, requestId: 'r', instance: 'i', enforce: false },
+  } as Volume;
+  records.volumes.put(volume);
+});
+
+/** As after each start. */
+function started(clock = systemClock()): OwnUses {
+  const locks = createKeyedLock();
+  const stores = {
+    list: () => [{ config: { name: store.name } }],
+    use: (_name: string, work: (one: Store) => Promise<unknown>) => work(store),
+  };
+  return createOwnUses({
+    ...{ records, clock, log: silentLog(), instance: 'host-1', node },
+    operations: { lock: (keys, signal) => locks.hold(keys, signal) } as Operations,
+    stores: () => stores as unknown as Stores,
+  });
+}
+
+const source = { kind: 'nfs', hosts: ['filer'], path: '/export/photos' } as unknown as Source;
+const mountAt = (target: string): Mount => ({
+  ...{ volumeId: volume.id, source, target, readOnly: false, user: userAt(target), since: 1, madeTarget: true },
+});
+const names = (): readonly string[] | undefined => said.get('host-1')?.users.map(({ name }) => name);
+
+test('each user is said before its mount, and the rest when one is gone', async () => {
+  const own = started();
+  for (const target of ['/a', '/b']) {
+    await own.begin(volume, store, userAt(target), scope);
+    expect(names()).toContain(target);
+    records.mounts.put(mountAt(target));
+  }
+  expect(names()).toEqual(['/a', '/b']);
+  records.mounts.remove('/a');
+  await own.settle(volume.id, scope);
+  expect(names()).toEqual(['/b']);
+  records.mounts.remove('/b');
+  await own.settle(volume.id, scope);
+  expect(said.size).toBe(0);
+});
+
+test('a store that does not answer keeps the mount from being made', async () => {
+  isDown = true;
+  await expect(started().begin(volume, store, userAt('/a'), scope)).rejects.toThrow('does not answer');
+});
+
+test('a store that does not answer at an unmount is told later, also by the next start', async () => {
+  const own = started();
+  await own.begin(volume, store, userAt('/a'), scope);
+  isDown = true;
+  await own.settle(volume.id, scope);
+  expect(names()).toEqual(['/a']);
+  await started().renew(scope);
+  expect(names()).toEqual(['/a']);
+  isDown = false;
+  await started().renew(scope);
+  expect(said.size).toBe(0);
+});
+
+test('a mount that a crash cut off leaves no record for ever', async () => {
+  await started().begin(volume, store, userAt('/a'), scope);
+  await started().renew(scope);
+  expect(said.size).toBe(0);
+});
+
+test('what is used is said again, and that it was broken by somebody does not matter', async () => {
+  const own = started();
+  await own.begin(volume, store, userAt('/a'), scope);
+  records.mounts.put(mountAt('/a'));
+  said.clear();
+  await own.renew(scope);
+  expect(names()).toEqual(['/a']);
+});
+
+test('a server that hangs is not waited for, and what it does late does not undo what follows', async () => {
+  const clock = createFakeClock();
+  const own = started(clock);
+  await own.begin(volume, store, userAt('/a'), scope);
+  isHung = true;
+  const settling = own.settle(volume.id, scope);
+  await expect.poll(() => hung.length).toBe(1);
+  clock.advance(3_001);
+  await settling;
+  expect(names()).toEqual(['/a']);
+  isHung = false;
+  const beginning = own.begin(volume, store, userAt('/b'), scope);
+  for (const goOn of hung) goOn();
+  await beginning;
+  expect(names()).toEqual(['/b']);
+});
+
+test('before a deletion only what was left unsaid is asked for', async () => {
+  const own = started();
+  isDown = true;
+  await own.end(volume, store, scope);
+  isDown = false;
+  await own.begin(volume, store, userAt('/a'), scope);
+  await own.end(volume, store, scope);
+  expect(said.size).toBe(0);
+});
