@@ -48,7 +48,8 @@ export async function ground(): Promise<Ground> {
   };
 }
 
-async function serve(args: readonly string[], how: ServeOptions): Promise<Serving> {
+/** As it is called, and ended with the test. */
+export async function serve(args: readonly string[], how: ServeOptions = {}): Promise<Serving> {
   const [file = program, ...first] = how.command ?? [program];
   const child = spawn(file, [...first, ...args], {
     stdio: ['ignore', 'pipe', 'pipe', ...(how.channel === true ? (['ipc'] as const) : [])],

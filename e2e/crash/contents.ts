@@ -7,8 +7,6 @@ export interface Known {
   readonly store: string;
   readonly layout: 'directory' | 'image';
   readonly access: 'filesystem' | 'block';
-  /** Cannot be mounted yet. */
-  readonly isRemote: boolean;
   name: string;
   bytes: bigint | undefined;
   /** Written into the volume when it was mounted; must be there ever after. */

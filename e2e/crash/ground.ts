@@ -4,9 +4,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
-import { systemClock } from '#base/clock.ts';
 import { readMountTable } from '#clients/mounter/mountinfo.ts';
-import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { serve } from '../nfs-serve.ts';
 import { contents } from './contents.ts';
 import type { Store } from './workload.ts';
 
@@ -51,23 +50,13 @@ export async function createGround(): Promise<Ground> {
   await promisify(execFile)('mkfs.ext4', ['-q', '-d', at('inside'), at('template.img'), '16M'], { timeout: 30_000 });
   await rm(at('inside'), { recursive: true });
 
-  // It outlives every Stowage that is killed.
-  const server = await createNfsServer({
-    ...{
-      clock: systemClock(),
-      directory: at('remote'),
-      state: at('nfs-state'),
-      port: 0,
-      path: '/export',
-      squash: 'none',
-    },
-    onError: (what, cause) => {
-      throw new Error(what, { cause });
-    },
-  });
+  // It outlives every Stowage that is killed. Not in this process, whose threads wait for what is mounted of it.
+  const server = await serve([
+    ...['--json', 'nfs', 'serve', at('remote'), '--state', at('nfs-state'), '--port', '0', '--async'],
+  ]);
   const uriOf = (one: Store): string =>
     one.isRemote
-      ? `nfs://${server.host}/export/${one.name}?port=${server.port}&mountport=${server.port}&onDelete=${one.onDelete}`
+      ? `nfs://127.0.0.1/export/${one.name}?port=${server.port}&mountport=${server.port}&onDelete=${one.onDelete}`
       : `local://${one.root}?layout=${one.layout}&onDelete=${one.onDelete}`;
   const lines = [...stores, contested].map((one) => `  ${one.name}: ${uriOf(one)}`);
   const config = at('stowage.yaml');
@@ -80,7 +69,7 @@ export async function createGround(): Promise<Ground> {
   };
   await changeConfig();
   const folders = { state: at('state'), mounts: at('mounts'), extras: at('extras'), template: at('template.img') };
-  return { top, config, stores, contested, changeConfig, ...folders, end: () => server.close() };
+  return { top, config, stores, contested, changeConfig, ...folders, end: async () => void (await server.end()) };
 }
 
 export async function loopsOn(folder: string): Promise<string[]> {

@@ -104,7 +104,6 @@ function createChanging({ ask, model, freshName, random, stores, template, extra
       access,
       bytes,
       marker,
-      isRemote: store.isRemote,
       mountedAt: undefined,
     });
     return true;
@@ -222,10 +221,7 @@ function createMounting({ ask, model, freshName, random, mounts }: Hands) {
   }
   const actions: Actions = {
     mount: async () => {
-      const volume = pick(
-        unmounted(model).filter(({ isRemote }) => !isRemote),
-        random,
-      );
+      const volume = pick(unmounted(model), random);
       if (volume === undefined) return false;
       await mount(volume, volume.access === 'filesystem' && random() < 0.3);
       return true;

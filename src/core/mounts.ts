@@ -85,6 +85,8 @@ export function createMounts(parts: MountParts): Mounts {
       const others = seen.filter((at) => !ours.has(at));
       const users = [...recorded.map((mount) => mount.user), ...others.map((at) => pathUser(at, parts.node))];
       if (users.length > 0) throw inUse(volume, verb, users);
+      // Of a use that ended and could not be taken back then, the store must not hear of it now.
+      await uses.end(volume, store, scope);
     },
     mountedOn: (store) =>
       records.mounts
@@ -105,7 +107,6 @@ function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses)
   const { records, operations, mounter, clients } = parts;
   return {
     letGo: async (volume, store, scope) => {
-      await uses.end(volume, store, scope);
       if (mounter.unable !== undefined) return;
       const recorded = records.mounts.of(volume.id).length > 0;
       if (!recorded && !(await staging.isStaged(volume.id, scope))) return;

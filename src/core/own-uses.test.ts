@@ -21,6 +21,7 @@ const userAt = (path: string): User => ({ kind: 'path', name: path, node });
 let records: Records;
 /** What the store says of the volume's hosts. */
 let said: Map<string, Use>;
+let isConfigured: boolean;
 let isDown: boolean;
 let isHung: boolean;
 let hung: (() => void)[];
@@ -47,7 +48,7 @@ beforeEach(() => {
     records.close();
     rmSync(folder, { recursive: true });
   });
-  [said, isDown, isHung, hung] = [new Map(), false, false, []];
+  [said, isConfigured, isDown, isHung, hung] = [new Map(), true, false, false, []];
   volume = {
     ...{ id: newVolumeId(), name: volumeName('photos'), store: store.name, bytes: undefined, access: 'filesystem' },
     ...{ labels: {}, createdAt: 1, revision: 1, requestId: 'r', instance: 'i', enforce: false },
@@ -59,8 +60,11 @@ beforeEach(() => {
 function started(clock = systemClock()): OwnUses {
   const locks = createKeyedLock();
   const stores = {
-    list: () => [{ config: { name: store.name } }],
-    use: (_name: string, work: (one: Store) => Promise<unknown>) => work(store),
+    list: () => (isConfigured ? [{ config: { name: store.name } }] : []),
+    use: async (_name: string, work: (one: Store) => Promise<unknown>) => {
+      if (!isConfigured) throw new Error('there is no such store');
+      return await work(store);
+    },
   };
   return createOwnUses({
     ...{ records, clock, log: silentLog(), instance: 'host-1', node },
@@ -112,6 +116,19 @@ test('a store that does not answer at an unmount is told later, also by the next
 test('a mount that a crash cut off leaves no record for ever', async () => {
   await started().begin(volume, store, userAt('/a'), scope);
   await started().renew(scope);
+  expect(said.size).toBe(0);
+});
+
+test('an unmount that is completed before stores are opened is said when they are', async () => {
+  await started().begin(volume, store, userAt('/a'), scope);
+  records.mounts.put(mountAt('/a'));
+  await started().renew(scope);
+  records.mounts.remove('/a');
+  isConfigured = false;
+  const next = started();
+  await next.settle(volume.id, scope);
+  isConfigured = true;
+  await next.renew(scope);
   expect(said.size).toBe(0);
 });
 

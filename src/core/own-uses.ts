@@ -79,13 +79,12 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
     forget(ref.id);
   }
 
-  async function sayIfOpen(what: Unsaid, scope: Scope): Promise<void> {
-    if (
-      stores()
-        .list()
-        .every(({ config }) => config.name !== what.store)
-    )
-      return forget(what.id);
+  const isConfigured = (name: StoreName): boolean =>
+    stores()
+      .list()
+      .some(({ config }) => config.name === name);
+
+  async function sayTo(what: Unsaid, scope: Scope): Promise<void> {
     await stores().use(what.store, (store) => say(what, store, scope));
   }
 
@@ -110,7 +109,7 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
       if (what === undefined) return;
       remember(what);
       // It goes on after that: a call to a server has its own deadline.
-      const saying = sayIfOpen(what, { ...scope, signal: unending }).catch((thrown: unknown) => complain(what, thrown));
+      const saying = sayTo(what, { ...scope, signal: unending }).catch((thrown: unknown) => complain(what, thrown));
       await endsWithin(saying, settleMs, clock);
     },
     end: async (ref, store, scope) => {
@@ -126,7 +125,9 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
       await eachBounded([...all.values()], inParallel, async ({ id, name, store }) => {
         try {
           using _ = await operations.lock([stageKey(id)], limit.signal);
-          await sayIfOpen({ id, name, store }, within);
+          // Only here is that certain: at the start, stores are not there yet.
+          if (isConfigured(store)) await sayTo({ id, name, store }, within);
+          else forget(id);
         } catch (thrown) {
           complain({ id, name, store }, thrown);
         }
