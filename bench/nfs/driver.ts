@@ -31,6 +31,12 @@ export function startVolumes(side: 'store' | 'bare', target: Target, signal: Abo
   return start([process.execPath, program, side], target, side, signal);
 }
 
+/** The tasks of the data path's benchmark, by calls. */
+export function startRaw(server: Omit<Target, 'path'>, signal: AbortSignal): Driver {
+  const program = fileURLToPath(new URL('../datapath/raw.ts', import.meta.url));
+  return start([process.execPath, program], { ...server, path: '/' }, '', signal);
+}
+
 export function startLibnfs(target: Target, folder: string, signal: AbortSignal): Driver {
   const { tool, probe, command } = component('libnfs-bench');
   const why = probe();

@@ -1,6 +1,7 @@
 import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:fs';
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { cSource } from './c-source.ts';
 import { byTestbed, type Component, fails, missingPrograms, onPath, repository } from './component.ts';
 import { ganesha } from './ganesha.ts';
 import { goNfs } from './go-nfs.ts';
@@ -12,6 +13,7 @@ import { asOrdinaryUser } from './ordinary-user.ts';
 import { posixSuites } from './posix-suites.ts';
 import { rpcbind } from './rpcbind.ts';
 import { schemathesis } from './schemathesis.ts';
+import { sshfs } from './sshfs.ts';
 
 const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'ip'];
 
@@ -78,11 +80,29 @@ export const components = {
     command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
     packages: () => unlessOnPath(['ip', 'nsenter', 'setpriv'], ['iproute2', 'util-linux']),
   },
+  firewall: {
+    what: 'rules that lose or refuse packets, in a network namespace (iptables)',
+    probe: () => missingPrograms('iptables', 'unshare') ?? cannotFilter(),
+    command: 'npm run testbed, as root (in a container: --cap-add SYS_ADMIN --cap-add NET_ADMIN)',
+    packages: () => unlessOnPath(['iptables'], ['iptables']),
+  },
   fio: {
     what: 'fio, which writes, reads back and compares',
     probe: () => missingPrograms('fio'),
     command: byTestbed,
     packages: () => ['fio'],
+  },
+  'stress-ng': {
+    what: 'stress-ng, whose stressors do odd things to files and check what comes of it',
+    probe: () => missingPrograms('stress-ng'),
+    command: byTestbed,
+    packages: () => ['stress-ng'],
+  },
+  git: {
+    what: 'git, as people use it on a volume',
+    probe: () => missingPrograms('git'),
+    command: byTestbed,
+    packages: () => ['git'],
   },
   jq: {
     what: 'jq, as people use it on --json output',
@@ -122,6 +142,8 @@ export const components = {
   'go-nfs': goNfs,
   'nfs3-server': rustNfs,
   'posix-suites': posixSuites,
+  'c-source': cSource,
+  sshfs,
 } satisfies Readonly<Record<string, Component>>;
 
 export type ComponentName = keyof typeof components;
@@ -155,6 +177,11 @@ function cannotMount(): string | undefined {
 function cannotConnectNetworks(): string | undefined {
   const cable = ['link', 'add', 'stowage-a', 'type', 'veth', 'peer', 'name', 'stowage-b'];
   return fails('unshare', ['--net', onPath('ip') ?? 'ip', ...cable]);
+}
+
+function cannotFilter(): string | undefined {
+  const rule = ['-A', 'OUTPUT', '-p', 'tcp', '-j', 'REJECT', '--reject-with', 'tcp-reset'];
+  return fails('unshare', ['--net', onPath('iptables') ?? 'iptables', ...rule]);
 }
 
 function cannotOpen(path: string, how = 'r+'): string | undefined {

@@ -48,8 +48,9 @@ interface Known {
   /** When, in the order of events, anything was learned last. */
   order: number;
   epoch: number;
-  /** Changes of our own that are under way, and those that ended while others were. */
+  /** Changes of our own that are under way; where those that ended have led to, and those that do not follow on it yet. */
   changing: number;
+  reached: Attributes | undefined;
   readonly ended: Wcc[];
   isTorn: boolean;
   isTouched: boolean;
@@ -64,8 +65,8 @@ export interface AttributeCacheOptions {
   readonly ttlMs: number;
   /** Whether a node that is met for the first time has a name that is hidden. */
   readonly isHidden: (id: number) => boolean;
-  /** Where a file ends at least, by what the server has not been told yet. */
-  readonly end?: (id: number) => number;
+  /** Where a file ends at least, by what the server has not been told yet. Undefined: it was told everything. */
+  readonly end?: (id: number) => number | undefined;
 }
 
 const never = Number.NEGATIVE_INFINITY;
@@ -74,7 +75,12 @@ const mostKnown = 50_000;
 /** Changes that overlap are put in order by what they say about before and after; of more than these nobody can. */
 const mostOverlapping = 64;
 
-export function createAttributeCache({ clock, ttlMs, isHidden, end = () => 0 }: AttributeCacheOptions): AttributeCache {
+export function createAttributeCache({
+  clock,
+  ttlMs,
+  isHidden,
+  end = () => undefined,
+}: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, Known>();
   let order = 0;
   /** Never the same for two states of a node, also not when it was forgotten in between. */
@@ -90,6 +96,7 @@ export function createAttributeCache({ clock, ttlMs, isHidden, end = () => 0 }: 
         order: 0,
         epoch: ++epochs,
         changing: 0,
+        reached: undefined,
         ended: [],
         isTorn: false,
         isTouched: false,
@@ -138,12 +145,16 @@ export function createAttributeCache({ clock, ttlMs, isHidden, end = () => 0 }: 
     return attributes;
   }
 
+  /** None of our own is under way: what do they say together? */
   function settle(known: Known): void {
-    const { last, isChain } = inOrder(known.attributes, known.ended);
-    if (!isChain || known.isTorn) known.epoch = ++epochs;
-    if (last === undefined) known.at = never;
-    else learn(known, last, isChain && !known.isTorn ? clock.elapsed() : never);
+    const isChain = known.ended.length === 0 && !known.isTorn;
+    const afters = [known.reached, ...known.ended.map(({ after }) => after)].filter((one) => one !== undefined);
+    if (afters.length === 0) return;
+    if (!isChain) known.epoch = ++epochs;
+    const last = afters.reduce((a, b) => (isNewer(b, a) ? b : a));
+    learn(known, isChain ? (known.reached ?? last) : last, isChain ? clock.elapsed() : never);
     known.ended.length = 0;
+    known.reached = undefined;
     known.isTorn = false;
   }
 
@@ -158,7 +169,8 @@ export function createAttributeCache({ clock, ttlMs, isHidden, end = () => 0 }: 
         if (wcc?.after === undefined) known.at = never;
         else if (known.ended.length < mostOverlapping) known.ended.push(wcc);
         else known.isTorn = true;
-        if (known.changing === 0 && known.ended.length > 0) settle(known);
+        known.reached = follow(known.reached, known.attributes, known.ended);
+        if (known.changing === 0) settle(known);
       },
     };
   }
@@ -182,10 +194,12 @@ export function createAttributeCache({ clock, ttlMs, isHidden, end = () => 0 }: 
     tell: (id) => {
       const known = of(id);
       if (known.attributes === undefined) throw new Error(`nothing is known of node ${id}`);
-      const size = Math.max(known.attributes.size, end(id));
+      const ahead = end(id);
+      const size = Math.max(known.attributes.size, ahead ?? 0);
       known.toldSize = size;
       known.toldEpoch = known.epoch;
-      return { attr: attrOf(known.attributes, size, known.isHidden), attrMs: freshMs(id) };
+      // When it was changed is known when the server has answered.
+      return { attr: attrOf(known.attributes, size, known.isHidden), attrMs: ahead === undefined ? freshMs(id) : 0 };
     },
     told: (id) => {
       const { toldSize: size, toldEpoch, epoch } = of(id);
@@ -232,21 +246,18 @@ const isNewer = (a: Before, b: Before): boolean =>
   a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
 
 /**
- * Changes of our own that overlapped, each from its before to its after. If they can be put one behind the other from what
- * was known, nobody else changed anything in between. A server that does not tell the state before is believed.
+ * Changes of our own that overlapped, each from its before to its after. As long as one follows on the other from what was
+ * known, nobody else changed anything in between. A server that does not tell the state before is believed. Takes those
+ * that follow out of `ended`, and gives where they lead to.
  */
-function inOrder(
-  known: Attributes | undefined,
-  changes: readonly Wcc[],
-): { readonly last: Attributes | undefined; readonly isChain: boolean } {
-  const left = [...changes];
-  let at = known;
+function follow(reached: Attributes | undefined, known: Attributes | undefined, ended: Wcc[]): Attributes | undefined {
+  let at = reached;
   for (;;) {
-    const next = left.findIndex(({ before }) => before === undefined || at === undefined || isUnchanged(before, at));
-    if (next < 0) break;
-    at = left.splice(next, 1)[0]?.after ?? at;
+    const from = at ?? known;
+    const next = ended.findIndex(
+      ({ before }) => before === undefined || from === undefined || isUnchanged(before, from),
+    );
+    if (next < 0) return at;
+    at = ended.splice(next, 1)[0]?.after ?? at;
   }
-  if (left.length === 0) return { last: at, isChain: true };
-  const afters = changes.flatMap(({ after }) => after ?? []);
-  return { last: afters.reduce((a, b) => (isNewer(b, a) ? b : a)), isChain: false };
 }

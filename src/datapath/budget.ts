@@ -1,9 +1,12 @@
-/** So many bytes and no more. */
+import { cells, maxTransfer } from './journal/layout.ts';
+import { until } from './until.ts';
+
+/** So much and no more. */
 export interface Budget {
   /** Whether there is as much left. The first may take more than there ever is. */
-  has(bytes: number): boolean;
-  take(bytes: number): void;
-  give(bytes: number): void;
+  has(amount: number): boolean;
+  take(amount: number): void;
+  give(amount: number): void;
   /** Resolves when some was given back. */
   given(signal: AbortSignal): Promise<void>;
   readonly isHalfUsed: boolean;
@@ -14,26 +17,18 @@ export function createBudget(most: number): Budget {
   let used = 0;
   let waiting: PromiseWithResolvers<void> | undefined;
   return {
-    has: (bytes) => used === 0 || used + bytes <= most,
-    take: (bytes) => {
-      used += bytes;
+    has: (amount) => used === 0 || used + amount <= most,
+    take: (amount) => {
+      used += amount;
     },
-    give: (bytes) => {
-      used -= bytes;
+    give: (amount) => {
+      used -= amount;
       waiting?.resolve();
       waiting = undefined;
     },
     given: async (signal) => {
-      signal.throwIfAborted();
       waiting ??= Promise.withResolvers();
-      const { promise: stopped, reject } = Promise.withResolvers<never>();
-      const stop = (): void => reject(signal.reason);
-      signal.addEventListener('abort', stop, { once: true });
-      try {
-        await Promise.race([waiting.promise, stopped]);
-      } finally {
-        signal.removeEventListener('abort', stop);
-      }
+      await until(waiting.promise, signal);
     },
     get isHalfUsed() {
       return used * 2 >= most;
@@ -42,4 +37,21 @@ export function createBudget(most: number): Budget {
       return used;
     },
   };
+}
+
+/** What all mounts of a process, and one of them, may have written behind. */
+export const mostBehind = 64 * 1024 * 1024;
+export const mostBehindOfMount = mostBehind / 4;
+
+/** Of a request beside its data. */
+const overhead = 128;
+
+/**
+ * What data of so many bytes cost: not their own size, but what they take away from others in the journal. With it 2048 lines,
+ * 256 large cells or 64 slots can be behind at once, and there are more of each.
+ */
+export function costOf(bytes: number): number {
+  const [small, large] = cells;
+  if (bytes + overhead <= small.size) return 32 * 1024;
+  return bytes + overhead <= large.size ? 256 * 1024 : maxTransfer;
 }

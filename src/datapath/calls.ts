@@ -7,6 +7,8 @@ import { isPassing } from './errors.ts';
 /** Calls to the server on behalf of requests: how long they may take, and what ends them. */
 export interface Calls {
   ask<R>(request: Request, credential: Buffer, call: (options: CallOptions) => Promise<R>): Promise<R>;
+  /** For work that waits for calls made on behalf of somebody else; the signal tells when nobody wants it any more. */
+  wait<R>(request: Request, work: (signal: AbortSignal) => Promise<R>): Promise<R>;
 }
 
 export interface CallsOptions {
@@ -43,6 +45,14 @@ export function createCalls({ clock, patienceMs }: CallsOptions): Calls {
     if (isLooking) clock.after(lookMs, look);
   }
 
+  function begin(request: Request): Waiting {
+    const waiting: Waiting = { request, since: clock.elapsed(), controller: new AbortController() };
+    underWay.add(waiting);
+    if (!isLooking) clock.after(lookMs, look);
+    isLooking = true;
+    return waiting;
+  }
+
   /** The server was not there, or said "later". */
   async function again<R>(
     waiting: Waiting,
@@ -68,11 +78,8 @@ export function createCalls({ clock, patienceMs }: CallsOptions): Calls {
 
   return {
     ask: (request, credential, call) => {
-      const waiting: Waiting = { request, since: clock.elapsed(), controller: new AbortController() };
+      const waiting = begin(request);
       const options: CallOptions = { credential, deadlineMs: patienceMs, signal: waiting.controller.signal };
-      underWay.add(waiting);
-      if (!isLooking) clock.after(lookMs, look);
-      isLooking = true;
       return call(options).then(
         (result) => {
           underWay.delete(waiting);
@@ -80,6 +87,10 @@ export function createCalls({ clock, patienceMs }: CallsOptions): Calls {
         },
         (cause: unknown) => again(waiting, options, call, cause).finally(() => underWay.delete(waiting)),
       );
+    },
+    wait: (request, work) => {
+      const waiting = begin(request);
+      return work(waiting.controller.signal).finally(() => underWay.delete(waiting));
     },
   };
 }

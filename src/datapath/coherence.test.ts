@@ -8,6 +8,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
 
 const run = promisify(execFile);
 
@@ -60,6 +61,31 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
       await file.close();
       expect((await fs.readFile(b('file'), 'utf8')).slice(5_000, 5_010)).toBe(letter.repeat(10));
     }
+  });
+
+  test('what was written here is read from the cache of the kernel, before and after it is closed', async () => {
+    using ground = createGround();
+    let reads = 0;
+    const read: NfsClient['read'] = (...args) => {
+      reads++;
+      return it.nfs.read(...args);
+    };
+    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, read }, root: it.directory });
+    const path = join(mount.at, 'file');
+    // Whole pages: of others the kernel reads the rest.
+    const data = Buffer.alloc(4096 * 700, 'some text ');
+    const file = await fs.open(path, 'w+');
+    await file.write(data);
+    for (let i = 0; i < 3; i++) {
+      await file.write('another', 500_000 * i);
+      data.set(Buffer.from('another'), 500_000 * i);
+      expect((await file.stat()).size).toBe(data.length);
+      expect((await file.read(Buffer.alloc(10), 0, 10, 500_000 * i)).buffer.toString()).toBe('anotherxt ');
+    }
+    await file.close();
+    expect((await fs.stat(path)).size).toBe(data.length);
+    expect((await fs.readFile(path)).equals(data)).toBe(true);
+    expect(reads).toBe(0);
   });
 
   test('a file that was cut elsewhere is short here, and has zeros where it was made longer again', async () => {

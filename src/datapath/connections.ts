@@ -22,6 +22,15 @@ export interface Rented extends Disposable {
   readonly nfs: NfsClient;
   /** Which server and how, for people and to know it by. */
   readonly about: string;
+  /** Tells of each connection that is made, before anything is sent on it. */
+  onConnected(tell: () => void): void;
+}
+
+interface Shared {
+  users: number;
+  readonly rpc: RpcClient;
+  readonly nfs: NfsClient;
+  readonly told: Set<() => void>;
 }
 
 /** For a call whose request says nothing else; each has its own. */
@@ -30,23 +39,24 @@ const usualDeadlineMs = 30_000;
 const mostInFlight = 1024;
 
 export function createConnections(clock: Clock, holder: Holder): Connections {
-  const shared = new Map<string, { users: number; readonly rpc: RpcClient; readonly nfs: NfsClient }>();
+  const shared = new Map<string, Shared>();
 
-  function onOpened(about: string): (socket: Socket) => void {
+  function onOpened(about: string, told: ReadonlySet<() => void>): (socket: Socket) => void {
     return (socket) => {
       const id = holder.hold(descriptorOf(socket), about);
       socket.once('close', () => holder.letGo(id));
+      for (const tell of told) tell();
     };
   }
 
-  function make(spec: MountSpec, about: string): RpcClient {
+  function make(spec: MountSpec, about: string, told: ReadonlySet<() => void>): RpcClient {
     const { addresses, port, connections, tls } = spec;
     const [first, ...more] = addresses;
     return createRpcClient({
       ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: mostInFlight },
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? createPrivilegedPorts() : undefined,
-      onOpened: onOpened(about),
+      onOpened: onOpened(about, told),
       tls:
         tls === undefined
           ? undefined
@@ -67,12 +77,18 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
       const { addresses, port, connections, privilegedPorts: privileged, tls } = spec;
       const key = JSON.stringify({ addresses, port, connections, privileged, tls });
       const about = `${addresses[0]}:${port}`;
-      const known = shared.get(key) ?? fresh(make(spec, about));
+      const known = shared.get(key) ?? fresh(spec, about);
+      const own = new Set<() => void>();
       known.users++;
       shared.set(key, known);
       return {
         ...{ nfs: known.nfs, about },
+        onConnected: (tell) => {
+          own.add(tell);
+          known.told.add(tell);
+        },
         [Symbol.dispose]: () => {
+          for (const tell of own) known.told.delete(tell);
           if (--known.users > 0) return;
           shared.delete(key);
           known.rpc.close();
@@ -81,8 +97,10 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
     },
   };
 
-  function fresh(rpc: RpcClient): { users: number; readonly rpc: RpcClient; readonly nfs: NfsClient } {
-    return { users: 0, rpc, nfs: createNfsClient(rpc, clock) };
+  function fresh(spec: MountSpec, about: string): Shared {
+    const told = new Set<() => void>();
+    const rpc = make(spec, about, told);
+    return { users: 0, rpc, nfs: createNfsClient(rpc, clock), told };
   }
 }
 

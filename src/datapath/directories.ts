@@ -17,6 +17,13 @@ interface Stream {
   readonly changes: number | undefined;
 }
 
+interface Into {
+  readonly list: Listing;
+  readonly plus: boolean;
+  /** Of the request. */
+  readonly place: number;
+}
+
 export type DirectoryOperations = Pick<Operations, 'opendir' | 'readdir' | 'releasedir'>;
 
 export function createDirectories(context: Context, entries: Entries): DirectoryOperations {
@@ -37,17 +44,17 @@ export function createDirectories(context: Context, entries: Entries): Directory
   }
 
   /** False: there is no room for it. */
-  function add(id: number, page: Page, entry: EntryPlus, into: { readonly list: Listing; readonly plus: boolean }) {
+  function add(id: number, page: Page, entry: EntryPlus, into: Into): boolean {
     const key = keyOfEntry(entry);
     const isDots = key === '.' || key === '..';
     const known = { meant: entry, at: page.at, since: page.since };
     if (!isDots) names.put(id, key, known, page.changes);
-    const full = into.plus && !isDots ? entries.listed(id, key, known) : undefined;
+    const full = into.plus && !isDots ? entries.listed(id, key, known, into.place) : undefined;
     const type = full?.attr?.mode ?? typeOf(entry.attributes ?? { type: 0 });
     const name = Buffer.from(key, 'latin1');
     const isTaken = into.list.add({ ino: inoOf(entry.fileId), offset: entry.cookie, type, name, entry: full });
     // The kernel was not told of it after all.
-    if (!isTaken && full !== undefined) entries.forget(full.node, 1);
+    if (!isTaken && full !== undefined) entries.untold(full.node, into.place);
     return isTaken;
   }
 
@@ -62,7 +69,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
         const { page } = stream;
         for (; page !== undefined && stream.next < page.entries.length; given++) {
           const entry = page.entries[stream.next] as EntryPlus;
-          if (!add(id, page, entry, { list, plus })) return;
+          if (!add(id, page, entry, { list, plus, place: request.place })) return;
           stream.position = entry.cookie;
           stream.next++;
         }

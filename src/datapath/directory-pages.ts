@@ -36,6 +36,7 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
   let bytes = pageBytes;
   let hasPlus = true;
   let hasBegunAnew = false;
+  const circle = createCircleCheck();
 
   const ask = (position: bigint, request: Request) =>
     server.on(request, id, async (directory, options) => {
@@ -78,10 +79,12 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
         if (page === undefined) {
           if (given.size >= mostRemembered) throw new XdrError('the server lost its place in a large directory');
           hasBegunAnew = true;
+          circle.beginAnew();
           from = 0n;
           continue;
         }
         verifier = page.verifier;
+        circle.goOn(from, page.entries);
         const entries = page.entries.filter(isWanted);
         const last = page.entries.at(-1)?.cookie;
         if (entries.length > 0 || page.isEnd)
@@ -89,6 +92,40 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
         if (last === undefined || last === from) throw new XdrError('the server lists a directory without end');
         from = last;
       }
+    },
+  };
+}
+
+interface CircleCheck {
+  beginAnew(): void;
+  /** Throws if a position comes again, in a reading that goes straight on. */
+  goOn(from: bigint, entries: readonly Pick<EntryPlus, 'cookie'>[]): void;
+}
+
+/**
+ * Some servers list a directory for ever (nfs-ganesha does, of a tmpfs, after a rename in it). Of all positions one is
+ * remembered, another one each time that twice as many have passed: a circle comes by it sooner or later.
+ */
+function createCircleCheck(): CircleCheck {
+  let remembered: bigint | undefined;
+  let last: bigint | undefined;
+  let left = 1;
+  let passed = 1;
+  const beginAnew = (): void => {
+    [remembered, left, passed] = [undefined, 1, 1];
+  };
+  return {
+    beginAnew,
+    goOn: (from, entries) => {
+      // The kernel may go back.
+      if (from !== last) beginAnew();
+      for (const { cookie } of entries) {
+        if (cookie === remembered) throw new XdrError('the server lists a directory in a circle');
+        if (--left > 0) continue;
+        passed *= 2;
+        [remembered, left] = [cookie, passed];
+      }
+      last = entries.at(-1)?.cookie ?? from;
     },
   };
 }

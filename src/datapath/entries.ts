@@ -1,9 +1,10 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { type Attributes, type FileHandle, maxName } from '#wire/nfs3/structures.ts';
+import { type Attributes, type FileHandle, fileType, maxName } from '#wire/nfs3/structures.ts';
+import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
 import { keyOf, type Name } from './name-cache.ts';
-import type { Node } from './ports.ts';
+import type { Node, Nodes } from './ports.ts';
 
 /** What a name means, for certain. */
 export interface There {
@@ -23,7 +24,9 @@ export interface Entries {
   /** The kernel is told that the name means this, and counts it. */
   entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry>;
   /** One of a listing, with its attributes. */
-  listed(parent: number, key: string, name: Name): Entry | undefined;
+  listed(parent: number, key: string, name: Name, place: number): Entry | undefined;
+  /** The kernel will not be told of it after all, by the request at that place. */
+  untold(id: number, place: number): void;
   forget(id: number, lookups: number): void;
 }
 
@@ -35,35 +38,40 @@ export function createEntries(context: Context): Entries {
   const freshMs = ({ at }: Name): number => Math.max(0, at + ttlMs - clock.elapsed());
 
   /** The kernel is about to be told of it. */
-  function counted(parent: number, key: string, handle: FileHandle): Node {
-    const node = nodes.looked(handle);
+  function counted(parent: number, key: string, node: Node): Node {
     server.seen(node.id, parent, key);
     return node;
   }
 
   function told({ id, generation }: Node, entryMs: number): Entry {
     const { attr, attrMs } = attributes.tell(id);
+    if (typeByBits(attr.mode) === fileType.directory) server.isDirectory(id);
     return { node: id, generation, attr, entryMs, attrMs };
   }
 
-  function forget(id: number, lookups: number): void {
-    nodes.forget(id, lookups);
+  function forgetIfGone(id: number): void {
     if (nodes.get(id) !== undefined) return;
     attributes.forget(id);
     names.forget(id);
     server.forget(id);
   }
 
+  function untold(id: number, place: number): void {
+    nodes.unlooked(id, place);
+    forgetIfGone(id);
+  }
+
   /** Undefined: not all of it is known. */
-  function known(parent: number, key: string, name: Name, entryMs: number): Entry | undefined {
+  function known(parent: number, key: string, name: Name, place: number, count: Nodes['listed']): Entry | undefined {
     const handle = name.meant?.handle;
     if (handle === undefined) return undefined;
-    const node = counted(parent, key, handle);
+    const entryMs = freshMs(name);
+    const node = counted(parent, key, count(handle, place));
     // It may be known better than from a listing.
     if (attributes.freshMs(node.id) > 0) return told(node, entryMs);
     const seen = name.meant?.attributes;
     if (seen === undefined) {
-      forget(node.id, 1);
+      untold(node.id, place);
       return undefined;
     }
     attributes.saw(node.id, seen, name.since, name.at);
@@ -91,13 +99,13 @@ export function createEntries(context: Context): Entries {
       await server.look(request, node.id);
       return told(node, ttlMs);
     } catch (cause) {
-      forget(node.id, 1);
+      untold(node.id, request.place);
       throw cause;
     }
   }
 
   function entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry> {
-    const node = counted(parent, key, there.handle);
+    const node = counted(parent, key, nodes.looked(there.handle, request.place));
     if (there.attributes === undefined) return asked(node, request);
     attributes.saw(node.id, there.attributes, there.since);
     turns.looked = node.id;
@@ -106,14 +114,18 @@ export function createEntries(context: Context): Entries {
   }
 
   return {
-    ...{ find, entry, forget },
+    ...{ find, entry, untold },
+    forget: (id, lookups) => {
+      nodes.forget(id, lookups);
+      forgetIfGone(id);
+    },
     lookup: (parent, name, request) => {
       const key = keyOf(name);
       const cached = names.get(parent, key);
       const entryMs = cached === undefined ? 0 : freshMs(cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
-        const entry = known(parent, key, cached, entryMs);
+        const entry = known(parent, key, cached, request.place, nodes.looked);
         if (entry !== undefined) return entry;
       }
       // Our own changes keep the directory's attributes fresh.
@@ -131,6 +143,7 @@ export function createEntries(context: Context): Entries {
       if (handle !== undefined) return { handle, attributes: undefined, since: cached.since };
       return cached.meant === undefined && freshMs(cached) > 0 ? undefined : await find(parent, name, request);
     },
-    listed: (parent, key, name) => known(parent, key, name, freshMs(name)),
+    // Without room for it the kernel is told the name alone.
+    listed: (parent, key, name, place) => (nodes.hasRoom() ? known(parent, key, name, place, nodes.listed) : undefined),
   };
 }

@@ -5,6 +5,7 @@ import type { Operations } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
+import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
 import type { Context, Turns } from './context.ts';
 import { createDirectories } from './directories.ts';
@@ -12,16 +13,17 @@ import { createEntries } from './entries.ts';
 import { asErrno } from './errors.ts';
 import { createFiles } from './files.ts';
 import { createIdentities, type IdentityOptions } from './identity.ts';
+import { createLettingGo } from './letting-go.ts';
 import { createMaking } from './making.ts';
 import { createMarks } from './marks.ts';
 import { createNameCache } from './name-cache.ts';
-import type { Nodes, Proofs } from './ports.ts';
+import type { Kept, Nodes, Proofs } from './ports.ts';
 import { createReadMemory } from './read-memory.ts';
 import { createRemoving } from './removing.ts';
 import { createRenaming } from './renaming.ts';
 import { createServer } from './server.ts';
 import { createSetting } from './setting.ts';
-import { createWrites } from './writes.ts';
+import { type Behind, createWrites } from './writes.ts';
 
 export interface FileSystemOptions {
   readonly identity: IdentityOptions;
@@ -42,22 +44,41 @@ export interface FileSystemParts {
   readonly clock: Clock;
   /** Tells the kernel something unasked. */
   readonly notify: (bytes: Buffer) => void;
+  /** The same by another thread, for what may wait for an answer of ours. Left out: the kernel keeps what it wants. */
+  readonly notifyApart?: (bytes: Buffer) => Promise<unknown>;
   readonly options: FileSystemOptions;
+  /** Left out: writes are answered when they are on the server's disk. */
+  readonly behind?: {
+    readonly kept: Kept;
+    /** Of all mounts of the process. */
+    readonly budget: Budget;
+    /** Something to be waited for before anything is sent. */
+    readonly ready: () => Promise<void> | undefined;
+  };
 }
+
+export interface FileSystem {
+  readonly operations: Partial<Operations>;
+  readonly behind: Behind;
+}
+
+export const createFileSystem = (parts: FileSystemParts): Partial<Operations> => openFileSystem(parts).operations;
 
 /**
  * A directory of an NFS server as a FUSE file system. What is not here (locks, extended attributes, fallocate, lseek) the
  * kernel does by itself or refuses: none of it can be had from NFS version 3.
  */
-export function createFileSystem({ nfs, nodes, proofs, clock, notify, options }: FileSystemParts): Partial<Operations> {
+export function openFileSystem(parts: FileSystemParts): FileSystem {
+  const { nfs, nodes, proofs, clock, notify, options } = parts;
   const { cacheMs: ttlMs = 1_000, softMs: patienceMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
   const attributes = createAttributeCache({
     ...{ clock, ttlMs, isHidden: (id) => nodes.hidden(id) !== undefined, end: (id) => writes.end(id) },
   });
   const names = createNameCache(attributes.epoch, clock);
+  const calls = createCalls({ clock, patienceMs });
   const server = createServer({
-    ...{ nfs, nodes, attributes, names, calls: createCalls({ clock, patienceMs }) },
+    ...{ nfs, nodes, attributes, names, calls },
     identities: createIdentities(options.identity),
   });
   const turns = { now: 0, looked: 0, lookedAt: 0 };
@@ -67,7 +88,11 @@ export function createFileSystem({ nfs, nodes, proofs, clock, notify, options }:
   const entries = createEntries(context);
   const making = createMaking(context, entries);
   const removing = createRemoving(context, entries);
-  const writes = createWrites(context, Math.min(maxWrite, maxTransfer));
+  const writes = createWrites({
+    ...{ context, calls, kept: parts.behind?.kept, ready: parts.behind?.ready ?? (() => undefined) },
+    ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
+    budgets: [createBudget(mostBehindOfMount), ...(parts.behind === undefined ? [] : [parts.behind.budget])],
+  });
   const setting = createSetting(context, writes);
   const { forget: forgetFile, ...files } = createFiles({
     ...{ context, entries, making, removing, writes },
@@ -83,7 +108,7 @@ export function createFileSystem({ nfs, nodes, proofs, clock, notify, options }:
     lookup: entries.lookup,
     setattr: setting.setattr,
     getattr: async (id, _fh, request) => {
-      await writes.settled(id);
+      await writes.settled(id, request);
       if (attributes.freshMs(id) <= 0) await server.look(request, id);
       return attributes.tell(id);
     },
@@ -101,13 +126,16 @@ export function createFileSystem({ nfs, nodes, proofs, clock, notify, options }:
       };
     },
   };
-  return {
+  const { notifyApart } = parts;
+  if (notifyApart !== undefined) nodes.onMany(createLettingGo({ nodes, server, notifyApart }));
+  const bound = {
     ...bordered(options.readOnly === true ? withoutChanges(operations) : operations, turns),
-    forget: (id, lookups) => {
+    forget: (id: number, lookups: number): void => {
       entries.forget(id, lookups);
       if (nodes.get(id) === undefined) forgetFile(id);
     },
   };
+  return { operations: bound, behind: writes.behind };
 }
 
 const statfsBlock = 4096;

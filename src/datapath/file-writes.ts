@@ -1,21 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-
-/** Data of one WRITE, in memory that outlives this process. */
-export interface Piece<W> {
-  /** Where it lies in the journal. */
-  readonly place: number;
-  readonly offset: number;
-  readonly data: Uint8Array;
-  /** Whose data they are, to the server. */
-  readonly who: W;
-}
-
-export interface Sent {
-  /** The server has it on its disk already. */
-  readonly isStable: boolean;
-  readonly verifier: bigint;
-}
+import { isOverlap, type Piece, type Range, rangeOf, type Sent } from './pieces.ts';
 
 export interface FileWritesParts<W> {
   readonly clock: Clock;
@@ -24,7 +9,8 @@ export interface FileWritesParts<W> {
   readonly commit: (who: W) => Promise<{ readonly verifier: bigint }>;
   /** The data are on the server's disk, or lost. */
   readonly free: (piece: Piece<W>) => void;
-  /** Nothing is left, not even a failure to be told. */
+  readonly onLost: (cause: Errno) => void;
+  /** Nothing is left. */
   readonly onIdle: () => void;
 }
 
@@ -34,17 +20,14 @@ export interface FileWrites<W> {
   add(piece: Piece<W>, isNew: boolean): void;
   /** Undefined: the server has answered every write so far (of the range), and its attributes are right. */
   settled(range: Range | undefined): Promise<void> | undefined;
-  /** Everything written so far is on the server's disk; or throws what became of it. */
+  /** Everything written so far is on the server's disk, or lost. */
   flush(): Promise<void>;
-  /** Throws what became of earlier writes, to whoever asks first. */
-  tell(): void;
   /** Puts on the disk what there is, without being asked. */
   hurry(): void;
-}
-
-export interface Range {
-  readonly offset: number;
-  readonly length: number;
+  /** The server may have started anew, without what it had only in its memory: nobody may look before that is known. */
+  doubt(): void;
+  /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
+  end(): number | undefined;
 }
 
 interface Entry<W> extends Piece<W> {
@@ -62,8 +45,8 @@ const farthest = 64;
 /** A file of so few bytes is written by one call when it is closed; it waits so long for that. */
 const smallest = 64 * 1024;
 const holdBackMs = 30;
-/** A server that starts anew each time we commit. */
-const mostRounds = 16;
+/** A server that has lost data so often is asked to put each write on its disk at once. */
+const mostLosses = 3;
 
 export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   const entries = new Set<Entry<W>>();
@@ -71,16 +54,19 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   const queue: Entry<W>[] = [];
   const sending = new Set<Entry<W>>();
   let orders = 0;
-  let failure: Errno | undefined;
+  let losses = 0;
   let isHeldBack = false;
+  /** It is to be committed as soon as there is anything to commit. */
+  let isHurried = false;
   let committing: Promise<void> | undefined;
+  let verifying: Promise<void> | undefined;
   let changed = Promise.withResolvers<void>();
 
   /** Wakes whoever waits. */
   function change(): void {
     changed.resolve();
     changed = Promise.withResolvers();
-    if (entries.size === 0 && failure === undefined && committing === undefined) parts.onIdle();
+    if (entries.size === 0 && committing === undefined) parts.onIdle();
   }
 
   function drop(entry: Entry<W>): void {
@@ -88,8 +74,8 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   }
 
   function fail(lost: Iterable<Entry<W>>, cause: unknown): void {
-    failure ??= cause instanceof Errno ? cause : new Errno('EIO', cause);
     for (const entry of lost) drop(entry);
+    parts.onLost(cause instanceof Errno ? cause : new Errno('EIO', cause));
   }
 
   function start(entry: Entry<W>, how: { readonly stable: boolean }): void {
@@ -102,14 +88,14 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
           entry.state = 'sent';
           entry.verifier = verifier;
           if (entry.isOvertaken) again(entry);
-          else if (isStable) drop(entry);
+          // An earlier one over the same bytes may have to be sent again: then this one must follow it.
+          else if (isStable && !isBehindAnother(entry)) drop(entry);
         },
         (cause: unknown) => fail([entry], cause),
       )
       .finally(() => {
         sending.delete(entry);
-        send();
-        change();
+        goOn();
       });
   }
 
@@ -119,13 +105,21 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     const ahead = [...sending];
     for (let i = 0; i < queue.length && sending.size < mostAtOnce && ahead.length < farthest; ) {
       const entry = queue[i] as Entry<W>;
-      const isFree = !ahead.some((one) => isOverlap(entry, { offset: one.offset, length: one.data.length }));
+      const isFree = !ahead.some((one) => isOverlap(entry, rangeOf(one)));
       ahead.push(entry);
       if (isFree) {
         queue.splice(i, 1);
-        start(entry, { stable: false });
+        start(entry, { stable: losses >= mostLosses });
       } else i++;
     }
+  }
+
+  function isBehindAnother(entry: Entry<W>): boolean {
+    for (const one of entries) {
+      if (one === entry) return false;
+      if (isOverlap(one, rangeOf(entry))) return true;
+    }
+    return false;
   }
 
   function letGo(): void {
@@ -141,11 +135,17 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     queue.splice(later < 0 ? queue.length : later, 0, entry);
   }
 
+  function goOn(): void {
+    send();
+    if (isHurried && isAnySent()) void commit();
+    change();
+  }
+
   function commit(): Promise<void> {
+    isHurried = false;
     committing ??= committed().finally(() => {
       committing = undefined;
-      send();
-      change();
+      goOn();
     });
     return committing;
   }
@@ -158,6 +158,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     try {
       const { verifier } = await parts.commit(first.who);
       const lost = affected(covered.filter((entry) => entry.verifier !== verifier));
+      if (lost.size > 0) losses++;
       for (const entry of covered) if (!lost.has(entry)) drop(entry);
       for (const entry of lost) {
         if (entry.state === 'sent') again(entry);
@@ -173,8 +174,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     const all = new Set(lost);
     if (all.size === 0) return all;
     for (const entry of entries) {
-      const isLater = (one: Entry<W>): boolean =>
-        one.order < entry.order && isOverlap(entry, { offset: one.offset, length: one.data.length });
+      const isLater = (one: Entry<W>): boolean => one.order < entry.order && isOverlap(entry, rangeOf(one));
       if (all.values().some(isLater)) all.add(entry);
     }
     return all;
@@ -199,25 +199,20 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     const last = orders;
     const isLeft = (): boolean => entries.values().some(({ order }) => order <= last);
     sendLast();
-    for (let round = 0; isLeft(); round++) {
-      if (round === mostRounds) {
-        queue.length = 0;
-        fail([...entries], new Errno('EIO'));
-      }
+    while (isLeft()) {
       await none(({ state }) => state !== 'sent');
       // One that was begun earlier may not cover what was sent since.
       await committing;
       if (isLeft()) await commit();
     }
-    tell();
   }
 
-  function tell(): void {
-    const told = failure;
-    if (told === undefined) return;
-    failure = undefined;
-    change();
-    throw told;
+  const isAnySent = (): boolean => entries.values().some(({ state }) => state === 'sent');
+
+  /** One that was begun earlier may have been answered by a server that is no more. */
+  async function verify(): Promise<void> {
+    await committing;
+    await commit();
   }
 
   return {
@@ -238,18 +233,28 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     settled: (range) => {
       const isOpen = (entry: Entry<W>): boolean =>
         entry.state !== 'sent' && (range === undefined || isOverlap(entry, range));
-      if (!entries.values().some(isOpen)) return undefined;
+      if (verifying === undefined && !entries.values().some(isOpen)) return undefined;
       letGo();
-      return none(isOpen);
+      return verifying === undefined ? none(isOpen) : verifying.then(() => none(isOpen));
     },
     flush,
-    tell,
     hurry: () => {
       if (isHeldBack) letGo();
-      if (entries.values().some(({ state }) => state === 'sent')) void commit();
+      if (isAnySent() && committing === undefined) void commit();
+      else isHurried = true;
+    },
+    doubt: () => {
+      if (!isAnySent()) return;
+      const current = verify().finally(() => {
+        if (verifying === current) verifying = undefined;
+      });
+      verifying = current;
+    },
+    end: () => {
+      let end: number | undefined;
+      for (const { state, offset, data } of entries)
+        if (state !== 'sent') end = Math.max(end ?? 0, offset + data.length);
+      return end;
     },
   };
 }
-
-const isOverlap = ({ offset, data }: Piece<unknown>, range: Range): boolean =>
-  offset < range.offset + range.length && range.offset < offset + data.length;

@@ -58,7 +58,7 @@ export function createFiles(parts: FileParts): FileOperations {
     turns.looked === id && turns.lookedAt === turns.now - 1 && attributes.ageMs(id) <= momentMs;
 
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
-    await writes.settled(id);
+    await writes.settled(id, request);
     if (!isOfThisMoment(id)) await server.look(request, id);
     const told = attributes.told(id);
     if (told.size === attributes.last(id)?.size) sentBack.delete(id);
@@ -72,7 +72,7 @@ export function createFiles(parts: FileParts): FileOperations {
     const epoch = attributes.epoch(id);
     const isSame = cached.get(id) === epoch;
     cached.set(id, epoch);
-    nodes.opened(id);
+    nodes.opened(id, request.place);
     writes.opened(id, fh);
     return { fh, flags: isSame ? openFlag.keepCache : 0 };
   }
@@ -96,8 +96,7 @@ export function createFiles(parts: FileParts): FileOperations {
     return done;
   }
 
-  async function read(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
-    await writes.settled(id, { offset, length: size });
+  async function readOnce(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
     let buffer: Buffer | undefined;
     const into: LateBuffer = {
       length: Math.min(size, maxRead),
@@ -117,6 +116,18 @@ export function createFiles(parts: FileParts): FileOperations {
       );
     memory.answered(answer);
     return { buffer: answer, length };
+  }
+
+  async function read(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
+    for (;;) {
+      await writes.settled(id, request, { offset, length: size });
+      const [end = 0, doubts] = [writes.end(id), writes.doubts];
+      const found = await readOnce(id, fh, offset, size, request);
+      const isCut = found.length < size && end > offset + found.length;
+      if (!isCut && doubts === writes.doubts) return found;
+      // The server did not know yet that the file goes on there; the kernel would take it as its end.
+      await writes.settled(id, request, { offset, length: Number.POSITIVE_INFINITY });
+    }
   }
 
   return {
@@ -139,9 +150,13 @@ export function createFiles(parts: FileParts): FileOperations {
       writes.forget(id);
     },
     release: (id, { fh }, request) => {
-      writes.closed(fh);
-      nodes.closed(id);
-      return nodes.get(id)?.opens === 0 ? removing.closed(id, request) : undefined;
+      const closed = (): Promise<void> | undefined => {
+        nodes.closed(id, request.place);
+        return nodes.get(id)?.opens === 0 ? removing.closed(id, request) : undefined;
+      };
+      // From memory maps, or by somebody who did not wait for the end: the kernel forgets the file after this.
+      const left = writes.closed(id, fh);
+      return left === undefined ? closed() : left.then(closed);
     },
   };
 }

@@ -5,14 +5,17 @@ import type { Operations } from '#wire/fuse/operations.ts';
 import { maxTransfer } from './journal/layout.ts';
 import type { MountSpec } from './mount-spec.ts';
 
-/** Not atomicOTrunc: the kernel would have a program cut that is running, and then say that it is busy. */
+/**
+ * Not atomicOTrunc: the kernel would have a program cut that is running, and then say that it is busy. Not autoInvalData: it
+ * would drop what it has cached of a file each time it hears of another modification time, after our own writes too, and ask
+ * for the time before each read. What others changed is dropped when a file is opened.
+ */
 const always: readonly InitFlag[] = [
   'asyncRead',
   'parallelDirops',
   'doReaddirplus',
   'readdirplusAuto',
   'asyncDio',
-  'autoInvalData',
   'cacheSymlinks',
 ];
 

@@ -2,19 +2,24 @@ import { constants } from 'node:fs';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Entry, Operations, Request } from '#wire/fuse/operations.ts';
 import type { New } from '#wire/nfs3/client.ts';
-import { isNfsError } from '#wire/nfs3/status.ts';
-import { type FileHandle, fileType, type SetAttributes, type Time } from '#wire/nfs3/structures.ts';
+import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
+import { type Attributes, type FileHandle, fileType, type Time } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { majorOf, minorOf, typeByBits } from './attr.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { isMarked } from './marks.ts';
+import { isMarked, verifierOf } from './marks.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
+/** What is made gets this time, that it is known by. */
+interface Marked {
+  readonly mtime: Time;
+}
+
 /** Makes something in a directory. */
-type Make = (directory: FileHandle, set: SetAttributes, options: CallOptions) => Promise<New>;
+type Make = (directory: FileHandle, set: Marked, options: CallOptions) => Promise<New>;
 
 interface Making {
   readonly parent: number;
@@ -22,6 +27,8 @@ interface Making {
   /** One of `fileType`. */
   readonly type: number;
   readonly make: Make;
+  /** The same where the time may not be kept, or where it may have been done before. */
+  readonly exclusively?: Make | undefined;
   /** Of a link: servers keep no time of ours for it, but who reads the same in it cannot tell it from ours. */
   readonly target?: Buffer;
 }
@@ -31,7 +38,9 @@ export type MakingOperations = Pick<Operations, 'mkdir' | 'mknod' | 'symlink' | 
 };
 
 export function createMaking(context: Context, entries: Entries): MakingOperations {
-  const { nfs, server, attributes, names, marks, proofs, clock } = context;
+  const { nfs, nodes, server, attributes, names, marks, proofs, clock } = context;
+  /** As far as is known. */
+  let hasExclusive = true;
 
   function remember(parent: number, name: Buffer, there: There): void {
     const { handle, since } = there;
@@ -44,9 +53,31 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     if (there === undefined) return undefined;
     const found = there.attributes ?? (await server.apart(request, (options) => nfs.getattr(there.handle, options)));
     if (found.type !== what.type) return undefined;
-    const isOurs =
-      what.target === undefined ? isMarked(found, mark) : await leadsTo(what.target, there.handle, request);
-    return isOurs ? { ...there, attributes: found } : undefined;
+    if (what.target !== undefined)
+      return (await leadsTo(what.target, there.handle, request)) ? { ...there, attributes: found } : undefined;
+    const sure = isMarked(found, mark) ? found : await seenAnew(there.handle, found, request);
+    return sure !== undefined && isMarked(sure, mark) ? { ...there, attributes: sure } : undefined;
+  }
+
+  /**
+   * The server may tell what it remembers from the moment between making it and setting its time (nfs-ganesha, for up to a
+   * minute). A call that could have changed something, and does not, makes it look at its disk.
+   */
+  async function seenAnew(handle: FileHandle, found: Attributes, request: Request): Promise<Attributes | undefined> {
+    const { mode, ctime: seconds, ctimeNs: nanoseconds } = found;
+    const ifChangedAt = { seconds, nanoseconds };
+    try {
+      const change = await server.apart(request, async (options) =>
+        found.type === fileType.regular
+          ? (await nfs.commit(handle, 0, 0, options)).change
+          : await nfs.setattr(handle, { mode }, { ...options, ifChangedAt }),
+      );
+      return change?.after;
+    } catch (cause) {
+      // Whoever made it may do this.
+      if (cause instanceof NfsError) return undefined;
+      throw cause;
+    }
   }
 
   async function leadsTo(target: Buffer, handle: FileHandle, request: Request): Promise<boolean> {
@@ -57,6 +88,8 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
   async function make(what: Making, request: Request): Promise<There> {
     const { parent } = what;
     const before = proofs.find(request.place);
+    // Before anything is made that the kernel could not be told of.
+    if (before === undefined && !nodes.hasRoom()) throw new Errno('ENOMEM');
     const mark = before?.kind === 'made' ? before : marks.next();
     if (before?.kind === 'made') {
       const made = await madeBefore(what, before, request);
@@ -64,10 +97,21 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     } else proofs.write(request.place, { kind: 'made', ...mark });
     const since = attributes.now();
     const set = { mtime: { seconds: mark.seconds, nanoseconds: mark.nanoseconds } };
-    const send = () => server.on(request, parent, (directory, options) => what.make(directory, set, options));
-    const { handle, attributes: found, change } = await changing(attributes, parent, send, (made) => made.change);
-    marks.saw(change?.after);
-    return { handle, attributes: found, since };
+    const isSure = before === undefined && marks.areKept === true;
+    const call = isSure ? what.make : (what.exclusively ?? what.make);
+    const send = () => server.on(request, parent, (directory, options) => call(directory, set, options));
+    try {
+      const { handle, attributes: found, change } = await changing(attributes, parent, send, (made) => made.change);
+      marks.saw(change?.after);
+      if (what.type === fileType.regular) marks.made(mark, found);
+      return { handle, attributes: found, since };
+    } catch (cause) {
+      // It was sent twice, over two connections, and the first may have made it.
+      const isDoubtful = isNfsError(cause, 'EXIST') && cause.resent;
+      const made = isDoubtful ? await madeBefore(what, mark, request) : undefined;
+      if (made === undefined) throw cause;
+      return made;
+    }
   }
 
   async function made(what: Making, request: Request): Promise<Entry> {
@@ -85,20 +129,35 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     return new Errno('ESTALE', cause);
   }
 
-  const regular = (parent: number, name: Buffer, mode: number): Making => ({
-    ...{ parent, name, type: fileType.regular },
-    make: (directory, set, options) =>
-      nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode: mode & 0o7777 } }, options),
-  });
+  function regular(parent: number, name: Buffer, bits: number, isExclusive: boolean): Making {
+    const mode = bits & 0o7777;
+    const make: Make = (directory, set, options) =>
+      nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode } }, options);
+    /** The server itself knows what was made by the same call before, until the file is given its time. */
+    const exclusively: Make = async (directory, set, options) => {
+      if (!hasExclusive) return await make(directory, set, options);
+      try {
+        const made = await nfs.create(directory, name, { mode: 'exclusive', verifier: verifierOf(set.mtime) }, options);
+        const { after } = await nfs.setattr(made.handle, { ...set, mode, atime: 'now' }, options);
+        return { ...made, attributes: after };
+      } catch (cause) {
+        if (!isNfsError(cause, 'NOTSUPP')) throw cause;
+        hasExclusive = false;
+        return await make(directory, set, options);
+      }
+    };
+    return { parent, name, type: fileType.regular, make, exclusively: isExclusive ? exclusively : undefined };
+  }
 
   return {
     create: async (parent, name, { flags, mode }, request) => {
+      const isExclusive = (flags & constants.O_EXCL) !== 0;
       try {
-        const there = await make(regular(parent, name, mode), request);
+        const there = await make(regular(parent, name, mode, isExclusive), request);
         remember(parent, name, there);
         return there;
       } catch (cause) {
-        throw isNfsError(cause, 'EXIST') && (flags & constants.O_EXCL) === 0 ? lookAgain(parent, name, cause) : cause;
+        throw isNfsError(cause, 'EXIST') && !isExclusive ? lookAgain(parent, name, cause) : cause;
       }
     },
     mkdir: async (parent, name, mode, request) => {
@@ -110,7 +169,7 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     },
     mknod: (parent, name, { mode, rdev }, request) => {
       const type = typeByBits(mode);
-      if (type === fileType.regular) return made(regular(parent, name, mode), request);
+      if (type === fileType.regular) return made(regular(parent, name, mode, true), request);
       const special = { name, type, major: majorOf(rdev), minor: minorOf(rdev) };
       const make: Make = (directory, set, options) =>
         nfs.mknod({ directory, ...special, set: { ...set, mode: mode & 0o7777 } }, options);

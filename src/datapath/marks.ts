@@ -10,11 +10,16 @@ export interface Marks {
   next(): Time;
   /** Something was changed just now: its time is the server's. */
   saw(changed: Attributes | undefined): void;
+  /** A file was made with this time, and this is told of it. */
+  made(mark: Time, told: Attributes | undefined): void;
+  /** Whether the server keeps such a time, as far as the last file tells. Not known before the first. */
+  readonly areKept: boolean | undefined;
 }
 
 export function createMarks(clock: Clock): Marks {
   let seconds: number | undefined;
   let at = 0;
+  let areKept: boolean | undefined;
   return {
     next: () => ({
       seconds:
@@ -26,8 +31,18 @@ export function createMarks(clock: Clock): Marks {
       seconds = changed.ctime;
       at = clock.elapsed();
     },
+    made: (mark, told) => {
+      if (told !== undefined) areKept = isMarked(told, mark);
+    },
+    get areKept() {
+      return areKept;
+    },
   };
 }
+
+/** The same as eight bytes, which a server keeps to know an exclusive CREATE by. */
+export const verifierOf = ({ seconds, nanoseconds }: Time): bigint =>
+  (BigInt(seconds >>> 0) << 32n) | BigInt(nanoseconds);
 
 export const isMarked = ({ mtime, mtimeNs }: Attributes, mark: Time): boolean =>
   mtime === mark.seconds && mtimeNs === mark.nanoseconds;

@@ -22,6 +22,16 @@ export interface MountSpec {
   readonly cacheMs: number;
   /** node: `flock` and the like hold between processes of this node. refused: ENOLCK. */
   readonly locks: 'node' | 'refused';
+  /** What the volume is held to. Undefined: nothing. */
+  readonly quota?: QuotaSpec | undefined;
+}
+
+export interface QuotaSpec {
+  readonly bytes: number;
+  /** The handle of the folder in which its nodes record what they use, in base64. */
+  readonly ledger: string;
+  /** What this node is called there. */
+  readonly host: string;
 }
 
 /** Contents of files, not their names: the data path has no right to read them. */
@@ -65,6 +75,7 @@ export function readSpec(given: unknown): MountSpec {
     maxWrite: whole(fields, 'maxWrite', 1024 * 1024),
     cacheMs: whole(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),
     locks: oneOf(fields, 'locks', ['node', 'refused']),
+    quota: fields['quota'] === undefined ? undefined : readQuota(fields['quota']),
   };
 }
 
@@ -76,6 +87,15 @@ function readTls(given: unknown): TlsSpec {
     ...{ ca: maybe('ca'), certificate: maybe('certificate') },
     ...{ key: maybe('key'), serverName: maybe('serverName') },
   };
+}
+
+function readQuota(given: unknown): QuotaSpec {
+  if (typeof given !== 'object' || given === null) throw bad('quota');
+  const fields = given as Fields;
+  const host = text(fields, 'host');
+  // It becomes the name of a file.
+  if (!/^[A-Za-z0-9-]{1,64}$/.test(host)) throw bad('quota');
+  return { bytes: whole(fields, 'bytes', Number.MAX_SAFE_INTEGER), ledger: text(fields, 'ledger'), host };
 }
 
 /** Without the value: it may be a secret. */

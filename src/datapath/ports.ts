@@ -16,16 +16,28 @@ export interface Node {
 }
 
 export interface Nodes {
-  /** The node of a handle, made if there is none. The kernel is about to be told of it: counts one lookup. */
-  looked(handle: FileHandle): Node;
+  /**
+   * The node of a handle, made if there is none. The kernel is about to be told of it: counts one lookup, for the request at
+   * that place, however often it comes. Throws ENOMEM where there is no room for another.
+   */
+  looked(handle: FileHandle, place?: number): Node;
+  /** The same for one of a listing, which counts many. */
+  listed(handle: FileHandle, place: number): Node;
+  /** The kernel will not be told by the request at that place after all. */
+  unlooked(id: number, place: number): void;
+  /** Whether another can be made. If not, that is asked for. */
+  hasRoom(): boolean;
+  /** Called when there are many, with how many too many: the kernel is to be made to let go of some. */
+  onMany(give: (count: number) => void): void;
   /** Undefined: the kernel should not know it. The root is node 1, always there. */
   get(id: number): Node | undefined;
   /** The node that has this handle, if the kernel knows it. */
   find(handle: FileHandle): Node | undefined;
   /** The kernel has let go of so many lookups; with the last the node is gone. */
   forget(id: number, lookups: number): void;
-  opened(id: number): void;
-  closed(id: number): void;
+  /** By the request at that place, however often it comes. */
+  opened(id: number, place?: number): void;
+  closed(id: number, place?: number): void;
   /** The server has given the same file another handle (it was stale). */
   changeHandle(id: number, handle: FileHandle): void;
   /** Where the file is that was removed while open; it goes with the last close. */
@@ -46,6 +58,24 @@ export type Proof =
   | { readonly kind: 'gone'; readonly handle: FileHandle }
   /** What is moved. */
   | { readonly kind: 'moved'; readonly handle: FileHandle };
+
+/** Memory of WRITEs, which outlives the process. */
+export interface Kept {
+  /** It is about to be answered: from now on its data stay until they are freed. */
+  keep(place: number): void;
+  free(place: number): void;
+}
+
+/** A WRITE that was answered, and whose data may not be on the server's disk. */
+export interface Written {
+  readonly place: number;
+  readonly node: number;
+  readonly fh: number;
+  readonly uid: number;
+  readonly gid: number;
+  readonly offset: number;
+  readonly data: Uint8Array;
+}
 
 export interface Proofs {
   /** Of the request at this place. Undefined: nothing was sent for it yet. Else it comes again after a crash. */

@@ -1,8 +1,9 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { createBudget, mostBehind } from './budget.ts';
 import { createConnections, type Holder, type Rented } from './connections.ts';
 import { drain } from './drain.ts';
-import { createFileSystem } from './file-system.ts';
+import { openFileSystem } from './file-system.ts';
 import { formatJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
 import { createNodeTable } from './journal/nodes.ts';
@@ -10,6 +11,7 @@ import { createRequests, type Left } from './journal/requests.ts';
 import { asked, refusingLocks, waiting } from './kernel-wishes.ts';
 import { readSpec } from './mount-spec.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
+import type { Behind } from './writes.ts';
 
 export interface ProgramParts {
   readonly clock: Clock;
@@ -45,6 +47,7 @@ export interface Program {
 interface Running extends Disposable {
   readonly index: number;
   readonly served: ServedMount;
+  readonly behind: Behind;
 }
 
 export async function startProgram(given: Given, parts: ProgramParts): Promise<Program> {
@@ -54,6 +57,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
   const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory), createNodeTable(memory)];
   const connections = createConnections(clock, holder);
   const paused = new Set<() => void>();
+  const budget = createBudget(mostBehind);
   const running = new Map<string, Running>();
   const left = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
   let drained: Promise<void> | undefined;
@@ -81,17 +85,27 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     rented.push(server);
     const root = Buffer.from(spec.root, 'base64');
     const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
-    const system = createFileSystem({
+    const { operations, behind } = openFileSystem({
       ...{ nfs: server.nfs, nodes: nodes.of(row.index, root), proofs: requests, clock },
       notify: (bytes) => served.notify(bytes),
+      notifyApart: (bytes) => served.notifyApart(bytes),
+      behind: {
+        kept: { keep: requests.behind, free: (place) => served.committed(place) },
+        ...{ budget, ready: () => drained },
+      },
       options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
     });
+    server.onConnected(behind.doubt);
     const served = await serveMount({
       ...{ fd, mount: row.index, requests, paused, left: left.get(row.index) ?? [] },
-      operations: waiting({ ...system, ...(spec.locks === 'refused' ? refusingLocks : {}) }, () => drained),
+      operations: waiting({ ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) }, () => drained),
       wishes: asked(spec),
-      // Nothing is written behind by this program. What one that does has left stays: it was promised to somebody.
-      onBehind: () => log.error('a write waits for a data path that can send it', { mount: id }),
+      onBehind: behind.restore,
+      // Memory that one mount waits for may be held by another.
+      onFull: () => {
+        for (const one of running.values()) one.behind.hurry();
+        behind.hurry();
+      },
       onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
       onFault: (operation, cause) =>
         log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
@@ -102,8 +116,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     });
     left.delete(row.index);
     running.set(id, {
-      index: row.index,
-      served,
+      ...{ index: row.index, served, behind },
       [Symbol.dispose]: () => {
         served[Symbol.dispose]();
         server[Symbol.dispose]();
@@ -115,6 +128,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     requests.freeAll(index);
     nodes.drop(index);
     rows.remove(index);
+    for (const wake of [...paused]) wake();
   }
 
   for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
@@ -130,11 +144,17 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       const known = running.get(id);
       if (known === undefined) return;
       running.delete(id);
+      // They would come too late: whoever mounts it elsewhere must not be written over.
+      if (known.behind.files > 0)
+        log.warn('unmounted before all was written', { mount: id, files: known.behind.files });
+      void known.behind.stop();
       known[Symbol.dispose]();
       forget(known.index);
     },
     stop: async () => {
-      await Promise.all([...running.values()].map(({ served }) => served.stop()));
+      const all = [...running.values()];
+      await Promise.all(all.map(({ served }) => served.stop()));
+      await Promise.all(all.map(({ behind }) => behind.stop()));
     },
   };
 }

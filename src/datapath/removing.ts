@@ -47,6 +47,12 @@ export function createRemoving(context: Context, entries: Entries): Removing {
     return there;
   }
 
+  /** The file has no hidden name any more, which was not counted among its links. */
+  function shown(id: number): void {
+    nodes.hide(id, undefined);
+    attributes.hides(id, false);
+  }
+
   async function move(parent: number, from: Buffer, to: Buffer, request: Request): Promise<void> {
     const send = () =>
       server.on(request, parent, (directory, options) =>
@@ -76,14 +82,10 @@ export function createRemoving(context: Context, entries: Entries): Removing {
     const hidden = before ?? { directory: server.node(parent).handle, name: hiddenName() };
     const to = Buffer.from(hidden.name);
     if (before === undefined) nodes.hide(node.id, hidden);
-    const shown = (): void => {
-      nodes.hide(node.id, undefined);
-      attributes.hides(node.id, false);
-    };
     try {
       await move(parent, name, to, request);
     } catch (cause) {
-      if (isDefinite(cause)) shown();
+      if (isDefinite(cause)) shown(node.id);
       throw cause;
     }
     attributes.hides(node.id, true);
@@ -91,7 +93,7 @@ export function createRemoving(context: Context, entries: Entries): Removing {
     hiders.set(node.id, { uid: request.uid, gid: request.gid });
     return async () => {
       await move(parent, to, name, request);
-      shown();
+      shown(node.id);
     };
   };
 
@@ -149,7 +151,9 @@ export function createRemoving(context: Context, entries: Entries): Removing {
         // Somebody has cleared it away already.
         if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
       }
-      nodes.hide(id, undefined);
+      shown(id);
+      // It may have other names.
+      attributes.expire(id);
     },
   };
 }

@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { constants, linkSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -7,6 +8,7 @@ import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nod
 import { asCaller } from '#testing/nfs-mount.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
+import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
 import { createFileSystem } from './file-system.ts';
 
@@ -86,6 +88,110 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       await expect(make(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
       mkdirSync(it.on('made'));
       await expect(make(process())).rejects.toThrow('EEXIST');
+    });
+  });
+
+  /** As a server that gives new files the time that they are made at, whatever it is told. */
+  const keepingNoTime = (): NfsClient => ({
+    ...it.nfs,
+    create: (directory, file, how, options) => {
+      const { mtime: _, ...set } = how.mode === 'exclusive' ? {} : how.set;
+      return it.nfs.create(directory, file, how.mode === 'exclusive' ? how : { ...how, set }, options);
+    },
+  });
+
+  const exclusive = (on: Operations, file = 'made', at = place) =>
+    on.create(root, name(file), { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 }, request(at));
+
+  describe('create with O_EXCL on a server that does not keep the time that tells what is ours', () => {
+    test.each([
+      ['nothing is known of it yet', false],
+      ['that is known', true],
+    ])('it was done, and %s: it is found', async (_what, isKnown) => {
+      const { process, proofs } = mount();
+      const on = process(keepingNoTime());
+      if (isKnown) await on.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
+      const first = await exclusive(on);
+      const again = await exclusive(process(keepingNoTime()));
+      expect(again.entry.node).toBe(first.entry.node);
+      expect(statSync(it.on('made')).mode & 0o7777).toBe(0o640);
+      proofs.clear(place);
+      await expect(exclusive(process(keepingNoTime()))).rejects.toThrow('EEXIST');
+    });
+
+    test('it was made, and not yet all that belongs to it: the rest is done', async () => {
+      const { process } = mount();
+      await expect(exclusive(process({ ...keepingNoTime(), setattr: dyingAt('setattr').setattr }))).rejects.toThrow(
+        'EINTR',
+      );
+      const { ino } = statSync(it.on('made'));
+      await exclusive(process(keepingNoTime()));
+      expect(statSync(it.on('made')).ino).toBe(ino);
+      expect(statSync(it.on('made')).mode & 0o7777).toBe(0o640);
+      expect(Math.abs(statSync(it.on('made')).atimeMs - Date.now())).toBeLessThan(60_000);
+    });
+
+    test('it was not done, and somebody else made it meanwhile: it is there', async () => {
+      const { process } = mount();
+      await expect(exclusive(process(dyingAt('create')))).rejects.toThrow('EINTR');
+      writeFileSync(it.on('made'), '');
+      await expect(exclusive(process(keepingNoTime()))).rejects.toThrow('EEXIST');
+    });
+  });
+
+  test('create with O_EXCL where the time is known to be kept: one call, and it is found by its time', async () => {
+    const { process } = mount();
+    const modes: string[] = [];
+    const noting: NfsClient = {
+      ...it.nfs,
+      create: (directory, file, how, options) => {
+        modes.push(how.mode);
+        return it.nfs.create(directory, file, how, options);
+      },
+    };
+    const on = process(noting);
+    await exclusive(on, 'before', 1);
+    const first = await exclusive(on);
+    expect(modes).toEqual(['exclusive', 'guarded']);
+    expect((await exclusive(process())).entry.node).toBe(first.entry.node);
+  });
+
+  describe('the server remembers another time than is on its disk', () => {
+    /** As when somebody looks the name up while it is made: nfs-ganesha then tells for a minute what it saw in between. */
+    async function rememberOtherTime(): Promise<void> {
+      const { mtimeNs } = statSync(it.on('made'), { bigint: true });
+      const { handle } = await it.nfs.lookup(it.directory, 'made');
+      await it.nfs.setattr(handle, { mtime: { seconds: 1, nanoseconds: 0 } });
+      const exactly = `@${mtimeNs / 1_000_000_000n}.${String(mtimeNs % 1_000_000_000n).padStart(9, '0')}`;
+      execFileSync('touch', ['-m', '-d', exactly, it.on('made')]);
+      expect((await it.nfs.getattr(handle)).mtime).toBe(1);
+    }
+
+    test.each(Object.entries(making).filter(([kind]) => kind !== 'symlink'))(
+      '%s: what was made is found all the same',
+      async (_, { make }) => {
+        const { process } = mount();
+        await make(process());
+        const { ino } = statSync(it.on('made'));
+        await rememberOtherTime();
+        await make(process());
+        expect(statSync(it.on('made')).ino).toBe(ino);
+      },
+    );
+
+    test('create: the reply was lost, and it was sent again over another connection', async () => {
+      const { process } = mount();
+      const cut: NfsClient = {
+        ...it.nfs,
+        create: async (...args) => {
+          await it.nfs.create(...args);
+          await rememberOtherTime();
+          throw new NfsError('CREATE', nfsStatus.EXIST, true);
+        },
+      };
+      const how = { flags: constants.O_WRONLY, mode: 0o100640 };
+      const { entry } = await process(cut).create(root, name('made'), how, request());
+      expect(entry.attr?.ino).toBe(statSync(it.on('made')).ino);
     });
   });
 

@@ -12,30 +12,66 @@ import { createJournal } from './journal/memory.ts';
 const run = promisify(execFile);
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
+/** Mounted, and served by a process that can be killed and followed by another. */
+async function mounted(at: string) {
+  mkdirSync(at);
+  const fuse = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+  const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
+  const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other';
+  const mount = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+    stdio: ['ignore', 'inherit', 'inherit', fuse],
+  });
+  expect(await once(mount, 'exit')).toEqual([0, null]);
+  /** With how much the one before had left. */
+  const start = async (...how: readonly string[]): Promise<{ readonly child: ChildProcess; readonly left: number }> => {
+    const child: ChildProcess = spawn(process.execPath, ['--disable-warning=ExperimentalWarning', program, ...how], {
+      stdio: ['ignore', 'pipe', 'inherit', fuse, journal, data],
+    });
+    const [said] = await once(child.stdout ?? expect.fail(), 'data');
+    return { child, left: Number(/left (\d+)/.exec(String(said))?.[1]) };
+  };
+  const close = (): void => {
+    for (const fd of [fuse, journal, data]) closeSync(fd);
+  };
+  return { start, close };
+}
+
 describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and again', () => {
+  test('a WRITE that was kept and not answered is answered by the next one', async () => {
+    using ground = createGround();
+    const at = join(ground.folder, 'mnt');
+    const { start, close } = await mounted(at);
+    const { child: first } = await start('dies-behind');
+    const died = once(first, 'exit');
+    const text = 'x'.repeat(100_000);
+    const write = 'printf %s "$2" | dd of="$1/data" bs=1M iflag=fullblock conv=notrunc status=none';
+    const writing = run('sh', ['-c', write, 'sh', at, text], { timeout: 20_000 });
+    writing.catch(() => undefined);
+    expect(await died).toEqual([null, 'SIGKILL']);
+    const { child, left } = await start();
+    expect(left).toBeGreaterThan(0);
+    await writing;
+    const { stdout } = await run('head', ['-c', `${text.length}`, join(at, 'data')], { maxBuffer: 2 ** 20 });
+    expect(stdout).toBe(text);
+    const ended = once(child, 'exit');
+    await run('umount', [at]);
+    await ended;
+    close();
+  });
+
   test('no request is lost, and none is answered wrongly', { timeout: 120_000 }, async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
-    mkdirSync(at);
-    const fuse = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
-    const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
-    const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other';
-    const mount = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
-      stdio: ['ignore', 'inherit', 'inherit', fuse],
-    });
-    expect(await once(mount, 'exit')).toEqual([0, null]);
+    const { start, close } = await mounted(at);
     // Kills alone do not count: there may be nothing under way yet.
     const enough = 12;
     let restored = 0;
-    const start = async (): Promise<ChildProcess> => {
-      const child: ChildProcess = spawn(process.execPath, ['--disable-warning=ExperimentalWarning', program], {
-        stdio: ['ignore', 'pipe', 'inherit', fuse, journal, data],
-      });
-      const [said] = await once(child.stdout ?? expect.fail(), 'data');
-      restored += Number(/left (\d+)/.exec(String(said))?.[1]);
+    const serve = async (): Promise<ChildProcess> => {
+      const { child, left } = await start();
+      restored += left;
       return child;
     };
-    let server = await start();
+    let server = await serve();
     const kill = async (): Promise<void> => {
       server.kill('SIGKILL');
       await once(server, 'exit');
@@ -62,13 +98,13 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
     work.catch(() => undefined);
     while (!isDone && restored < enough) {
       await kill();
-      server = await start();
+      server = await serve();
     }
     await work;
     expect(restored).toBeGreaterThanOrEqual(enough);
     const ended = once(server, 'exit');
     await run('umount', [at]);
     expect(await ended).toEqual([0, null]);
-    for (const fd of [fuse, journal, data]) closeSync(fd);
+    close();
   });
 });

@@ -3,6 +3,8 @@ import type { Agreement, Wishes } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession, type Desk } from '#wire/fuse/session.ts';
 import type { Left, Requests } from './journal/requests.ts';
+import type { Written } from './ports.ts';
+import { answerTo, writtenBy } from './written.ts';
 
 export interface ServedMountOptions {
   /** /dev/fuse, this process's own copy. */
@@ -16,8 +18,10 @@ export interface ServedMountOptions {
   readonly paused: Set<() => void>;
   /** What a predecessor left, in the order it came. */
   readonly left: readonly Left[];
-  /** Data of a WRITE that was answered before. */
-  readonly onBehind: (left: Left) => void;
+  /** Data of a WRITE that was answered before; all of them come before anything else is done. */
+  readonly onBehind: (written: Written) => void;
+  /** Nothing can be read for lack of memory: data that are behind must get to the disk. */
+  readonly onFull?: () => void;
   readonly onAgreed: (agreement: Agreement) => void;
   readonly onFault: (operation: string, cause: unknown) => void;
   readonly onEnd: (code: string) => void;
@@ -26,6 +30,8 @@ export interface ServedMountOptions {
 export interface ServedMount extends Disposable {
   /** Tells the kernel something. */
   notify(bytes: Uint8Array): void;
+  /** The same by another thread, for what may wait for an answer of ours. False: the kernel could do nothing with it. */
+  notifyApart(bytes: Uint8Array): Promise<boolean>;
   /** A WRITE that was answered is on the server's disk: its memory is free. */
   committed(place: number): void;
   /** Reads nothing more; resolves when everything that was read is answered. */
@@ -41,9 +47,14 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   /** Read, and without a line: there was no room. */
   let stuck: { readonly slot: Slot; readonly length: number } | undefined;
 
+  /** Later: whoever freed it is in the middle of something, and the answer to it may not be written yet. */
   const free = (place: number): void => {
     requests.free(place);
-    for (const wake of paused) wake();
+    if (paused.size > 0) setImmediate(() => wakeAll(paused));
+  };
+
+  const finished = (place: number): void => {
+    free(place);
     if (session.pending === 0) idle.resolve();
   };
 
@@ -51,9 +62,10 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     answer: (place, bytes) => {
       requests.keepAnswer(place, bytes);
       device.write(bytes);
-      if (!requests.isBehind(place)) free(place);
+      if (!requests.isBehind(place)) finished(place);
+      else if (session.pending === 0) idle.resolve();
     },
-    finished: free,
+    finished,
   };
   const session = createSession({ ...options, desk });
 
@@ -70,6 +82,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       if (armed !== undefined) return armed;
     }
     paused.add(wake);
+    options.onFull?.();
     return undefined;
   }
 
@@ -82,11 +95,19 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   }
 
   const device: Device = await openDevice({ fd, next, onRequest: take, onEnd: options.onEnd });
-  for (const one of options.left) resume(one);
+  const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
+  for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
+  for (const one of others) resume(one);
+
+  function restore({ place, message }: Left): void {
+    const written = writtenBy(place, message);
+    options.onBehind(written);
+    // The predecessor may have been killed just before it. Refused where the kernel has it already.
+    device.write(answerTo(message, written.data.length));
+  }
 
   function resume(left: Left): void {
-    if (left.phase === 'behind') options.onBehind(left);
-    else if (left.phase === 'done') {
+    if (left.phase === 'done') {
       // Refused where the kernel has it already.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
@@ -95,6 +116,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   return {
     notify: (bytes) => void device.write(bytes),
+    notifyApart: (bytes) => device.writeApart(bytes),
     committed: free,
     stop: async () => {
       isStopping = true;
@@ -106,4 +128,11 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       device[Symbol.dispose]();
     },
   };
+}
+
+const isBehind = ({ phase }: Left): boolean => phase === 'behind';
+
+/** Not the set itself: who finds nothing waits again. */
+function wakeAll(paused: ReadonlySet<() => void>): void {
+  for (const wake of [...paused]) wake();
 }

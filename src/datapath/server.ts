@@ -25,6 +25,9 @@ export interface Server {
   look(request: Request, id: number, who?: Who): Promise<Attributes>;
   /** Where a node was seen last; the name with one character for each byte. */
   seen(id: number, parent: number, key: string): void;
+  isDirectory(id: number): void;
+  /** At most so many, those seen longest ago first. */
+  oldest(most: number): readonly Placed[];
   forget(id: number): void;
 }
 
@@ -42,11 +45,19 @@ interface Seen {
   readonly key: string;
 }
 
+/** A node and where it was seen last. */
+export interface Placed extends Seen {
+  readonly id: number;
+  readonly isDirectory: boolean;
+}
+
 /** No path that the kernel takes is deeper. */
 const deepest = 2048;
 
 export function createServer({ nfs, nodes, attributes, names, identities, calls }: ServerParts): Server {
+  /** Those seen last are last. */
   const places = new Map<number, Seen>();
+  const directories = new Set<number>();
 
   function node(id: number): Node {
     const found = nodes.get(id);
@@ -139,10 +150,21 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls 
       return attributes.saw(id, found, since);
     },
     seen: (id, parent, key) => {
+      places.delete(id);
       places.set(id, { parent, key });
     },
+    isDirectory: (id) => {
+      directories.add(id);
+    },
+    oldest: (most) =>
+      places
+        .entries()
+        .take(most)
+        .map(([id, seen]) => ({ id, ...seen, isDirectory: directories.has(id) }))
+        .toArray(),
     forget: (id) => {
       places.delete(id);
+      directories.delete(id);
     },
   };
 }

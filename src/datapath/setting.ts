@@ -15,9 +15,10 @@ const latest = 0xffff_ffff;
 /** From here on a number of 64 bits is a negative one. */
 const firstNegative = 2 ** 63;
 
-export function createSetting({ nfs, server, attributes }: Context, writes: Pick<Writes, 'settled'>): Setting {
+export function createSetting({ nfs, server, attributes }: Context, writes: Pick<Writes, 'flushed'>): Setting {
   async function set(id: number, what: SetAttributes, request: Request, who: Who): Promise<void> {
-    await writes.settled(id);
+    // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
+    await writes.flushed(id, request);
     const send = () => server.on(request, id, (handle, options) => nfs.setattr(handle, what, options), who);
     const { after } = await changing(attributes, id, send, (change) => change);
     if (after === undefined) await server.look(request, id, who);

@@ -1,36 +1,50 @@
 import type { Clock } from '#base/clock.ts';
+import type { Errno } from '#wire/fuse/errno.ts';
 import type { Budget } from './budget.ts';
-import { createFileWrites, type FileWrites, type Piece, type Range, type Sent } from './file-writes.ts';
+import { createFileWrites, type FileWrites } from './file-writes.ts';
+import type { Piece, Range, Sent } from './pieces.ts';
 
 export interface WriteBehindParts<F, W> {
   readonly clock: Clock;
   /** Of all mounts of the process, and of this one. */
   readonly budgets: readonly Budget[];
+  /** What data of so many bytes take from them. */
+  readonly cost?: (bytes: number) => number;
   readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
   readonly commit: (file: F, who: W) => Promise<{ readonly verifier: bigint }>;
   /** From now on the data may only be given up by `free`. */
   readonly keep: (place: number) => void;
   readonly free: (place: number) => void;
+  /** Data of the file did not come to the server's disk, and will not. */
+  readonly onLost: (file: F, cause: Errno) => void;
   /** What tells one file from another. */
   readonly keyOf: (file: F) => number;
 }
 
 /** Writes that the application has been told are done, and that are not on the server's disk yet. */
 export interface WriteBehind<F, W> {
-  /** Gives how many bytes were taken, when there is room for them. Throws what became of earlier ones. */
+  /** Whether data of so many bytes are taken without waiting. */
+  hasRoom(bytes: number): boolean;
+  /** Gives how many bytes were taken, when there is room for them. */
   write(file: F, piece: Piece<W>, signal: AbortSignal): number | Promise<number>;
   /** What a predecessor had taken; in the order it took them. */
   restore(file: F, piece: Piece<W>): void;
   /** Undefined: the server has answered every write of the file so far (of the range), and its attributes are right. */
   settled(file: F, range?: Range): Promise<void> | undefined;
-  /** Everything written so far is on the server's disk; or throws what became of it, once. Undefined: nothing is left. */
+  /** Everything written so far is on the server's disk, or lost. Undefined: nothing is left. */
   flush(file: F): Promise<void> | undefined;
+  /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
+  end(file: F): number | undefined;
+  /** Puts on the disk what there is, without being asked: somebody waits for the room. */
+  hurry(): void;
+  /** The server may have started anew. */
+  doubt(): void;
   /** Files with something left. */
   readonly files: number;
 }
 
 export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBehind<F, W> {
-  const { clock, budgets, keyOf } = parts;
+  const { clock, budgets, keyOf, cost = (bytes) => bytes } = parts;
   const works = new Map<number, FileWrites<W>>();
 
   function workOf(file: F): FileWrites<W> {
@@ -43,9 +57,12 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
       commit: (who) => parts.commit(file, who),
       free: ({ place, data }) => {
         parts.free(place);
-        for (const budget of budgets) budget.give(data.length);
+        for (const budget of budgets) budget.give(cost(data.length));
       },
-      onIdle: () => works.delete(key),
+      onLost: (cause) => parts.onLost(file, cause),
+      onIdle: () => {
+        if (works.get(key) === made) works.delete(key);
+      },
     });
     works.set(key, made);
     return made;
@@ -55,9 +72,14 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
     for (const work of works.values()) work.hurry();
   };
 
+  /** What the servers of other mounts keep waiting must not keep a mount from its first. */
+  const isFirst = (): boolean => budgets.some(({ used }) => used === 0);
+  const lacking = (amount: number): Budget | undefined =>
+    isFirst() ? undefined : budgets.find((budget) => !budget.has(amount));
+
   function accept(file: F, piece: Piece<W>): number {
     const { length } = piece.data;
-    for (const budget of budgets) budget.take(length);
+    for (const budget of budgets) budget.take(cost(length));
     parts.keep(piece.place);
     workOf(file).add(piece, true);
     if (budgets.some((budget) => budget.isHalfUsed)) hurry();
@@ -66,25 +88,30 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
 
   async function acceptLater(file: F, piece: Piece<W>, signal: AbortSignal): Promise<number> {
     for (;;) {
-      const lacking = budgets.find((budget) => !budget.has(piece.data.length));
-      if (lacking === undefined) return accept(file, piece);
+      const budget = lacking(cost(piece.data.length));
+      if (budget === undefined) return accept(file, piece);
       hurry();
-      await lacking.given(signal);
+      await budget.given(signal);
     }
   }
 
+  const hasRoom = (bytes: number): boolean => lacking(cost(bytes)) === undefined;
+
   return {
-    write: (file, piece, signal) => {
-      works.get(keyOf(file))?.tell();
-      const hasRoom = budgets.every((budget) => budget.has(piece.data.length));
-      return hasRoom ? accept(file, piece) : acceptLater(file, piece, signal);
-    },
+    hasRoom,
+    write: (file, piece, signal) =>
+      hasRoom(piece.data.length) ? accept(file, piece) : acceptLater(file, piece, signal),
     restore: (file, piece) => {
-      for (const budget of budgets) budget.take(piece.data.length);
+      for (const budget of budgets) budget.take(cost(piece.data.length));
       workOf(file).add(piece, false);
     },
     settled: (file, range) => works.get(keyOf(file))?.settled(range),
     flush: (file) => works.get(keyOf(file))?.flush(),
+    end: (file) => works.get(keyOf(file))?.end(),
+    hurry,
+    doubt: () => {
+      for (const work of works.values()) work.doubt();
+    },
     get files() {
       return works.size;
     },

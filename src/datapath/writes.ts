@@ -1,137 +1,175 @@
-import { Errno } from '#wire/fuse/errno.ts';
+import { constants } from 'node:fs';
+import type { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
-import type { WriteResult } from '#wire/nfs3/procedures.ts';
-import { stability } from '#wire/nfs3/structures.ts';
-import { XdrError } from '#wire/xdr/reader.ts';
-import { changing } from './attributes.ts';
+import { type Budget, costOf } from './budget.ts';
+import type { Calls } from './calls.ts';
 import type { Context } from './context.ts';
-import { writes as isForWriting, opener } from './open-files.ts';
+import type { Range } from './pieces.ts';
+import type { Kept, Written } from './ports.ts';
+import { createSending, type SendingOptions, type Writer } from './sending.ts';
+import { until } from './until.ts';
+import { createWriteBehind } from './write-behind.ts';
+
+type At = { readonly fh: number; readonly offset: number; readonly openFlags: number };
 
 /** What is written, and whether it is on the server's disk. */
 export interface Writes {
-  write(
-    id: number,
-    at: { readonly fh: number; readonly offset: number },
-    data: Buffer,
-    request: Request,
-  ): Promise<number>;
+  write(id: number, at: At, data: Buffer, request: Request): number | Promise<number>;
   /** All of it is on the server's disk, or it throws what went wrong, once for each open file. */
   settle(id: number, fh: number, request: Request): Promise<void>;
+  /** All of it is on the server's disk, or lost. Undefined: there is nothing. */
+  flushed(id: number, request: Request): Promise<void> | undefined;
   /** Undefined: the server has answered every write so far (of the range), and its attributes are right. */
-  settled(id: number, range?: { readonly offset: number; readonly length: number }): Promise<void> | undefined;
-  /** Where the file ends at least, by writes that the server may not have yet. */
-  end(id: number): number;
+  settled(id: number, request: Request, range?: Range): Promise<void> | undefined;
+  /** Where the file ends at least, by writes that the server has not answered. Undefined: it has answered all. */
+  end(id: number): number | undefined;
+  /** How often it was doubted whether the server still has what it answered: what was read meanwhile may lack some. */
+  readonly doubts: number;
   opened(id: number, fh: number): void;
-  closed(fh: number): void;
+  closed(id: number, fh: number): Promise<void> | undefined;
   forget(id: number): void;
+  readonly behind: Behind;
 }
 
-interface Written {
-  /** Writes that the server took and may still lose, counted from the beginning; and those of them that it cannot. */
-  taken: number;
-  committed: number;
-  /** Of the server that took the last. Another one: it has started anew. */
-  verifier: bigint | undefined;
-  /** How often data were lost that had been taken. */
-  losses: number;
+/** What the process has to do with writes that were answered and are not on the server's disk yet. */
+export interface Behind {
+  /** One that a predecessor had answered; in the order they were. */
+  restore(written: Written): void;
+  /** There is no memory for further requests. */
+  hurry(): void;
+  /** The server may have started anew. */
+  doubt(): void;
+  /** Nothing is sent or given up any more. Resolves when nothing is under way. */
+  stop(): Promise<void>;
+  /** With something that is not on the server's disk. */
+  readonly files: number;
 }
 
-/** Data are not kept here: an application waits until the server has them, and is told when it lost them. */
-export function createWrites(context: Context, maxWrite: number): Writes {
-  const { nfs, server, attributes } = context;
-  const files = new Map<number, Written>();
+export interface WritesParts extends SendingOptions {
+  readonly context: Context;
+  readonly calls: Calls;
+  /** Left out: nothing outlives this process, so nobody is answered before the server has it on its disk. */
+  readonly kept: Kept | undefined;
+  readonly budgets: readonly Budget[];
+}
+
+interface Lost {
+  /** How often. */
+  count: number;
+  last: Errno;
+}
+
+/** Whoever opened a file like this wants to be told when it is on the disk, not before. */
+const isThrough = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
+
+export function createWrites(parts: WritesParts): Writes {
+  const { context, calls, kept, budgets } = parts;
+  const { attributes, clock } = context;
+  const sending = createSending(context, parts);
+  const losses = new Map<number, Lost>();
   /** Of which losses each open file knows. */
   const told = new Map<number, number>();
+  /** Requests that are not answered before their data are on the disk: their memory goes with the answer. */
+  const waiting = new Set<number>();
+  let doubts = 0;
 
-  function of(id: number): Written {
-    const found = files.get(id);
-    if (found !== undefined) return found;
-    const made = { taken: 0, committed: 0, verifier: undefined, losses: 0 };
-    files.set(id, made);
-    return made;
+  const behind = createWriteBehind<number, Writer>({
+    ...{ clock, budgets, cost: costOf, send: sending.send, commit: sending.commit, keyOf: (id) => id },
+    keep: (place) => {
+      if (!waiting.has(place)) kept?.keep(place);
+    },
+    free: (place) => {
+      if (!waiting.delete(place)) kept?.free(place);
+    },
+    onLost: (id, last) => {
+      losses.set(id, { count: (losses.get(id)?.count ?? 0) + 1, last });
+    },
+  });
+
+  function tell(id: number, fh: number): void {
+    const lost = losses.get(id);
+    if (lost === undefined || lost.count <= (told.get(fh) ?? 0)) return;
+    told.set(fh, lost.count);
+    throw lost.last;
   }
 
-  function tellLosses(id: number, fh: number): void {
-    const losses = files.get(id)?.losses ?? 0;
-    if (losses <= (told.get(fh) ?? 0)) return;
-    told.set(fh, losses);
-    throw new Errno('EIO');
+  const waited = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
+    what && calls.wait(request, (signal) => until(what, signal));
+
+  const flushed = (id: number, request: Request): Promise<void> | undefined => waited(request, behind.flush(id));
+
+  function accept(id: number, { fh, offset }: At, data: Buffer, request: Request): number | Promise<number> {
+    const { place, uid, gid } = request;
+    const piece = { place, offset, data, who: { fh, uid, gid } };
+    const taken = (length: number): number => {
+      attributes.grew(id, offset + length);
+      return length;
+    };
+    // Without a promise on the way: this is how nearly all writes go.
+    if (behind.hasRoom(data.length)) return taken(behind.write(id, piece, neverAborted) as number);
+    return calls.wait(request, async (signal) => taken(await behind.write(id, piece, signal)));
   }
 
-  function taken(file: Written, { committed, verifier }: WriteResult): void {
-    if (file.taken > file.committed && file.verifier !== verifier) lost(file);
-    if (committed !== stability.unstable) return;
-    file.verifier = verifier;
-    file.taken++;
-  }
-
-  function lost(file: Written): void {
-    file.committed = file.taken;
-    file.losses++;
-  }
-
-  async function send(id: number, fh: number, offset: number, data: Buffer, request: Request): Promise<number> {
-    const call = () =>
-      server.on(
-        request,
-        id,
-        (handle, options) => nfs.write(handle, offset, data, stability.unstable, options),
-        opener(fh, request, attributes.last(id)),
-      );
-    const result = await changing(attributes, id, call, ({ change }) => change);
-    if (result.count === 0) throw new XdrError('the server takes nothing');
-    taken(of(id), result);
-    return result.count;
-  }
-
-  async function commit(id: number, fh: number, file: Written, request: Request): Promise<void> {
-    const { taken: upTo, verifier } = file;
-    const call = () =>
-      server.on(
-        request,
-        id,
-        (handle, options) => nfs.commit(handle, 0, 0, options),
-        opener(fh, request, attributes.last(id)),
-      );
-    const result = await changing(attributes, id, call, ({ change }) => change);
-    // Otherwise somebody else has found out meanwhile.
-    if (file.committed >= upTo) return;
-    if (result.verifier === verifier) file.committed = upTo;
-    else lost(file);
+  async function through(id: number, at: At, data: Buffer, request: Request): Promise<number> {
+    const { place } = request;
+    waiting.add(place);
+    try {
+      await accept(id, at, data, request);
+    } catch (cause) {
+      waiting.delete(place);
+      throw cause;
+    }
+    try {
+      await flushed(id, request);
+    } finally {
+      // Whoever waited was interrupted, and the data are on their way: their memory must stay.
+      if (waiting.delete(place)) kept?.keep(place);
+    }
+    tell(id, at.fh);
+    return data.length;
   }
 
   return {
-    write: async (id, { fh, offset }, data, request) => {
-      tellLosses(id, fh);
-      let done = 0;
-      while (done < data.length) {
-        const part = data.subarray(done, done + maxWrite);
-        done += await send(id, fh, offset + done, part, request).catch((cause: unknown) => {
-          if (done === 0) throw cause;
-          return data.length;
-        });
-      }
-      const length = Math.min(done, data.length);
-      attributes.grew(id, offset + length);
-      return length;
+    flushed,
+    write: (id, at, data, request) => {
+      tell(id, at.fh);
+      if (data.length === 0) return 0;
+      return kept === undefined || (at.openFlags & isThrough) !== 0
+        ? through(id, at, data, request)
+        : accept(id, at, data, request);
     },
     settle: async (id, fh, request) => {
-      const file = of(id);
-      // What a predecessor wrote is not known: the server is asked all the same.
-      if (file.taken > file.committed || (!told.has(fh) && isForWriting(fh))) await commit(id, fh, file, request);
-      tellLosses(id, fh);
+      await flushed(id, request);
+      tell(id, fh);
     },
-    // Nothing is answered before the server has it.
-    settled: () => undefined,
-    end: () => 0,
+    settled: (id, request, range) => waited(request, behind.settled(id, range)),
+    end: (id) => behind.end(id),
+    get doubts() {
+      return doubts;
+    },
     opened: (id, fh) => {
-      told.set(fh, files.get(id)?.losses ?? 0);
+      told.set(fh, losses.get(id)?.count ?? 0);
     },
-    closed: (fh) => {
+    closed: (id, fh) => {
       told.delete(fh);
+      return behind.flush(id);
     },
     forget: (id) => {
-      files.delete(id);
+      losses.delete(id);
+    },
+    behind: {
+      restore: ({ place, node, offset, data, ...who }) => behind.restore(node, { place, offset, data, who }),
+      hurry: behind.hurry,
+      doubt: () => {
+        if (behind.files > 0) doubts++;
+        behind.doubt();
+      },
+      stop: sending.stop,
+      get files() {
+        return behind.files;
+      },
     },
   };
 }
+
+const neverAborted = new AbortController().signal;

@@ -34,8 +34,13 @@ const operations: Partial<Operations> = {
     const buffer = Buffer.alloc(outHeaderSize + size);
     return { buffer, length: readSync(data, buffer, outHeaderSize, size, offset) };
   },
-  write: async (_node, { offset }, bytes) => {
+  write: async (_node, { offset }, bytes, { place }) => {
     await pause();
+    // It is promised, but whoever waits has not heard of it.
+    if (process.argv.includes('dies-behind')) {
+      requests.behind(place);
+      process.kill(process.pid, 'SIGKILL');
+    }
     return writeSync(data, bytes, 0, bytes.length, offset);
   },
 };
@@ -43,7 +48,10 @@ const operations: Partial<Operations> = {
 const left = requests.left();
 await serveMount({
   ...{ fd: fuse, mount: 0, requests, operations, wishes: usualWishes, paused: new Set(), left },
-  onBehind: () => process.exit(3),
+  onBehind: ({ place, offset, data: bytes }) => {
+    writeSync(data, bytes, 0, bytes.length, offset);
+    requests.free(place);
+  },
   onAgreed: () => undefined,
   onFault: (operation, cause) => {
     process.stderr.write(`${operation}: ${String(cause)}\n`);

@@ -15,6 +15,8 @@ export interface CuttingProxy {
   readonly connections: number;
   /** Bytes are taken and go nowhere, as on a network that lost its cable. */
   stall(): void;
+  /** The same for connections that are open now, as when a firewall has forgotten them. New ones are passed on. */
+  stallOpen(): void;
   /** Whoever connects is refused; who is connected is cut off. */
   down(): Promise<void>;
   up(): Promise<void>;
@@ -29,10 +31,12 @@ export async function startProxy(
   let cutting: number | undefined;
   let watched: number | undefined;
   let isStalled = false;
+  let stalledUpTo = 0;
   let connections = 0;
 
   function carry(client: Socket): void {
-    connections++;
+    const number = ++connections;
+    const goesNowhere = (): boolean => isStalled || number <= stalledUpTo;
     const server = connect(to);
     for (const [one, other] of [
       [client, server],
@@ -47,7 +51,7 @@ export async function startProxy(
       });
     }
     onRecords(client, (call) => {
-      if (isStalled) return;
+      if (goesNowhere()) return;
       if (cutting === procedureOf(call)) {
         cutting = undefined;
         watched = call.xid;
@@ -55,7 +59,7 @@ export async function startProxy(
       server.write(call.bytes);
     });
     onRecords(server, (reply) => {
-      if (isStalled) return;
+      if (goesNowhere()) return;
       if (reply.xid === watched) statuses.push(statusOf(reply));
       if (reply.xid === watched && statuses.length === 1) client.destroy();
       else client.write(reply.bytes);
@@ -97,6 +101,9 @@ export async function startProxy(
     },
     stall: () => {
       isStalled = true;
+    },
+    stallOpen: () => {
+      stalledUpTo = connections;
     },
   };
 }

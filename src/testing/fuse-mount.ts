@@ -24,6 +24,9 @@ export interface FuseMount extends AsyncDisposable {
   readonly at: string;
   readonly agreement: Agreement;
   readonly device: Device;
+  /** The memory of a request stays after its answer, until it is freed. */
+  keep(place: number): void;
+  free(place: number): void;
   /** What operations threw that no file system should. */
   readonly faults: unknown[];
   /** Why the device ended. */
@@ -47,7 +50,7 @@ export async function mountFuse(
   { folder }: Pick<Ground, 'folder'>,
   operations: Partial<Operations>,
   wishes = usualWishes,
-  slots = 32,
+  { slots = 32, onFull = () => {} }: { readonly slots?: number; readonly onFull?: () => void } = {},
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
   mkdirSync(at, { recursive: true });
@@ -62,6 +65,7 @@ export async function mountFuse(
   const faults: unknown[] = [];
   const free = Array.from({ length: slots }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
+  const kept = new Set<number>();
   const letGo = (place: number): void => {
     const slot = used.get(place);
     if (slot !== undefined) free.push(slot);
@@ -75,7 +79,7 @@ export async function mountFuse(
     desk: {
       answer: (place, bytes) => {
         device.write(bytes);
-        letGo(place);
+        if (!kept.has(place)) letGo(place);
       },
       finished: letGo,
     },
@@ -85,7 +89,8 @@ export async function mountFuse(
     fd,
     next: () => {
       const slot = free.pop();
-      if (slot !== undefined) used.set(slot.place, slot);
+      if (slot === undefined) onFull();
+      else used.set(slot.place, slot);
       return slot;
     },
     onRequest: ({ place, buffer, view }, end) => session.take(place, { buffer, view, end }),
@@ -94,6 +99,14 @@ export async function mountFuse(
   const agreement = await agreed;
   return {
     ...{ at, agreement, device, faults, ended },
+    keep: (place) => void kept.add(place),
+    free: (place) => {
+      // Not at once: the answer may not be written yet.
+      setImmediate(() => {
+        kept.delete(place);
+        letGo(place);
+      });
+    },
     [Symbol.asyncDispose]: async () => {
       device[Symbol.dispose]();
       await ended;

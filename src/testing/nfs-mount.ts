@@ -1,7 +1,9 @@
 import { mkdirSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
-import { createFileSystem, type FileSystemOptions } from '#datapath/file-system.ts';
+import { createBudget, mostBehind } from '#datapath/budget.ts';
+import { type FileSystemOptions, openFileSystem } from '#datapath/file-system.ts';
 import { asked } from '#datapath/kernel-wishes.ts';
+import type { Behind } from '#datapath/writes.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { createMemoryNodes, createMemoryProofs, type MemoryNodes } from './fakes/memory-nodes.ts';
 import { type FuseMount, mountFuse } from './fuse-mount.ts';
@@ -10,6 +12,7 @@ import type { OpenExport } from './nfs-export.ts';
 export interface NfsMount extends FuseMount {
   readonly nodes: MemoryNodes;
   readonly operations: Partial<Operations>;
+  readonly behind: Behind;
 }
 
 export const asCaller = { squash: 'none', uid: 65534, gid: 65534, machine: 'stowage-test' } as const;
@@ -23,13 +26,19 @@ export async function mountNfs(
   const nodes = createMemoryNodes(root);
   const proofs = createMemoryProofs();
   let mount: FuseMount | undefined;
-  const operations = createFileSystem({
+  const { operations, behind } = openFileSystem({
     ...{ nfs, nodes, proofs, clock: systemClock(), options: { identity: asCaller, ...options } },
     notify: (bytes) => mount?.device.write(bytes),
+    notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
+    behind: {
+      kept: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
+      ...{ budget: createBudget(mostBehind), ready: () => undefined },
+    },
   });
   mkdirSync(folder, { recursive: true });
-  mount = await mountFuse({ folder }, clearing(operations, proofs), asked({ locks: 'node' }), 64);
-  return Object.assign(mount, { nodes, operations });
+  const slots = { slots: 64, onFull: behind.hurry };
+  mount = await mountFuse({ folder }, clearing(operations, proofs), asked({ locks: 'node' }), slots);
+  return Object.assign(mount, { nodes, operations, behind });
 }
 
 /** A place has its proof until its request is answered. */

@@ -22,7 +22,10 @@ export const mountRow = {
   rootLength: 20,
   id: 24,
   root: 96,
-  size: 160,
+  /** What it has added to a volume that is held to its size, and in which epoch of the ledger: 64 bits each. */
+  epoch: 160,
+  growth: 168,
+  size: 176,
 } as const;
 export const mostMounts = 1024;
 export const longestMountId = mountRow.root - mountRow.id;
@@ -42,11 +45,19 @@ export const line = {
   cell: 32,
   handle: 40,
   reply: 104,
+  /** What the request counted: a node with how far that came, and what its count becomes. */
+  looked: 328,
+  opened: 336,
+  /** How many nodes a listing has counted. */
+  listed: 344,
   request: 360,
+  /** Which those are: behind the request, which is short. */
+  list: 488,
   size: 1024,
 } as const;
-export const longestReply = line.request - line.reply;
+export const longestReply = line.looked - line.reply;
 export const longestInline = line.size - line.request;
+export const mostListed = (line.size - line.list) / 4;
 /** Requests that can wait for an answer at once. */
 export const lines = 4096;
 

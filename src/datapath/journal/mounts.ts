@@ -1,6 +1,7 @@
 import { type InitFlag, initFlag } from '#wire/fuse/abi.ts';
 import type { Agreement } from '#wire/fuse/init.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
+import type { KeptGrowth } from '../quota/account.ts';
 import { longestMountId, mostMounts, mountRow, mountsAt } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
@@ -20,6 +21,7 @@ export interface MountRows {
   of(id: string): MountRow;
   setRoot(index: number, root: FileHandle): void;
   setAgreement(index: number, agreement: Agreement): void;
+  growth(index: number): KeptGrowth;
   remove(index: number): void;
 }
 
@@ -55,6 +57,22 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
   const indexes: readonly number[] = Array.from({ length: mostMounts }, (_, index) => index);
   const known = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
 
+  const growth = (index: number): KeptGrowth => {
+    const [epochAt, growthAt] = [at(index, mountRow.epoch), at(index, mountRow.growth)];
+    return {
+      read: () => ({
+        ...{ epoch: Number(view.getBigInt64(epochAt, true)), growth: Number(view.getBigInt64(growthAt, true)) },
+      }),
+      write: (epoch, bytes) => {
+        const next = BigInt(epoch);
+        // Killed in between it is of no epoch, rather than the growth of one in another.
+        if (view.getBigInt64(epochAt, true) !== next) view.setBigInt64(epochAt, 0n, true);
+        view.setBigInt64(growthAt, BigInt(bytes), true);
+        view.setBigInt64(epochAt, next, true);
+      },
+    };
+  };
+
   function add(id: string): MountRow {
     const name = Buffer.from(id);
     if (name.length > longestMountId) throw new RangeError(`a mount's id has at most ${longestMountId} bytes`);
@@ -64,6 +82,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     set(index, mountRow.idLength, name.length);
     set(index, mountRow.rootLength, 0);
     set(index, mountRow.minor, 0);
+    growth(index).write(0, 0);
     use(index, 1);
     known.set(id, index);
     return rowAt(index);
@@ -88,6 +107,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
       set(index, mountRow.moreFlags, word(32));
       set(index, mountRow.minor, minor);
     },
+    growth,
     remove: (index) => {
       known.delete(rowAt(index).id);
       use(index, 0);

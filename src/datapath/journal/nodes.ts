@@ -1,9 +1,13 @@
 import { rootNode } from '#wire/fuse/abi.ts';
+import { Errno } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { Hidden, Node, Nodes } from '../ports.ts';
+import { createCrowding, usualLimits } from './crowding.ts';
 import { createHandleIndex, type HandleIndex } from './handle-index.ts';
-import { longestHandle, longestName, record, recordsPerChunk } from './layout.ts';
+import { longestName, record, recordsPerChunk } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
+import { createNodeRecords, firstId } from './node-records.ts';
+import { createSteps } from './steps.ts';
 
 /** Nodes of all mounts. A node's number is where its record lies: 2 is the first; 1 is every mount's root. */
 export interface NodeTable {
@@ -16,42 +20,23 @@ export interface NodeTable {
 
 /** Owner of a record that says where a removed file is. */
 const hiding = 0xffff_ffff;
-const firstId = 2;
 
 const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
   one.length === other.length && Buffer.compare(one, other) === 0;
 
-export class TooManyNodes extends Error {
-  override readonly name = 'TooManyNodes';
-}
-
-export function createNodeTable(memory: JournalMemory): NodeTable {
+export function createNodeTable(memory: JournalMemory, limits = usualLimits): NodeTable {
   const free: number[] = [];
   const indexes = new Map<number, HandleIndex>();
-  let size = 0;
+  const steps = createSteps(memory);
+  const crowding = createCrowding(limits, (mount) => indexOf(mount).size);
 
-  const chunkOf = (id: number): DataView => memory.chunks[Math.floor((id - firstId) / recordsPerChunk)] as DataView;
-  const atOf = (id: number): number => ((id - firstId) % recordsPerChunk) * record.size;
-  const get = (id: number, field: number): number => chunkOf(id).getUint32(atOf(id) + field, true);
-  const set = (id: number, field: number, value: number): void => chunkOf(id).setUint32(atOf(id) + field, value, true);
-  const isThere = (id: number): boolean => id >= firstId && id < firstId + memory.chunks.length * recordsPerChunk;
-  /** The last word that is written of a new record, and the first of one that goes. */
-  const own = (id: number, owner: number): void => {
-    const { buffer, byteOffset } = chunkOf(id);
-    Atomics.store(new Int32Array(buffer, byteOffset), (atOf(id) + record.owner) / 4, owner | 0);
-  };
-
-  const view = (id: number, field: number, length: number): Buffer => {
-    const { buffer, byteOffset } = chunkOf(id);
-    return Buffer.from(buffer as ArrayBuffer, byteOffset + atOf(id) + field, length);
-  };
-  const handleOf = (id: number): FileHandle => view(id, record.handle, get(id, record.handleLength));
+  const { get, set, own, view, handleOf, putHandle, isThere } = createNodeRecords(memory);
 
   function take(): number {
     const id = free.pop();
     if (id !== undefined) return id;
     const first = firstId + memory.chunks.length * recordsPerChunk;
-    if (memory.addChunk() === undefined) throw new TooManyNodes('no room for more files that the kernel knows');
+    if (memory.addChunk() === undefined) throw new Errno('ENOMEM');
     for (let next = first + recordsPerChunk - 1; next > first; next--) free.push(next);
     return first;
   }
@@ -76,7 +61,7 @@ export function createNodeTable(memory: JournalMemory): NodeTable {
       if (owner === 0) free.push(id);
       else if (owner !== hiding) {
         indexOf(owner - 1).add(handleOf(id), id);
-        size++;
+        crowding.grown();
       }
     }
     // One whose file was closed, or not yet told of it: nobody points to it.
@@ -92,12 +77,6 @@ export function createNodeTable(memory: JournalMemory): NodeTable {
     return isThere(file) && get(file, record.owner) !== 0 && get(file, record.hidden) === id;
   };
 
-  function putHandle(id: number, handle: FileHandle): void {
-    if (handle.length > longestHandle) throw new RangeError('a handle longer than NFSv3 allows');
-    view(id, record.handle, handle.length).set(handle);
-    set(id, record.handleLength, handle.length);
-  }
-
   function unhide(id: number): void {
     const hidden = get(id, record.hidden);
     if (hidden === 0) return;
@@ -109,7 +88,7 @@ export function createNodeTable(memory: JournalMemory): NodeTable {
     indexOf(mount).remove(handleOf(id), id);
     unhide(id);
     letGo(id);
-    size--;
+    crowding.shrunk();
   }
 
   function of(mount: number, root: FileHandle): Nodes {
@@ -125,45 +104,69 @@ export function createNodeTable(memory: JournalMemory): NodeTable {
       opens: get(id, record.opens),
     });
     const rootOf = (): Node => ({ id: rootNode, generation: 0, handle: root, opens: rootOpens });
-    const countOpen = (id: number, by: number): void => {
+    const countOpen = (id: number, by: number, place: number | undefined): void => {
       if (id === rootNode) rootOpens += by;
-      else if (isOurs(id)) set(id, record.opens, Math.max(0, get(id, record.opens) + by));
+      else if (isOurs(id))
+        steps.once({ place, what: 'opened', node: id, becomes: Math.max(0, get(id, record.opens) + by) }, (count) =>
+          set(id, record.opens, count),
+        );
     };
 
-    function make(handle: FileHandle): number {
+    function make(handle: FileHandle, place: number | undefined): number {
+      if (!crowding.hasRoom()) throw new Errno('ENOMEM');
       const id = take();
       putHandle(id, handle);
       set(id, record.generation, get(id, record.generation) + 1);
       set(id, record.lookups, 1);
       set(id, record.opens, 0);
       set(id, record.hidden, 0);
-      own(id, owner);
+      steps.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
       index.add(handle, id);
-      size++;
+      crowding.grown();
       return id;
     }
 
+    function look(handle: FileHandle, place?: number): number {
+      const known = index.find(handle);
+      if (known === undefined) return make(handle, place);
+      steps.once({ place, what: 'looked', node: known, becomes: get(known, record.lookups) + 1 }, (count) =>
+        set(known, record.lookups, count),
+      );
+      return known;
+    }
+
+    function forget(id: number, lookups: number): void {
+      if (!isOurs(id)) return;
+      const left = get(id, record.lookups) - lookups;
+      if (left > 0) set(id, record.lookups, left);
+      else remove(mount, id);
+    }
+
     return {
-      looked: (handle) => {
+      looked: (handle, place) => (isSame(handle, root) ? rootOf() : node(look(handle, place))),
+      listed: (handle, place) => {
         if (isSame(handle, root)) return rootOf();
-        const known = index.find(handle);
-        if (known !== undefined) set(known, record.lookups, get(known, record.lookups) + 1);
-        return node(known ?? make(handle));
+        const known = index.find(handle) ?? 0;
+        if (steps.wasListed(place, known)) return node(known);
+        const id = look(handle);
+        steps.listed(place, id);
+        return node(id);
       },
+      unlooked: (id, place) => {
+        steps.takeBack(place, id);
+        forget(id, 1);
+      },
+      hasRoom: crowding.hasRoom,
+      onMany: (give) => crowding.onMany(mount, give),
       get: (id) => (id === rootNode ? rootOf() : isOurs(id) ? node(id) : undefined),
       find: (handle) => {
         if (isSame(handle, root)) return rootOf();
         const known = index.find(handle);
         return known === undefined ? undefined : node(known);
       },
-      forget: (id, lookups) => {
-        if (!isOurs(id)) return;
-        const left = get(id, record.lookups) - lookups;
-        if (left > 0) set(id, record.lookups, left);
-        else remove(mount, id);
-      },
-      opened: (id) => countOpen(id, 1),
-      closed: (id) => countOpen(id, -1),
+      forget,
+      opened: (id, place) => countOpen(id, 1, place),
+      closed: (id, place) => countOpen(id, -1, place),
       changeHandle: (id, handle) => {
         if (!isOurs(id)) return;
         index.remove(handleOf(id), id);
@@ -205,9 +208,10 @@ export function createNodeTable(memory: JournalMemory): NodeTable {
     drop: (mount) => {
       for (const id of everyId()) if (get(id, record.owner) === mount + 1) remove(mount, id);
       indexes.delete(mount);
+      crowding.drop(mount);
     },
     get size() {
-      return size;
+      return crowding.size;
     },
   };
 }

@@ -25,6 +25,8 @@ export interface Taken {
 export interface Left extends Taken {
   readonly mount: number;
   readonly phase: 'taken' | 'sent' | 'behind' | 'done';
+  /** Of those that are behind: in which order they were answered. */
+  readonly order: number;
 }
 
 /** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
@@ -72,6 +74,7 @@ export function createRequests(memory: JournalMemory): Requests {
     (place) => words[word(place, line.cell)] ?? 0,
   );
   const present = new Set<number>();
+  let order = 0;
 
   /** A process can be killed between any two stores: the one that makes a line mean something else comes last, by this. */
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
@@ -103,6 +106,7 @@ export function createRequests(memory: JournalMemory): Requests {
   function begin(mount: number, place: number, cell: number): void {
     words[word(place, line.cell)] = cell + 1;
     words[word(place, line.proof)] = proofNumber.none;
+    words[word(place, line.looked)] = words[word(place, line.opened)] = words[word(place, line.listed)] = 0;
     words[word(place, line.phase)] = phase.taken;
     store(word(place, line.mount), mount + 1);
   }
@@ -176,7 +180,12 @@ export function createRequests(memory: JournalMemory): Requests {
     const found = phases[words[word(place, line.phase)] ?? 0] ?? 'taken';
     const { buffer, view: request } = pieceOf(place);
     const end = Math.min(request.getUint32(0, true), request.byteLength);
-    return { mount, place, phase: found === 'empty' ? 'taken' : found, message: { buffer, view: request, end } };
+    const answered = found === 'behind' ? view.getFloat64(at(place, line.order), true) : 0;
+    order = Math.max(order, answered);
+    return {
+      ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
+      message: { buffer, view: request, end },
+    };
   }
 
   /** Read by the kernel into memory that was armed, and not yet in a line; or in a line too, when it was killed in between. */
@@ -188,7 +197,7 @@ export function createRequests(memory: JournalMemory): Requests {
       const mount = owner - 1;
       if (length === 0 || length > slot.buffer.length || known.has(`${mount} ${uniqueOf(slot.view)}`)) return [];
       const taken = take(mount, slot, length);
-      return taken === undefined ? [] : [{ ...taken, mount, phase: 'taken' as const }];
+      return taken === undefined ? [] : [{ ...taken, mount, phase: 'taken' as const, order: 0 }];
     });
   }
 
@@ -205,7 +214,10 @@ export function createRequests(memory: JournalMemory): Requests {
     },
     take,
     isArmed: (mount, { place }) => words[ownerWord(place)] === mount + 1,
-    behind: (place) => setPhase(place, phase.behind),
+    behind: (place) => {
+      view.setFloat64(at(place, line.order), ++order, true);
+      setPhase(place, phase.behind);
+    },
     isBehind: (place) => words[word(place, line.phase)] === phase.behind,
     keepAnswer: (place, answer) => {
       if (words[word(place, line.phase)] !== phase.sent || answer.length > longestReply) return;

@@ -88,7 +88,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
       test('makes the volume that was asked for', async () => {
         const want = spec('a');
         const made = await twice(() => store.create(want, scope));
-        expect(made).toEqual({ ...want, store: store.name, revision: 1 });
+        expect(made).toEqual({ ...want, enforce: false, store: store.name, revision: 1 });
         expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
         expect(await list()).toEqual([made]);
         expect(await store.names(scope)).toEqual([made.name]);
@@ -109,6 +109,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
       test.each([
         ['size', { bytes: size * 2n }],
         ['labels', { labels: { team: 'b' } }],
+        ['enforcement', { enforce: true }],
       ])('refuses the same request with another %s', async (_what, other) => {
         await create('a');
         const error = await refused(() => store.create(spec('a', other), scope));
@@ -256,6 +257,32 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
       test('says not-found when neither name holds the volume', async () => {
         const error = await refused(() => store.rename({ id: newVolumeId(), name: name('a') }, name('b'), scope));
         expect(error.code).toBe('not-found');
+      });
+    });
+
+    describe('enforce, where the store can', () => {
+      test('is kept with the volume: through changes, the trash, a release and another opening', async ({ skip }) => {
+        const { enforce } = store;
+        if (enforce === undefined) return skip();
+        const made = await create('a');
+        const enforced = await twice(() => enforce(made, scope));
+        expect(enforced).toEqual({ ...made, enforce: true, revision: enforced.revision });
+        expect(enforced.revision).toBeGreaterThan(made.revision);
+        const larger = await store.expand(made, size * 2n, scope);
+        expect(larger).toMatchObject({ enforce: true, bytes: size * 2n });
+        await store.trash.put(made, 1, scope);
+        expect((await store.trash.restore(made.id, made.name, scope)).enforce).toBe(true);
+        await store.release(made, scope);
+        expect((await store.adopt(made.name, spec('b'), scope)).enforce).toBe(true);
+        await under.reopen();
+        expect((await under.store.get(made.name, scope))?.volume.enforce).toBe(true);
+      });
+
+      test('is part of the request', async ({ skip }) => {
+        if (store.enforce === undefined) return skip();
+        const want = spec('a', { enforce: true });
+        expect((await twice(() => store.create(want, scope))).enforce).toBe(true);
+        expect((await refused(() => store.create(spec('a'), scope))).reason).toBe('request-differs');
       });
     });
 

@@ -193,7 +193,7 @@ export function createMemoryFileSystem(): MemoryFileSystem {
     copyFileRange: (from, to, length, request) =>
       operations.write(
         to.node,
-        { fh: to.fh, offset: to.offset, flags: 0 },
+        { fh: to.fh, offset: to.offset, flags: 0, openFlags: 0 },
         at(from.node).data.subarray(from.offset, from.offset + length),
         request,
       ),

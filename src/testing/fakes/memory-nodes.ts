@@ -29,14 +29,25 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
     byHandle.set(keyOf(handle), made);
     return made;
   };
+  const looked = (handle: FileHandle): Node => {
+    const kept = byHandle.get(keyOf(handle)) ?? add(++last, Uint8Array.from(handle));
+    kept.lookups++;
+    return shown(kept);
+  };
+  const forget = (id: number, lookups: number): void => {
+    const kept = byId.get(id);
+    if (kept === undefined || id === rootNode) return;
+    kept.lookups -= lookups;
+    if (kept.lookups < 0) throw new Error(`node ${id} was forgotten more often than it was looked up`);
+    if (kept.lookups > 0) return;
+    byId.delete(id);
+    byHandle.delete(keyOf(kept.handle));
+  };
   const shown = ({ id, generation, handle, opens }: Kept): Node => ({ id, generation, handle, opens });
   add(rootNode, root);
   return {
-    looked: (handle) => {
-      const kept = byHandle.get(keyOf(handle)) ?? add(++last, Uint8Array.from(handle));
-      kept.lookups++;
-      return shown(kept);
-    },
+    ...{ looked, listed: looked, forget, unlooked: (id) => forget(id, 1) },
+    ...{ hasRoom: () => true, onMany: () => undefined },
     get: (id) => {
       const kept = byId.get(id);
       return kept && shown(kept);
@@ -44,15 +55,6 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
     find: (handle) => {
       const kept = byHandle.get(keyOf(handle));
       return kept && shown(kept);
-    },
-    forget: (id, lookups) => {
-      const kept = byId.get(id);
-      if (kept === undefined || id === rootNode) return;
-      kept.lookups -= lookups;
-      if (kept.lookups < 0) throw new Error(`node ${id} was forgotten more often than it was looked up`);
-      if (kept.lookups > 0) return;
-      byId.delete(id);
-      byHandle.delete(keyOf(kept.handle));
     },
     opened: (id) => {
       const kept = byId.get(id);

@@ -1,5 +1,6 @@
-import { writeSync } from 'node:fs';
+import { write, writeSync } from 'node:fs';
 import { createServer, Socket, type SocketConstructorOpts } from 'node:net';
+import { promisify } from 'node:util';
 
 /** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
 export interface Slot {
@@ -22,11 +23,17 @@ export interface DeviceOptions {
 export interface Device extends Disposable {
   /** False: nobody waits for it any more. */
   write(bytes: Uint8Array): boolean;
+  /** The same by another thread, for what may wait for an answer of ours: one at a time in this process. */
+  writeApart(bytes: Uint8Array): Promise<boolean>;
   /** There may be memory again. */
   resume(): void;
   /** Nothing more is read. */
   pause(): void;
 }
+
+const writeByThread = promisify(write);
+/** Node has few threads, and one that waits in the kernel serves nobody else: what waits here takes one of them. */
+let apart: Promise<unknown> = Promise.resolve();
 
 /** What we use of Node's handle for pipes. None of it is documented; `openDevice` checks that it is there. */
 interface PipeHandle {
@@ -44,12 +51,11 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
   const handle = new Pipe(0);
   handle.open(fd);
   let slot = next();
-  if (slot === undefined) throw new Error('no memory to read the first request into');
   const socket = new Socket({
     handle,
     readable: true,
     onread: {
-      buffer: slot.buffer,
+      buffer: slot?.buffer ?? Buffer.alloc(1),
       callback: (length: number) => {
         const before = slot;
         if (before === undefined) return false;
@@ -65,7 +71,12 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
     code = 'code' in cause ? String(cause.code) : cause.message;
   });
   socket.on('close', () => onEnd(code));
-  socket.read(0);
+  if (slot !== undefined) socket.read(0);
+  // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
+  const refused = (cause: unknown): false => {
+    if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
+    throw cause;
+  };
   return {
     write: (bytes) => {
       // Its number may be somebody else's by now.
@@ -74,9 +85,22 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
         writeSync(fd, bytes);
         return true;
       } catch (cause) {
-        // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
-        if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
-        throw cause;
+        return refused(cause);
+      }
+    },
+    writeApart: async (bytes) => {
+      const before = apart;
+      const { promise: done, resolve } = Promise.withResolvers<void>();
+      apart = done;
+      await before;
+      try {
+        if (socket.destroyed) return false;
+        await writeByThread(fd, bytes);
+        return true;
+      } catch (cause) {
+        return refused(cause);
+      } finally {
+        resolve();
       }
     },
     resume: () => {

@@ -221,7 +221,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     const { ino } = await fs.stat(path('file'));
     const request = { uid: 0, gid: 0, pid: 0, place: 0, resent: false, signal: new AbortController().signal };
     await memory.operations.setattr(ino, { mode: 0o600 }, request);
-    await memory.operations.write(ino, { fh: 0, offset: 0, flags: 0 }, Buffer.from('new'), request);
+    await memory.operations.write(ino, { fh: 0, offset: 0, flags: 0, openFlags: 0 }, Buffer.from('new'), request);
     expect((await fs.stat(path('file'))).mode & 0o777).toBe(0o644);
     mount.device.write(invalidateInode(ino));
     expect((await fs.stat(path('file'))).mode & 0o777).toBe(0o600);
@@ -260,7 +260,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
   test('without memory for another request nothing is read, until there is some', async () => {
     using ground = createGround();
     const memory = createMemoryFileSystem();
-    await using mount = await mountFuse(ground, memory.operations, usualWishes, 3);
+    await using mount = await mountFuse(ground, memory.operations, usualWishes, { slots: 3 });
     await fs.writeFile(join(mount.at, 'file'), 'x'.repeat(20_000));
     const held = memory.hold();
     const direct = Array.from({ length: 8 }, async () => {

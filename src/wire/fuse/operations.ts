@@ -158,10 +158,10 @@ export interface Operations {
     at: { readonly fh: number; readonly offset: number; readonly size: number },
     request: Request,
   ): Answer<ReadReply>;
-  /** Gives how many bytes were taken. */
+  /** Gives how many bytes were taken. `openFlags`: O_SYNC and the like. */
   write(
     node: number,
-    at: { readonly fh: number; readonly offset: number; readonly flags: number },
+    at: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
     data: Buffer,
     request: Request,
   ): Answer<number>;

@@ -193,7 +193,12 @@ const operations: readonly Operation[] = [
     'write',
     40,
     (does, m, q) =>
-      does(node(m), { fh: number(m, 0), offset: number(m, 8), flags: u32(m, 20) }, bytes(m, 40, u32(m, 16)), q),
+      does(
+        node(m),
+        { fh: number(m, 0), offset: number(m, 8), flags: u32(m, 20), openFlags: u32(m, 32) },
+        bytes(m, 40, u32(m, 16)),
+        q,
+      ),
     putU32,
   ),
   define('flush', 24, (does, m, q) => does(node(m), number(m, 0), q), nothing),

@@ -58,7 +58,8 @@ export interface RpcClientOptions {
   readonly dialRounds?: number;
   /**
    * With several addresses: one that has not sent anything for so long, while calls wait, is given up for the next. With
-   * one: a connection on which nothing came for so long is made anew when a call has passed its deadline.
+   * one: a connection on which nothing came for so long is made anew when a call has passed its deadline, or when the server
+   * answers on another and still not there.
    */
   readonly stallMs?: number;
   /** The longest reply that is taken. */
@@ -127,7 +128,11 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     // Where there is nowhere else to go, only when it costs no answer that would still be waited for.
     const dead = addresses.length > 1 ? silent : silent.filter((lane) => isAnyLate(lane.pending, now));
     for (const call of calls(lanes, waiting)) if (call.expires <= now) abandon(call, late(call, addresses));
-    for (const lane of dead) {
+    for (const lane of silent) {
+      if (!dead.includes(lane)) {
+        lane.doubt(stallMs);
+        continue;
+      }
       dialing.skip(lane.address);
       lane.reconnect();
     }

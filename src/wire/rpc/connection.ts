@@ -31,6 +31,10 @@ export type Connect = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>
 export interface Connection {
   readonly address: Address;
   readonly sender: Sender;
+  /** Bytes that came, so far. */
+  readonly received: number;
+  /** The beginning of a record came, and not yet its end. */
+  readonly isHalf: boolean;
   /** Resolves when it has ended, with why. */
   readonly ended: Promise<Error>;
   /** For one on which nothing is under way. */
@@ -47,7 +51,8 @@ export async function dial(options: DialOptions): Promise<Connection> {
   if (options.connect !== undefined) return carryRead(bare(await opened(options)), options);
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   let socket: Socket | undefined;
-  const receiver = guarded(createReceiver(options), (cause) => {
+  const receives = createReceiver(options);
+  const receiver = guarded(receives, (cause) => {
     end(cause);
     if (socket !== undefined) resetSocket(socket);
   });
@@ -64,7 +69,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   });
   await connected(socket, address, signal);
   options.onOpened?.(socket);
-  return carry(bare(socket), address, ended, end);
+  return carry({ ...bare(socket), address, receiver: receives }, ended, end);
 }
 
 /** The TCP connection alone. */
@@ -106,9 +111,13 @@ interface Line {
 }
 const bare = (socket: Socket): Line => ({ socket, lowest: socket });
 
+interface Carried extends Line {
+  readonly address: Address;
+  readonly receiver: Pick<Receiver, 'isHalf'>;
+}
+
 function carry(
-  { socket, lowest }: Line,
-  address: Address,
+  { socket, lowest, address, receiver }: Carried,
   ended: Promise<Error>,
   end: (why: Error) => void,
 ): Connection {
@@ -119,7 +128,15 @@ function carry(
     resetSocket(lowest);
   };
   const sender = createSender(socket, { onError, isBare: socket === lowest });
-  return { address, sender, ended, close: () => socket.destroy(), reset: () => resetSocket(lowest) };
+  return {
+    ...{ address, sender, ended, close: () => socket.destroy(), reset: () => resetSocket(lowest) },
+    get received() {
+      return socket.bytesRead;
+    },
+    get isHalf() {
+      return receiver.isHalf;
+    },
+  };
 }
 
 /**
@@ -216,10 +233,11 @@ async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> 
 /** For a socket that was made elsewhere, and so has no memory of ours to read into. */
 function carryRead(line: Line, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
-  const receiver = guarded(createReceiver(options), (cause) => {
+  const receives = createReceiver(options);
+  const receiver = guarded(receives, (cause) => {
     end(cause);
     resetSocket(line.lowest);
   });
   line.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
-  return carry(line, options.address, ended, end);
+  return carry({ ...line, address: options.address, receiver: receives }, ended, end);
 }

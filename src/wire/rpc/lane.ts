@@ -1,12 +1,12 @@
 import type { Clock } from '#base/clock.ts';
-import { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import type { Address, Connection, Handlers } from './connection.ts';
+import { createDoubts } from './doubts.ts';
 import { RpcError } from './errors.ts';
-import { messageCall, readReplyHead, rpcVersion } from './message.ts';
+import { messageCall, rpcVersion } from './message.ts';
 import { createPending, type Pending } from './pending.ts';
 import type { Procedure } from './procedure.ts';
-import type { Direct } from './receiver.ts';
+import { createReplies } from './replies.ts';
 
 /** A call from when it was asked for until its reply. */
 export interface Call {
@@ -46,8 +46,10 @@ export interface Lane {
   start(call: Call): void;
   /** Nobody waits for its reply any more. */
   giveUp(call: Call): void;
-  /** For how long nothing was heard, though something was asked; from the first time it is looked at. */
+  /** For how long nothing came, though something was asked; from the first time it is looked at. */
   silence(now: number): number;
+  /** Nothing came for so long. Where the server answers on a new connection alone, that is gone over to. */
+  doubt(silentMs: number): void;
   /** Where it is connected to. */
   readonly address: Address | undefined;
   /** Tries another address. */
@@ -57,6 +59,8 @@ export interface Lane {
 
 const firstBackOffMs = 50;
 const longestBackOffMs = 5_000;
+/** A server that answers, but nothing of what it was asked for, is given twice as long each time, up to so many times. */
+const longestPatience = 16;
 
 export function createLane(parts: LaneParts): Lane {
   const { clock, closing } = parts;
@@ -64,6 +68,10 @@ export function createLane(parts: LaneParts): Lane {
   let connection: Connection | undefined;
   let isDialing = false;
   let silentSince: number | undefined;
+  /** What had come when it was looked at last. */
+  let received = 0;
+  let isDoubting = false;
+  let patience = 1;
   /** Its data are on their way straight into the caller's own buffer. */
   let receiving: Call | undefined;
   /** Calls whose data go there. */
@@ -134,18 +142,18 @@ export function createLane(parts: LaneParts): Lane {
     }
   }
 
-  const handlers = createHandlers(pending, drop, {
-    heard: () => {
-      silentSince = undefined;
-    },
+  const handlers = createReplies(pending, drop, {
     answered: () => {
       wasFruitless = false;
+      patience = 1;
     },
     receiving: (call) => {
       receiving = call;
     },
     expectsHead: () => reads > 0,
   });
+
+  const doubts = createDoubts(parts);
 
   /** Half of it at random: many clients shall not come back to a server at the same moment. */
   async function pause(): Promise<void> {
@@ -178,6 +186,7 @@ export function createLane(parts: LaneParts): Lane {
     wasFruitless = true;
     wasGivenUp = false;
     silentSince = undefined;
+    received = 0;
     connectedAt = clock.elapsed();
     const current = connection;
     void current.ended.then((why) => lost(current, why));
@@ -193,6 +202,27 @@ export function createLane(parts: LaneParts): Lane {
     if (pending.size > 0) void keepConnected();
   }
 
+  /** For how long nothing came, though something was asked. */
+  function silence(now: number): number {
+    if (connection === undefined) return 0;
+    if (connection.received !== received) silentSince = undefined;
+    received = connection.received;
+    if (pending.size > 0) silentSince ??= now;
+    return now - (silentSince ?? now);
+  }
+
+  async function doubt(silentMs: number): Promise<void> {
+    const [doubted, [any]] = [connection, pending.values()];
+    if (isDoubting || doubted === undefined || any === undefined) return;
+    isDoubting = true;
+    if (await doubts.isDead(doubted, any.procedure, silentMs)) {
+      patience = Math.min(patience * 2, longestPatience);
+      if (connection === doubted) doubted.reset();
+    } else if (silence(clock.elapsed()) > silentMs)
+      await clock.sleep(Math.min(silentMs, longestBackOffMs), closing).catch(() => undefined);
+    isDoubting = false;
+  }
+
   return {
     pending,
     start: (call) => {
@@ -201,77 +231,15 @@ export function createLane(parts: LaneParts): Lane {
       send(call);
     },
     giveUp,
-    silence: (now) => {
-      if (connection === undefined) return 0;
-      if (pending.size > 0) silentSince ??= now;
-      return now - (silentSince ?? now);
+    silence,
+    doubt: (silentMs) => {
+      if (silence(clock.elapsed()) > silentMs * patience) void doubt(silentMs);
     },
     get address() {
       return connection?.address;
     },
     reconnect: () => connection?.reset(),
     close: () => (wasGivenUp ? connection?.reset() : connection?.close()),
-  };
-}
-
-interface Watching {
-  heard(): void;
-  /** It was the reply to a call. */
-  answered(): void;
-  /** Undefined: all of it has arrived. */
-  receiving(call: Call | undefined): void;
-  expectsHead(): boolean;
-}
-
-function createHandlers(
-  pending: Pending,
-  drop: (call: Call) => void,
-  { heard, answered, receiving, expectsHead }: Watching,
-): Handlers {
-  const reader = new XdrReader();
-
-  function onHead(buffer: Buffer, view: DataView, from: number, have: number, length: number): Direct | undefined {
-    const call = have - from < 4 ? undefined : pending.get(view.getUint32(from));
-    if (call?.procedure.head === undefined) return undefined;
-    try {
-      reader.reset(buffer, view, from + 4, have);
-      readReplyHead(reader, call.procedure.name);
-      const found = call.procedure.head(reader, call.args);
-      // Data that would go on after their record are an error, which is found when all of it is there.
-      if (found === undefined || reader.at + found.target.length > from + length) return undefined;
-      const done = (): void => {
-        heard();
-        answered();
-        receiving(undefined);
-        drop(call);
-        call.resolve(found.result);
-      };
-      receiving(call);
-      return { from: reader.at, target: found.target, done };
-    } catch {
-      // Not all of the head is there yet, or it is an error: decoded when all of it has arrived.
-      return undefined;
-    }
-  }
-
-  return {
-    onHead,
-    expectsHead,
-    onRecord: (buffer, view, from, end) => {
-      heard();
-      reader.reset(buffer, view, from, end);
-      const call = pending.get(reader.u32());
-      // Late, after its deadline: nobody waits for it.
-      if (call === undefined) return;
-      answered();
-      drop(call);
-      try {
-        readReplyHead(reader, call.procedure.name);
-        call.resolve(call.procedure.decode(reader, call.args, call.resent));
-      } catch (cause) {
-        call.reject(cause);
-      }
-    },
   };
 }
 

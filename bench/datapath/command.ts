@@ -1,0 +1,55 @@
+import { spawn } from 'node:child_process';
+import { text } from 'node:stream/consumers';
+
+export interface Ran {
+  readonly stdout: string;
+  readonly stderr: string;
+  readonly seconds: number;
+}
+
+export interface CommandOptions {
+  readonly cwd?: string;
+  readonly patienceMs?: number;
+}
+
+const usualPatienceMs = 180_000;
+
+/**
+ * Runs a program on a mount. Whoever waits for a mount that nobody serves cannot be killed, so its end is not waited for when it
+ * is late or nobody wants it any more: it ends with the mount.
+ */
+export async function command(
+  [file, ...args]: readonly [string, ...string[]],
+  signal: AbortSignal,
+  { patienceMs = usualPatienceMs, ...options }: CommandOptions = {},
+): Promise<Ran> {
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(patienceMs)]);
+  limit.throwIfAborted();
+  const began = performance.now();
+  const child = spawn(file, args, {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    env: { ...process.env, LC_ALL: 'C' },
+    ...options,
+  });
+  const { promise: ended, resolve, reject } = Promise.withResolvers<number | null>();
+  child.once('error', reject).once('exit', resolve);
+  const giveUp = (): void => {
+    child.kill('SIGKILL');
+    child.unref();
+    child.stdout.destroy();
+    child.stderr.destroy();
+    reject(limit.reason);
+  };
+  limit.addEventListener('abort', giveUp, { once: true });
+  const output = Promise.all([text(child.stdout), text(child.stderr)]);
+  output.catch(() => undefined);
+  try {
+    const status = await ended;
+    const seconds = (performance.now() - began) / 1000;
+    const [stdout, stderr] = await output;
+    if (status !== 0) throw new Error(`${file} ${args.join(' ')} ended with ${status}: ${stderr.slice(-500)}`);
+    return { stdout, stderr, seconds };
+  } finally {
+    limit.removeEventListener('abort', giveUp);
+  }
+}

@@ -1,0 +1,123 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, constants, mkdirSync, openSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { MountSpec } from '#datapath/mount-spec.ts';
+import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperState } from '#keeper/protocol.ts';
+import { repository } from '#testbed/component.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { openExport } from '#testing/nfs-export.ts';
+import { command } from './command.ts';
+import type { Mounted, Mounting } from './mounting.ts';
+
+/** A keeper, its data paths, and mounts that they serve. */
+export interface Ours extends Mounting, AsyncDisposable {
+  readonly client: KeeperClient;
+  /** What data paths run. */
+  readonly program: string;
+  /** Resolves when one serves and another one waits to take its place. */
+  complete(): Promise<KeeperState>;
+}
+
+export interface OursOptions {
+  readonly server: NfsServer;
+  /** Where mount points are made. */
+  readonly folder: string;
+  readonly signal: AbortSignal;
+}
+
+/** What follows is as the program itself has it (src/clients/data-path, and the defaults of an NFS store). */
+const flags = ['--disable-warning=ExperimentalWarning'];
+/** For what is done also when the run was stopped. */
+const never = new AbortController().signal;
+const mib = 1024 * 1024;
+const cacheMs = 1000;
+const readAheadKib = 1024;
+const connections = 1;
+
+/** What is in the sources now, as it is shipped: one file, without types. */
+async function bundle(folder: string, signal: AbortSignal): Promise<string> {
+  await command([process.execPath, join(repository, 'scripts', 'build.ts'), folder], signal);
+  return join(folder, 'data-path.mjs');
+}
+
+export async function startOurs({ server, folder, signal }: OursOptions): Promise<Ours> {
+  await using stack = new AsyncDisposableStack();
+  const built = join(folder, 'built');
+  mkdirSync(built, { recursive: true });
+  const program = await bundle(built, signal);
+  const keepers: KeeperGround = stack.use(createKeeperGround());
+  await keepers.startKeeper({ program, flags });
+  const client = keepers.client();
+  let count = 0;
+
+  async function specOf(path: string, isCaching: boolean): Promise<MountSpec> {
+    using opened = await openExport(server, path);
+    return {
+      ...{ version: 1, addresses: [server.host], port: server.nfsPort, connections },
+      ...{ root: Buffer.from(opened.root).toString('base64'), privilegedPorts: false, tls: undefined },
+      ...{ squash: 'none', uid: 65_534, gid: 65_534, softMs: undefined, readOnly: false },
+      ...{ maxRead: mib, maxWrite: mib, cacheMs: isCaching ? cacheMs : 0, locks: 'node' },
+    };
+  }
+
+  async function mount(path: string, isCaching: boolean): Promise<Mounted> {
+    const spec = await specOf(path, isCaching);
+    const id = `sv1-bench-${++count}`;
+    const at = join(folder, id);
+    mkdirSync(at);
+    const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+    try {
+      const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+      const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-bench', at], {
+        stdio: ['ignore', 'inherit', 'inherit', fd],
+      });
+      const [status] = await once(child, 'exit');
+      if (status !== 0) throw new Error(`mount ended with ${status}`);
+      await client.adopt(id, spec, fd, signal);
+    } finally {
+      closeSync(fd);
+    }
+    // What the kernel agrees upon with the data path, at the first request, would undo it.
+    await command(['stat', at], signal);
+    setReadAhead(at);
+    return {
+      at,
+      [Symbol.asyncDispose]: async () => {
+        await unmount(at, signal);
+        await client.drop(id, never);
+      },
+    };
+  }
+
+  const all = stack.move();
+  return {
+    ...{ client, program, mount: (path, { isCaching }) => mount(path, isCaching) },
+    complete: () =>
+      eventually(
+        () => client.status(signal),
+        ({ active, standby }) => active?.ready === true && standby !== null,
+      ),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+/** A mount that somebody still uses is ended, or one that does not answer: then, whoever waits for it gets an error. */
+export async function unmount(at: string, signal: AbortSignal): Promise<void> {
+  const patient = { patienceMs: 10_000 };
+  const force = () => command(['umount', '--force', '--lazy', at], never, patient);
+  await (signal.aborted ? force() : command(['umount', at], signal, patient).catch(force));
+  rmdirSync(at);
+}
+
+/** Found without asking the mount, which this process must never wait for. */
+function setReadAhead(at: string): void {
+  const line = readFileSync('/proc/self/mountinfo', 'utf8')
+    .split('\n')
+    .map((each) => each.split(' '))
+    .find((fields) => fields[4] === at);
+  if (line === undefined) throw new Error(`${at} is not mounted`);
+  writeFileSync(`/sys/class/bdi/${line[2]}/read_ahead_kb`, String(readAheadKib));
+}

@@ -1,0 +1,33 @@
+import { mkdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { startDaemon } from '#testbed/daemon.ts';
+import type { SftpServer } from '#testbed/sshfs.ts';
+import type { Mounting } from './mounting.ts';
+import { unmount } from './ours.ts';
+
+const withoutCaching = ['dir_cache=no', 'attr_timeout=0', 'entry_timeout=0', 'negative_timeout=0'];
+
+/** The usual options, but for the connection: plain TCP, so nothing is encrypted. */
+export function sshfsMounting(server: SftpServer, folder: string, signal: AbortSignal): Mounting {
+  let count = 0;
+  return {
+    mount: async (path, { isCaching }) => {
+      const at = join(folder, `sshfs-${++count}`);
+      mkdirSync(at);
+      const options = [`directport=${server.port}`, ...(isCaching ? [] : withoutCaching)].join(',');
+      const daemon = await startDaemon({
+        command: ['sshfs', '-f', '-o', options, `${server.host}:${path}`, at],
+        logFile: join(folder, 'sshfs.log'),
+        isReady: () => readFileSync('/proc/self/mounts', 'utf8').includes(` ${at} fuse.sshfs `),
+        signal,
+      });
+      return {
+        at,
+        [Symbol.asyncDispose]: async () => {
+          await unmount(at, signal);
+          await daemon.stop();
+        },
+      };
+    },
+  };
+}

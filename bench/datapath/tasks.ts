@@ -1,0 +1,112 @@
+import { fileURLToPath } from 'node:url';
+import { command } from './command.ts';
+import { files } from './tree.ts';
+
+/** One thing that is measured, on a mount and by calls without one. */
+export interface Task {
+  /** One for each value that `measure` gives. */
+  readonly rows: readonly TaskRow[];
+  /** In the folder: `shared` has `large` and `tree` and is only read, `tree` has a tree of its own, `empty` has nothing. */
+  readonly folder: 'shared' | 'tree' | 'empty';
+  readonly isCaching: boolean;
+  /** On a mount that was just made. */
+  measure(at: string, signal: AbortSignal): Promise<readonly number[]>;
+  /** The task of raw.ts that is the ceiling of the first value. */
+  readonly raw?: readonly [task: string, count: number];
+}
+
+export interface TaskRow {
+  readonly name: string;
+  readonly unit: string;
+  /** Of what sshfs does. */
+  readonly atLeast?: number;
+  /** Of what our client does without a mount. */
+  readonly ofRaw?: number;
+}
+
+export const largeMib = 256;
+const created = 5000;
+const looked = 10_000;
+const randomMs = 1500;
+const randomReads = { 1: 8000, 32: 25_000 } as const;
+
+async function dd(args: readonly string[], signal: AbortSignal): Promise<readonly number[]> {
+  const { stderr } = await command(['dd', 'bs=1M', `count=${largeMib}`, ...args], signal);
+  // Measured by itself: to start a program takes a hundredth of what is measured.
+  const seconds = Number(/copied, ([\d.e-]+) s/.exec(stderr)?.[1]);
+  return [largeMib / seconds];
+}
+
+async function application(task: string, folder: string, count: number, signal: AbortSignal) {
+  const program = fileURLToPath(new URL('application.ts', import.meta.url));
+  const { stdout } = await command([process.execPath, program, task, folder, String(count)], signal);
+  return JSON.parse(stdout) as readonly number[];
+}
+
+async function perSecond(words: readonly [string, ...string[]], signal: AbortSignal): Promise<readonly number[]> {
+  const { seconds } = await command(words, signal);
+  return [files / seconds];
+}
+
+async function fio(file: string, depth: number, signal: AbortSignal): Promise<readonly number[]> {
+  const { stdout } = await command(
+    [
+      ...(['fio', '--name=x', `--filename=${file}`, `--size=${largeMib}m`, '--rw=randread', '--bs=4k'] as const),
+      ...['--direct=1', '--ioengine=psync', '--thread', `--numjobs=${depth}`, '--group_reporting', '--time_based'],
+      ...[`--runtime=${randomMs}ms`, '--readonly', '--output-format=json'],
+    ],
+    signal,
+  );
+  const { jobs } = JSON.parse(stdout) as { readonly jobs: readonly { readonly read: { readonly iops: number } }[] };
+  return [jobs[0]?.read.iops ?? 0];
+}
+
+const randomRead = (depth: 1 | 32): Task => ({
+  rows: [{ name: `random read of 4 KiB, depth ${depth}`, unit: '/s', atLeast: 1 }],
+  ...{ folder: 'shared', isCaching: true, raw: [`random-${depth}`, randomReads[depth]] },
+  measure: (at, signal) => fio(`${at}/large`, depth, signal),
+});
+
+export const tasks: readonly Task[] = [
+  {
+    rows: [{ name: 'sequential write', unit: 'MiB/s', atLeast: 1, ofRaw: 0.85 }],
+    ...{ folder: 'empty', isCaching: true, raw: ['write', largeMib] },
+    measure: (at, signal) => dd(['if=/dev/zero', `of=${at}/written`, 'conv=fsync'], signal),
+  },
+  {
+    rows: [{ name: 'sequential read', unit: 'MiB/s', atLeast: 1, ofRaw: 0.85 }],
+    ...{ folder: 'shared', isCaching: true, raw: ['read', largeMib] },
+    measure: (at, signal) => dd([`if=${at}/large`, 'of=/dev/null'], signal),
+  },
+  randomRead(1),
+  randomRead(32),
+  {
+    rows: [{ name: 'create + write 4 KiB', unit: 'files/s', ofRaw: 0.75 }],
+    ...{ folder: 'empty', isCaching: true, raw: ['create', created] },
+    measure: (at, signal) => application('create', `${at}/made`, created, signal),
+  },
+  {
+    rows: [
+      { name: 'stat, cold', unit: 'files/s', atLeast: 1 },
+      { name: 'stat, warm', unit: 'files/s', atLeast: 1 },
+      { name: 'stat, once more after all', unit: 'files/s' },
+    ],
+    ...{ folder: 'shared', isCaching: true, raw: ['stat', looked] },
+    measure: (at, signal) => application('stat', `${at}/tree`, looked, signal),
+  },
+  {
+    rows: [{ name: 'stat, attribute caching off', unit: 'files/s', atLeast: 1 }],
+    ...{ folder: 'shared', isCaching: false },
+    measure: (at, signal) => application('stat-once', `${at}/tree`, looked, signal),
+  },
+  {
+    rows: [{ name: 'ls -lR', unit: 'files/s', atLeast: 1 }],
+    ...{ folder: 'shared', isCaching: true, raw: ['list', files] },
+    measure: (at, signal) => perSecond(['ls', '-lR', `${at}/tree`], signal),
+  },
+  {
+    rows: [{ name: 'rm -rf', unit: 'files/s', ofRaw: 0.75 }],
+    ...{ folder: 'tree', isCaching: true, raw: ['remove', files] },
+    measure: (at, signal) => perSecond(['rm', '-rf', `${at}/tree`], signal),
+  },
+];

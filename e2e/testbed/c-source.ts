@@ -1,0 +1,34 @@
+import { mkdir, mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { builtByCargo, type Component, kept, missingPrograms } from './component.ts';
+
+/** A Rust crate that brings the C sources of bzip2, with their Makefile and their tests. */
+const [crate, version] = ['bzip2-sys', '0.1.13'] as const;
+const place = kept('c-source', `${crate}-${version}`, 'bzip2-1.0.8.tar');
+
+/** A real package to unpack and compile, as people do on a volume. */
+export const cSource: Component = {
+  what: `the sources of bzip2, from the crate ${crate}@${version}, and what compiles them`,
+  ...builtByCargo(place),
+  probe: () => place.probe() ?? missingPrograms('gcc', 'make', 'ar'),
+  packages: () => (missingPrograms('gcc', 'make', 'ar') === undefined ? [] : ['gcc', 'libc6-dev', 'make', 'binutils']),
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(place.folder(), { recursive: true });
+    await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-cargo-'));
+    const lines = [
+      '[package]',
+      'name = "sources"',
+      'version = "0.0.0"',
+      'edition = "2021"',
+      '[lib]',
+      'path = "lib.rs"',
+    ];
+    await writeFile(join(work.path, 'Cargo.toml'), [...lines, '[dependencies]', `${crate} = "=${version}"`].join('\n'));
+    await writeFile(join(work.path, 'lib.rs'), '');
+    await run('cargo', ['vendor', '--quiet', 'vendor'], { cwd: work.path });
+    await run('tar', ['-C', join(work.path, 'vendor', crate), '-cf', place.tool(), 'bzip2-1.0.8']);
+    await writeFile(place.marker(), '');
+  },
+};

@@ -1,0 +1,133 @@
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { needs, toolPath } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { fioVerified, run } from '#testing/workloads.ts';
+import type { MountSpec } from './mount-spec.ts';
+
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a volume', () => {
+  const it = exportedByGanesha();
+
+  async function mounted(mounts: KeptMounts, options: Partial<MountSpec> = {}): Promise<KeptMount> {
+    return await mounts.mount(await sourceOf(it.server, it.folder), options);
+  }
+
+  /**
+   * Of its file system stressors, those that end by themselves after so many operations. Not those that make thousands of
+   * names before they look at the time, that need what NFS has no words for, or that sync the whole machine.
+   */
+  test.skipIf(needs('stress-ng'))('stress-ng', async () => {
+    const stressors = [
+      ...['access', 'chattr', 'chdir', 'chmod', 'chown', 'dentry', 'dir', 'dirdeep', 'dirmany', 'dup', 'fcntl'],
+      ...['file-ioctl', 'filename', 'flock', 'fstat', 'getdent', 'handle', 'hdd', 'iomix', 'lease', 'locka', 'lockf'],
+      ...['lockofd', 'mknod', 'open', 'rename', 'seek', 'touch', 'utime'],
+    ];
+    const sizes = ['--chdir-dirs=64', '--dentries=64', '--dir-dirs=64', '--hdd-bytes=1m', '--iomix-bytes=1m'];
+    await using mounts = await keepMounts();
+    const { at } = await mounted(mounts);
+    const bounds = ['--verify', '--timeout', '8s', '--temp-path', at, ...sizes, '--seek-size=1m'];
+    await run('stress-ng', [...bounds, ...stressors.flatMap((name) => [`--${name}=1`, `--${name}-ops=30`])], {
+      cwd: at,
+    });
+    expect((await run('ls', ['-A', at])).stdout).toBe('');
+    await run('umount', [at]);
+  });
+
+  test.skipIf(needs('c-source'))('tar and make', async () => {
+    await using mounts = await keepMounts();
+    const { at, on } = await mounted(mounts);
+    await run('tar', ['-C', at, '-xf', toolPath('c-source')]);
+    const folder = on('bzip2-1.0.8');
+    const { stdout, stderr } = await run('make', ['-C', folder, '-j2', 'CFLAGS=-O0']);
+    expect(stdout).toContain("If you got this far and the 'cmp's didn't complain");
+    expect(stderr).not.toMatch(/clock skew|in the future/i);
+    // By their times, everything is as new as it must be.
+    await run('make', ['-C', folder, '-q', 'libbz2.a', 'bzip2', 'bzip2recover']);
+    await run('rm', ['-r', folder]);
+    await run('umount', [at]);
+  });
+
+  /** What `git fast-import` reads: commits that change a few of many files. */
+  function history(): string {
+    const commits = Array.from({ length: 40 }, (_, commit) => {
+      const files = Array.from({ length: 25 }, (_unused, i) => {
+        const text = `${commit} ${i}\n`.repeat(20 + ((commit * 7 + i) % 200));
+        return `M 100644 inline folder-${i % 5}/file-${(commit * 3 + i) % 200}\ndata ${text.length}\n${text}`;
+      });
+      const message = `commit ${commit}`;
+      const head = `commit refs/heads/main\ncommitter A <a@b.c> ${1e9 + commit} +0000\ndata ${message.length}\n${message}`;
+      return `${head}\n${files.join('\n')}\n`;
+    });
+    return commits.join('\n');
+  }
+
+  test.skipIf(needs('git'))('git', async () => {
+    await using mounts = await keepMounts();
+    const { at, on } = await mounted(mounts);
+    const env = { ...process.env, GIT_CONFIG_GLOBAL: '/dev/null', GIT_CONFIG_SYSTEM: '/dev/null', HOME: mounts.folder };
+    const [origin, clone] = [join(mounts.folder, 'origin'), on('clone')];
+    const git = async (where: string, ...args: readonly string[]): Promise<string> =>
+      (await run('git', ['-C', where, ...args], { env })).stdout;
+    await git('/', 'init', '--quiet', '--bare', '--initial-branch=main', origin);
+    const stream = join(mounts.folder, 'stream');
+    writeFileSync(stream, history());
+    await run('sh', ['-c', 'git -C "$1" fast-import --quiet <"$2"', 'sh', origin, stream], { env });
+    await git('/', 'clone', '--quiet', `file://${origin}`, clone);
+    expect(await git(clone, 'fsck', '--full', '--strict')).toBe('');
+    await git(clone, 'checkout', '--quiet', '-b', 'old', 'HEAD~20');
+    await git(clone, 'gc', '--quiet', '--prune=now');
+    await git(clone, 'checkout', '--quiet', 'main');
+    expect(await git(clone, 'fsck', '--full', '--strict')).toBe('');
+    expect(await git(clone, 'status', '--porcelain')).toBe('');
+    expect(await git(clone, 'rev-parse', 'HEAD^{tree}')).toBe(await git(origin, 'rev-parse', 'main^{tree}'));
+    await run('umount', [at]);
+  });
+
+  test.skipIf(needs('fio'))('memory that is mapped, shared and written to', async () => {
+    await using mounts = await keepMounts();
+    const { at, on } = await mounted(mounts);
+    await fioVerified(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
+    const names = ['x.0.0', 'x.1.0'];
+    for (const name of names) await run('cmp', [on(name), it.on(name)]);
+    await run('umount', [at]);
+  });
+
+  describe('SQLite', () => {
+    const program = join(import.meta.dirname, '..', 'testing', 'sqlite-writer.ts');
+    const write = (file: string, ...how: readonly string[]) =>
+      run(process.execPath, ['--disable-warning=ExperimentalWarning', program, file, ...how]);
+    const countScript = `
+      import { DatabaseSync } from 'node:sqlite';
+      using database = new DatabaseSync(process.argv[1], { readOnly: true });
+      const [{ integrity_check }] = database.prepare('PRAGMA integrity_check').all();
+      const { last, count } = database.prepare('SELECT max(number) AS last, count(*) AS count FROM entries').get();
+      console.log(integrity_check, last, count);`;
+    const counted = async (file: string): Promise<string> => {
+      const flags = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval'];
+      return (await run(process.execPath, [...flags, countScript, file])).stdout;
+    };
+
+    test.each(['DELETE', 'WAL'])('locks: node, two processes, journal mode %s', async (mode) => {
+      await using mounts = await keepMounts();
+      const { at, on } = await mounted(mounts, { locks: 'node' });
+      const each = 60;
+      await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
+      expect(await counted(on('database'))).toBe(`ok ${2 * each} ${2 * each}\n`);
+      await run('umount', [at]);
+    });
+
+    test('locks: refused', async () => {
+      await using mounts = await keepMounts();
+      const { at, on } = await mounted(mounts, { locks: 'refused' });
+      for (const mode of ['DELETE', 'WAL'])
+        await expect(write(on('database'), 'a', '1', mode, '300')).rejects.toThrow(
+          /database is locked|disk I\/O error/,
+        );
+      await run('touch', [on('file')]);
+      await expect(run('flock', ['--nonblock', on('file'), 'true'])).rejects.toThrow('No locks available');
+      await run('umount', [at]);
+    });
+  });
+});

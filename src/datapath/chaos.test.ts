@@ -1,0 +1,65 @@
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { disturbed, type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { fioVerified, modelled, run } from '#testing/workloads.ts';
+
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, and nothing fails, while', () => {
+  const it = exportedByGanesha();
+
+  async function mounted(mounts: KeptMounts): Promise<KeptMount> {
+    return await mounts.mount(await sourceOf(it.server, it.folder));
+  }
+
+  let rounds = 0;
+  /** Changes of names and of what is in files, in a folder of its own for each round. */
+  async function names({ on }: KeptMount): Promise<void> {
+    const round = ++rounds;
+    const folder = on(`round-${round}`);
+    await run('mkdir', [folder]);
+    await modelled(folder, round, 400);
+  }
+
+  test('the data path is upgraded', { timeout: 120_000 }, async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounted(mounts);
+    const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
+    await disturbed(12, () => mounts.upgrade(), both);
+    // Each stopped by itself, between two requests.
+    expect(mounts.log()).not.toContain('did not stop');
+    await run('umount', [mount.at]);
+  });
+
+  test('the data path is killed', { timeout: 120_000 }, async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounted(mounts);
+    await disturbed(
+      12,
+      () => mounts.killDataPath(),
+      () => names(mount),
+    );
+    await run('umount', [mount.at]);
+  });
+
+  test('the data path hangs', async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounted(mounts);
+    await disturbed(
+      1,
+      () => mounts.hangDataPath(),
+      () => fioVerified(mount.at, mounts.folder),
+    );
+    await run('umount', [mount.at]);
+  });
+
+  test('the keeper is replaced, and killed', { timeout: 120_000 }, async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounted(mounts);
+    const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
+    let count = 0;
+    await disturbed(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
+    // The keeper of the end has all that it takes for another one to go on.
+    await disturbed(1, () => mounts.killDataPath(), both);
+    await run('umount', [mount.at]);
+  });
+});

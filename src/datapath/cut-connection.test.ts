@@ -1,0 +1,39 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type Cut, cutNetwork, farSource, inside, openPorts } from '#testing/cut-network.ts';
+import { disturbed, keepMounts } from '#testing/kept-mount.ts';
+import { makeFarNetwork } from '#testing/network-namespaces.ts';
+import { fioVerified, modelled, run } from '#testing/workloads.ts';
+
+describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall between data path and server', () => {
+  test.each<readonly [Cut, number]>([
+    ['lose', 4_000],
+    ['refuse', 1_500],
+  ])('that begins to %s everything, and ends: work goes on', { timeout: 120_000 }, async (how, ms) => {
+    await using far = await makeFarNetwork();
+    await using mounts = await keepMounts({ enter: inside(far) });
+    const { at, on } = await mounts.mount(await farSource(far));
+    const cut = async (): Promise<void> => {
+      await using _rules = await cutNetwork(far, how);
+      await sleep(ms);
+    };
+    await disturbed(2, cut, async (round) => {
+      await run('mkdir', [on(`${round}`)]);
+      await Promise.all([fioVerified(at, mounts.folder), modelled(on(`${round}`), round, 300)]);
+    });
+    await run('umount', [at]);
+  });
+
+  test('that has forgotten the connections there were: others are made', { timeout: 120_000 }, async () => {
+    await using far = await makeFarNetwork();
+    await using mounts = await keepMounts({ enter: inside(far) });
+    const { at } = await mounts.mount(await farSource(far), { cacheMs: 0 });
+    await run('ls', [at]);
+    const ports = await openPorts(far);
+    expect(ports.length).toBeGreaterThan(0);
+    await using _rules = await cutNetwork(far, 'lose', ports);
+    await fioVerified(at, mounts.folder);
+    await run('umount', [at]);
+  });
+});

@@ -1,0 +1,55 @@
+import { execFile } from 'node:child_process';
+import * as fs from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createGround } from '#testing/ground.ts';
+import { mountNfs } from '#testing/nfs-mount.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+
+const run = promisify(execFile);
+
+describe.skipIf(needs('fuse', 'ganesha'))('a server that lists a directory in a circle', () => {
+  const it = exportedByGanesha();
+
+  /** It never says that this was the end. `again`: the entry after which it begins again. */
+  function circling(nfs: NfsClient, again: number): NfsClient {
+    return {
+      ...nfs,
+      readdirplus: async (args, options) => {
+        const all = await nfs.readdirplus({ ...args, cookie: 0n, verifier: 0n }, options);
+        const at = all.entries.findIndex(({ cookie }) => cookie === args.cookie);
+        const rest = all.entries.slice(at + 1);
+        return { ...all, isEnd: false, entries: rest.length > 0 ? rest : all.entries.slice(again) };
+      },
+    };
+  }
+
+  test.each([0, 1, 7, 39])('from entry %i on: an error, not a listing without end', async (again) => {
+    using ground = createGround();
+    for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
+    await using mount = await mountNfs(ground.folder, { nfs: circling(it.nfs, again), root: it.directory });
+    await expect(run('ls', [mount.at], { timeout: 20_000 })).rejects.toThrow('Input/output error');
+    expect(await fs.readFile(join(mount.at, 'file-1'), 'utf8')).toBe('');
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('is not what one seems to be that is read by pieces, back and forth', async () => {
+    using ground = createGround();
+    for (let i = 0; i < 300; i++) await fs.writeFile(it.on(`a long name, so that they fill pages ${i}`), '');
+    await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
+    const script = `
+      opendir(my $dir, $ARGV[0]) or die $!;
+      my (@at, %seen);
+      while (1) { push @at, telldir $dir; my $name = readdir $dir; last unless defined $name; $seen{$name}++; }
+      for my $place (reverse @at) { seekdir $dir, $place; readdir $dir; }
+      seekdir $dir, $at[5];
+      my $rest = 0;
+      while (defined readdir $dir) { $rest++ }
+      print scalar(keys %seen), ' ', $rest;`;
+    const { stdout } = await run('perl', ['-e', script, mount.at], { timeout: 20_000 });
+    expect(stdout).toBe('302 297');
+  });
+});

@@ -1,0 +1,170 @@
+import { closeSync } from 'node:fs';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { mostListed } from './layout.ts';
+import { createJournal, openJournal } from './memory.ts';
+import { createNodeTable, type NodeTable } from './nodes.ts';
+import { createRequests, type Requests } from './requests.ts';
+import { createSteps } from './steps.ts';
+
+const handle = (text: string): Buffer => Buffer.from(text);
+const root = handle('root');
+
+interface Process {
+  readonly requests: Requests;
+  readonly table: NodeTable;
+  readonly nodes: ReturnType<NodeTable['of']>;
+  /** Reads a request. */
+  take(): number;
+}
+
+/** Memory that outlives processes, and processes that use it. */
+function journal(): { next(): Process; open(): ReturnType<typeof openJournal> } {
+  const fd = createJournal(4);
+  const opened: Disposable[] = [];
+  onTestFinished(() => {
+    for (const one of opened) one[Symbol.dispose]();
+    closeSync(fd);
+  });
+  const open = (): ReturnType<typeof openJournal> => {
+    const memory = openJournal(fd);
+    opened.push(memory);
+    return memory;
+  };
+  let unique = 0;
+  return {
+    open,
+    next: () => {
+      const memory = open();
+      const [requests, table] = [createRequests(memory), createNodeTable(memory)];
+      requests.left();
+      const armed = requests.arm(0) ?? expect.fail();
+      const take = (): number => {
+        armed.view.setUint32(0, 80, true);
+        armed.view.setUint32(8, ++unique, true);
+        return (requests.take(0, armed, 80) ?? expect.fail()).place;
+      };
+      return { requests, table, nodes: table.of(0, root), take };
+    },
+  };
+}
+
+describe('what a request counts is counted once, however often it comes', () => {
+  test('a lookup', () => {
+    const { next } = journal();
+    const first = next();
+    const place = first.take();
+    const { id } = first.nodes.looked(handle('a'), place);
+    // Another request, which was answered.
+    const other = first.take();
+    first.nodes.looked(handle('a'), other);
+    first.requests.free(other);
+
+    const second = next();
+    expect(second.nodes.looked(handle('a'), place).id).toBe(id);
+    second.requests.free(place);
+    // The same place, for another request.
+    expect(second.take()).toBe(place);
+    second.nodes.looked(handle('a'), place);
+    second.nodes.forget(id, 2);
+    expect(second.nodes.get(id)).toBeDefined();
+    second.nodes.forget(id, 1);
+    expect(second.nodes.get(id)).toBeUndefined();
+  });
+
+  test('a lookup whose name means something else when it comes again: both are counted', () => {
+    const { next } = journal();
+    const first = next();
+    const place = first.take();
+    const one = first.nodes.looked(handle('a'), place).id;
+    const second = next();
+    const other = second.nodes.looked(handle('b'), place).id;
+    expect([second.nodes.get(one), second.nodes.get(other)]).toEqual([expect.anything(), expect.anything()]);
+  });
+
+  test('a lookup that was taken back', () => {
+    const { next } = journal();
+    const first = next();
+    const place = first.take();
+    const { id } = first.nodes.looked(handle('a'), place);
+    first.nodes.unlooked(id, place);
+    expect(first.nodes.get(id)).toBeUndefined();
+    const again = next().nodes.looked(handle('a'), place).id;
+    const third = next();
+    third.nodes.forget(again, 1);
+    expect(third.table.size).toBe(0);
+  });
+
+  test('open and close', () => {
+    const { next } = journal();
+    const first = next();
+    const { id } = first.nodes.looked(handle('a'));
+    const [one, other, close] = [first.take(), first.take(), first.take()];
+    first.nodes.opened(id, one);
+    first.nodes.opened(id, other);
+
+    const second = next();
+    second.nodes.opened(id, one);
+    second.nodes.opened(id, other);
+    expect(second.nodes.get(id)?.opens).toBe(2);
+    second.nodes.closed(id, close);
+
+    const third = next();
+    third.nodes.closed(id, close);
+    expect(third.nodes.get(id)?.opens).toBe(1);
+  });
+
+  test('a listing, which names some of them twice', () => {
+    const { next } = journal();
+    const first = next();
+    const place = first.take();
+    const names = ['a', 'b', 'b', 'c'];
+    const list = ({ nodes }: Process) => names.map((name) => nodes.listed(handle(name), place).id);
+    const ids = list(first);
+    first.nodes.unlooked(ids[3] ?? 0, place);
+    expect(first.table.size).toBe(2);
+
+    const second = next();
+    expect(list(second).slice(0, 3)).toEqual(ids.slice(0, 3));
+    second.requests.free(place);
+    // Another listing, which does not care for what that one counted.
+    expect(second.take()).toBe(place);
+    const [one = 0, two = 0, , three = 0] = list(second);
+    second.nodes.forget(one, 1);
+    second.nodes.forget(two, 3);
+    second.nodes.forget(three, 1);
+    expect(second.table.size).toBe(3);
+    for (const id of [one, two, three]) second.nodes.forget(id, 1);
+    expect(second.table.size).toBe(0);
+  });
+
+  test('a listing longer than there is room for in its line', () => {
+    const { next } = journal();
+    const first = next();
+    const place = first.take();
+    const names = Array.from({ length: mostListed + 10 }, (_, i) => `file-${i}`);
+    for (const name of names) first.nodes.listed(handle(name), place);
+    const second = next();
+    for (const name of names) second.nodes.listed(handle(name), place);
+    const left = names.filter((name) => {
+      const { id } = second.nodes.find(handle(name)) ?? expect.fail();
+      second.nodes.forget(id, 1);
+      return second.nodes.get(id) !== undefined;
+    });
+    // Too many, never too few.
+    expect(left).toHaveLength(10);
+  });
+
+  test('killed in the middle of it: the count becomes what it was to become', () => {
+    const { next, open } = journal();
+    const place = next().take();
+    const killed = (): never => {
+      throw new Error('killed');
+    };
+    const about = { place, what: 'opened', node: 7 } as const;
+    expect(() => createSteps(open()).once({ ...about, becomes: 3 }, killed)).toThrow('killed');
+    const counts: number[] = [];
+    // It was counted, or not: that cannot be seen.
+    for (const becomes of [3, 4]) createSteps(open()).once({ ...about, becomes }, (count) => void counts.push(count));
+    expect(counts).toEqual([3]);
+  });
+});

@@ -1,0 +1,60 @@
+import { mostChunks, recordsPerChunk } from './layout.ts';
+
+export interface NodeLimits {
+  /** From here on the kernel is asked to let go of some: each costs about half a KiB, here and elsewhere. */
+  readonly many: number;
+  /** More are refused. */
+  readonly most: number;
+}
+
+/** Some records are left for where removed files are. */
+export const usualLimits: NodeLimits = { many: 256 * 1024, most: mostChunks * recordsPerChunk - 4096 };
+
+/** How many nodes there are, and what is done about it when there are too many. */
+export interface Crowding {
+  readonly size: number;
+  grown(): void;
+  shrunk(): void;
+  /** Whether there may be another. If not, room is asked for. */
+  hasRoom(): boolean;
+  /** The mount gives back about so many when it is asked to. */
+  onMany(mount: number, give: (count: number) => void): void;
+  drop(mount: number): void;
+}
+
+export function createCrowding({ many, most }: NodeLimits, sizeOf: (mount: number) => number): Crowding {
+  const givers = new Map<number, (count: number) => void>();
+  const step = Math.ceil(many / 64);
+  let askAt = many;
+  let size = 0;
+
+  /** The mount that has most. */
+  function ask(): void {
+    askAt = size + step;
+    const [largest] = [...givers.keys()].toSorted((one, other) => sizeOf(other) - sizeOf(one));
+    if (largest !== undefined) givers.get(largest)?.(size - many + step);
+  }
+
+  return {
+    get size() {
+      return size;
+    },
+    grown: () => {
+      if (++size >= askAt) ask();
+    },
+    shrunk: () => {
+      size--;
+      askAt = Math.max(many, Math.min(askAt, size + step));
+    },
+    hasRoom: () => {
+      if (size >= most) ask();
+      return size < most;
+    },
+    onMany: (mount, give) => {
+      givers.set(mount, give);
+    },
+    drop: (mount) => {
+      givers.delete(mount);
+    },
+  };
+}

@@ -1,0 +1,44 @@
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { longestHandle, record, recordsPerChunk } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+
+/** 1 is every mount's root, which has no record. */
+export const firstId = 2;
+
+/** The memory of nodes, field by field. */
+export interface NodeRecords {
+  isThere(id: number): boolean;
+  get(id: number, field: number): number;
+  set(id: number, field: number, value: number): void;
+  /** The last word that is written of a new record, and the first of one that goes. */
+  own(id: number, owner: number): void;
+  view(id: number, field: number, length: number): Buffer;
+  handleOf(id: number): FileHandle;
+  putHandle(id: number, handle: FileHandle): void;
+}
+
+export function createNodeRecords(memory: JournalMemory): NodeRecords {
+  const chunkOf = (id: number): DataView => memory.chunks[Math.floor((id - firstId) / recordsPerChunk)] as DataView;
+  const atOf = (id: number): number => ((id - firstId) % recordsPerChunk) * record.size;
+  const get = (id: number, field: number): number => chunkOf(id).getUint32(atOf(id) + field, true);
+  const set = (id: number, field: number, value: number): void => chunkOf(id).setUint32(atOf(id) + field, value, true);
+  const isThere = (id: number): boolean => id >= firstId && id < firstId + memory.chunks.length * recordsPerChunk;
+  const own = (id: number, owner: number): void => {
+    const { buffer, byteOffset } = chunkOf(id);
+    Atomics.store(new Int32Array(buffer, byteOffset), (atOf(id) + record.owner) / 4, owner | 0);
+  };
+
+  const view = (id: number, field: number, length: number): Buffer => {
+    const { buffer, byteOffset } = chunkOf(id);
+    return Buffer.from(buffer as ArrayBuffer, byteOffset + atOf(id) + field, length);
+  };
+  const handleOf = (id: number): FileHandle => view(id, record.handle, get(id, record.handleLength));
+
+  function putHandle(id: number, handle: FileHandle): void {
+    if (handle.length > longestHandle) throw new RangeError('a handle longer than NFSv3 allows');
+    view(id, record.handle, handle.length).set(handle);
+    set(id, record.handleLength, handle.length);
+  }
+
+  return { isThere, get, set, own, view, handleOf, putHandle };
+}

@@ -1,0 +1,80 @@
+import { line, lines, linesAt, mostListed } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+
+/**
+ * What a request has counted, kept in its line: when it comes again after a crash, it is not counted again. It is said what a
+ * count becomes, never that it is one more. A process does one such step at a time: at most one was cut off in the middle, and
+ * nothing has changed that count since.
+ */
+export interface Steps {
+  /** Left out as a place: for no request that could come again. */
+  once(step: Step, put: (count: number) => void): void;
+  /** Whether the same listing has counted the node before a crash; true as often as it did. */
+  wasListed(place: number, node: number): boolean;
+  /** A listing has counted the node. Of a crash before this is said, the count stays too high: that costs memory only. */
+  listed(place: number, node: number): void;
+  /** The kernel will not be told of the node after all. To be said before it is counted down. */
+  takeBack(place: number, node: number): void;
+}
+
+export interface Step {
+  readonly place: number | undefined;
+  readonly what: 'looked' | 'opened';
+  readonly node: number;
+  /** The count, if it is not said already what it becomes. */
+  readonly becomes: number;
+}
+
+const began = 0x4000_0000;
+const ended = 0x2000_0000;
+
+export function createSteps({ words }: JournalMemory): Steps {
+  const at = (place: number, field: number): number => (linesAt + place * line.size + field) / 4;
+  const store = (index: number, value: number): void => void Atomics.store(words, index, value);
+  const lengthOf = (place: number): number => words[at(place, line.listed)] ?? 0;
+  const listOf = (place: number): Int32Array => words.subarray(at(place, line.list)).subarray(0, lengthOf(place));
+  /** What a predecessor's listings counted, and the successor's have not met yet. */
+  const left = new Map<number, number[]>();
+  for (let place = 0; place < lines; place++)
+    if (words[at(place, line.mount)] !== 0 && lengthOf(place) > 0) left.set(place, [...listOf(place)]);
+
+  return {
+    once: ({ place, what, node, becomes }, put) => {
+      if (place === undefined) {
+        put(becomes);
+        return;
+      }
+      const step = at(place, line[what]);
+      const known = words[step];
+      if (known === (node | ended)) return;
+      const count = known === (node | began) ? (words[step + 1] ?? becomes) : becomes;
+      words[step + 1] = count;
+      store(step, node | began);
+      put(count);
+      store(step, node | ended);
+    },
+    wasListed: (place, node) => {
+      // The line belongs to another request by now.
+      if (lengthOf(place) === 0) left.delete(place);
+      const known = left.get(place);
+      const found = known?.indexOf(node) ?? -1;
+      if (found >= 0) known?.splice(found, 1);
+      return found >= 0;
+    },
+    listed: (place, node) => {
+      const length = lengthOf(place);
+      if (length >= mostListed) return;
+      words[at(place, line.list) + length] = node;
+      store(at(place, line.listed), length + 1);
+    },
+    takeBack: (place, node) => {
+      const step = at(place, line.looked);
+      if (((words[step] ?? 0) & ~(began | ended)) === node) store(step, 0);
+      const list = listOf(place);
+      const found = list.lastIndexOf(node);
+      if (found < 0) return;
+      list[found] = list[list.length - 1] ?? 0;
+      store(at(place, line.listed), list.length - 1);
+    },
+  };
+}

@@ -1,0 +1,25 @@
+/** Data of one WRITE, in memory that outlives this process. */
+export interface Piece<W> {
+  /** Where it lies in the journal. */
+  readonly place: number;
+  readonly offset: number;
+  readonly data: Uint8Array;
+  /** Whose data they are, to the server. */
+  readonly who: W;
+}
+
+export interface Sent {
+  /** The server has it on its disk already. */
+  readonly isStable: boolean;
+  readonly verifier: bigint;
+}
+
+export interface Range {
+  readonly offset: number;
+  readonly length: number;
+}
+
+export const rangeOf = ({ offset, data }: Piece<unknown>): Range => ({ offset, length: data.length });
+
+export const isOverlap = ({ offset, data }: Piece<unknown>, range: Range): boolean =>
+  offset < range.offset + range.length && range.offset < offset + data.length;

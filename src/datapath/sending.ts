@@ -1,0 +1,125 @@
+import type { Request } from '#wire/fuse/operations.ts';
+import { stability } from '#wire/nfs3/structures.ts';
+import { RpcError } from '#wire/rpc/errors.ts';
+import { XdrError } from '#wire/xdr/reader.ts';
+import { changing } from './attributes.ts';
+import type { Context } from './context.ts';
+import { asErrno } from './errors.ts';
+import { opener } from './open-files.ts';
+import type { Piece, Sent } from './pieces.ts';
+
+/** Whoever wrote: through which open file, and as whom. */
+export interface Writer {
+  readonly fh: number;
+  readonly uid: number;
+  readonly gid: number;
+}
+
+/** Calls that bring to the server what was written behind; nobody waits for them. They throw an Errno. */
+export interface Sending {
+  send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<Sent>;
+  commit(id: number, who: Writer): Promise<{ readonly verifier: bigint }>;
+  /** From now on nothing is sent, and no answer is taken; resolves when no call is under way. */
+  stop(): Promise<void>;
+}
+
+export interface SendingOptions {
+  readonly maxWrite: number;
+  /** `hard`: only what the server itself refuses is given up. */
+  readonly isHard: boolean;
+  /** Something to be waited for before anything is sent. */
+  readonly ready: () => Promise<void> | undefined;
+}
+
+const never = new AbortController().signal;
+const firstPauseMs = 100;
+const longestPauseMs = 5_000;
+
+export function createSending(context: Context, { maxWrite, isHard, ready }: SendingOptions): Sending {
+  const { nfs, server, attributes, clock } = context;
+  let isStopped = false;
+  let underWay = 0;
+  const idle = Promise.withResolvers<void>();
+  const forever = new Promise<never>(() => undefined);
+
+  const requestOf = ({ uid, gid }: Writer): Request => ({
+    ...{ uid, gid, pid: 0, place: -1, resent: false, signal: never },
+  });
+
+  async function once<R>(call: () => Promise<R>): Promise<R> {
+    await ready()?.catch(() => forever);
+    if (isStopped) return await forever;
+    underWay++;
+    try {
+      return await call();
+    } finally {
+      if (--underWay === 0 && isStopped) idle.resolve();
+      if (isStopped) await forever;
+    }
+  }
+
+  /** It was promised to somebody: that the server cannot be spoken to is no reason to give it up. */
+  async function insisting<R>(call: () => Promise<R>): Promise<R> {
+    for (let pause = firstPauseMs; ; pause = Math.min(pause * 2, longestPauseMs)) {
+      try {
+        return await once(call);
+      } catch (cause) {
+        if (!isHard || !(cause instanceof RpcError)) throw asErrno(cause);
+      }
+      await clock.sleep(pause, never);
+    }
+  }
+
+  const write = (id: number, offset: number, data: Uint8Array, stable: number, who: Writer) => {
+    const request = requestOf(who);
+    const call = () =>
+      server.on(
+        request,
+        id,
+        (handle, options) => nfs.write(handle, offset, data, stable, options),
+        opener(who.fh, request, attributes.last(id)),
+      );
+    return changing(attributes, id, call, ({ change }) => change);
+  };
+
+  /** Undefined: the server started anew between two parts of it. */
+  async function sendOnce(id: number, { offset, data, who }: Piece<Writer>, stable: number): Promise<Sent | undefined> {
+    let sent: Sent | undefined;
+    let isTorn = false;
+    for (let done = 0; done < data.length; ) {
+      const part = data.subarray(done, done + maxWrite);
+      const { count, committed, verifier } = await write(id, offset + done, part, stable, who);
+      if (count === 0) throw new XdrError('the server takes nothing');
+      isTorn ||= sent !== undefined && sent.verifier !== verifier;
+      sent = { isStable: committed !== stability.unstable && (sent?.isStable ?? true), verifier };
+      done += count;
+    }
+    return isTorn && sent?.isStable === false ? undefined : sent;
+  }
+
+  return {
+    send: async (id, piece, { stable }) => {
+      const how = stable ? stability.fileSync : stability.unstable;
+      for (;;) {
+        const sent = await insisting(() => sendOnce(id, piece, how));
+        if (sent !== undefined) return sent;
+      }
+    },
+    commit: (id, who) =>
+      insisting(() => {
+        const request = requestOf(who);
+        const call = () =>
+          server.on(
+            request,
+            id,
+            (handle, options) => nfs.commit(handle, 0, 0, options),
+            opener(who.fh, request, attributes.last(id)),
+          );
+        return changing(attributes, id, call, ({ change }) => change);
+      }),
+    stop: async () => {
+      isStopped = true;
+      if (underWay > 0) await idle.promise;
+    },
+  };
+}

@@ -1,0 +1,86 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { block, blockSize } from '#testing/block-writer.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { startLosingProxy } from '#testing/losing-proxy.ts';
+import { fioVerified, modelled, run } from '#testing/workloads.ts';
+
+const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
+/** What tells a server from the one before it is the second in which it was started. */
+const otherSecondMs = 1_100;
+
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and started anew', () => {
+  const it = exportedByGanesha();
+
+  /**
+   * With what it had in its memory only, each time, while two programs write and sync: in the end every block must be there,
+   * because each was written until fsync(2) said that it is safe.
+   */
+  async function loses(whileGone: (mounts: Awaited<ReturnType<typeof keepMounts>>) => Promise<unknown>): Promise<void> {
+    const file = it.on('file');
+    writeFileSync(file, '');
+    const source = await sourceOf(it.server, it.folder);
+    await using proxy = await startLosingProxy({ host: it.server.host, port: it.server.nfsPort });
+    await using mounts = await keepMounts();
+    const { at, on } = await mounts.mount({ ...source, host: proxy.host, port: proxy.port });
+    const [crashes, blocks] = [4, 320];
+    const work = { isDone: false };
+    const writing = Promise.all(
+      [0, blocks].map((first) => run(process.execPath, [writer, on('file'), `${first}`, `${blocks}`])),
+    ).finally(() => {
+      work.isDone = true;
+    });
+    writing.catch(() => undefined);
+    for (let crash = 0; crash < crashes; crash++) {
+      await eventually(
+        () => proxy.atRisk,
+        (count) => count >= 3 + crash || work.isDone,
+      );
+      expect(work.isDone).toBe(false);
+      await proxy.down();
+      await it.server.kill();
+      proxy.lose(file);
+      await Promise.all([whileGone(mounts), sleep(otherSecondMs)]);
+      await it.server.restart();
+      await proxy.up();
+    }
+    await writing;
+    const found = readFileSync(file);
+    expect(found.length).toBe(2 * blocks * blockSize);
+    for (let i = 0; i < 2 * blocks; i++)
+      if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i))) expect.fail(`block ${i} is another`);
+    await run('umount', [at]);
+  }
+
+  test('loses nothing that was synced', { timeout: 90_000 }, () => loses(() => Promise.resolve()));
+
+  test('loses nothing that was synced, if the data path is killed meanwhile, too', { timeout: 90_000 }, () =>
+    loses((mounts) => mounts.killDataPath()),
+  );
+
+  test('is waited for by a data path that took over meanwhile', { timeout: 90_000 }, async () => {
+    await using mounts = await keepMounts();
+    const { at, on } = await mounts.mount(await sourceOf(it.server, it.folder));
+    await run('mkdir', [on('names')]);
+    const work = { isDone: false };
+    const working = Promise.all([fioVerified(at, mounts.folder), modelled(on('names'), 1, 800)]).finally(() => {
+      work.isDone = true;
+    });
+    working.catch(() => undefined);
+    await eventually(
+      () => run('ls', [at]),
+      ({ stdout }) => stdout.includes('x.0.0'),
+    );
+    await it.server.kill();
+    for (let kills = 0; kills < 2; kills++) await mounts.killDataPath();
+    expect(work.isDone).toBe(false);
+    await it.server.restart();
+    await working;
+    await run('umount', [at]);
+  });
+});

@@ -1,0 +1,119 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { type KeptMount, keepMounts, type Source, sourceOf } from '#testing/kept-mount.ts';
+import { fioVerified, run } from '#testing/workloads.ts';
+
+const silenceMs = 20_000;
+const endMs = 15_000;
+
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands still', () => {
+  const it = exportedByGanesha();
+
+  /** A folder of the server with a file in it. */
+  async function source(name = 'folder'): Promise<Source> {
+    const folder = it.on(name);
+    mkdirSync(folder);
+    writeFileSync(join(folder, 'file'), 'data'.repeat(1000));
+    return await sourceOf(it.server, folder);
+  }
+
+  /** What somebody may be doing when the server falls silent. None of it can be done without the server. */
+  const deeds = (mount: KeptMount): readonly (readonly [string, ...string[]])[] => [
+    ['cat', mount.on('file')],
+    ['mkdir', mount.on('directory')],
+    ['dd', 'if=/dev/zero', `of=${mount.on('new')}`, 'bs=64k', 'count=8', 'conv=fsync', 'status=none'],
+    ['ls', '-l', mount.at],
+    ['rm', mount.on('file')],
+  ];
+
+  /** Programs that wait for the mount now, each in a request of its own. */
+  async function waiters(mount: KeptMount): Promise<readonly ChildProcess[]> {
+    const children: ChildProcess[] = [];
+    for (const [program, ...args] of deeds(mount)) {
+      children.push(spawn(program, args, { stdio: 'ignore' }));
+      await eventually(
+        () => mount.waiting(),
+        (count) => count >= children.length,
+      );
+    }
+    return children;
+  }
+
+  const ends = (child: ChildProcess): Promise<unknown> =>
+    child.exitCode === null && child.signalCode === null ? once(child, 'exit') : Promise.resolve();
+  const endsAlone = (children: readonly ChildProcess[], ms: number): Promise<unknown> =>
+    Promise.race([Promise.all(children.map(ends)), sleep(ms, 'waits')]);
+
+  test('for 20 s: hard goes on with the right data, soft fails before', { timeout: 90_000 }, async () => {
+    await using mounts = await keepMounts();
+    const hard = await mounts.mount(await source());
+    const soft = await mounts.mount(await source('other'), { softMs: 3_000, cacheMs: 0 });
+    await run('cat', [soft.on('file')]);
+    const work = { isDone: false };
+    const working = fioVerified(hard.at, mounts.folder).finally(() => {
+      work.isDone = true;
+    });
+    await eventually(
+      () => run('ls', [hard.at]),
+      ({ stdout }) => stdout.includes('x.0.0'),
+    );
+    await it.frozen(async () => {
+      const until = performance.now() + silenceMs;
+      const failing = deeds(soft).map(([program, ...args]) => run(program, args));
+      for (const one of await Promise.allSettled(failing))
+        expect(one).toMatchObject({ reason: { killed: false, stderr: expect.stringContaining('Input/output error') } });
+      expect(performance.now()).toBeLessThan(until);
+      await sleep(until - performance.now());
+      expect(work.isDone).toBe(false);
+      expect(await hard.waiting()).toBeGreaterThan(0);
+    });
+    await working;
+    await eventually(
+      () => run('cat', [soft.on('file')]).catch(() => ({ stdout: '' })),
+      ({ stdout }) => stdout === 'data'.repeat(1000),
+    );
+    await run('umount', [hard.at, soft.at]);
+  });
+
+  test('whoever waits for it can be killed', async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounts.mount(await source(), { cacheMs: 0 });
+    await run('ls', [mount.at]);
+    await it.frozen(async () => {
+      const children = await waiters(mount);
+      for (const child of children) child.kill('SIGKILL');
+      expect(await endsAlone(children, endMs)).not.toBe('waits');
+      for (const child of children) expect(child.signalCode).toBe('SIGKILL');
+    });
+    expect((await run('cat', [mount.on('file')])).stdout).toBe('data'.repeat(1000));
+    await run('umount', [mount.at]);
+  });
+
+  test('and nobody serves any more: an abort of the connection lets everybody go', async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounts.mount(await source(), { cacheMs: 0 });
+    await run('ls', [mount.at]);
+    const { active } = await mounts.whole();
+    const still = [mounts.keeper.pid, active?.pid ?? 0];
+    await it.frozen(async () => {
+      const children = await waiters(mount);
+      for (const pid of still) process.kill(pid, 'SIGSTOP');
+      try {
+        for (const child of children) child.kill('SIGKILL');
+        // The kernel waits for the answer to what somebody has taken: else the next lines would prove nothing.
+        expect(await endsAlone(children, 2_000)).toBe('waits');
+        await mount.abort();
+        expect(await endsAlone(children, endMs)).not.toBe('waits');
+      } finally {
+        for (const pid of still) process.kill(pid, 'SIGCONT');
+      }
+    });
+  });
+});

@@ -1,0 +1,67 @@
+import { execFile } from 'node:child_process';
+import { dirname } from 'node:path';
+import { promisify } from 'node:util';
+import { onPath } from '#testbed/component.ts';
+import type { Source } from './kept-mount.ts';
+import type { FarNetwork } from './network-namespaces.ts';
+
+const run = promisify(execFile);
+const repository = dirname(dirname(import.meta.dirname));
+
+/** The command that runs another one on our end of that network. */
+export const inside = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
+  [...[onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--']] as [string, ...string[]];
+
+async function there(far: FarNetwork, ...command: readonly string[]): Promise<string> {
+  const [file, ...args] = [...inside(far), ...command] as const;
+  return (await run(file as string, args, { cwd: repository, timeout: 20_000 })).stdout;
+}
+
+/** What the server at the far end exports, found out from our end. */
+export async function farSource(far: FarNetwork): Promise<Source> {
+  const script = `
+    import { openExport } from '#testing/nfs-export.ts';
+    const [host, port] = process.argv.slice(1);
+    using found = await openExport({ host, nfsPort: Number(port), mountPort: Number(port) }, '/export');
+    process.stdout.write(Buffer.from(found.root).toString('base64'));`;
+  const node = [process.execPath, '--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', script];
+  const root = await there(far, ...node, far.host, String(far.port));
+  return { host: far.host, port: far.port, root };
+}
+
+/** lose: packets go nowhere. refuse: whoever sends one is told that there is no such connection. */
+export type Cut = 'lose' | 'refuse';
+const targets = { lose: ['DROP'], refuse: ['REJECT', '--reject-with', 'tcp-reset'] } as const;
+
+/** A rule of a firewall on our end, until it is disposed of; for some ports of ours, or all. */
+export async function cutNetwork(far: FarNetwork, how: Cut, ports: readonly number[] = []): Promise<AsyncDisposable> {
+  const iptables = onPath('iptables') ?? 'iptables';
+  const rules = (ports.length === 0 ? [undefined] : ports).flatMap((port) =>
+    (
+      [
+        ['OUTPUT', '--sport'],
+        ['INPUT', '--dport'],
+      ] as const
+    ).map(([chain, which]) => [
+      ...[chain, '-p', 'tcp', ...(port === undefined ? [] : [which, String(port)]), '-j', ...targets[how]],
+    ]),
+  );
+  for (const rule of rules) await there(far, iptables, '--wait', '-A', ...rule);
+  return {
+    [Symbol.asyncDispose]: async () => {
+      for (const rule of rules) await there(far, iptables, '--wait', '-D', ...rule);
+    },
+  };
+}
+
+/** The ports on our end of connections that are open. */
+export async function openPorts(far: FarNetwork): Promise<readonly number[]> {
+  const table = await there(far, 'cat', '/proc/net/tcp');
+  const established = '01';
+  return table
+    .split('\n')
+    .slice(1)
+    .map((line) => line.trim().split(/\s+/))
+    .filter((fields) => fields[3] === established)
+    .map((fields) => Number.parseInt(fields[1]?.split(':')[1] ?? '', 16));
+}

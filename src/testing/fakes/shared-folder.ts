@@ -1,0 +1,97 @@
+import type { LedgerFiles } from '#datapath/quota/ledger-files.ts';
+import { createFakeClock, type FakeClock } from './clock.ts';
+
+/** A folder that several nodes share, and the order in which a server comes to what they ask: any, told by the seed. */
+export interface SharedFolder {
+  readonly clock: FakeClock;
+  readonly texts: Map<string, string>;
+  /** As one of the nodes sees it. */
+  files(): LedgerFiles;
+  /** The moment at which something else happens on the server, somewhere among the rest. */
+  turn(): Promise<void>;
+  random(below: number): number;
+  /** Lets all happen, one step after the other, until `done`; looks at everything after each. */
+  run(done: Promise<unknown>, look: () => void): Promise<void>;
+}
+
+/** So that a test which waits for what never happens ends. */
+const mostSteps = 200_000;
+const idleMs = 250;
+
+export function createSharedFolder(seed: number): SharedFolder {
+  const clock = createFakeClock();
+  const texts = new Map<string, string>();
+  const marks = new Map<string, number>();
+  const waiting: (() => void)[] = [];
+  const random = createRandom(seed);
+  let marked = 0;
+
+  const turn = (): Promise<void> => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    waiting.push(resolve);
+    return promise;
+  };
+  /** At the server, and back: what happens in between is seen late. */
+  const asked = async <T>(work: () => T): Promise<T> => {
+    await turn();
+    const result = work();
+    await turn();
+    return result;
+  };
+  const put = (name: string, text: string): void => {
+    texts.set(name, text);
+    marks.set(name, ++marked);
+  };
+
+  return {
+    ...{ clock, texts, turn, random },
+    files: () => ({
+      names: () => asked(() => [...texts.keys()]),
+      read: (name) => asked(() => texts.get(name)),
+      write: (name, text) => asked(() => put(name, text)),
+      remove: (name) => asked(() => void texts.delete(name)),
+      take: (name, text) =>
+        asked(() => {
+          if (texts.has(name)) return false;
+          put(name, text);
+          return true;
+        }),
+      look: (name) => asked(() => (texts.has(name) ? String(marks.get(name)) : undefined)),
+      renew: (name, ifLooks) =>
+        asked(() => {
+          if (!texts.has(name) || (ifLooks !== undefined && String(marks.get(name)) !== ifLooks)) return false;
+          marks.set(name, ++marked);
+          return true;
+        }),
+    }),
+    run: async (done, look) => {
+      let isDone = false;
+      const end = done.finally(() => {
+        isDone = true;
+      });
+      end.catch(() => undefined);
+      for (let steps = 0; !isDone; steps++) {
+        if (steps > mostSteps) throw new Error(`after ${mostSteps} steps it still goes on`);
+        // All promises that can be kept are, before the next thing happens.
+        await new Promise(setImmediate);
+        const [next] = waiting.splice(random(waiting.length), 1);
+        if (next === undefined) clock.advance(idleMs);
+        else next();
+        if (random(50) === 0) clock.advance(random(40));
+        look();
+      }
+      await end;
+    },
+  };
+}
+
+/** A small generator: the same seed gives the same story. */
+function createRandom(seed: number): (below: number) => number {
+  let state = seed >>> 0 || 1;
+  return (below) => {
+    state ^= state << 13;
+    state ^= state >>> 17;
+    state ^= state << 5;
+    return below <= 0 ? 0 : (state >>> 0) % below;
+  };
+}

@@ -1,0 +1,184 @@
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, constants, mkdirSync, openSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import type { MountSpec } from '#datapath/mount-spec.ts';
+import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperState } from '#keeper/protocol.ts';
+import type { StartedKeeper } from '#keeper/start.ts';
+import { createGround } from './ground.ts';
+import { createKeeperGround, eventually } from './keeper/keeper-process.ts';
+import { openExport, type Served } from './nfs-export.ts';
+
+const run = promisify(execFile);
+const sources = join(import.meta.dirname, '..', 'datapath', 'main.ts');
+
+/** Where a mount's data are. */
+export interface Source {
+  readonly host: string;
+  readonly port: number;
+  /** The handle of a directory, in base64. */
+  readonly root: string;
+}
+
+export interface KeptMount {
+  readonly at: string;
+  on(name: string): string;
+  /** By force, with whatever waits for it: as the agent does when nobody can be brought to answer. */
+  abort(): Promise<void>;
+  /** Requests that the kernel has and nobody has answered. */
+  waiting(): Promise<number>;
+}
+
+/** Mounts as the product makes them: a keeper, a data path that serves, and one that waits. */
+export interface KeptMounts extends AsyncDisposable {
+  readonly folder: string;
+  mount(source: Source, options?: Partial<MountSpec>): Promise<KeptMount>;
+  /** When there is one that serves and one that waits. What dies often is called failing, and serves all the same. */
+  whole(): Promise<KeeperState>;
+  /** The data path that serves, without a word. Resolves when another one does. */
+  killDataPath(): Promise<void>;
+  /** It stands still, which the keeper finds out. Resolves when another one serves. */
+  hangDataPath(): Promise<void>;
+  upgrade(): Promise<void>;
+  /** By another one, which is given everything. */
+  replaceKeeper(): Promise<void>;
+  /** Without a word; another one is given everything by the data path. */
+  killKeeper(): Promise<void>;
+  readonly keeper: StartedKeeper;
+  /** What keepers and data paths had to say. */
+  log(): string;
+}
+
+interface KeepOptions {
+  /** A command that runs another one, in another network. */
+  readonly enter?: readonly string[];
+  /** The data path's. */
+  readonly program?: string;
+}
+
+export async function keepMounts({ enter = [], program = sources }: KeepOptions = {}): Promise<KeptMounts> {
+  const ground = createGround();
+  const keepers = createKeeperGround();
+  const { signal } = keepers;
+  const start = () => keepers.startKeeper({ program, enter, flags: ['--disable-warning=ExperimentalWarning'] });
+  const control = join(ground.folder, 'fusectl');
+  let keeper = await start();
+  let client: KeeperClient = keepers.client();
+  let count = 0;
+
+  const when = (isSo: (state: KeeperState) => boolean): Promise<KeeperState> =>
+    eventually(() => client.status(signal), isSo);
+  const whole = (): Promise<KeeperState> =>
+    when(({ doing, active, standby }) => doing !== 'moving' && active?.ready === true && standby !== null);
+
+  async function endDataPath(by: 'SIGKILL' | 'SIGSTOP'): Promise<void> {
+    const { active, takeovers } = await whole();
+    process.kill(active?.pid ?? 0, by);
+    await when((state) => state.takeovers > takeovers);
+  }
+
+  async function mount({ host, port, root }: Source, options: Partial<MountSpec> = {}): Promise<KeptMount> {
+    const name = `mnt-${++count}`;
+    const at = join(ground.folder, name);
+    mkdirSync(at);
+    const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+    try {
+      await attach(at, fd);
+      await client.adopt(name, { ...usualSpec, addresses: [host], port, root, ...options }, fd, signal);
+    } finally {
+      closeSync(fd);
+    }
+    const connection = join(control, connectionOf(at));
+    return {
+      at,
+      on: (file) => join(at, file),
+      abort: async () => void (await run('sh', ['-c', 'echo 1 >"$1"', 'sh', join(connection, 'abort')])),
+      waiting: async () => Number((await run('cat', [join(connection, 'waiting')])).stdout),
+    };
+  }
+
+  mkdirSync(control);
+  await run('mount', ['-t', 'fusectl', 'stowage-fusectl', control]);
+  return {
+    ...{ folder: ground.folder, mount, whole, log: () => keepers.log() },
+    get keeper() {
+      return keeper;
+    },
+    killDataPath: () => endDataPath('SIGKILL'),
+    hangDataPath: () => endDataPath('SIGSTOP'),
+    upgrade: async () => {
+      await whole();
+      await client.upgrade(program, signal);
+    },
+    replaceKeeper: async () => {
+      await whole();
+      keeper = await start();
+      client = keepers.client();
+    },
+    killKeeper: async () => {
+      await whole();
+      process.kill(keeper.pid, 'SIGKILL');
+      await keeper.ended;
+      keeper = await start();
+      client = keepers.client();
+    },
+    [Symbol.asyncDispose]: async () => {
+      // The mounts end with whoever serves them, so that nothing waits for a server that may be gone.
+      await keepers[Symbol.asyncDispose]();
+      ground[Symbol.dispose]();
+    },
+  };
+}
+
+const usualSpec: Omit<MountSpec, 'addresses' | 'port' | 'root'> = {
+  ...{ version: 1, connections: 2, privilegedPorts: false, tls: undefined },
+  ...{ squash: 'none', uid: 65_534, gid: 65_534, softMs: undefined, readOnly: false },
+  ...{ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, cacheMs: 1000, locks: 'node' },
+};
+
+async function attach(at: string, fd: number): Promise<void> {
+  const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+  const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+    stdio: ['ignore', 'inherit', 'inherit', fd],
+  });
+  const [status] = await once(child, 'exit');
+  if (status !== 0) throw new Error(`mount ended with ${status}`);
+}
+
+/** The kernel calls it by the minor number of its device. Read from the table: the mount itself may not answer. */
+function connectionOf(at: string): string {
+  const lines = readFileSync('/proc/self/mountinfo', 'utf8').split('\n');
+  const fields = lines.map((line) => line.split(' ')).findLast((one) => one[4] === at);
+  const minor = fields?.[2]?.split(':')[1];
+  if (minor === undefined) throw new Error(`${at} is not mounted`);
+  return minor;
+}
+
+/** A folder of an export, as the client finds it. */
+export async function sourceOf(server: Served, folder: string): Promise<Source> {
+  using opened = await openExport(server, folder);
+  return { host: server.host, port: server.nfsPort, root: Buffer.from(opened.root).toString('base64') };
+}
+
+/** Has the work done again and again, and disturbs it meanwhile, until that was often enough; then it is done to its end. */
+export async function disturbed(
+  often: number,
+  disturb: () => Promise<unknown>,
+  work: (round: number) => Promise<unknown>,
+): Promise<void> {
+  let count = 0;
+  let isDone = false;
+  const working = (async () => {
+    for (let round = 0; round === 0 || count < often; round++) await work(round);
+  })().finally(() => {
+    isDone = true;
+  });
+  working.catch(() => undefined);
+  while (!isDone && count < often) {
+    await disturb();
+    count++;
+  }
+  await working;
+}

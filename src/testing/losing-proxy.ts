@@ -1,0 +1,150 @@
+import { once } from 'node:events';
+import { closeSync, openSync, writeSync } from 'node:fs';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+import { onRecords, procedureOf, type RpcRecord, statusOf } from './rpc-records.ts';
+
+/**
+ * Between our client and a server. It knows which data the server has promised to keep: when the server is gone, the others
+ * can be taken from its disk, as if it had had them in its memory only.
+ */
+export interface LosingProxy extends AsyncDisposable {
+  readonly host: string;
+  readonly port: number;
+  /** Writes that the server has answered, and may lose. */
+  readonly atRisk: number;
+  /** From this moment no answer comes through, and whoever connects is refused. */
+  down(): Promise<void>;
+  /** Puts zeros where the file has data that were not promised to be kept. The client writes to this file only, each byte once. */
+  lose(file: string): void;
+  up(): Promise<void>;
+}
+
+interface Write {
+  readonly offset: number;
+  readonly length: number;
+  /** 0: not yet. Else the count of the answer among all answers. */
+  answered: number;
+  isSafe: boolean;
+}
+type Call = { readonly write: Write } | { readonly commitSince: number };
+
+const [writeProcedure, commitProcedure] = [7, 21];
+const unstable = 0;
+/** Whoever writes through here writes whole ones. */
+const pageSize = 4096;
+
+export async function startLosingProxy(to: { readonly host: string; readonly port: number }): Promise<LosingProxy> {
+  const sockets = new Set<Socket>();
+  const writes: Write[] = [];
+  let answers = 0;
+  let isDown = false;
+  let listener: Server;
+  let port = 0;
+
+  function seen(call: RpcRecord): Call | undefined {
+    if (procedureOf(call) === commitProcedure) return { commitSince: answers };
+    if (procedureOf(call) !== writeProcedure) return undefined;
+    const write: Write = { ...rangeOf(call), answered: 0, isSafe: false };
+    writes.push(write);
+    return { write };
+  }
+
+  /** A COMMIT is for what was answered before it was sent. */
+  function answered(call: Call | undefined, reply: RpcRecord): void {
+    answers++;
+    if (call === undefined || statusOf(reply) !== 0) return;
+    if ('write' in call) {
+      call.write.answered = answers;
+      call.write.isSafe = stabilityOf(reply) !== unstable;
+    } else for (const one of writes) if (one.answered > 0 && one.answered <= call.commitSince) one.isSafe = true;
+  }
+
+  function carry(client: Socket): void {
+    const server = connect(to);
+    const calls = new Map<number, Call | undefined>();
+    for (const [one, other] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      sockets.add(one);
+      one.setNoDelay(true);
+      one.on('error', () => undefined);
+      one.on('close', () => {
+        sockets.delete(one);
+        other.destroy();
+      });
+    }
+    onRecords(client, (call) => {
+      if (isDown) return;
+      calls.set(call.xid, seen(call));
+      server.write(call.bytes);
+    });
+    onRecords(server, (reply) => {
+      if (isDown) return;
+      answered(calls.get(reply.xid), reply);
+      calls.delete(reply.xid);
+      client.write(reply.bytes);
+    });
+  }
+
+  async function up(): Promise<void> {
+    isDown = false;
+    listener = createServer(carry).listen(port, '127.0.0.1');
+    await once(listener, 'listening');
+    ({ port } = listener.address() as AddressInfo);
+  }
+
+  async function down(): Promise<void> {
+    if (isDown) return;
+    isDown = true;
+    const closed = once(listener, 'close');
+    listener.close();
+    for (const socket of sockets) socket.destroy();
+    await closed;
+  }
+
+  await up();
+  return {
+    ...{ host: '127.0.0.1', up, down },
+    get port() {
+      return port;
+    },
+    get atRisk() {
+      return writes.filter(({ answered: when, isSafe }) => when > 0 && !isSafe).length;
+    },
+    lose: (file) => {
+      // What was promised once stays, also where it was written once more since: it is the same.
+      const safe = new Set(writes.filter(({ isSafe }) => isSafe).flatMap(pagesOf));
+      const fd = openSync(file, 'r+');
+      for (const page of writes.flatMap(pagesOf))
+        if (!safe.has(page)) writeSync(fd, Buffer.alloc(pageSize), 0, pageSize, page * pageSize);
+      closeSync(fd);
+      for (let i = writes.length - 1; i >= 0; i--) if (writes[i]?.isSafe === false) writes.splice(i, 1);
+    },
+    [Symbol.asyncDispose]: down,
+  };
+}
+
+const pagesOf = ({ offset, length }: Write): number[] =>
+  Array.from({ length: length / pageSize }, (_, i) => offset / pageSize + i);
+
+/** Of a WRITE: behind the head of the call, credential and verifier, and the handle. */
+function rangeOf({ bytes }: RpcRecord): { readonly offset: number; readonly length: number } {
+  let at = 28;
+  const skip = (): void => {
+    at += 4 + 4 * Math.ceil(bytes.readUInt32BE(at) / 4);
+  };
+  for (let auth = 0; auth < 2; auth++) {
+    at += 4;
+    skip();
+  }
+  skip();
+  return { offset: Number(bytes.readBigUInt64BE(at)), length: bytes.readUInt32BE(at + 8) };
+}
+
+/** Of the answer to a WRITE: behind the status, attributes of before and after, and the count. */
+function stabilityOf({ bytes }: RpcRecord): number {
+  let at = 32;
+  for (const size of [24, 84]) at += 4 + (bytes.readUInt32BE(at) === 0 ? 0 : size);
+  return bytes.readUInt32BE(at + 4);
+}

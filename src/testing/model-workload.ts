@@ -1,0 +1,202 @@
+/**
+ * Changes names, files and directories at random, and knows what must be there: fails at the first answer that is another.
+ * Arguments: an empty folder, the seed, how many changes.
+ */
+
+import assert from 'node:assert/strict';
+import * as fs from 'node:fs';
+import { join } from 'node:path';
+import process from 'node:process';
+
+interface File {
+  content: string;
+  /** How many names it has. */
+  names: number;
+  mode: number;
+}
+type Thing = File | { readonly to: string } | Map<string, Thing>;
+type Directory = Map<string, Thing>;
+interface Place {
+  readonly parent: Directory;
+  readonly name: string;
+  readonly path: string;
+  readonly thing: Thing | undefined;
+}
+
+const [, , at = '', seed = '1', count = '100'] = process.argv;
+const root: Directory = new Map();
+const namesPerDirectory = 6;
+const deepest = 3;
+/** Files without a name that are still open. All were at the top: they live on there, and a directory with them cannot be removed. */
+const removed: { readonly fd: number; readonly file: File }[] = [];
+const mostRemoved = 5;
+let state = Number(seed) >>> 0;
+
+/** Mulberry32: the same seed, the same run. */
+function below(limit: number): number {
+  state = (state + 0x6d2b_79f5) >>> 0;
+  let t = Math.imul(state ^ (state >>> 15), state | 1);
+  t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+  return ((t ^ (t >>> 14)) >>> 0) % limit;
+}
+
+const isDirectory = (thing: Thing | undefined): thing is Directory => thing instanceof Map;
+const isFile = (thing: Thing | undefined): thing is File => thing !== undefined && 'content' in thing;
+
+/** A name in some directory, taken or not. */
+function anyPlace(): Place {
+  let parent = root;
+  let path = at;
+  for (let depth = 0; ; depth++) {
+    const name = `n${below(namesPerDirectory)}`;
+    const thing = parent.get(name);
+    path = join(path, name);
+    if (!isDirectory(thing) || depth >= deepest || below(3) === 0) return { parent, name, path, thing };
+    parent = thing;
+  }
+}
+
+/** The change is made if the model allows it; else the file system must refuse it with this error. */
+function does(change: () => void, error: string | undefined): boolean {
+  if (error === undefined) {
+    change();
+    return true;
+  }
+  assert.throws(change, { code: error });
+  return false;
+}
+
+function make({ parent, name, path, thing }: Place, made: Thing, change: () => void): void {
+  if (does(change, thing === undefined ? undefined : 'EEXIST')) parent.set(name, made);
+  assert.ok(fs.lstatSync(path));
+}
+
+function write({ parent, name, path, thing }: Place): void {
+  if (thing !== undefined && !isFile(thing)) return;
+  const content = `${name} ${below(1e9)} `.repeat(1 + below(400));
+  const before = thing ?? { content: '', names: 1, mode: 0o644 };
+  const isAppended = below(2) === 0;
+  (isAppended ? fs.appendFileSync : fs.writeFileSync)(path, content);
+  before.content = isAppended ? before.content + content : content;
+  parent.set(name, before);
+  read({ parent, name, path, thing: before });
+}
+
+function read({ path, thing }: Place): void {
+  if (isFile(thing)) {
+    assert.equal(fs.readFileSync(path, 'utf8'), thing.content);
+    const { nlink, mode, size } = fs.statSync(path);
+    assert.deepEqual(
+      { nlink, mode: mode & 0o777, size },
+      { nlink: thing.names, mode: thing.mode, size: thing.content.length },
+    );
+  } else if (isDirectory(thing)) assert.deepEqual(namesIn(path), [...thing.keys()].toSorted());
+  else if (thing !== undefined) assert.equal(fs.readlinkSync(path), thing.to);
+  else assert.throws(() => fs.lstatSync(path), { code: 'ENOENT' });
+}
+
+const namesIn = (path: string): string[] => fs.readdirSync(path).toSorted();
+
+function cut({ path, thing }: Place): void {
+  if (!isFile(thing)) return;
+  const length = below(thing.content.length + 1);
+  fs.truncateSync(path, length);
+  thing.content = thing.content.slice(0, length);
+}
+
+function chmod({ path, thing }: Place): void {
+  if (!isFile(thing)) return;
+  thing.mode = 0o400 + below(0o400);
+  fs.chmodSync(path, thing.mode);
+}
+
+function link(from: Place, to: Place): void {
+  if (!isFile(from.thing)) return;
+  if (!does(() => fs.linkSync(from.path, to.path), to.thing === undefined ? undefined : 'EEXIST')) return;
+  from.thing.names++;
+  to.parent.set(to.name, from.thing);
+}
+
+/** Some stay open: their content must be there until they are closed. */
+function unlink({ parent, name, path, thing }: Place): void {
+  if (isDirectory(thing)) return;
+  if (isFile(thing) && parent === root && removed.length < mostRemoved)
+    removed.push({ fd: fs.openSync(path, 'r'), file: thing });
+  if (!does(() => fs.unlinkSync(path), thing === undefined ? 'ENOENT' : undefined)) return;
+  if (isFile(thing)) thing.names--;
+  parent.delete(name);
+}
+
+function closeRemoved(): void {
+  for (const { fd, file } of removed.splice(0)) {
+    assert.equal(fs.readFileSync(fd, 'utf8'), file.content);
+    fs.closeSync(fd);
+  }
+}
+
+function rmdir({ parent, name, path, thing }: Place): void {
+  const other = thing === undefined ? 'ENOENT' : 'ENOTDIR';
+  const error = isDirectory(thing) ? (thing.size > 0 ? 'ENOTEMPTY' : undefined) : other;
+  if (does(() => fs.rmdirSync(path), error)) parent.delete(name);
+}
+
+/** Over what is there, if that is a file too. */
+function rename(from: Place, to: Place): void {
+  if (from.thing === undefined || isDirectory(to.thing) || `${to.path}/`.startsWith(`${from.path}/`)) return;
+  if (isDirectory(from.thing) && to.thing !== undefined) return;
+  fs.renameSync(from.path, to.path);
+  // Two names of one file: nothing is done.
+  if (from.thing === to.thing) return;
+  if (isFile(to.thing)) to.thing.names--;
+  from.parent.delete(from.name);
+  to.parent.set(to.name, from.thing);
+}
+
+const changes: readonly (() => void)[] = [
+  () => {
+    const place = anyPlace();
+    make(place, new Map(), () => fs.mkdirSync(place.path));
+  },
+  () => {
+    const place = anyPlace();
+    make(place, { content: 'new', names: 1, mode: 0o644 }, () => fs.writeFileSync(place.path, 'new', { flag: 'wx' }));
+  },
+  () => {
+    const place = anyPlace();
+    make(place, { to: place.name }, () => fs.symlinkSync(place.name, place.path));
+  },
+  () => write(anyPlace()),
+  () => write(anyPlace()),
+  () => cut(anyPlace()),
+  () => chmod(anyPlace()),
+  () => link(anyPlace(), anyPlace()),
+  () => unlink(anyPlace()),
+  () => unlink(anyPlace()),
+  () => (removed.length === mostRemoved ? closeRemoved() : undefined),
+  () => rmdir(anyPlace()),
+  () => rename(anyPlace(), anyPlace()),
+  () => rename(anyPlace(), anyPlace()),
+  () => read(anyPlace()),
+];
+
+function compareAll(directory: Directory, path: string): void {
+  assert.deepEqual(namesIn(path), [...directory.keys()].toSorted());
+  for (const [name, thing] of directory) {
+    read({ parent: directory, name, path: join(path, name), thing });
+    if (isDirectory(thing)) compareAll(thing, join(path, name));
+  }
+}
+
+process.umask(0o022);
+for (let i = 0; i < Number(count); i++) {
+  try {
+    changes[below(changes.length)]?.();
+  } catch (cause) {
+    throw new Error(`seed ${seed}, change ${i}`, { cause });
+  }
+}
+closeRemoved();
+// The kernel tells of the end of a file after close(2) has returned.
+const until = performance.now() + 10_000;
+while (namesIn(at).some((name) => name.startsWith('.nfs')) && performance.now() < until) fs.statSync(at);
+compareAll(root, at);

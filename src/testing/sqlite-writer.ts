@@ -1,0 +1,21 @@
+/**
+ * Adds to a database that another process adds to as well; each transaction reads what the ones before it wrote. Arguments:
+ * the database, the name of whoever writes, how many transactions, the journal's mode, how long a lock is waited for.
+ */
+
+import process from 'node:process';
+import { DatabaseSync } from 'node:sqlite';
+
+const [, , file = '', writer = '', count = '0', mode = 'DELETE', timeout = '20000'] = process.argv;
+using database = new DatabaseSync(file, { timeout: Number(timeout) });
+const { journal_mode: chosen } = database.prepare(`PRAGMA journal_mode = ${mode}`).get() as { journal_mode: string };
+if (chosen.toUpperCase() !== mode) throw new Error(`the journal's mode is ${chosen}`);
+database.exec('CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, writer TEXT, text TEXT) STRICT');
+const last = database.prepare('SELECT coalesce(max(number), 0) AS number FROM entries');
+const add = database.prepare('INSERT INTO entries VALUES (?, ?, ?)');
+for (let i = 0; i < Number(count); i++) {
+  database.exec('BEGIN IMMEDIATE');
+  const { number } = last.get() as { number: number };
+  add.run(number + 1, writer, 'text '.repeat(i % 200));
+  database.exec('COMMIT');
+}

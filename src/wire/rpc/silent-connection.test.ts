@@ -1,0 +1,118 @@
+import { once } from 'node:events';
+import * as fs from 'node:fs';
+import type { AddressInfo } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { certificate } from '#testing/certificate.ts';
+import { startProxy } from '#testing/cutting-proxy.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { user } from '#testing/nfs-export.ts';
+import { createNfsClient } from '../nfs3/client.ts';
+import { type CallOptions, createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
+import type { Procedure } from './procedure.ts';
+import { createRpcServer, type RpcServerOptions, type ServedProcedure } from './server.ts';
+
+const stallMs = 200;
+/** As a `hard` mount asks. */
+const hard: CallOptions = { deadlineMs: Number.POSITIVE_INFINITY };
+
+describe.skipIf(needs('root', 'ganesha'))('a connection that died without a word, to a server with one address', () => {
+  const it = exportedByGanesha();
+
+  test.each([1, 3])('what is under way is asked for on a new one, with %d connections', async (connections) => {
+    const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+    const about = { clock: systemClock(), identity: user(0), stallMs, connections };
+    using rpc = createRpcClient({ ...about, addresses: [proxy] });
+    const nfs = createNfsClient(rpc, systemClock());
+    await Promise.all(Array.from({ length: connections }, () => nfs.null()));
+    proxy.stallOpen();
+    const names = Array.from({ length: 30 }, (_, i) => `sub-${i}`);
+    await Promise.all(names.map((name) => nfs.mkdir(it.directory, name, { mode: 0o755 }, hard)));
+    expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
+  });
+
+  test('all is silent for a while: it goes on by itself', async () => {
+    const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
+    using rpc = createRpcClient({ clock: systemClock(), identity: user(0), stallMs, addresses: [proxy] });
+    const nfs = createNfsClient(rpc, systemClock());
+    await nfs.null();
+    proxy.stall();
+    const made = nfs.mkdir(it.directory, 'made', { mode: 0o755 }, hard);
+    // It has tried a new one, in vain.
+    await expect.poll(() => proxy.connections, { timeout: 10_000 }).toBeGreaterThan(2);
+    await proxy.down();
+    await proxy.up();
+    await made;
+    expect(fs.readdirSync(it.folder)).toEqual(['made']);
+  });
+});
+
+describe('a server that is slow', () => {
+  const program = 200_000;
+  const about = { program, version: 1 };
+  const work: Procedure<undefined, undefined> = {
+    ...{ ...about, number: 1, name: 'WORK', encode: () => undefined, decode: () => undefined },
+  };
+
+  interface Slow {
+    readonly port: number;
+    readonly asked: { null: number; work: number };
+    finish(): void;
+  }
+
+  /** Takes its time for its work. */
+  async function slowServer(tls?: RpcServerOptions['tls'], isLiving = true): Promise<Slow> {
+    const asked = { null: 0, work: 0 };
+    const { promise: finished, resolve: finish } = Promise.withResolvers<void>();
+    const nothing = (): undefined => undefined;
+    const counted = (name: 'null' | 'work', until: () => unknown): ServedProcedure => ({
+      name,
+      handle: async () => {
+        asked[name]++;
+        await until();
+        return nothing;
+      },
+    });
+    const procedures = new Map([
+      [0, counted('null', () => (isLiving ? undefined : finished))],
+      [1, counted('work', () => finished)],
+    ]);
+    const server = createRpcServer({ programs: [{ number: program, version: 1, procedures }], tls });
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    onTestFinished(() => void server.close());
+    return { port: (server.address() as AddressInfo).port, asked, finish };
+  }
+
+  function client(port: number, options: Partial<RpcClientOptions> = {}): RpcClient {
+    const addresses = [{ host: '127.0.0.1', port }] as const;
+    const rpc = createRpcClient({ clock: systemClock(), stallMs, addresses, ...options });
+    onTestFinished(() => rpc.close());
+    return rpc;
+  }
+
+  test.each([
+    ['and says that it lives', false],
+    ['and says that it lives, encrypted', true],
+  ])('%s: its work is waited for', async (_what, isEncrypted) => {
+    const { key, cert } = certificate('server');
+    const { port, asked, finish } = await slowServer(isEncrypted ? { key, cert } : undefined);
+    const tls = isEncrypted ? { options: { ca: cert }, ...about } : undefined;
+    const done = client(port, { tls }).call(work, undefined, hard);
+    // Each time it is asked on both connections.
+    await expect.poll(() => asked.null, { timeout: 10_000 }).toBeGreaterThanOrEqual(6);
+    finish();
+    await done;
+    expect(asked.work).toBe(1);
+  });
+
+  test('and stands still, on every connection: its work is waited for', async () => {
+    const { port, asked, finish } = await slowServer(undefined, false);
+    const done = client(port).call(work, undefined, hard);
+    await expect.poll(() => asked.null, { timeout: 10_000 }).toBeGreaterThanOrEqual(4);
+    finish();
+    await done;
+    expect(asked.work).toBe(1);
+  });
+});
