@@ -45,6 +45,11 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     const { top, server, at, exported } = await withVolume();
     await run('sh', ['-c', 'echo hello > "$1/file"', 'sh', at]);
     expect(await readFile(join(exported, 'file'), 'utf8')).toBe('hello\n');
+    const shared = (await readFile('/proc/self/mountinfo', 'utf8'))
+      .split('\n')
+      .filter((line) => line.includes(` ${top}/`));
+    expect(shared).toHaveLength(2);
+    for (const line of shared) expect(line).toMatch(/ shared:\d+ /);
     const { pid } = await serving(server);
     const status = await readFile(`/proc/${pid}/status`, 'utf8');
     expect(status).toMatch(/^Uid:\t(6[1-5]\d{3})\t\1\t\1\t\1$/m);

@@ -47,6 +47,8 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   const child = spawn(file, rest, {
     detached: true,
     stdio: 'ignore',
+    // Never on a mount of its own, nor on one that somebody wants to unmount.
+    cwd: '/',
     env: { LC_ALL: 'C', ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
   });
   const { promise: ended, resolve: end } = Promise.withResolvers<number | null>();

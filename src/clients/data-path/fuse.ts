@@ -34,6 +34,8 @@ export async function mountFuse(
     const all = [...options, 'nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
     const args = ['-i', '-t', fuseType, '-o', all.join(','), '--no-canonicalize', '--', source, inChild(0)];
     await run('mount', args, scope, { holding: [place, { ...place, path: '/dev/fuse', fd: device.fd }] });
+    // Else, below a private mount, what somebody mounts into the volume at one of its paths is not seen at the others.
+    await run('mount', ['--make-shared', '--no-canonicalize', '--', at], scope);
     return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
   } catch (cause) {
     await device.close();
