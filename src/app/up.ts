@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
-import { dirname, join } from 'node:path';
+import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import type { Folders } from '#base/folders.ts';
@@ -26,7 +26,7 @@ import { type FileConfig, readConfig } from './config.ts';
 import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
-import { bootId, ensureToken, instanceOf, prepareState, type StateFolder } from './state-folder.ts';
+import { bootId, ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
 import { storeConfigs } from './store-configs.ts';
 import { beside, keepApart, localPath, localPlace, nfsPlace } from './store-places.ts';
@@ -75,7 +75,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const records = openRecords(state.database);
   const closing = { close: async (): Promise<void> => records.close() };
   undo.defer(() => closing.close());
-  const nfs = settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, records, clock, log }));
+  const nfs =
+    settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
   const kinds = new Map((settings.kinds ?? usualKinds(state, clock, nfs)).map((kind) => [kind.scheme, kind]));
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
@@ -84,7 +85,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const late = { repair: async (): Promise<void> => undefined };
   const keepers = undo.use(
     createKeepers({
-      ...{ clock, log, version, folder: join(dirname(folders.socket), 'keepers') },
+      ...{ clock, log, version, folder: keepersFolder(folders.socket) },
       doubted: () => void late.repair(),
     }),
   );
@@ -109,6 +110,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       .catch((thrown: unknown) => log.warn('mounts were not looked at', { why: stowageError(thrown).message }));
   });
   await late.repair();
+  // What a crash left unsaid; nobody waits for a store that is silent.
+  void engine.mounts.renewUses(scope);
 
   let ready = false;
   const addresses: string[] = [];
@@ -191,6 +194,7 @@ async function assemble(
     storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
     forbidden: () => [state.path, ...roots(() => true)],
   });
+  const instance = instanceOf(records);
   const engine = createEngine({
     records,
     kinds,
@@ -198,10 +202,13 @@ async function assemble(
     clients: {
       directory: createDirectoryClient({ mounter }),
       loop: createLoopClient({ mounter, run, clock }),
-      nfs: createNfsClient({ mounter, run, clock, keepers, look: createLook(clock), readTable: createTableReader() }),
+      nfs: createNfsClient({
+        ...{ mounter, run, clock, keepers, instance },
+        ...{ look: createLook(clock), readTable: createTableReader() },
+      }),
     },
     mountsFolder: state.mounts,
-    instance: instanceOf(records),
+    instance,
     epoch: randomUUID().slice(0, 8),
     boot: await bootId(),
     node: hostname() as NodeName,

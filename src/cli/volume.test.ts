@@ -12,6 +12,7 @@ test('create sends what was given and prints the name, or the id with --quiet', 
     'images',
     '--size',
     '1.5G',
+    '--enforce',
     '--block',
     '--label',
     'a=b',
@@ -23,6 +24,7 @@ test('create sends what was given and prints the name, or the id with --quiet', 
     name: 'db',
     store: 'images',
     bytes: '1610612736',
+    enforce: true,
     access: 'block',
     labels: { a: 'b', c: 'd=e' },
   });
@@ -41,6 +43,7 @@ test('store/name becomes store..name, an id stays an id, and the revision goes a
     'POST /v1/volumes/local..old/rename': answer,
     'POST /v1/volumes/new/expand': answer,
     'PATCH /v1/volumes/sv1-00000000-0000-4000-8000-000000000001': answer,
+    'PATCH /v1/volumes/local..new': answer,
   });
   expect(await run(server, ['volume', 'rename', 'local/old', 'new'])).toMatchObject({
     status: 0,
@@ -51,10 +54,12 @@ test('store/name becomes store..name, an id stays an id, and the revision goes a
   );
   const id = 'sv1-00000000-0000-4000-8000-000000000001';
   expect((await run(server, ['volume', 'label', id, 'team=blue', 'stage-'])).stdout).toBe('labelled local/new\n');
+  expect((await run(server, ['volume', 'enforce', 'local/new'])).stdout).toBe('enforced local/new: at most 2GiB\n');
   expect(server.seen.map(({ body }) => body)).toEqual([
     { name: 'new' },
     { bytes: '2147483648' },
     { labels: { team: 'blue', stage: null } },
+    { enforce: true },
   ]);
-  expect(server.seen.map(({ headers }) => headers['if-match'])).toEqual([undefined, '"7"', undefined]);
+  expect(server.seen.map(({ headers }) => headers['if-match'])).toEqual([undefined, '"7"', undefined, undefined]);
 });

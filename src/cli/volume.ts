@@ -68,6 +68,7 @@ function addChanging(volume: Verb, act: Act): void {
     .argument('<name>', 'name, or store/name')
     .option('--store <store>', 'where to create it (default: the default store)')
     .option('--size <size>', 'capacity, e.g. 500M, 1G, 1.5T')
+    .option('--enforce', 'hold it to its size: writing beyond fails (not every store can)')
     .option('--block', 'a raw block device in place of a file system')
     .option('--label <key=value>', 'a label (may be repeated)', collect)
     .example('stowage volume create demo', 'on the default store')
@@ -90,6 +91,17 @@ function addChanging(volume: Verb, act: Act): void {
           { method: 'POST', step: '/expand', body: { bytes: sizeIn(to) } },
           'expanded',
         ),
+      ),
+    );
+  volume
+    .command('enforce')
+    .description('Hold a volume to its size, for good. Where it is mounted, from its next mount on.')
+    .argument('<volume>', whichVolume)
+    .option('--if-revision <n>', 'only if the volume is still at this revision')
+    .example('stowage volume enforce nfs/demo', 'writing beyond its size fails')
+    .action(
+      act((session, ref: string, options: Guard) =>
+        changeVolume(session, ref, options, { method: 'PATCH', step: '', body: { enforce: true } }, 'enforced'),
       ),
     );
   volume
@@ -159,7 +171,7 @@ async function show({ client, out, clock }: Session, ref: string): Promise<void>
   const volume = await client.get<VolumeDetailJson>(volumePath(ref));
   if (out.json) return out.value(volume);
   if (out.quiet) return out.line(shown(volume.id));
-  const enforced = volume.bytes === null ? '' : volume.enforced ? ' (enforced)' : ' (not enforced by the store)';
+  const enforced = volume.bytes === null ? '' : volume.enforced ? ' (enforced)' : ' (not enforced)';
   const condition = volume.detail === null ? volume.condition : `${volume.condition}: ${volume.detail}`;
   out.fields([
     ['volume', `${volume.store}/${volume.name}`],
@@ -188,6 +200,7 @@ async function usage({ client, out }: Session, ref: string): Promise<void> {
 interface CreateOptions {
   readonly store?: string;
   readonly size?: string;
+  readonly enforce?: boolean;
   readonly block?: boolean;
   readonly label?: readonly string[];
 }
@@ -207,6 +220,7 @@ async function create(session: Session, what: string, options: CreateOptions): P
     name: given.name,
     ...(store === undefined ? {} : { store }),
     ...(options.size === undefined ? {} : { bytes: sizeIn(options.size) }),
+    ...(options.enforce === true ? { enforce: true } : {}),
     ...(options.block === true ? { access: 'block' } : {}),
     ...(options.label === undefined ? {} : { labels: labelsIn(options.label) }),
   };
@@ -228,5 +242,6 @@ async function changeVolume(
   const volume = answer.body as VolumeJson;
   if (out.json) return out.value(volume);
   const was = isVolumeId(ref) || ref === volume.name || ref === `${volume.store}/${volume.name}` ? '' : ` (was ${ref})`;
-  out.said(`${done} ${volume.store}/${volume.name}${done === 'expanded' ? ` to ${size(volume.bytes)}` : was}`);
+  const said = { expanded: ` to ${size(volume.bytes)}`, enforced: `: at most ${size(volume.bytes)}` }[done] ?? was;
+  out.said(`${done} ${volume.store}/${volume.name}${said}`);
 }

@@ -19,6 +19,8 @@ export interface Volume {
   readonly store: StoreName;
   /** What was asked for; undefined when nobody gave a size. */
   readonly bytes: bigint | undefined;
+  /** Somebody asked that it be held to its size. It can be switched on, never off. */
+  readonly enforce: boolean;
   readonly access: Access;
   readonly labels: Labels;
   /** The request that made it: the same request id gives the same volume. */
@@ -37,7 +39,8 @@ export type VolumeRef = Pick<Volume, 'id' | 'name'>;
 export type VolumeSpec = Pick<
   Volume,
   'id' | 'name' | 'bytes' | 'access' | 'labels' | 'requestId' | 'createdAt' | 'instance'
->;
+> &
+  Partial<Pick<Volume, 'enforce'>>;
 
 /** A volume as the store sees it now. */
 export interface Inspection {
@@ -102,6 +105,14 @@ export interface NfsWay {
   readonly maxWrite: number;
   readonly locks: 'node' | 'refused';
   readonly readOnly: boolean;
+  /** It is held to its size. Undefined: it is not. */
+  readonly quota: NfsQuota | undefined;
+}
+
+export interface NfsQuota {
+  readonly bytes: number;
+  /** The server's handle, in base64, of the folder in which its nodes record what they use: `.stowage/quota/<volume id>`. */
+  readonly ledger: string;
 }
 
 /** That a host uses a volume: `.stowage/users/<volume id>/<host id>` on the store itself. */

@@ -62,6 +62,8 @@ export interface Store {
   /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
   rename(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
+  /** Present where a volume can be held to its size when asked to be, or always is. Already so is success. */
+  enforce?(volume: VolumeRef, scope: Scope): Promise<Volume>;
   /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
   expand(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;

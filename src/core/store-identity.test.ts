@@ -29,7 +29,7 @@ beforeEach(() => {
   identities = createIdentities({ records, clock: createFakeClock() });
   opened('nfs://10.0.0.1,filer:2050/export/a');
   const volume = { id, name: 'v' as VolumeName, store: name, bytes: 1n, access: 'filesystem', labels: {} } as const;
-  records.volumes.put({ ...volume, requestId: 'r', createdAt: 1, revision: 1, instance: 'here' });
+  records.volumes.put({ ...volume, requestId: 'r', createdAt: 1, revision: 1, instance: 'here', enforce: false });
 });
 afterEach(() => {
   records.close();

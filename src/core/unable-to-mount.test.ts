@@ -41,6 +41,7 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
           run: createRun(clock, undefined, parent),
           look: createLook(clock),
           readTable: readMountTable,
+          instance: 'here',
         },
         keepers: createKeepers({
           clock,

@@ -32,6 +32,30 @@ export function sizeRequired(store: StoreName): StowageError {
   });
 }
 
+export function cannotEnforce(store: StoreName): StowageError {
+  return new StowageError(`store '${store}' cannot hold a volume to its size`, {
+    code: 'unsupported',
+    reason: 'enforcement-unsupported',
+    action: 'Use an NFS store without client=host, or a local store with layout=image; or leave out enforce.',
+  });
+}
+
+export function enforcedForGood(volume: Volume): StowageError {
+  return new StowageError(`volume '${volume.store}/${volume.name}' is held to its size, and stays so`, {
+    code: 'unsupported',
+    reason: 'enforcement-permanent',
+    action: `Give it a larger size: stowage volume expand ${volume.store}/${volume.name} SIZE; or copy the data to a new volume.`,
+  });
+}
+
+export function enforcedWithoutSize(what: string): StowageError {
+  return new StowageError(`${what} has no size that it could be held to`, {
+    code: 'invalid',
+    reason: 'enforcement-without-size',
+    action: 'Give it a size: --size 1G for a new one, stowage volume expand NAME 1G for one that is there.',
+  });
+}
+
 export function exists(volume: Volume): StowageError {
   return new StowageError(`there is a volume '${volume.store}/${volume.name}' already`, {
     code: 'exists',

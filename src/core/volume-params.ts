@@ -11,6 +11,7 @@ export function specFrom(params: Readonly<Record<string, unknown>>): VolumeSpec 
     id: params['id'] as VolumeId,
     name: params['name'] as VolumeName,
     bytes: typeof bytes === 'string' ? BigInt(bytes) : undefined,
+    enforce: params['enforce'] === true,
     access: params['access'] as Access,
     labels: params['labels'] as Labels,
     requestId: String(params['requestId']),

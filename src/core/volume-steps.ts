@@ -4,6 +4,7 @@ import type { Mounts } from './mounts.ts';
 import { volumeName } from './names.ts';
 import type { Outcome, Work } from './operations.ts';
 import type { Records, Store } from './ports.ts';
+import { cannotEnforce } from './volume-errors.ts';
 import { specFrom } from './volume-params.ts';
 
 /** The work of one kind of recorded operation, for the first time or after a crash. */
@@ -20,7 +21,7 @@ export const refFrom = (params: Readonly<Record<string, unknown>>): VolumeRef =>
 });
 
 export type VolumeSteps = Readonly<
-  Record<'volume.create' | 'volume.expand' | 'volume.rename' | 'volume.label', Step<Volume>>
+  Record<'volume.create' | 'volume.expand' | 'volume.enforce' | 'volume.rename' | 'volume.label', Step<Volume>>
 >;
 
 export function createVolumeSteps(parts: {
@@ -49,6 +50,11 @@ export function createVolumeSteps(parts: {
       outcome.announce();
       await mounts.grow(volume, store, work);
       return { value: volume };
+    },
+    'volume.enforce': async (store, _config, params, work) => {
+      if (store.enforce === undefined) throw cannotEnforce(store.name);
+      const volume = await store.enforce(refFrom(params), work);
+      return kept(volume, 'changed');
     },
     'volume.rename': async (store, _config, params, work) => {
       const volume = await store.rename(refFrom(params), volumeName(String(params['to'])), work);

@@ -12,8 +12,11 @@ import type { Call, Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
 import {
+  cannotEnforce,
   checkRevision,
   checkSize,
+  enforcedForGood,
+  enforcedWithoutSize,
   exists,
   noAccess,
   noDefault,
@@ -41,6 +44,8 @@ export interface NewVolume {
   readonly store: string | undefined;
   readonly name: string;
   readonly bytes: bigint | undefined;
+  /** Held to its size, which must be given then. */
+  readonly enforce?: boolean | undefined;
   readonly access: Access | undefined;
   readonly labels: Labels;
 }
@@ -50,6 +55,8 @@ export interface Volumes {
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
+  /** Switched on, it is held to its size from then on; it cannot be switched off. */
+  enforce(ref: string, on: boolean, expected: number | undefined, call: Call): Promise<Volume>;
   rename(ref: string, name: string, expected: number | undefined, call: Call): Promise<Volume>;
   label(
     ref: string,
@@ -84,6 +91,13 @@ export function createVolumes(parts: VolumeParts): Volumes {
         if (volume.bytes === bytes && !(await mounts.staged(volume.id, call))) return undefined;
         return { kind: 'volume.expand', params: { bytes: String(bytes) }, bytes };
       }),
+    enforce: (ref, on, expected, call) =>
+      change(ref, expected, call, async (volume, store) => {
+        if (!on && (volume.enforce || store.enforcesCapacity)) throw enforcedForGood(volume);
+        if (!on) return undefined;
+        refuseEnforcing(store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
+        return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
+      }),
     rename: async (ref, to, expected, call) => {
       const name = volumeName(to);
       const about = async (volume: Volume, store: Store): Promise<Todo | undefined> => {
@@ -116,18 +130,21 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
       const access = want.access ?? 'filesystem';
       if (!store.access.includes(access)) throw noAccess(store, access);
       const bytes = sized(store, config, want.bytes);
+      const enforce = want.enforce ?? false;
+      if (enforce) refuseEnforcing(store, bytes, `volume '${store.name}/${name}'`);
       const { requestId } = call;
       using _ = await operations.lock([nameKey(store.name, name)], call.signal);
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
         // The store completes what a power cut left as a record without data.
-        return await store.create(same(present, { bytes, access, labels, requestId }), call);
+        return await store.create(same(present, { bytes, enforce, access, labels, requestId }), call);
       }
       // Renamed by somebody before the request was repeated: made once is made.
       const renamed = records.volumes.byRequest(store.name, requestId);
       if (renamed !== undefined) return renamed;
       const createdAt = clock.now();
-      const spec: VolumeSpec = { id: newVolumeId(), name, bytes, access, labels, requestId, createdAt, instance };
+      const about = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
+      const spec: VolumeSpec = { id: newVolumeId(), ...about };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);
       const params = specParams(spec);
       const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
@@ -181,10 +198,16 @@ function sized(store: Store, config: StoreConfig, bytes: bigint | undefined): bi
   return size;
 }
 
-function same(present: Volume, want: Pick<Volume, 'bytes' | 'access' | 'labels' | 'requestId'>): Volume {
+function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string): void {
+  if (store.enforce === undefined) throw cannotEnforce(store.name);
+  if (bytes === undefined) throw enforcedWithoutSize(what);
+}
+
+function same(present: Volume, want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>): Volume {
   if (present.requestId !== want.requestId) throw exists(present);
   const equal =
     present.bytes === want.bytes &&
+    present.enforce === want.enforce &&
     present.access === want.access &&
     JSON.stringify(present.labels) === JSON.stringify(want.labels);
   if (equal) return present;

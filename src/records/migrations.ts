@@ -136,8 +136,12 @@ function toFormat1(db: DatabaseSync): void {
   for (const table of tables0) db.exec(`DROP TABLE old_${table}`);
 }
 
+/** Format 2: whether a volume is to be held to its size. */
+const toFormat2 = (db: DatabaseSync): void =>
+  db.exec('ALTER TABLE volumes ADD COLUMN enforce INTEGER NOT NULL DEFAULT 0');
+
 /** The n-th leads from format n to format n + 1. They are never changed once released, only added to. */
-const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1];
+const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1, toFormat2];
 
 export function migrate(db: DatabaseSync, path: string): void {
   const found = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);

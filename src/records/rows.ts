@@ -40,7 +40,7 @@ const json = <T>(row: Row, column: string): T => JSON.parse(text(row, column)) a
 
 /** Bytes leave SQLite as text: numbers lose digits beyond 2^53, and readBigInts would make every column a bigint. */
 export const volumeColumns =
-  'v.id, v.store, v.name, CAST(v.bytes AS TEXT) AS bytes, v.access, v.labels, v.request_id, v.created_at, v.revision, v.instance';
+  'v.id, v.store, v.name, CAST(v.bytes AS TEXT) AS bytes, v.access, v.labels, v.request_id, v.created_at, v.revision, v.instance, v.enforce';
 
 export function toVolume(row: Row): Volume {
   const bytes = optional(row, 'bytes', text);
@@ -55,6 +55,7 @@ export function toVolume(row: Row): Volume {
     createdAt: integer(row, 'created_at'),
     revision: integer(row, 'revision'),
     instance: text(row, 'instance'),
+    enforce: integer(row, 'enforce') === 1,
   };
 }
 
@@ -70,6 +71,7 @@ export function fromVolume(volume: Volume): SQLInputValue[] {
     volume.createdAt,
     volume.revision,
     volume.instance,
+    Number(volume.enforce),
   ];
 }
 

@@ -15,6 +15,7 @@ const volume = (n: number, more: Partial<Omit<Volume, 'id'>> = {}): Volume => ({
   name: `v${String(n).padStart(5, '0')}` as VolumeName,
   store: gold,
   bytes: 1024n,
+  enforce: false,
   access: 'filesystem',
   labels: {},
   requestId: `request-${n}`,
@@ -72,6 +73,12 @@ describe('volumes', () => {
       expect(records.volumes.totals(gold).bytes).toBe(bytes);
     },
   );
+
+  test.each([true, false])('whether its size is enforced is kept: %s', (enforce) => {
+    records.volumes.put(volume(1, { enforce: !enforce }));
+    records.volumes.put(volume(1, { enforce }));
+    expect(records.volumes.byId(volume(1).id)?.enforce).toBe(enforce);
+  });
 
   test.each([-1n, 2n ** 63n])('a size of %d bytes is refused and leaves nothing', (bytes) => {
     expect(() => records.volumes.put(volume(1, { bytes }))).toThrow(

@@ -41,11 +41,11 @@ export function createVolumes(db: Database): Volumes {
 
 function createWriting(db: Database, byId: Statement, byName: Statement): Pick<Volumes, 'put' | 'remove'> {
   const upsert = db.prepare(`
-    INSERT INTO volumes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO volumes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET
       store = excluded.store, name = excluded.name, bytes = excluded.bytes, access = excluded.access,
       labels = excluded.labels, request_id = excluded.request_id, created_at = excluded.created_at,
-      revision = excluded.revision, instance = excluded.instance`);
+      revision = excluded.revision, instance = excluded.instance, enforce = excluded.enforce`);
   const drop = db.prepare('DELETE FROM volumes WHERE id = ?');
   const addLabel = db.prepare('INSERT INTO volume_labels VALUES (?, ?, ?)');
   const dropLabel = db.prepare('DELETE FROM volume_labels WHERE label = ? AND store = ? AND name = ?');

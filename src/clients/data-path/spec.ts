@@ -12,7 +12,7 @@ type NfsSource = Extract<Source, { kind: 'nfs' }>;
 const cacheMs = 1_000;
 
 /** What the data path is told. It may hold the key of a certificate: it goes to the keeper, and nowhere else. */
-export async function specOf({ hosts, way }: NfsSource): Promise<MountSpec> {
+export async function specOf({ hosts, way }: NfsSource, instance: string): Promise<MountSpec> {
   const [first, ...others] = way.addresses;
   if (first === undefined) throw new Error('a source without an address');
   const { port, root, connections, squash, uid, gid, softMs, readOnly, maxRead, maxWrite, locks } = way;
@@ -21,6 +21,7 @@ export async function specOf({ hosts, way }: NfsSource): Promise<MountSpec> {
     ...{ privilegedPorts: way.sourcePorts === 'privileged' },
     tls: way.tls === undefined ? undefined : await tlsOf(way.tls, hosts[0]),
     ...{ squash, uid, gid, softMs, readOnly, maxRead, maxWrite, cacheMs, locks },
+    quota: way.quota === undefined ? undefined : { ...way.quota, host: instance },
   };
 }
 

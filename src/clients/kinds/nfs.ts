@@ -26,6 +26,8 @@ export interface NfsClientParts {
   readonly look: Look;
   readonly keepers: Keepers;
   readonly readTable: () => Promise<MountTable>;
+  /** Of this Stowage. */
+  readonly instance: string;
 }
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
@@ -57,7 +59,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   async function stage(source: NfsSource, at: string, scope: Scope): Promise<void> {
     const place = await makeStage(at, 'filesystem');
     if (await stagedAlready(source, place, scope)) return;
-    const spec = await specOf(source);
+    const spec = await specOf(source, parts.instance);
     // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
     const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
     await keepers.use(kindOf(source), scope.signal, async (keeper) => {
@@ -68,7 +70,8 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         await setReadAhead(await readTable(), place, scope);
       } catch (cause) {
         using limit = clock.deadline(undoMs, unending);
-        await mounter.detach(place, { ...scope, signal: limit.signal }).catch(() => undefined);
+        // With whoever waits for it, the look of our own above all.
+        await mounter.detach(place, { ...scope, signal: limit.signal }, { abort: true }).catch(() => undefined);
         throw cause;
       }
     });
@@ -145,7 +148,8 @@ function ourId(there: MountEntry, place: string): string {
   });
 }
 
-const refuse = ({ way: { sourcePorts } }: NfsSource): void => {
+const refuse = ({ way: { client, quota, sourcePorts } }: NfsSource): void => {
+  if (client === 'host' && quota !== undefined) throw unenforced();
   if (typeof sourcePorts !== 'number') return;
   throw new StowageError('volumes of a store with a single source port cannot be mounted: Stowage itself is using it', {
     code: 'unsupported',
@@ -153,6 +157,14 @@ const refuse = ({ way: { sourcePorts } }: NfsSource): void => {
     action: "Have the store's administrator use sourceport=privileged.",
   });
 };
+
+function unenforced(): StowageError {
+  return new StowageError("the volume is to be held to its size, and the system's NFS client cannot do that", {
+    code: 'unsupported',
+    reason: 'enforcement-unsupported',
+    action: "Have the store's administrator leave out client=host.",
+  });
+}
 
 function noAnswer(cause: unknown): StowageError {
   const why = cause instanceof KeeperError || cause instanceof Error ? cause.message : String(cause);

@@ -340,6 +340,7 @@ describe('cancelling needs the role that beginning needs', () => {
     'volume.expand': 'user',
     'volume.rename': 'user',
     'volume.label': 'user',
+    'volume.enforce': 'user',
     'volume.delete': 'user',
     'volume.restore': 'user',
     'volume.mount': 'admin',

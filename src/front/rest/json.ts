@@ -17,13 +17,14 @@ const mostMs = 8_640_000_000_000_000;
 export const time = (ms: number): string => new Date(Math.min(Math.max(ms || 0, -mostMs), mostMs)).toISOString();
 const orNull = <T, R>(value: T | undefined, to: (value: T) => R): R | null => (value === undefined ? null : to(value));
 
-export function volumeJson(volume: Volume, enforced: boolean): wire.VolumeJson {
+/** `byStore`: whether the store holds all its volumes to their sizes. */
+export function volumeJson(volume: Volume, byStore: boolean): wire.VolumeJson {
   return {
     id: volume.id,
     store: volume.store,
     name: volume.name,
     bytes: orNull(volume.bytes, String),
-    enforced,
+    enforced: byStore || volume.enforce,
     access: volume.access,
     labels: { ...volume.labels },
     createdAt: time(volume.createdAt),
@@ -45,12 +46,12 @@ export function mountJson(mount: LiveMount, volume: Volume | undefined): wire.Mo
 
 export function volumeDetailJson(
   found: Inspection,
-  enforced: boolean,
+  byStore: boolean,
   mounts: readonly LiveMount[],
   uses: readonly SeenUse[] | undefined,
 ): wire.VolumeDetailJson {
   return {
-    ...volumeJson(found.volume, enforced),
+    ...volumeJson(found.volume, byStore),
     condition: found.condition,
     detail: found.detail ?? null,
     path: found.path ?? null,
@@ -120,8 +121,8 @@ export const adoptionJson = (adoption: Adoption): wire.AdoptionJson => ({
 
 export const orphanJson = (orphan: Orphan): wire.OrphanJson => ({ ...orphan });
 
-export const trashJson = (entry: Trashed, enforced: boolean): wire.TrashEntryJson => ({
-  ...volumeJson(entry.volume, enforced),
+export const trashJson = (entry: Trashed, byStore: boolean): wire.TrashEntryJson => ({
+  ...volumeJson(entry.volume, byStore),
   deletedAt: time(entry.deletedAt),
   expiresAt: time(entry.expiresAt),
 });

@@ -36,8 +36,8 @@ export interface Route {
   readonly bodyOptional?: boolean;
   /** The answer holds a secret: it is not kept for a repeated Idempotency-Key. */
   readonly secret?: boolean;
-  /** The kind of operation it runs as: `Prefer: respond-async` is answered with 202. */
-  readonly operation?: string;
+  /** The kind of operation it runs as, or one of several: `Prefer: respond-async` is answered with 202. */
+  readonly operation?: string | readonly string[];
   /** Takes If-Match. */
   readonly conditional?: boolean;
   /** Where the usual time is not enough. */

@@ -47,7 +47,7 @@ export const volume = object({
   store: Type.String(),
   name: Type.String(),
   bytes: nullable(bytes),
-  enforced: Type.Boolean({ description: 'Whether the store holds the volume to its size' }),
+  enforced: Type.Boolean({ description: 'Whether the volume is held to its size' }),
   access,
   labels,
   createdAt: time,
@@ -90,19 +90,23 @@ export const newVolume = object({
   name: volumeName,
   store: Type.Optional(storeName),
   bytes: Type.Optional(bytes),
+  enforce: Type.Optional(Type.Boolean({ description: 'Hold it to its size (default: as the store does)' })),
   access: Type.Optional(access),
   labels: Type.Optional(labels),
 });
 
 export const expansion = object({ bytes });
 export const renaming = object({ name: volumeName });
-export const labelChange = object({
-  labels: Type.Record(labelKey, nullable(labelValue), {
-    title: 'Labels',
-    maxProperties: 64,
-    additionalProperties: false,
-    description: 'Merged into the labels; null removes one',
-  }),
+export const volumeChange = object({
+  labels: Type.Optional(
+    Type.Record(labelKey, nullable(labelValue), {
+      title: 'Labels',
+      maxProperties: 64,
+      additionalProperties: false,
+      description: 'Merged into the labels; null removes one',
+    }),
+  ),
+  enforce: Type.Optional(Type.Boolean({ description: 'true: hold it to its size from now on, for good' })),
 });
 
 export const deletion = object({

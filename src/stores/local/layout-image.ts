@@ -55,7 +55,7 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
 
   return {
     ...{ kind: 'image', suffix: '.img', trashName: 'image', access: ['filesystem', 'block'] },
-    ...{ enforcesCapacity: true, needsSize: true },
+    ...{ enforcesCapacity: true, canEnforce: true, needsSize: true },
     refuse: (bytes) => refuse(bytes),
     make,
     discard: async (path, id) => {
@@ -67,7 +67,7 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
       refuse(bytes);
       await enlarge(path, meta.access === 'block' ? roundUp(bytes) : await grownSize(path, bytes));
     },
-    source: async (path, access) => {
+    source: async (path, { access }) => {
       const filesystem = access === 'block' ? undefined : (await known(path)).geometry.filesystem;
       return { kind: 'loop', node: place.context.node, path, filesystem };
     },

@@ -27,6 +27,7 @@ const alpha = {
   name: 'alpha',
   store: 'test',
   bytes: 1073741824n,
+  enforce: false,
   access: 'filesystem',
   labels: { team: 'a' },
   requestId: 'alpha',

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
-import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
+import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../shelf/identity.ts';
@@ -15,6 +15,7 @@ import { createSharedChecks } from './check-shared.ts';
 import { type Connect, createConnect, identityOf } from './connect.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { type NfsPlace, openNfsPlace } from './place.ts';
+import { createQuotas } from './quotas.ts';
 import { createUses } from './uses.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
@@ -80,10 +81,16 @@ async function open(
   const { clock, connect } = ways;
   const place = await openNfsPlace({ options, store, context, clock, connect, readOnly }, scope);
   const { uid, gid, mode, pathTemplate } = options;
+  const quotas = createQuotas(place);
   const layout = createDirectoryLayout({
     ...{ place, clock, make: (path) => place.files.mkdir(path, { mode, uid, gid }) },
-    source: async (path) => sourceOf(options, readOnly, place, path, await place.files.handle(path)),
+    source: async (path, volume) => {
+      const quota = readOnly ? undefined : await quotas.of(volume);
+      return sourceOf({ options, readOnly, place, quota }, path, await place.files.handle(path));
+    },
     paths: pathTemplate,
+    // The system's client knows nothing of them.
+    quotas: options.client === 'host' ? undefined : quotas,
   });
   const parts = createParts(place, layout, clock);
   return {
@@ -101,14 +108,17 @@ async function open(
 
 const pingMs = 5_000;
 
+interface Way {
+  readonly options: NfsOptions;
+  readonly readOnly: boolean;
+  readonly place: NfsPlace;
+  readonly quota: NfsQuota | undefined;
+}
+
 /** What whoever mounts it needs to know. */
-function sourceOf(
-  options: NfsOptions,
-  readOnly: boolean,
-  { root, session: { addresses, port } }: NfsPlace,
-  at: string,
-  handle: FileHandle,
-): Source {
+function sourceOf({ options, readOnly, place, quota }: Way, at: string, handle: FileHandle): Source {
+  const { root, session } = place;
+  const { addresses, port } = session;
   const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;
   const { uid, gid } = identityOf(squash === 'none' ? { ...options, squash: 'all' } : options);
   return {
@@ -116,7 +126,7 @@ function sourceOf(
     way: {
       ...{ client, addresses, port, mountPort, root: Buffer.from(handle).toString('base64'), connections },
       ...{ sourcePorts, tls, network, squash, uid, gid, softMs: options.hard ? undefined : options.timeout },
-      ...{ maxRead: options.readSize, maxWrite: options.writeSize, locks, readOnly },
+      ...{ maxRead: options.readSize, maxWrite: options.writeSize, locks, readOnly, quota },
     },
   };
 }

@@ -35,7 +35,7 @@ export interface OpenParts {
   readonly readOnly: boolean;
 }
 
-const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users'];
+const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users', 'quota'];
 /** Calls to a server cost no thread; this bounds what one store keeps waiting in memory. */
 const shortCalls = 128;
 const longCalls = 8;

@@ -116,19 +116,23 @@ export function createCreate(parts: Parts): Store['create'] {
 }
 
 export function newMeta(want: VolumeSpec, path: string | undefined): Meta {
-  const { id, name, bytes, access, labels, requestId, createdAt, instance } = want;
+  const { id, name, bytes, enforce = false, access, labels, requestId, createdAt, instance } = want;
   return {
-    ...{ id, name, bytes, access, labels, requestId, createdAt, instance, revision: 1 },
+    ...{ id, name, bytes, enforce, access, labels, requestId, createdAt, instance, revision: 1 },
     ...(path === undefined ? {} : { path }),
   };
 }
 
 function refuseOther(meta: Meta, want: VolumeSpec, store: string): void {
   if (meta.requestId !== want.requestId) throw nameTaken(want.name, store);
-  if (meta.bytes === want.bytes && meta.access === want.access && sameLabels(meta.labels, want.labels)) return;
-  throw new StowageError(`this request made volume ${quoted(want.name)} before, with another size, access or labels`, {
-    code: 'exists',
-    reason: 'request-differs',
-    action: 'Repeat the request as it was, or make a new request under another name.',
-  });
+  const isSame = meta.bytes === want.bytes && meta.enforce === (want.enforce ?? false) && meta.access === want.access;
+  if (isSame && sameLabels(meta.labels, want.labels)) return;
+  throw new StowageError(
+    `this request made volume ${quoted(want.name)} before, with another size, enforcement, access or labels`,
+    {
+      code: 'exists',
+      reason: 'request-differs',
+      action: 'Repeat the request as it was, or make a new request under another name.',
+    },
+  );
 }

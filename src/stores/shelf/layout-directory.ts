@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Source } from '#core/model.ts';
+import type { Source, VolumeId } from '#core/model.ts';
 import { dataUnusable } from './errors.ts';
 import { type Files, isErrno } from './files.ts';
 import type { DataPaths, Layout } from './layout.ts';
@@ -12,15 +12,24 @@ export interface DirectoryLayoutParts {
   readonly clock: Clock;
   /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
   make(path: string): Promise<void>;
-  source(path: string): Source | Promise<Source>;
+  source(path: string, volume: Parameters<Layout['source']>[1]): Source | Promise<Source>;
+  /** Present where volumes can be held to their sizes: what is kept for that, by whoever mounts them. */
+  readonly quotas?: Quotas | undefined;
   readonly paths?: DataPaths | undefined;
 }
 
-export function createDirectoryLayout({ place, clock, make, source, paths }: DirectoryLayoutParts): Layout {
+export interface Quotas {
+  /** Those who have it mounted may use so much from now on. */
+  raise(id: VolumeId, bytes: bigint): Promise<void>;
+  forget(id: VolumeId): Promise<void>;
+}
+
+export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
+  const { place, clock, make, source, paths, quotas } = parts;
   const { files } = place;
   return {
     ...{ kind: 'directory', suffix: '', trashName: 'data', access: ['filesystem'] },
-    ...{ enforcesCapacity: false, needsSize: false },
+    ...{ enforcesCapacity: false, canEnforce: quotas !== undefined, needsSize: false },
     ...(paths === undefined ? {} : { paths }),
     refuse: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);
@@ -30,8 +39,11 @@ export function createDirectoryLayout({ place, clock, make, source, paths }: Dir
     discard: (path, id) => discard(place, path, id),
     wrongWith: ({ type }) =>
       type === 'directory' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a directory',
-    grow: async () => undefined,
-    source: async (path) => source(path),
+    grow: async (_path, { id, enforce }, bytes) => {
+      if (enforce) await quotas?.raise(id, bytes);
+    },
+    source: async (path, volume) => source(path, volume),
+    ...(quotas === undefined ? {} : { forget: quotas.forget }),
     usage: async (path, scope) => {
       if ((await files.look(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
       return { ...(await files.scan(path, scope.signal)), measuredAt: clock.now() };

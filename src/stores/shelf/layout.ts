@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import type { Access, Labels, Source, Usage, VolumeId, VolumeName, VolumeSpec } from '#core/model.ts';
+import type { Access, Labels, Source, Usage, Volume, VolumeId, VolumeName, VolumeSpec } from '#core/model.ts';
 import type { Look } from './files.ts';
 import type { Meta } from './meta.ts';
 
@@ -10,6 +10,8 @@ export interface Layout {
   readonly kind: LayoutKind;
   readonly access: readonly Access[];
   readonly enforcesCapacity: boolean;
+  /** A volume that asks for it is held to its size, by whoever mounts it if not by the layout. */
+  readonly canEnforce: boolean;
   readonly needsSize: boolean;
   /** What the data of a volume are called: in the root of the store, and in the trash. */
   readonly suffix: '' | '.img';
@@ -25,7 +27,9 @@ export interface Layout {
   /** Completes "it …" when what lies there cannot be a volume's data. */
   wrongWith(found: Look): string | undefined;
   grow(path: string, meta: Meta, bytes: bigint, scope: Scope): Promise<void>;
-  source(path: string, access: Access): Promise<Source>;
+  source(path: string, volume: Pick<Volume, 'id' | 'bytes' | 'enforce' | 'access'>): Promise<Source>;
+  /** Removes what is kept of a volume beside its data, and can be made again: before they go. Absent is success. */
+  forget?(id: VolumeId): Promise<void>;
   usage(path: string, scope: Scope): Promise<Usage>;
   /** The data are a store themselves: its volumes must not become the content of one. */
   isStore(path: string): Promise<boolean>;

@@ -31,8 +31,9 @@ export type MetaRead =
   | { readonly state: 'unreadable'; readonly error: StowageError };
 
 export function encodeMeta(meta: Meta): string {
-  const { bytes, ...rest } = meta;
-  const text = `${JSON.stringify({ version: formatVersion, ...rest, ...(bytes === undefined ? {} : { bytes: `${bytes}` }) })}\n`;
+  const { bytes, enforce, ...rest } = meta;
+  const size = { ...(bytes === undefined ? {} : { bytes: `${bytes}` }), ...(enforce ? { enforce } : {}) };
+  const text = `${JSON.stringify({ version: formatVersion, ...rest, ...size })}\n`;
   if (Buffer.byteLength(text) <= metaLimit) return text;
   throw new StowageError(`the record of volume ${quoted(meta.name)} would be larger than ${metaLimit} bytes`, {
     code: 'invalid',
@@ -124,6 +125,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
   id: (value) => typeof value === 'string' && isVolumeId(value),
   name: isName,
   bytes: absentOr((value) => typeof value === 'string' && /^\d{1,19}$/.test(value)),
+  enforce: absentOr((value) => typeof value === 'boolean'),
   access: (value) => value === 'filesystem' || value === 'block',
   labels: (value) => isObject(value) && Object.values(value).every(isText),
   requestId: isText,
@@ -144,11 +146,15 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
   const wrong = Object.entries(fields).find(([field, check]) => !check(record[field]));
   if (wrong !== undefined) return unreadable(path, `its field ${wrong[0]} is missing or wrong`);
   // Checked field by field above.
-  const checked = record as unknown as Omit<Meta, 'bytes'> & { readonly bytes?: string };
+  const checked = record as unknown as Omit<Meta, 'bytes' | 'enforce'> & {
+    readonly bytes?: string;
+    readonly enforce?: boolean;
+  };
   const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at } = checked;
   const meta: Meta = {
     ...{ id, name, access, labels, requestId, createdAt, revision, instance: checked.instance },
     bytes: checked.bytes === undefined ? undefined : BigInt(checked.bytes),
+    enforce: checked.enforce === true,
     ...(movingTo === undefined ? {} : { movingTo }),
     ...(deletedAt === undefined ? {} : { deletedAt }),
     ...(at === undefined ? {} : { path: at }),

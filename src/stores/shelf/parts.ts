@@ -161,6 +161,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
           const meta = await parts.findRenamed(ref, scope);
           if (meta === undefined) return;
           await parts.refuseUsed(meta, 'deleted');
+          if (meta.enforce) await layout.forget?.(meta.id);
           await work(meta, limit);
         }),
       ),

@@ -41,7 +41,18 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
     const requestId = `existing:${id}`;
     const createdAt = Math.floor(there.madeAt);
     const instance = place.context.instance;
-    const fields = { id, name, store: place.store, bytes, access, labels: {}, requestId, createdAt, instance };
+    const fields = {
+      id,
+      name,
+      store: place.store,
+      bytes,
+      enforce: false,
+      access,
+      labels: {},
+      requestId,
+      createdAt,
+      instance,
+    };
     return { path, volume: { ...fields, revision: 1 } };
   }
 
@@ -97,7 +108,7 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
     source: (ref, scope) =>
       during(`locating volume ${quoted(ref.name)}`, [], scope, async () => {
         const { path, volume: found } = await held(ref);
-        return layout.source(path, found.access);
+        return layout.source(path, found);
       }),
     usage: (ref, scope) =>
       during(

@@ -62,7 +62,7 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
       // Held, as finding it may have to finish what was half done with it.
       during(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async () => {
         const meta = await held(ref, scope);
-        return layout.source(await usable(parts, meta), meta.access);
+        return layout.source(await usable(parts, meta), meta);
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;

@@ -7,7 +7,7 @@ import { createReadOnlyVerbs } from './read-only.ts';
 import { createReading } from './reading.ts';
 import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
-import { createVolumes } from './volumes.ts';
+import { createEnforce, createVolumes } from './volumes.ts';
 
 /** All that is done with volumes, the same for every store that keeps them as files. */
 export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof createReadOnlyVerbs> {
@@ -15,6 +15,7 @@ export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof 
   return {
     ...createReading(parts),
     ...createVolumes(parts),
+    ...(parts.layout.canEnforce ? createEnforce(parts) : {}),
     ...createAdopt(parts),
     create: createCreate(parts),
     trash: createTrash(parts),

@@ -13,18 +13,20 @@ import { usable } from './reading.ts';
 
 type Verbs = 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'claim';
 
-export function createVolumes(parts: Parts): Pick<Store, Verbs> {
-  const { place, layout, during, emptying, dataPath, held, volume } = parts;
-  const { files } = place;
-  const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
+const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
 
-  const changing = (
-    doing: string,
-    ref: VolumeRef,
-    scope: Scope,
-    work: (meta: Meta, change: (to: Partial<Meta>) => Promise<Volume>) => Promise<Volume> | Volume,
-  ): Promise<Volume> =>
-    during(doing, [ref.name, ref.id], scope, async () => {
+type Changing = (
+  doing: string,
+  ref: VolumeRef,
+  scope: Scope,
+  work: (meta: Meta, change: (to: Partial<Meta>) => Promise<Volume>) => Promise<Volume> | Volume,
+) => Promise<Volume>;
+
+const createChanging =
+  (parts: Parts): Changing =>
+  (doing, ref, scope, work) => {
+    const { place, during, held, volume } = parts;
+    return during(doing, [ref.name, ref.id], scope, async () => {
       const limit = parts.limit();
       const meta = await held(ref, scope);
       return work(meta, async (to) => {
@@ -33,6 +35,23 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         return volume(next);
       });
     });
+  };
+
+/** Only recorded here: who mounts the volume keeps to it. */
+export function createEnforce(parts: Parts): Pick<Required<Store>, 'enforce'> {
+  const changing = createChanging(parts);
+  return {
+    enforce: (ref, scope) =>
+      changing(called('enforcing the size of', ref.name), ref, scope, (meta, change) =>
+        meta.enforce ? parts.volume(meta) : change({ enforce: true }),
+      ),
+  };
+}
+
+export function createVolumes(parts: Parts): Pick<Store, Verbs> {
+  const { place, layout, during, emptying, dataPath, volume } = parts;
+  const { files } = place;
+  const changing = createChanging(parts);
 
   return {
     delete: (ref, scope) =>

@@ -36,7 +36,7 @@ const operationQuery = Type.Object(
 /** Who may not begin such work may not stop it either. */
 const roleFor = new Map<string, Role>(
   [...volumeRoutes, ...storeRoutes].flatMap(({ operation, role }) =>
-    operation === undefined ? [] : [[operation, role]],
+    [operation ?? []].flat().map((kind) => [kind, role] as const),
   ),
 );
 

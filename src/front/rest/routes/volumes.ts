@@ -1,6 +1,6 @@
 import { Type } from 'typebox';
 import type { Engine } from '#core/engine.ts';
-import { stowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import type { Labels, Volume } from '#core/model.ts';
 import { isVolumeId, partsOfQualified } from '#core/names.ts';
 import { mountJson, time, usageJson, volumeDetailJson, volumeJson } from '../json.ts';
@@ -33,8 +33,8 @@ const query = Type.Object(
   { additionalProperties: false },
 );
 
-const enforced = (engine: Engine, store: string): boolean => engine.stores.view(store).store?.enforcesCapacity ?? false;
-const json = (engine: Engine, volume: Volume) => volumeJson(volume, enforced(engine, volume.store));
+const byStore = (engine: Engine, store: string): boolean => engine.stores.view(store).store?.enforcesCapacity ?? false;
+const json = (engine: Engine, volume: Volume) => volumeJson(volume, byStore(engine, volume.store));
 const tagged = (volume: Volume): Record<string, string> => ({ etag: `"${volume.revision}"` });
 
 /** A volume the principal may work on. */
@@ -57,6 +57,14 @@ function afterFrom(text: string | undefined): { store: string; name: string } | 
   const [store, name] = text?.split('/') ?? [];
   return store === undefined || name === undefined ? undefined : { store, name };
 }
+
+/** Each is an operation of its own, which may fail without the other. */
+const oneChange = (): StowageError =>
+  new StowageError('a change is either of the labels or of the enforcement', {
+    code: 'invalid',
+    reason: 'request-invalid',
+    action: 'Send `labels` or `enforce`, each in a request of its own.',
+  });
 
 export const volumeRoutes: readonly Route[] = [
   route({
@@ -115,6 +123,7 @@ export const volumeRoutes: readonly Route[] = [
         store,
         name: body.name,
         bytes: body.bytes === undefined ? undefined : BigInt(body.bytes),
+        enforce: body.enforce,
         access: body.access,
         labels: body.labels ?? {},
       };
@@ -139,7 +148,7 @@ export const volumeRoutes: readonly Route[] = [
         engine.uses.of(volume, call),
       ]);
       const told = inspectionFor(principal, found);
-      return ok(volumeDetailJson(told, enforced(engine, volume.store), mounts, uses), tagged(found.volume));
+      return ok(volumeDetailJson(told, byStore(engine, volume.store), mounts, uses), tagged(found.volume));
     },
   }),
   route({
@@ -196,17 +205,22 @@ export const volumeRoutes: readonly Route[] = [
     method: 'PATCH',
     path: '/v1/volumes/{volume}',
     id: 'labelVolume',
-    operation: 'volume.label',
+    operation: ['volume.label', 'volume.enforce'],
     tag,
-    summary: 'Change labels',
+    summary: 'Change labels, or have the volume held to its size: one of the two',
     role: 'user',
     params,
-    body: schemas.labelChange,
+    body: schemas.volumeChange,
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, params: p, body, expected, call }) => {
       const { id } = await allowed(engine, principal, p.volume, call);
-      const volume = await engine.volumes.label(id, body.labels, expected, call);
+      const { labels, enforce } = body;
+      if ((labels === undefined) === (enforce === undefined)) throw oneChange();
+      const volume =
+        enforce === undefined
+          ? await engine.volumes.label(id, labels ?? {}, expected, call)
+          : await engine.volumes.enforce(id, enforce, expected, call);
       return ok(json(engine, volume), tagged(volume));
     },
   }),

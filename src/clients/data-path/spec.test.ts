@@ -1,0 +1,27 @@
+import { expect, test } from 'vitest';
+import type { NfsWay, Source } from '#core/model.ts';
+import { createNfsClient, type NfsClientParts } from '../kinds/nfs.ts';
+import { specOf } from './spec.ts';
+
+const way: NfsWay = {
+  ...{ client: 'built-in', addresses: ['10.0.0.1'], port: 2049, mountPort: undefined, root: 'AA==', connections: 1 },
+  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined },
+  ...{ maxRead: 4096, maxWrite: 4096, locks: 'node', readOnly: false, quota: undefined },
+};
+const sourceBy = (more: Partial<NfsWay>) =>
+  ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } }) satisfies Source;
+const quota = { bytes: 1024, ledger: 'BAUG' };
+
+test('a data path is told what the volume is held to, and which node it is', async () => {
+  expect((await specOf(sourceBy({ quota }), 'this-stowage')).quota).toEqual({ ...quota, host: 'this-stowage' });
+  expect((await specOf(sourceBy({}), 'this-stowage')).quota).toBeUndefined();
+});
+
+test("the system's client mounts no volume that is to be held to its size", () => {
+  const { refuse } = createNfsClient({} as NfsClientParts);
+  expect(() => refuse?.(sourceBy({ client: 'host', quota }))).toThrow(
+    expect.objectContaining({ code: 'unsupported', reason: 'enforcement-unsupported' }),
+  );
+  expect(() => refuse?.(sourceBy({ client: 'host' }))).not.toThrow();
+  expect(() => refuse?.(sourceBy({ quota }))).not.toThrow();
+});

@@ -1,0 +1,218 @@
+import { execFileSync } from 'node:child_process';
+import {
+  chownSync,
+  linkSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { createSharedFolder } from '#testing/fakes/shared-folder.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
+import { type OpenExport, openExport } from '#testing/nfs-export.ts';
+import { createCountAnew } from './counting.ts';
+import { chunkOf, createLedger, grantName, scratchName, writeBase } from './ledger.ts';
+import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
+import { createMountQuota } from './mount-quota.ts';
+import { createQuota, type Quota } from './quota.ts';
+import { countTree } from './scan.ts';
+
+const unending = new AbortController().signal;
+const MiB = 1024 * 1024;
+const diskUsage = (folder: string): number =>
+  Number(execFileSync('du', ['-s', '-B1', folder], { encoding: 'utf8' }).split('\t')[0]);
+
+test.each([
+  [1, 0],
+  [6400, 100],
+  [1024 * MiB, 16 * MiB],
+  [1024 ** 3 * MiB, 16 * MiB],
+])('of %d bytes %d are taken at once', (limit, chunk) => {
+  expect(chunkOf(limit)).toBe(chunk);
+});
+
+test('what turns out to be too much is taken back', async () => {
+  const folder = createSharedFolder(1);
+  const files = folder.files();
+  const { clock, texts } = folder;
+  texts.set('base', JSON.stringify({ version: 1, epoch: 1, used: 0, counting: false, countedAt: 0 }));
+  // Another takes all that is left between our look and our writing.
+  const late: LedgerFiles = {
+    ...files,
+    write: async (name, text) => {
+      await files.write(name, text);
+      texts.set(grantName(1, 'other'), '{"granted":600}');
+    },
+  };
+  const ledger = createLedger({ files: late, clock, signal: unending, member: 'a', limit: 1000 });
+  const raised = ledger.raise(1, 500, 7);
+  await folder.run(raised, () => undefined);
+  expect(await raised).toBe('full');
+  expect(texts.get(grantName(1, 'a'))).toBe('{"version":1,"granted":7}\n');
+});
+
+describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+  const ganesha = ganeshaFolders('quota');
+
+  const connect = (path: string): Promise<OpenExport> => openExport(ganesha.server, path);
+  const filesOf = ({ nfs, root }: OpenExport, member: string): LedgerFiles =>
+    createLedgerFiles({ nfs, folder: root, options: { deadlineMs: 10_000 }, scratch: scratchName(member) });
+
+  test('files are whole, exclusive, and renewed by one of several', async () => {
+    const { folder } = ganesha.fresh();
+    using a = await connect(folder);
+    using b = await connect(folder);
+    const [one, other] = [filesOf(a, 'a'), filesOf(b, 'b')];
+    expect(await one.read('x')).toBeUndefined();
+    await one.write('x', 'a longer text');
+    await other.write('x', 'short');
+    expect(await one.read('x')).toBe('short');
+    expect(await Promise.all([one.take('turn', 'a'), other.take('turn', 'b')])).toContain(false);
+    const looks = (await one.look('turn')) ?? '';
+    const renewed = await Promise.all([one.renew('turn', looks), other.renew('turn', looks)]);
+    expect(renewed.filter((isDone) => isDone)).toHaveLength(1);
+    expect(await one.look('turn')).not.toBe(looks);
+    expect(await one.renew('turn', looks)).toBe(false);
+    for (const name of ['x', 'x', 'turn']) await one.remove(name);
+    expect(await other.names()).toEqual([]);
+    expect(await one.renew('turn')).toBe(false);
+    writeFileSync(join(folder, 'large'), 'x'.repeat(5000));
+    mkdirSync(join(folder, 'folder'));
+    expect([await one.read('large'), await one.read('folder')]).toEqual(['', '']);
+  });
+
+  test('a tree is counted as du counts it', async () => {
+    const { folder } = ganesha.fresh();
+    mkdirSync(join(folder, 'a', 'b'), { recursive: true });
+    for (let i = 0; i < 300; i++) writeFileSync(join(folder, 'a', `${i}`), Buffer.alloc(i * 100, 1));
+    writeFileSync(join(folder, 'a', 'b', 'large'), Buffer.alloc(3 * MiB, 1));
+    linkSync(join(folder, 'a', 'b', 'large'), join(folder, 'again'));
+    symlinkSync('/', join(folder, 'everything'));
+    using client = await connect(folder);
+    const du = diskUsage(folder);
+    expect(await countTree(client.nfs, client.root, {})).toEqual({ bytes: du, complete: true });
+    const stopped = new AbortController();
+    stopped.abort(new Error('enough'));
+    await expect(countTree(client.nfs, client.root, { signal: stopped.signal })).rejects.toThrow();
+  });
+
+  test('of two that ask at the same moment for more than half of what is left, at most one gets it', async () => {
+    const { folder } = ganesha.fresh();
+    using a = await connect(folder);
+    using b = await connect(folder);
+    await writeBase(filesOf(a, 'a'), { epoch: 1, used: 0, counting: false, countedAt: 0 });
+    const clock = systemClock();
+    const nodes = [a, b].map((client, i) => {
+      const member = `host-${i}`;
+      return createLedger({ files: filesOf(client, member), clock, signal: unending, member, limit: 1000 });
+    });
+    for (let round = 0; round < 20; round++) {
+      for (const ledger of nodes) await ledger.set(1, 0);
+      for (const ledger of nodes) await ledger.look();
+      const answers = await Promise.all(nodes.map((ledger) => ledger.raise(1, 600, 0)));
+      expect(answers).toContain('full');
+    }
+  });
+
+  test('two nodes that write at the same time keep to the size together, and use nearly all of it', async () => {
+    const { folder } = ganesha.fresh();
+    const [data, ledgerFolder] = [join(folder, 'data'), join(folder, 'ledger')];
+    mkdirSync(data);
+    mkdirSync(ledgerFolder);
+    const limit = 64 * MiB;
+    const step = 128 * 1024;
+    const clock = systemClock();
+    using volume = await connect(data);
+    const clients = [await connect(ledgerFolder), await connect(ledgerFolder)];
+    const failures: unknown[] = [];
+    const quotas = clients.map((client, i): Quota => {
+      const member = `host-${i}`;
+      const kept = { epoch: 0, growth: 0 };
+      return createQuota({
+        ledger: createLedger({ files: filesOf(client, member), clock, signal: unending, member, limit }),
+        countAnew: createCountAnew({
+          files: filesOf(client, `${member}.count`),
+          clock,
+          count: (signal) => countTree(volume.nfs, volume.root, { signal }),
+        }),
+        kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
+        ...{ clock, limit, signal: unending, failed: (cause) => void failures.push(cause) },
+      });
+    });
+    // Both know the ledger, so that both ask at once.
+    for (const quota of quotas) await quota.admit(0);
+    const admitted = await Promise.all(
+      quotas.map(async (quota) => {
+        for (let bytes = 0; ; bytes += step) {
+          const answer = await quota.admit(step).catch((cause: { code?: unknown }) => cause.code);
+          if (answer === 'EDQUOT') return bytes;
+          quota.changed(step, step);
+        }
+      }),
+    );
+    const used = diskUsage(data);
+    const sum = admitted.reduce((all, bytes) => all + bytes, used);
+    expect(sum).toBeLessThanOrEqual(limit);
+    expect(sum).toBeGreaterThan(limit - 4 * chunkOf(limit));
+    await Promise.all(quotas.map((quota) => quota.close()));
+    const grants = readdirSync(ledgerFolder).filter((name) => name.startsWith('grant.'));
+    const texts = grants.map((name) => readFileSync(join(ledgerFolder, name), 'utf8'));
+    const granted = texts.map((text) => (JSON.parse(text) as { granted: number }).granted);
+    expect(granted.reduce((all, bytes) => all + bytes, used)).toBe(sum);
+    expect(Math.min(...admitted)).toBeGreaterThan(0);
+    expect(failures).toEqual([]);
+    for (const client of clients) client[Symbol.dispose]();
+  });
+
+  test('a mount has its own part of the ledger, written as the store, and knows what is there', async () => {
+    const { folder } = ganesha.fresh();
+    const [data, ledgerFolder] = [join(folder, 'data'), join(folder, 'ledger')];
+    mkdirSync(data);
+    mkdirSync(ledgerFolder, { mode: 0o700 });
+    chownSync(ledgerFolder, 4711, 4711);
+    writeFileSync(join(data, 'file'), Buffer.alloc(MiB, 1));
+    using volume = await connect(data);
+    using own = await connect(ledgerFolder);
+    const kept = { epoch: 0, growth: 0 };
+    const stopping = new AbortController();
+    const [root, ledger] = [volume.root, own.root].map((handle) => Buffer.from(handle).toString('base64'));
+    const quota = createMountQuota({
+      ...{
+        nfs: volume.nfs,
+        quota: { bytes: 64 * MiB, ledger: ledger ?? '', host: 'node-1' },
+        mount: 'stowage:sv1-x.ab',
+      },
+      spec: { root: root ?? '', squash: 'all', uid: 4711, gid: 4711, softMs: 10_000 },
+      kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
+      ...{ signal: stopping.signal, failed: (cause) => expect.fail(String(cause)) },
+    });
+    await quota.admit(2 * MiB);
+    const { bytes, used } = quota.statfs();
+    expect(bytes).toBe(64 * MiB);
+    expect(used).toBe(diskUsage(data) + 2 * MiB);
+    stopping.abort();
+    await quota.close();
+    const files = readdirSync(ledgerFolder).toSorted();
+    expect(files).toEqual(['base', expect.stringMatching(/^grant\.1\.node-1\.[0-9a-f]{12}$/)]);
+    for (const file of files) expect(statSync(join(ledgerFolder, file)).uid).toBe(4711);
+    expect(kept).toEqual({ epoch: 1, growth: 2 * MiB });
+  });
+
+  test('a base is read by the other node as it was written', async () => {
+    const { folder } = ganesha.fresh();
+    using a = await connect(folder);
+    using b = await connect(folder);
+    await writeBase(filesOf(a, 'a'), { epoch: 7, used: 2 ** 50, counting: true, countedAt: 5 });
+    const clock = systemClock();
+    const other = createLedger({ files: filesOf(b, 'b'), clock, signal: unending, member: 'b', limit: 2 ** 51 });
+    expect(await other.look()).toMatchObject({
+      ...{ epoch: 7, used: 2 ** 50, counting: true, countedAt: 5, limit: 2 ** 51, others: 0 },
+    });
+  });
+});

@@ -1,0 +1,69 @@
+import { createHash } from 'node:crypto';
+import { type Clock, systemClock } from '#base/clock.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { credential } from '#wire/rpc/message.ts';
+import { isPassing } from '../errors.ts';
+import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
+import type { KeptGrowth } from './account.ts';
+import { createCountAnew } from './counting.ts';
+import { createLedger, scratchName } from './ledger.ts';
+import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
+import { createQuota, type Quota } from './quota.ts';
+import { countTree } from './scan.ts';
+
+export interface MountQuotaParts {
+  readonly nfs: NfsClient;
+  readonly spec: Pick<MountSpec, 'root' | 'squash' | 'uid' | 'gid' | 'softMs'>;
+  readonly quota: QuotaSpec;
+  /** The id of the mount: a node can have two of one volume for a while, and each has its own part of the ledger. */
+  readonly mount: string;
+  readonly kept: KeptGrowth;
+  readonly clock?: Clock;
+  /** The mount is over: nobody waits any more. `close` can still be called. */
+  readonly signal: AbortSignal;
+  failed(cause: unknown): void;
+}
+
+const retryMs = 500;
+
+/** The quota of a mount, with its ledger on the server. */
+export function createMountQuota(parts: MountQuotaParts): Quota {
+  const { nfs, spec, quota: given, mount, kept, clock = systemClock(), signal, failed } = parts;
+  const options: CallOptions = { credential: storeCredential(spec), deadlineMs: spec.softMs ?? Infinity };
+  const member = `${given.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
+  const folder: FileHandle = Buffer.from(given.ledger, 'base64');
+  const root: FileHandle = Buffer.from(spec.root, 'base64');
+  // Each with a scratch of its own: both may be writing at the same time.
+  const filesOf = (scratch: string): LedgerFiles => createLedgerFiles({ nfs, folder, options, scratch });
+  const limit = given.bytes;
+  const quota = createQuota({
+    ledger: createLedger({ files: filesOf(scratchName(member)), clock, signal, member, limit }),
+    countAnew: createCountAnew({
+      ...{ files: filesOf(scratchName(`${member}.count`)), clock },
+      count: (until) => countTree(nfs, root, { ...options, signal: until }),
+    }),
+    ...{ kept, clock, limit, signal, failed },
+  });
+
+  /** `hard`: a server that is not there, or says "later", is waited for. */
+  async function patiently(bytes: number): Promise<void> {
+    for (;;) {
+      try {
+        return await quota.admit(bytes);
+      } catch (cause) {
+        if (!isPassing(cause) || spec.softMs !== undefined) throw cause;
+        await clock.sleep(retryMs, signal);
+      }
+    }
+  }
+
+  return { ...quota, admit: patiently };
+}
+
+/** The ledger is the store's own, and so is the right to look at the whole tree. */
+function storeCredential({ squash, uid, gid }: Pick<MountSpec, 'squash' | 'uid' | 'gid'>): Buffer {
+  const isRoot = squash === 'none';
+  return credential({ uid: isRoot ? 0 : uid, gid: isRoot ? 0 : gid, groups: [], machine: '' });
+}

@@ -1,0 +1,288 @@
+import { describe, expect, test } from 'vitest';
+import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { KeptGrowth } from './account.ts';
+import { type CountAnew, createCountAnew } from './counting.ts';
+import { chunkOf, createLedger, grantName } from './ledger.ts';
+import { createQuota, type Quota } from './quota.ts';
+
+const limit = 64_000;
+const chunk = chunkOf(limit);
+const unending = new AbortController().signal;
+
+/** What lies on the server, by file: a count looks at one after the other, and they change meanwhile. */
+type Tree = Map<string, number>;
+const sizeOf = (tree: Tree): number => [...tree.values()].reduce((sum, size) => sum + size, 0);
+
+interface Node {
+  readonly quota: Quota;
+  readonly countAnew: CountAnew;
+  readonly kept: { value: { epoch: number; growth: number } } & KeptGrowth;
+}
+
+function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
+  const kept: Node['kept'] = {
+    value,
+    read: () => kept.value,
+    write: (epoch, growth) => {
+      kept.value = { epoch, growth };
+    },
+  };
+  return kept;
+}
+
+function node(folder: SharedFolder, tree: Tree, member: string, kept = keptIn()): Node {
+  const { clock } = folder;
+  const ledger = createLedger({ ...{ files: folder.files(), clock, signal: unending, member, limit } });
+  const countAnew = createCountAnew({
+    ...{ files: folder.files(), clock },
+    count: async () => {
+      let bytes = 0;
+      for (const name of [...tree.keys()]) {
+        await folder.turn();
+        bytes += tree.get(name) ?? 0;
+      }
+      return { bytes, complete: true };
+    },
+  });
+  const failed = (cause: unknown): never => {
+    throw cause;
+  };
+  return { quota: createQuota({ ledger, countAnew, kept, clock, limit, signal: unending, failed }), countAnew, kept };
+}
+
+/** As the file system does it: asks, writes, tells what it came to. False: EDQUOT. */
+async function write(folder: SharedFolder, tree: Tree, { quota }: Node, name: string, to: number): Promise<boolean> {
+  const most = Math.max(0, to - (tree.get(name) ?? 0));
+  try {
+    await quota.admit(most);
+  } catch (cause) {
+    if (cause instanceof Errno && cause.code === 'EDQUOT') return false;
+    throw cause;
+  }
+  await folder.turn();
+  const before = tree.get(name) ?? 0;
+  tree.set(name, Math.max(before, to));
+  await folder.turn();
+  quota.changed(Math.max(0, to - before), most);
+  return true;
+}
+
+async function remove(folder: SharedFolder, tree: Tree, { quota }: Node, name: string): Promise<void> {
+  await folder.turn();
+  const before = tree.get(name) ?? 0;
+  tree.delete(name);
+  await folder.turn();
+  quota.changed(-before);
+}
+
+describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('several nodes, in the order of seed %d', (seed) => {
+  test('never have more on the server than the volume may hold, whatever they write, free and count', async () => {
+    const folder = createSharedFolder(seed * 7919);
+    const { random } = folder;
+    const tree: Tree = new Map(Array.from({ length: 24 }, (_, i) => [`old-${i}`, 1000]));
+    const nodes = ['a', 'b', 'c'].map((member) => node(folder, tree, member));
+    let [most, refused, working] = [0, 0, nodes.length];
+    const work = async (one: Node, who: number): Promise<void> => {
+      for (let step = 0; step < 150; step++) {
+        if (random(3) === 0)
+          await remove(folder, tree, one, random(3) === 0 ? `old-${random(24)}` : `${who}-${random(6)}`);
+        else if (!(await write(folder, tree, one, `${who}-${random(6)}`, random(12_000)))) refused++;
+        if (random(12) === 0) await folder.clock.sleep(random(3_000), unending);
+      }
+      working--;
+    };
+    const countOn = async (): Promise<void> => {
+      for (const { countAnew } of nodes.values()) await countAnew(unending);
+      if (working > 0) await countOn();
+    };
+    await folder.run(Promise.all([...nodes.map(work), countOn()]), () => {
+      most = Math.max(most, sizeOf(tree));
+      expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
+    });
+    // Else nothing was tried.
+    expect(refused).toBeGreaterThan(0);
+    expect(most).toBeGreaterThan(limit * 0.75);
+    expect((JSON.parse(folder.texts.get('base') ?? '{}') as { epoch: number }).epoch).toBeGreaterThan(3);
+    await folder.run(Promise.all(nodes.map(({ quota }) => quota.close())), () => undefined);
+  });
+
+  test('two that want the last bytes at the same moment: at most one gets them, and nothing is lost', async () => {
+    const folder = createSharedFolder(seed * 104_729);
+    const tree: Tree = new Map([['old', limit - 1000]]);
+    const [a, b] = [node(folder, tree, 'a'), node(folder, tree, 'b')];
+    const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
+    // Both know the ledger, so that both ask at once.
+    for (const one of [a, b]) {
+      await folder.run(one.quota.admit(1), look);
+      one.quota.changed(0, 1);
+      await folder.run(settled(folder, one), look);
+      await folder.run(one.quota.close(), look);
+    }
+    const both = Promise.all([write(folder, tree, a, 'new-a', 900), write(folder, tree, b, 'new-b', 900)]);
+    await folder.run(both, look);
+    const answers = await both;
+    expect(answers.filter((isDone) => isDone).length).toBeLessThanOrEqual(1);
+    const winner = answers[1] ? b : a;
+    const name = answers[1] ? 'new-b' : 'new-a';
+    await folder.run(settled(folder, winner), look);
+    const last = write(folder, tree, winner, name, 1000);
+    await folder.run(last, look);
+    expect(await last).toBe(true);
+  });
+});
+
+const settled = async (folder: SharedFolder, { quota }: Node): Promise<void> => {
+  quota.statfs();
+  await folder.clock.sleep(1_000, unending);
+};
+
+describe('one node', () => {
+  const setUp = (used = 0) => {
+    const folder = createSharedFolder(1);
+    const tree: Tree = new Map([['old', used]]);
+    const one = node(folder, tree, 'a');
+    const run = <T>(work: Promise<T>): Promise<T> => folder.run(work, () => undefined).then(() => work);
+    const put = (name: string, to: number, by = one) => run(write(folder, tree, by, name, to));
+    return { folder, tree, one, run, put };
+  };
+  const full = expect.objectContaining({ code: 'EDQUOT' });
+
+  test('can use all of it, to the byte, and what it frees again', async () => {
+    const { folder, tree, one, run, put } = setUp();
+    for (let to = 1000; to <= limit; to += 1000) expect(await put('new', to)).toBe(true);
+    expect(one.quota.statfs()).toEqual({ bytes: limit, used: limit });
+    await expect(run(one.quota.admit(1))).rejects.toEqual(full);
+    expect(await put('new', limit)).toBe(true);
+    await run(remove(folder, tree, one, 'new'));
+    expect(await put('other', limit)).toBe(true);
+  });
+
+  test('gets what is there at most, even where that is less than a chunk', async () => {
+    const { put } = setUp(limit - chunk / 2);
+    expect(await put('new', chunk / 2 + 1)).toBe(false);
+    expect(await put('new', chunk / 2)).toBe(true);
+  });
+
+  test('what was admitted and not used does not count', async () => {
+    const { one, run } = setUp();
+    for (let i = 0; i < 10; i++) {
+      await run(one.quota.admit(limit / 2));
+      one.quota.changed(0, limit / 2);
+    }
+    expect(one.quota.statfs().used).toBe(0);
+  });
+
+  test('holds back no more than a few chunks of what it freed', async () => {
+    const { folder, tree, one, run, put } = setUp();
+    await put('new', limit);
+    await run(remove(folder, tree, one, 'new'));
+    await run(settled(folder, one));
+    expect(await put('other', limit - 3 * chunk, node(folder, tree, 'b'))).toBe(true);
+  });
+
+  test('goes on after a crash with what it had: neither more nor less', async () => {
+    const { folder, tree, one, put } = setUp();
+    await put('new', limit / 2);
+    const { epoch } = one.kept.value;
+    const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
+    expect(await put('more', limit / 2 + 1, successor)).toBe(false);
+    expect(await put('more', limit / 2, successor)).toBe(true);
+    // Else it was a new count that told.
+    expect(successor.kept.value).toEqual({ epoch, growth: limit });
+  });
+
+  test('what is under way when a new epoch begins goes along, seen by the count or not', async () => {
+    const { folder, tree, one, run, put } = setUp();
+    await run(one.quota.admit(limit / 2));
+    await run(node(folder, tree, 'b').countAnew(unending));
+    await run(settled(folder, one));
+    expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
+    expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
+    tree.set('new', limit / 2);
+    one.quota.changed(limit / 2, limit / 2);
+    expect(one.quota.statfs().used).toBe(limit / 2);
+  });
+
+  test('goes by no ledger that it saw long ago, however much it has left', async () => {
+    const { folder, tree, one, run, put } = setUp();
+    await put('new', 1);
+    tree.set('foreign', limit - 1);
+    await run(node(folder, tree, 'b').countAnew(unending));
+    expect(await put('new', 2)).toBe(false);
+    expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
+  });
+
+  test('a node that is gone counts until the next count, which finds what is really there', async () => {
+    const { folder, tree, one, run, put } = setUp();
+    await run(one.quota.admit(limit));
+    const other = node(folder, tree, 'b');
+    expect(await put('new', limit, other)).toBe(false);
+    await run(folder.clock.sleep(60_000, unending));
+    // There is still no room, and it is time to count anew.
+    expect(await put('new', limit, other)).toBe(false);
+    await run(folder.clock.sleep(10_000, unending));
+    expect(await put('new', limit, other)).toBe(true);
+    expect([...folder.texts.keys()].filter((name) => name.startsWith('grant.'))).toEqual([grantName(2, 'b')]);
+  });
+
+  test('writers that are no nodes are found by a count', async () => {
+    const { folder, tree, one, run, put } = setUp();
+    await put('new', 1000);
+    tree.set('foreign', limit - 1000);
+    await run(folder.clock.sleep(11 * 60_000, unending));
+    one.quota.statfs();
+    await run(folder.clock.sleep(10_000, unending));
+    await run(settled(folder, one));
+    expect(one.quota.statfs().used).toBe(limit);
+    expect(await put('more', 1000)).toBe(false);
+  });
+
+  test('a volume that has grown has room at once, mounted as it is', async () => {
+    const { folder, one, put } = setUp();
+    await put('new', limit);
+    expect(await put('new', limit + 1)).toBe(false);
+    folder.texts.set('limit', JSON.stringify({ version: 1, bytes: 2 * limit }));
+    expect(await put('new', 2 * limit)).toBe(true);
+    expect(one.quota.statfs()).toEqual({ bytes: 2 * limit, used: 2 * limit });
+  });
+
+  test('nonsense in the folder counts for nothing', async () => {
+    const { folder, put } = setUp();
+    await put('new', 1000);
+    for (const text of ['', '{', 'null', '[]', '{"granted":"much"}', '{"granted":1e300}'])
+      folder.texts.set(grantName(1, text.length.toString()), text);
+    folder.texts.set('limit', '{"bytes":-1}');
+    folder.texts.set('grant.x.y', '{"granted":1000000}');
+    expect(await put('new', limit)).toBe(true);
+  });
+
+  test('whoever died while counting is waited for, but not for ever', async () => {
+    const { folder, tree, run, put } = setUp();
+    folder.texts.set('scan', 'somebody');
+    const other = node(folder, tree, 'b');
+    const since = folder.clock.elapsed();
+    expect(await put('new', 1000, other)).toBe(true);
+    expect(folder.clock.elapsed() - since).toBeGreaterThan(100_000);
+    expect(folder.texts.has('scan')).toBe(false);
+    await run(other.quota.close());
+  });
+
+  test('a count that fails is told to who waits for it', async () => {
+    const folder = createSharedFolder(1);
+    const { clock } = folder;
+    const ledger = createLedger({ ...{ files: folder.files(), clock, signal: unending, member: 'a', limit } });
+    const count = (): Promise<never> => Promise.reject(new Error('no answer'));
+    const countAnew = createCountAnew({ files: folder.files(), clock, count });
+    const told: unknown[] = [];
+    const failed = (cause: unknown): void => void told.push(cause);
+    const quota = createQuota({ ledger, countAnew, kept: keptIn(), clock, limit, signal: unending, failed });
+    const admitted = quota.admit(1);
+    await folder.run(
+      admitted.catch(() => undefined),
+      () => undefined,
+    );
+    await expect(admitted).rejects.toThrow('no answer');
+    expect(folder.texts.has('scan')).toBe(false);
+  });
+});

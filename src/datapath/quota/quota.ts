@@ -1,0 +1,181 @@
+import type { Clock } from '#base/clock.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import { type Account, createAccount, type KeptGrowth } from './account.ts';
+import type { CountAnew } from './counting.ts';
+import type { Ledger, View } from './ledger.ts';
+
+/** Holds one mount to its volume's size, together with the mounts of other nodes. */
+export interface Quota {
+  /**
+   * Before something is written that may take so many bytes more on the server's disk: from now on they count. Rejects with
+   * EDQUOT when there is no room for them, and with what went wrong when that cannot be found out.
+   */
+  admit(bytes: number): Promise<void>;
+  /**
+   * Afterwards: so many it took, or freed (less than 0). `admitted`: what `admit` was asked for it, which no longer counts.
+   * Also for what nobody was asked for: removing, cutting.
+   */
+  changed(delta: number, admitted?: number): void;
+  /** What df shows. Of what other nodes hold in advance, a chunk or two each may show as used. */
+  statfs(): { readonly bytes: number; readonly used: number };
+  /** Ends a count that is under way, and gives back what is not used. */
+  close(): Promise<void>;
+}
+
+export interface QuotaParts {
+  readonly ledger: Ledger;
+  readonly countAnew: CountAnew;
+  readonly kept: KeptGrowth;
+  readonly clock: Clock;
+  /** The volume's size when it was mounted. */
+  readonly limit: number;
+  /** Ends waiting. */
+  readonly signal: AbortSignal;
+  /** What went wrong while nobody waited for it. */
+  failed(cause: unknown): void;
+}
+
+/** Writers outside our client, and what crashes have left, are found by the next count. */
+const countEveryMs = 10 * 60_000;
+/** Where there is no room a count may find some; but not at every write. */
+const countFullMs = 30_000;
+/** During a count all that was granted before counts as used: it is waited for before anybody is told that there is no room. */
+const patienceMs = 10_000;
+const pauseMs = 100;
+const mostRaises = 16;
+
+export function createQuota(parts: QuotaParts): Quota {
+  const { ledger, signal, failed } = parts;
+  const account = createAccount(parts);
+  const queue = createQueue();
+  const counts = createCounts(parts);
+  let isTending = false;
+
+  async function tend(): Promise<void> {
+    try {
+      await queue(() => account.tend());
+      counts.saw(ledger.view);
+      counts.due(countEveryMs);
+    } catch (cause) {
+      if (!signal.aborted) failed(cause);
+    } finally {
+      isTending = false;
+    }
+  }
+
+  /** While somebody uses the mount, so that nobody has to wait. */
+  function tendIfDue(): void {
+    if (isTending || signal.aborted || !account.isDue()) return;
+    isTending = true;
+    void tend();
+  }
+
+  return {
+    admit: (bytes) => {
+      tendIfDue();
+      if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes));
+      account.charge(bytes);
+      return Promise.resolve();
+    },
+    changed: (delta, admitted = 0) => {
+      account.settle(admitted, delta);
+      tendIfDue();
+    },
+    statfs: () => {
+      tendIfDue();
+      const { view } = ledger;
+      if (view === undefined) return { bytes: parts.limit, used: 0 };
+      const own = view.epoch === account.epoch ? account.growth : 0;
+      return { bytes: view.limit, used: Math.max(0, view.used + view.others + own) };
+    },
+    close: async () => {
+      await counts.stop();
+      await queue(() => account.close());
+    },
+  };
+}
+
+/** For one caller at a time. */
+async function obtain(
+  { ledger, clock, signal }: QuotaParts,
+  account: Account,
+  counts: Counts,
+  bytes: number,
+): Promise<void> {
+  const since = clock.elapsed();
+  for (let raises = 0; raises < mostRaises; ) {
+    signal.throwIfAborted();
+    if (account.fits(bytes)) return account.charge(bytes);
+    const view = await account.catchUp();
+    counts.saw(view);
+    if (view === undefined) {
+      // Nobody has counted yet: without that there is nothing to go by.
+      if (!(await counts.now())) await clock.sleep(pauseMs, signal);
+      continue;
+    }
+    if (account.fits(bytes)) return account.charge(bytes);
+    raises++;
+    if (await account.obtain(bytes)) continue;
+    if (ledger.view?.counting !== true || clock.elapsed() - since > patienceMs) break;
+    raises = 0;
+    await clock.sleep(pauseMs, signal);
+  }
+  counts.due(countFullMs);
+  throw new Errno('EDQUOT');
+}
+
+interface Counts {
+  now(): Promise<boolean>;
+  saw(view: View | undefined): void;
+  /** Begins a count if the last one is so long ago. */
+  due(ms: number): void;
+  stop(): Promise<void>;
+}
+
+/** When the tree is counted, by whichever node comes first. */
+function createCounts({ countAnew, clock, failed }: QuotaParts): Counts {
+  const stopping = new AbortController();
+  let running: Promise<boolean> | undefined;
+  let epoch = 0;
+  let countedAt = Number.NEGATIVE_INFINITY;
+
+  const start = (): Promise<boolean> => {
+    running ??= countAnew(stopping.signal).finally(() => {
+      // Also where another is at it, or it failed: it need not be tried again at once.
+      countedAt = clock.elapsed();
+      running = undefined;
+    });
+    return running;
+  };
+
+  return {
+    now: start,
+    saw: (view) => {
+      if (view === undefined || view.counting || view.epoch === epoch) return;
+      // Of the first that is seen only the clock of who made it tells how old it is.
+      const age = epoch === 0 ? Math.max(0, clock.now() - view.countedAt) : 0;
+      countedAt = clock.elapsed() - age;
+      epoch = view.epoch;
+    },
+    due: (ms) => {
+      if (running !== undefined || stopping.signal.aborted || clock.elapsed() - countedAt < ms) return;
+      start().catch((cause: unknown) => {
+        if (!stopping.signal.aborted) failed(cause);
+      });
+    },
+    stop: async () => {
+      stopping.abort();
+      await running?.catch(() => undefined);
+    },
+  };
+}
+
+/** One after the other. */
+function createQueue(): <T>(work: () => Promise<T>) => Promise<T> {
+  let last: Promise<unknown> = Promise.resolve();
+  return (work) => {
+    const done = last.then(work, work);
+    last = done.catch(() => undefined);
+    return done;
+  };
+}

@@ -1,0 +1,174 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { mkdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NfsWay, Volume } from '#core/model.ts';
+import type { Store } from '#core/ports.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { exportFolder, openNfs } from '#testing/nfs-store.ts';
+import { type Api, startServer } from '#testing/server.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { createNfsStoreKind } from './kind.ts';
+
+const GiB = 1024n ** 3n;
+let folder: string;
+let store: Store;
+
+const kind = () => createNfsStoreKind(systemClock(), connectToDisk(folder));
+const open = async (options: Readonly<Record<string, string>> = {}, readOnly = false): Promise<Store> => {
+  const opened = await openNfs({ uri: 'nfs://nowhere/export', options, readOnly, kind: kind() });
+  onTestFinished(() => opened.close());
+  return opened;
+};
+const wayOf = async (volume: Volume, of: Store = store): Promise<NfsWay> => {
+  const source = await of.source(volume, scope);
+  if (source.kind !== 'nfs') throw new Error(`a source of kind ${source.kind}`);
+  return source.way;
+};
+const ledgerOf = ({ id }: Volume): string => join(folder, '.stowage', 'quota', id);
+const enforced = (name = 'a', bytes = GiB): Promise<Volume> =>
+  store.create(volumeSpec(name, { bytes, enforce: true }), scope);
+
+beforeEach(async () => {
+  folder = join(await exportFolder(), 'export');
+  await mkdir(folder);
+  onTestFinished(() => rm(join(folder, '..'), { recursive: true, force: true }));
+  store = await open();
+});
+
+test('who mounts a volume that is held to its size is told how large it is, and where its nodes keep their ledger', async () => {
+  const volume = await enforced();
+  expect(existsSync(ledgerOf(volume))).toBe(false);
+  const { quota } = await wayOf(volume);
+  expect(quota).toEqual({ bytes: Number(GiB), ledger: expect.stringMatching(/^[A-Za-z0-9+/]+=*$/) });
+  expect(existsSync(ledgerOf(volume))).toBe(true);
+  expect((await wayOf(volume)).quota).toEqual(quota);
+  expect((await wayOf(await enforced('b'))).quota?.ledger).not.toBe(quota?.ledger);
+});
+
+test('of others nothing is said or kept', async () => {
+  const volume = await store.create(volumeSpec('a', { bytes: GiB }), scope);
+  expect((await wayOf(volume)).quota).toBeUndefined();
+  expect(existsSync(ledgerOf(volume))).toBe(false);
+});
+
+test('a volume larger than a double counts exactly is held to the largest that it does', async () => {
+  expect((await wayOf(await enforced('a', 1024n ** 6n))).quota?.bytes).toBe(Number.MAX_SAFE_INTEGER);
+});
+
+test('growing is told to who has it mounted', async () => {
+  const volume = await enforced();
+  await store.expand(volume, 2n * GiB, scope);
+  expect(existsSync(ledgerOf(volume))).toBe(false);
+  await wayOf(volume);
+  await store.expand(volume, 3n * GiB, scope);
+  expect(JSON.parse(readFileSync(join(ledgerOf(volume), 'limit'), 'utf8'))).toEqual({
+    version: 1,
+    bytes: Number(3n * GiB),
+  });
+  expect((await wayOf(volume)).quota?.bytes).toBe(Number(3n * GiB));
+});
+
+describe.each([
+  ['deleted', (volume: Volume) => store.delete(volume, scope)],
+  ['put into the trash', (volume: Volume) => store.trash.put(volume, 1, scope)],
+  ['released', (volume: Volume) => store.release(volume, scope)],
+])('when it is %s', (_how, empty) => {
+  test('the ledger goes, mounted before or not', async () => {
+    const [a, b] = [await enforced('a'), await enforced('b')];
+    await wayOf(a);
+    await store.expand(a, 2n * GiB, scope);
+    for (const volume of [a, b]) {
+      await empty(volume);
+      expect(existsSync(ledgerOf(volume))).toBe(false);
+    }
+  });
+});
+
+test("a store of the host's client cannot, and still says which volumes are to be held to their sizes", async () => {
+  const volume = await enforced();
+  const byHost = await open({ client: 'host' });
+  expect(byHost.enforce).toBeUndefined();
+  expect((await wayOf(volume, byHost)).quota).toMatchObject({ bytes: Number(GiB) });
+});
+
+test('from a read-only store nothing is written, so nothing is counted', async () => {
+  const volume = await enforced();
+  const readOnly = await open({}, true);
+  expect((await readOnly.get(volume.name, scope))?.volume.enforce).toBe(true);
+  expect((await wayOf(volume, readOnly)).quota).toBeUndefined();
+});
+
+describe('through the API', () => {
+  let api: Api;
+  beforeEach(async () => {
+    const server = await startServer({ kinds: [kind(), createLocalStoreKind()] });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    const admin = await server.as('admin');
+    expect((await admin.post('/v1/stores', { name: 'nfs', uri: 'nfs://nowhere/export' })).status).toBe(201);
+    const host = { name: 'host', uri: 'nfs://elsewhere/export?client=host' };
+    expect((await admin.post('/v1/stores', host)).status).toBe(201);
+    api = await server.as('user');
+  });
+
+  const create = (body: object) => api.post('/v1/volumes', { store: 'nfs', name: 'a', ...body });
+
+  test('a user has a volume held to its size when it is made', async () => {
+    expect(await create({ bytes: '1024', enforce: true })).toMatchObject({ status: 201, body: { enforced: true } });
+    expect((await api.get('/v1/volumes/a')).body.enforced).toBe(true);
+    expect((await api.get('/v1/volumes')).body.items).toMatchObject([{ name: 'a', enforced: true }]);
+  });
+
+  test('or later, and then for good', async () => {
+    expect((await create({ bytes: '1024' })).body.enforced).toBe(false);
+    expect(await api.patch('/v1/volumes/a', { enforce: false })).toMatchObject({ status: 200, body: { revision: 1 } });
+    const on = await api.patch('/v1/volumes/a', { enforce: true });
+    expect(on).toMatchObject({ status: 200, body: { enforced: true, revision: 2 } });
+    expect((await api.patch('/v1/volumes/a', { enforce: true })).body).toEqual(on.body);
+    const off = await api.patch('/v1/volumes/a', { enforce: false });
+    expect(off).toMatchObject({ status: 422, body: { reason: 'enforcement-permanent' } });
+    expect(off.body.action).toContain('stowage volume expand nfs/a SIZE');
+    expect((await api.get('/v1/volumes/a')).body.enforced).toBe(true);
+  });
+
+  test('one that has no size cannot be', async () => {
+    expect(await create({ enforce: true })).toMatchObject({
+      status: 400,
+      body: { reason: 'enforcement-without-size' },
+    });
+    await create({});
+    expect(await api.patch('/v1/volumes/a', { enforce: true })).toMatchObject({
+      ...{ status: 400, body: { reason: 'enforcement-without-size' } },
+    });
+  });
+
+  test.each(['host', 'local'])('nor one of the store %s, where nobody would see to it', async (where) => {
+    const refusal = {
+      status: 422,
+      body: { reason: 'enforcement-unsupported', action: expect.stringMatching(/^Use /) },
+    };
+    expect(await create({ store: where, bytes: '1024', enforce: true })).toMatchObject(refusal);
+    expect((await create({ store: where, bytes: '1024' })).status).toBe(201);
+    expect(await api.patch(`/v1/volumes/${where}..a`, { enforce: true })).toMatchObject(refusal);
+  });
+
+  test('labels and enforcement are changed one at a time', async () => {
+    await create({ bytes: '1024' });
+    for (const body of [{}, { labels: { a: 'b' }, enforce: true }])
+      expect(await api.patch('/v1/volumes/a', body)).toMatchObject({
+        status: 400,
+        body: { reason: 'request-invalid' },
+      });
+    expect((await api.get('/v1/volumes/a')).body.revision).toBe(1);
+  });
+
+  test('the same request with another enforcement is another request', async () => {
+    const key = { 'idempotency-key': 'k' };
+    const want = { store: 'nfs', name: 'a', bytes: '1024' };
+    expect((await api.post('/v1/volumes', want, key)).status).toBe(201);
+    expect((await api.post('/v1/volumes', { ...want, enforce: true }, key)).status).toBe(409);
+  });
+});
