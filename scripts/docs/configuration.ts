@@ -32,8 +32,8 @@ const variables: Readonly<Record<string, string>> = {
   PATH: 'where programs such as `mkfs.xfs` are looked for, with the usual `sbin` folders added',
 };
 
-/** Set by `bin/stowage` for the program itself. */
-const internal = ['STOWAGE_PROGRAM'];
+/** Set by `bin/stowage`, and by the server, for the program itself. */
+const internal = ['STOWAGE_PROGRAM', 'STOWAGE_VERSION'];
 
 function refuseDifference(what: string, found: ReadonlySet<string>, known: readonly string[]): void {
   const unknown = [...found].filter((name) => !known.includes(name));

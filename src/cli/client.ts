@@ -7,7 +7,8 @@ import { plural } from './text.ts';
 export function addClientCommands(program: Verb, act: Act): void {
   const client = program
     .command('client')
-    .description('The processes that serve the mounts of network stores: what they do, and replacing them.');
+    .description('The processes that serve the mounts of network stores: what they do, and replacing them.')
+    .example('stowage client status', 'which there are');
   client
     .command('status')
     .description('Show the data path of each network: whether it serves, since which version, how often it took over.')

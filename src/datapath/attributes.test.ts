@@ -1,8 +1,10 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
-import { createNameCache, type Name } from './name-cache.ts';
+import { createCacheRoom } from './cache-room.ts';
+import { createNameCache, type Name, type NameCache } from './name-cache.ts';
 
 const file: Attributes = {
   ...{ type: 1, mode: 0o644, links: 1, uid: 0, gid: 0, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
@@ -15,7 +17,7 @@ const id = 2;
 
 function cache(ttlMs = 1_000) {
   const clock = createFakeClock();
-  const attributes = createAttributeCache({ clock, ttlMs, isHidden: () => false });
+  const attributes = createAttributeCache({ clock, ttlMs, isHidden: () => false, room: createCacheRoom(1_000) });
   const saw = (what: Attributes, since = attributes.now()) => attributes.saw(id, what, since);
   /** How often somebody else has changed it. */
   const seen: number[] = [];
@@ -39,6 +41,37 @@ describe('what is known of attributes', () => {
     expect(attributes.last(id)?.size).toBe(10);
     saw(at(0));
     expect(attributes.freshMs(id)).toBe(1_000);
+  });
+
+  test('is relied on for longer if it has not changed for long, by the clock of the server', () => {
+    const { clock, attributes, saw } = cache();
+    const elsewhere = (seconds: number) => attributes.saw(id + 1, { ...file, ctime: seconds }, attributes.now());
+    const freshMs = (what: Attributes): number => {
+      saw(what);
+      return attributes.freshMs(id);
+    };
+    expect(freshMs(at(0))).toBe(1_000);
+    elsewhere(101);
+    expect(freshMs(at(0))).toBe(10_000);
+    expect(attributes.relyMs(id)).toBe(10_000);
+    clock.advance(5_000);
+    expect(attributes.freshMs(id)).toBe(5_000);
+    expect(freshMs(at(0))).toBe(10_500);
+    elsewhere(100_000);
+    expect(freshMs(at(0))).toBe(30_000);
+    // Somebody gave it a time; or it was changed and given its old time.
+    expect(freshMs({ ...at(0), mtime: 200_000 })).toBe(1_000);
+    expect(freshMs({ ...at(0), ctime: 99_999 })).toBe(1_000);
+    elsewhere(200_000);
+    expect(freshMs(at(0))).toBe(30_000);
+    const change = attributes.change(id);
+    expect(attributes.relyMs(id)).toBe(1_000);
+    change.ended({ before: at(0), after: { ...at(0), ctime: 200_001 } });
+    expect(attributes.freshMs(id)).toBe(1_000);
+    const uncached = cache(0);
+    uncached.attributes.saw(id + 1, { ...file, ctime: 100_000 }, 0);
+    uncached.saw(at(0));
+    expect(uncached.attributes.tell(id).attrMs).toBe(0);
   });
 
   test('is not replaced by what was asked for before a change of our own', () => {
@@ -119,18 +152,20 @@ describe('what is known of attributes', () => {
     expect(attributes.told(id)).toEqual({ size: 500, isAll: false });
   });
 
-  test('of very many nodes the oldest are dropped, and what was cached of them is not taken for what is there now', () => {
+  test('of very many nodes the oldest are dropped, and what was cached of them is not taken for what is there now', async () => {
     const { attributes } = cache();
-    for (let node = 1; node <= 60_000; node++) attributes.saw(node, at(node), attributes.now());
-    const before = attributes.epoch(60_000);
+    for (let node = 1; node <= 2_000; node++) attributes.saw(node, at(node), attributes.now());
+    await nextTurn();
+    const before = attributes.epoch(2_000);
     expect(attributes.last(1)).toBeUndefined();
-    expect(attributes.last(60_000)?.size).toBe(60_010);
-    const change = attributes.change(59_999);
-    for (let node = 70_001; node <= 170_000; node++) attributes.saw(node, at(node), attributes.now());
-    expect(attributes.last(60_000)).toBeUndefined();
-    expect(attributes.epoch(60_000)).not.toBe(before);
-    expect(attributes.last(59_999)).toBeDefined();
-    change.ended(from(59_999, 60_000));
+    expect(attributes.last(2_000)?.size).toBe(2_010);
+    const change = attributes.change(1_999);
+    for (let node = 7_001; node <= 17_000; node++) attributes.saw(node, at(node), attributes.now());
+    await nextTurn();
+    expect(attributes.last(2_000)).toBeUndefined();
+    expect(attributes.epoch(2_000)).not.toBe(before);
+    expect(attributes.last(1_999)).toBeDefined();
+    change.ended(from(1_999, 2_000));
   });
 
   test('a name that is hidden is not counted', () => {
@@ -146,7 +181,7 @@ describe('what is known of names', () => {
 
   test('is forgotten when somebody else has changed the directory', () => {
     let epoch = 0;
-    const names = createNameCache(() => epoch, createFakeClock());
+    const names = createNameCache({ epochOf: () => epoch, clock: createFakeClock(), room: createCacheRoom(100_000) });
     names.put(1, 'a', named(1), names.changes(1));
     expect(names.get(1, 'a')).toBeDefined();
     epoch++;
@@ -154,7 +189,7 @@ describe('what is known of names', () => {
   });
 
   test('is not learned from what was asked for before a change of our own', () => {
-    const names = createNameCache(() => 0, createFakeClock());
+    const names = createNameCache({ epochOf: () => 0, clock: createFakeClock(), room: createCacheRoom(100_000) });
     const changes = names.changes(1);
     names.set(1, 'a', { meant: undefined, at: 0, since: 0 });
     names.put(1, 'a', named(1), changes);
@@ -167,7 +202,7 @@ describe('what is known of names', () => {
   test('of a directory that is known as a whole, what is not there is known, too; for a while', () => {
     const clock = createFakeClock();
     let epoch = 0;
-    const names = createNameCache(() => epoch, clock);
+    const names = createNameCache({ epochOf: () => epoch, clock, room: createCacheRoom(100_000) });
     const known = () => names.complete(1, names.changes(1));
     expect(names.isComplete(1)).toBe(false);
     const changes = names.changes(1);
@@ -187,14 +222,26 @@ describe('what is known of names', () => {
     expect(names.isComplete(1)).toBe(false);
   });
 
-  test('is bounded; what was used last stays', () => {
-    const names = createNameCache(() => 0, createFakeClock());
-    for (let directory = 1; directory <= 300; directory++)
-      for (let i = 0; i < 1_000; i++) names.put(directory, `${i}`, named(i), names.changes(directory));
-    const kept = Array.from({ length: 300 }, (_, i) => names.get(i + 1, '999')).filter(Boolean);
-    expect(kept.length).toBeGreaterThan(50);
-    expect(kept.length).toBeLessThanOrEqual(100);
+  test('is bounded, for all mounts together; what was used last stays', async () => {
+    const room = createCacheRoom(10_000);
+    const make = () => createNameCache({ epochOf: () => 0, clock: createFakeClock(), room });
+    const [names, small] = [make(), make()];
+    const fill = async (cache: NameCache, directories: number): Promise<void> => {
+      for (let directory = 1; directory <= directories; directory++) {
+        for (let i = 0; i < 100; i++) cache.put(directory, `${i}`, named(i), cache.changes(directory));
+        await nextTurn();
+      }
+    };
+    const kept = (cache: NameCache) => Array.from({ length: 300 }, (_, i) => cache.get(i + 1, '99')).filter(Boolean);
+    await fill(small, 5);
+    await fill(names, 300);
+    expect(kept(names).length).toBeGreaterThan(50);
+    expect(kept(names).length).toBeLessThanOrEqual(95);
     expect(names.get(300, '0')).toBeDefined();
     expect(names.get(1, '0')).toBeUndefined();
+    expect(kept(small)).toHaveLength(5);
+    names[Symbol.dispose]();
+    await fill(small, 90);
+    expect(kept(small)).toHaveLength(90);
   });
 });

@@ -2,19 +2,23 @@ import type { Clock } from '#base/clock.ts';
 import type { AttrReply } from '#wire/fuse/operations.ts';
 import type { Attributes, Before, Wcc } from '#wire/nfs3/structures.ts';
 import { attrOf } from './attr.ts';
+import type { CacheRoom } from './cache-room.ts';
 
 /**
  * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
  * was asked before a change of our own had ended is not believed against what that change brought.
  */
-export interface AttributeCache {
+export interface AttributeCache extends Disposable {
   /** To be taken before a call, and given with what it brings. */
   now(): number;
   /** The last that were seen, however old. */
   last(id: number): Attributes | undefined;
   /** For how many ms they can still be relied on. */
   freshMs(id: number): number;
+  /** Infinity: they cannot be right. */
   ageMs(id: number): number;
+  /** How long what is learned now, of the node or of names in it, may be relied on: the longer it has not changed, the longer. */
+  relyMs(id: number): number;
   /**
    * A reply brought these. `at`: when it came, if not just now. Gives the best that is known: where a change of our own came
    * in between, that is not always what came.
@@ -45,6 +49,8 @@ interface Known {
   attributes: Attributes | undefined;
   /** When they came. -Infinity: not to be relied on. */
   at: number;
+  /** For how long from then on. */
+  relyMs: number;
   /** When, in the order of events, anything was learned last. */
   order: number;
   epoch: number;
@@ -61,17 +67,21 @@ interface Known {
 
 export interface AttributeCacheOptions {
   readonly clock: Clock;
-  /** How long they are relied on. 0: not at all. */
+  /** How long they are relied on at least. 0: not at all. */
   readonly ttlMs: number;
   /** Whether a node that is met for the first time has a name that is hidden. */
   readonly isHidden: (id: number) => boolean;
+  readonly room: CacheRoom;
   /** Where a file ends at least, by what the server has not been told yet. Undefined: it was told everything. */
   readonly end?: (id: number) => number | undefined;
 }
 
 const never = Number.NEGATIVE_INFINITY;
-/** Of more nodes the oldest knowledge is dropped: it costs about half a KiB each. */
-const mostKnown = 50_000;
+/** As other NFS clients do: what has not changed for long will not change now. */
+const agePart = 0.1;
+const longestMs = 30_000;
+/** Of what there is, so much goes at once when room is made. */
+const droppedPart = 0.1;
 /** Changes that overlap are put in order by what they say about before and after; of more than these nobody can. */
 const mostOverlapping = 64;
 
@@ -79,12 +89,32 @@ export function createAttributeCache({
   clock,
   ttlMs,
   isHidden,
+  room,
   end = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, Known>();
+  const share = room.join(dropOldest);
   let order = 0;
   /** Never the same for two states of a node, also not when it was forgotten in between. */
   let epochs = 0;
+  /**
+   * The latest time of a change that the server has told, and when. Its clock is not ours: it says at least this, so nothing
+   * is taken to be older than it is. If it is set back, things are relied on for too long, but never longer than `longestMs`.
+   */
+  let latest = { ctimeMs: never, at: 0 };
+
+  /** By the server's clock, since somebody changed it or its attributes. */
+  function unchangedMs({ ctime, ctimeNs, mtime, mtimeNs }: Attributes, now: number): number {
+    const ctimeMs = ctime * 1000 + ctimeNs / 1e6;
+    const serverMs = latest.ctimeMs + now - latest.at;
+    if (ctimeMs > serverMs) latest = { ctimeMs, at: now };
+    return Math.max(ctimeMs, serverMs) - Math.max(ctimeMs, mtime * 1000 + mtimeNs / 1e6);
+  }
+
+  function relyMs(attributes: Attributes): number {
+    if (ttlMs === 0) return 0;
+    return Math.max(ttlMs, Math.min(longestMs, unchangedMs(attributes, clock.elapsed()) * agePart));
+  }
 
   function of(id: number): Known {
     const found = nodes.get(id);
@@ -93,6 +123,7 @@ export function createAttributeCache({
       ...{
         attributes: undefined,
         at: never,
+        relyMs: 0,
         order: 0,
         epoch: ++epochs,
         changing: 0,
@@ -103,22 +134,27 @@ export function createAttributeCache({
       },
       ...{ toldSize: undefined, toldEpoch: -1, isHidden: isHidden(id) },
     };
-    if (nodes.size >= mostKnown) dropOldest();
     nodes.set(id, made);
+    share.add(1);
     return made;
   }
 
   function dropOldest(): void {
+    const enough = nodes.size * (1 - droppedPart);
     for (const [id, { changing }] of nodes) {
-      if (changing > 0) continue;
-      nodes.delete(id);
-      if (nodes.size < mostKnown * 0.9) return;
+      if (nodes.size <= enough) return;
+      if (changing === 0) forget(id);
     }
+  }
+
+  function forget(id: number): void {
+    if (nodes.delete(id)) share.add(-1);
   }
 
   function learn(known: Known, attributes: Attributes, at: number): Attributes {
     known.attributes = attributes;
     known.at = at;
+    known.relyMs = relyMs(attributes);
     known.order = ++order;
     return attributes;
   }
@@ -126,7 +162,7 @@ export function createAttributeCache({
   function freshMs(id: number): number {
     const known = nodes.get(id);
     if (known === undefined || known.changing > 0) return 0;
-    return Math.max(0, known.at + ttlMs - clock.elapsed());
+    return Math.max(0, known.at + known.relyMs - clock.elapsed());
   }
 
   function saw(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
@@ -142,6 +178,7 @@ export function createAttributeCache({
     // The time of the last access may be another.
     known.attributes = attributes;
     known.at = at;
+    known.relyMs = relyMs(attributes);
     return attributes;
   }
 
@@ -176,8 +213,12 @@ export function createAttributeCache({
   }
 
   return {
-    ...{ saw, change, freshMs },
+    ...{ saw, change, freshMs, forget },
     now: () => order,
+    relyMs: (id) => {
+      const known = nodes.get(id);
+      return known === undefined || known.changing > 0 ? ttlMs : Math.max(ttlMs, known.relyMs);
+    },
     last: (id) => nodes.get(id)?.attributes,
     ageMs: (id) => {
       const known = nodes.get(id);
@@ -212,9 +253,7 @@ export function createAttributeCache({
     hides: (id, isIt) => {
       of(id).isHidden = isIt;
     },
-    forget: (id) => {
-      nodes.delete(id);
-    },
+    [Symbol.dispose]: () => share[Symbol.dispose](),
   };
 }
 

@@ -5,13 +5,7 @@ import type { Marks } from './marks.ts';
 import type { NameCache } from './name-cache.ts';
 import type { Nodes, Proofs } from './ports.ts';
 import type { Server } from './server.ts';
-
-/** Which request is the last one, and when which node was looked up: to open a file right after that is one and the same call. */
-export interface Turns {
-  now: number;
-  looked: number;
-  lookedAt: number;
-}
+import type { Turns } from './turns.ts';
 
 /** What the parts of one mount's file system share. */
 export interface Context {
@@ -24,7 +18,7 @@ export interface Context {
   readonly names: NameCache;
   readonly marks: Marks;
   readonly turns: Turns;
-  /** How long names are relied on. */
+  /** How long names are relied on at least. */
   readonly ttlMs: number;
   /** Tells the kernel something unasked. */
   readonly notify: (bytes: Buffer) => void;

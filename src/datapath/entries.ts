@@ -30,12 +30,35 @@ export interface Entries {
   forget(id: number, lookups: number): void;
 }
 
+/** Two changes of a directory within a few ms may have the same time, so names are asked for again after so long. */
+const longestMs = 30_000;
+/** What a listing said of a file is told for so long: later the file may have been changed here. */
+const listedMs = 1_000;
+
+/** How the kernel is told of a name. */
+interface Telling {
+  /** Of the request. */
+  readonly place: number;
+  readonly count: Nodes['listed'];
+  readonly entryMs: number;
+}
+
 const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
 
 export function createEntries(context: Context): Entries {
   const { nfs, nodes, server, attributes, names, clock, turns, ttlMs } = context;
 
-  const freshMs = ({ at }: Name): number => Math.max(0, at + ttlMs - clock.elapsed());
+  /** As long as the directory has not been changed for long. */
+  const relyMs = (parent: number, { at }: Name): number =>
+    Math.max(0, at + attributes.relyMs(parent) - clock.elapsed());
+
+  /** Of a name that is kept, so nobody else has changed the directory up to the moment that its attributes are from. */
+  function keptMs(parent: number, name: Name): number {
+    const now = clock.elapsed();
+    // Who waits for a file to appear is told soon: the kernel does not hear when others have changed a directory.
+    if (name.meant === undefined) return Math.max(0, name.at + ttlMs - now);
+    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + longestMs - now));
+  }
 
   /** The kernel is about to be told of it. */
   function counted(parent: number, key: string, node: Node): Node {
@@ -43,7 +66,7 @@ export function createEntries(context: Context): Entries {
     return node;
   }
 
-  function told({ id, generation }: Node, entryMs: number): Entry {
+  function entryOf({ id, generation }: Node, entryMs: number): Entry {
     const { attr, attrMs } = attributes.tell(id);
     if (typeByBits(attr.mode) === fileType.directory) server.isDirectory(id);
     return { node: id, generation, attr, entryMs, attrMs };
@@ -62,42 +85,40 @@ export function createEntries(context: Context): Entries {
   }
 
   /** Undefined: not all of it is known. */
-  function known(parent: number, key: string, name: Name, place: number, count: Nodes['listed']): Entry | undefined {
+  function known(parent: number, key: string, name: Name, told: Telling): Entry | undefined {
     const handle = name.meant?.handle;
     if (handle === undefined) return undefined;
-    const entryMs = freshMs(name);
+    const { place, count, entryMs } = told;
     const node = counted(parent, key, count(handle, place));
     // It may be known better than from a listing.
-    if (attributes.freshMs(node.id) > 0) return told(node, entryMs);
-    const seen = name.meant?.attributes;
-    if (seen === undefined) {
-      untold(node.id, place);
-      return undefined;
+    if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
+    const seen = clock.elapsed() - name.at <= Math.max(ttlMs, listedMs) ? name.meant?.attributes : undefined;
+    if (seen !== undefined) {
+      attributes.saw(node.id, seen, name.since, name.at);
+      return entryOf(node, entryMs);
     }
-    attributes.saw(node.id, seen, name.since, name.at);
-    return told(node, entryMs);
+    untold(node.id, place);
+    return undefined;
   }
 
   async function find(parent: number, name: Buffer, request: Request): Promise<There | undefined> {
     const key = keyOf(name);
     const since = attributes.now();
     const changes = names.changes(parent);
-    try {
-      const found = await server.on(request, parent, (handle, options) => nfs.lookup(handle, name, options));
-      if (found.directory !== undefined) attributes.saw(parent, found.directory, since);
-      names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
-      return { handle: found.handle, attributes: found.attributes, since };
-    } catch (cause) {
-      if (!isNfsError(cause, 'NOENT')) throw cause;
-      names.put(parent, key, { meant: undefined, at: clock.elapsed(), since }, changes);
-      return undefined;
-    }
+    // That there is nothing is no failure: to throw it through all that is in between takes longer than to ask.
+    const found = await server.on(request, parent, (handle, options) =>
+      nfs.lookup(handle, name, options).catch(nothingThere),
+    );
+    names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
+    if (found === undefined) return undefined;
+    if (found.directory !== undefined) attributes.saw(parent, found.directory, since);
+    return { handle: found.handle, attributes: found.attributes, since };
   }
 
-  async function asked(node: Node, request: Request): Promise<Entry> {
+  async function asked(parent: number, node: Node, request: Request): Promise<Entry> {
     try {
       await server.look(request, node.id);
-      return told(node, ttlMs);
+      return entryOf(node, attributes.relyMs(parent));
     } catch (cause) {
       untold(node.id, request.place);
       throw cause;
@@ -106,11 +127,10 @@ export function createEntries(context: Context): Entries {
 
   function entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry> {
     const node = counted(parent, key, nodes.looked(there.handle, request.place));
-    if (there.attributes === undefined) return asked(node, request);
+    if (there.attributes === undefined) return asked(parent, node, request);
     attributes.saw(node.id, there.attributes, there.since);
-    turns.looked = node.id;
-    turns.lookedAt = turns.now;
-    return told(node, ttlMs);
+    turns.looked(node.id, request);
+    return entryOf(node, attributes.relyMs(parent));
   }
 
   return {
@@ -122,15 +142,15 @@ export function createEntries(context: Context): Entries {
     lookup: (parent, name, request) => {
       const key = keyOf(name);
       const cached = names.get(parent, key);
-      const entryMs = cached === undefined ? 0 : freshMs(cached);
+      const entryMs = cached === undefined ? 0 : keptMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
-        const entry = known(parent, key, cached, request.place, nodes.looked);
+        const entry = known(parent, key, cached, { place: request.place, count: nodes.looked, entryMs });
         if (entry !== undefined) return entry;
       }
       // Our own changes keep the directory's attributes fresh.
       const isKnown = cached?.meant === undefined && name.length <= maxName && names.isComplete(parent);
-      const directoryMs = isKnown ? attributes.freshMs(parent) : 0;
+      const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return nothing(directoryMs);
       return find(parent, name, request).then((there) =>
         there === undefined ? nothing(ttlMs) : entry(parent, key, there, request),
@@ -141,9 +161,16 @@ export function createEntries(context: Context): Entries {
       if (cached === undefined) return await find(parent, name, request);
       const handle = cached.meant?.handle;
       if (handle !== undefined) return { handle, attributes: undefined, since: cached.since };
-      return cached.meant === undefined && freshMs(cached) > 0 ? undefined : await find(parent, name, request);
+      return cached.meant === undefined && keptMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
     },
     // Without room for it the kernel is told the name alone.
-    listed: (parent, key, name, place) => (nodes.hasRoom() ? known(parent, key, name, place, nodes.listed) : undefined),
+    listed: (parent, key, name, place) =>
+      nodes.hasRoom()
+        ? known(parent, key, name, { place, count: nodes.listed, entryMs: relyMs(parent, name) })
+        : undefined,
   };
+}
+
+function nothingThere(cause: unknown): undefined {
+  if (!isNfsError(cause, 'NOENT')) throw cause;
 }

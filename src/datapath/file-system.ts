@@ -1,29 +1,35 @@
 import { constants } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import type { Operations } from '#wire/fuse/operations.ts';
+import type { Operations, Statfs } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
 import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
-import { createCalls } from './calls.ts';
-import type { Context, Turns } from './context.ts';
+import { type Calls, createCalls } from './calls.ts';
+import type { Context } from './context.ts';
 import { createDirectories } from './directories.ts';
 import { createEntries } from './entries.ts';
 import { asErrno } from './errors.ts';
 import { createFiles } from './files.ts';
+import { createGetting } from './getting.ts';
 import { createIdentities, type IdentityOptions } from './identity.ts';
 import { createLettingGo } from './letting-go.ts';
 import { createMaking } from './making.ts';
 import { createMarks } from './marks.ts';
 import { createNameCache } from './name-cache.ts';
+import { createOutstanding } from './outstanding.ts';
 import type { Kept, Nodes, Proofs } from './ports.ts';
-import { createReadMemory } from './read-memory.ts';
+import { type Charges, createCharges, noCharges } from './quota/charges.ts';
+import type { Quota } from './quota/quota.ts';
 import { createRemoving } from './removing.ts';
 import { createRenaming } from './renaming.ts';
 import { createServer } from './server.ts';
 import { createSetting } from './setting.ts';
-import { type Behind, createWrites } from './writes.ts';
+import { createShared, type Shared } from './shared.ts';
+import { createTurns, type Turns } from './turns.ts';
+import { until } from './until.ts';
+import { type Behind, createWrites, type Writes } from './writes.ts';
 
 export interface FileSystemOptions {
   readonly identity: IdentityOptions;
@@ -47,6 +53,10 @@ export interface FileSystemParts {
   /** The same by another thread, for what may wait for an answer of ours. Left out: the kernel keeps what it wants. */
   readonly notifyApart?: (bytes: Buffer) => Promise<unknown>;
   readonly options: FileSystemOptions;
+  /** Holds it to the volume's size. Left out: the export's is all there is. */
+  readonly quota?: Quota | undefined;
+  /** With the other mounts of the process. Left out: there are none. */
+  readonly shared?: Shared;
   /** Left out: writes are answered when they are on the server's disk. */
   readonly behind?: {
     readonly kept: Kept;
@@ -57,7 +67,8 @@ export interface FileSystemParts {
   };
 }
 
-export interface FileSystem {
+/** Disposed of when the mount is gone. */
+export interface FileSystem extends Disposable {
   readonly operations: Partial<Operations>;
   readonly behind: Behind;
 }
@@ -69,54 +80,62 @@ export const createFileSystem = (parts: FileSystemParts): Partial<Operations> =>
  * kernel does by itself or refuses: none of it can be had from NFS version 3.
  */
 export function openFileSystem(parts: FileSystemParts): FileSystem {
-  const { nfs, nodes, proofs, clock, notify, options } = parts;
+  const { nfs, nodes, proofs, clock, notify, options, shared = createShared() } = parts;
   const { cacheMs: ttlMs = 1_000, softMs: patienceMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
   const attributes = createAttributeCache({
     ...{ clock, ttlMs, isHidden: (id) => nodes.hidden(id) !== undefined, end: (id) => writes.end(id) },
+    room: shared.attributes,
   });
-  const names = createNameCache(attributes.epoch, clock);
+  const names = createNameCache({ epochOf: attributes.epoch, clock, room: shared.names });
   const calls = createCalls({ clock, patienceMs });
   const server = createServer({
     ...{ nfs, nodes, attributes, names, calls },
     identities: createIdentities(options.identity),
   });
-  const turns = { now: 0, looked: 0, lookedAt: 0 };
+  const turns = createTurns(attributes);
   const context: Context = {
     ...{ nfs, nodes, proofs, clock, server, attributes, names, marks: createMarks(clock), turns, ttlMs, notify },
   };
   const entries = createEntries(context);
   const making = createMaking(context, entries);
-  const removing = createRemoving(context, entries);
+  const { quota } = parts;
+  const charges = quota === undefined ? noCharges : createCharges(quota, attributes.last);
+  const removing = createRemoving(context, entries, charges);
   const writes = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready: parts.behind?.ready ?? (() => undefined) },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
     budgets: [createBudget(mostBehindOfMount), ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
-  const setting = createSetting(context, writes);
+  const setting = createSetting(context, writes, charges);
   const { forget: forgetFile, ...files } = createFiles({
-    ...{ context, entries, making, removing, writes },
-    ...{ memory: createReadMemory(), maxRead: Math.min(maxRead, maxTransfer) },
+    ...{ context, entries, making, removing, writes: charging(writes, charges, calls) },
+    ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },
   });
   const { mkdir, mknod, symlink, link } = making;
   const { unlink, rmdir } = removing;
-  const changes = { mkdir, mknod, symlink, link, unlink, rmdir, ...createRenaming(context, entries, removing) };
+  const changes = {
+    mkdir,
+    mknod,
+    symlink,
+    link,
+    unlink,
+    rmdir,
+    ...createRenaming(context, entries, removing, charges),
+  };
   const operations: Partial<Operations> = {
     ...changes,
     ...files,
     ...createDirectories(context, entries),
+    ...createGetting(context, writes),
     lookup: entries.lookup,
     setattr: setting.setattr,
-    getattr: async (id, _fh, request) => {
-      await writes.settled(id, request);
-      if (attributes.freshMs(id) <= 0) await server.look(request, id);
-      return attributes.tell(id);
-    },
     readlink: async (id, request) => {
       const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how));
       return typeof target === 'string' ? Buffer.from(target) : target;
     },
     statfs: async (id, request) => {
+      if (quota !== undefined) return enforced(quota.statfs());
       const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how));
       const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
       return {
@@ -127,18 +146,55 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     },
   };
   const { notifyApart } = parts;
-  if (notifyApart !== undefined) nodes.onMany(createLettingGo({ nodes, server, notifyApart }));
+  const outstanding = createOutstanding(clock);
+  const ready = parts.behind?.ready ?? (() => undefined);
+  if (notifyApart !== undefined) nodes.onMany(createLettingGo({ nodes, server, notifyApart, outstanding, ready }));
   const bound = {
-    ...bordered(options.readOnly === true ? withoutChanges(operations) : operations, turns),
+    ...bordered(outstanding.watched(options.readOnly === true ? withoutChanges(operations) : operations), turns),
     forget: (id: number, lookups: number): void => {
       entries.forget(id, lookups);
-      if (nodes.get(id) === undefined) forgetFile(id);
+      if (nodes.get(id) !== undefined) return;
+      forgetFile(id);
+      charges.forget(id);
     },
   };
-  return { operations: bound, behind: writes.behind };
+  return {
+    ...{ operations: bound, behind: writes.behind },
+    [Symbol.dispose]: () => {
+      attributes[Symbol.dispose]();
+      names[Symbol.dispose]();
+    },
+  };
 }
 
 const statfsBlock = 4096;
+
+/** The volume's own, not the export's. Files are not counted. */
+function enforced({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
+  const [blocks, taken] = [Math.floor(bytes / statfsBlock), Math.ceil(used / statfsBlock)];
+  const bfree = Math.max(0, blocks - taken);
+  return {
+    ...{ blocks, bfree, bavail: bfree, files: 0, ffree: 0 },
+    bsize: statfsBlock,
+    frsize: statfsBlock,
+    namelen: 255,
+  };
+}
+
+/** Nothing is accepted that there is no room for. */
+function charging(writes: Writes, charges: Charges, calls: Calls): Writes {
+  return {
+    ...writes,
+    get doubts() {
+      return writes.doubts;
+    },
+    write: (id, at, data, request) => {
+      const room = charges.write(id, at.offset, data.length);
+      if (room === undefined) return writes.write(id, at, data, request);
+      return calls.wait(request, (signal) => until(room, signal)).then(() => writes.write(id, at, data, request));
+    },
+  };
+}
 const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
 type Does = (...args: never[]) => unknown;
@@ -151,7 +207,7 @@ function bordered(operations: Partial<Operations>, turns: Turns): Partial<Operat
   const border =
     (does: Does): Does =>
     (...args) => {
-      turns.now++;
+      turns.begin();
       try {
         const result = does(...args);
         return result instanceof Promise ? result.catch(fail) : result;

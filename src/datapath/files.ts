@@ -28,8 +28,6 @@ export interface FileParts {
   readonly maxRead: number;
 }
 
-/** So long after the kernel has looked a name up it opens it on behalf of the same call of the application. */
-const momentMs = 1;
 /** After being sent back to look, the kernel comes again within this. */
 const sentBackMs = 1_000;
 
@@ -54,12 +52,9 @@ export function createFiles(parts: FileParts): FileOperations {
     throw new Errno('ESTALE');
   }
 
-  const isOfThisMoment = (id: number): boolean =>
-    turns.looked === id && turns.lookedAt === turns.now - 1 && attributes.ageMs(id) <= momentMs;
-
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
     await writes.settled(id, request);
-    if (!isOfThisMoment(id)) await server.look(request, id);
+    if (!turns.isJustLooked(id, request)) await server.look(request, id);
     const told = attributes.told(id);
     if (told.size === attributes.last(id)?.size) sentBack.delete(id);
     else if ((flags & constants.O_APPEND) !== 0) sendBackToLook(id);

@@ -1,53 +1,83 @@
 import { invalidateEntry } from '#wire/fuse/notify.ts';
+import type { Outstanding } from './outstanding.ts';
 import type { Nodes } from './ports.ts';
-import type { Server } from './server.ts';
+import type { Placed, Server } from './server.ts';
 
 export interface LettingGoParts {
   readonly nodes: Pick<Nodes, 'get'>;
   readonly server: Pick<Server, 'oldest' | 'seen' | 'forget'>;
   /** Tells the kernel something by another thread than the one that answers it. */
   readonly notifyApart: (bytes: Buffer) => Promise<unknown>;
+  /** Left out: nothing is known of what waits for us. */
+  readonly outstanding?: Pick<Outstanding, 'allows' | 'ended'>;
+  /** Something to be waited for before anything is asked: changes wait for it, too. */
+  readonly ready?: () => Promise<void> | undefined;
 }
 
 /** Of those that were looked at so many times more are looked through. */
 const lookThrough = 4;
+/** Looked at in one turn. */
+const few = 16;
 
 /**
  * Makes the kernel let go of about so many names that nobody uses, those seen longest ago first: it then forgets their nodes.
  * Directories stay: somebody may be in them, and with its name a directory loses whatever is mounted on it.
+ *
+ * The kernel takes the lock of the directory for it, and waits where somebody has it who waits for us, by a thread that cannot be
+ * interrupted: a process that is killed meanwhile cannot end (keeper/dying.ts). So it is asked for one name at a time, in
+ * directories in which nothing is outstanding, and not while the server is slow.
  */
-export function createLettingGo({ nodes, server, notifyApart }: LettingGoParts): (count: number) => void {
+export function createLettingGo(parts: LettingGoParts): (count: number) => void {
+  const { nodes, server, notifyApart, outstanding, ready } = parts;
   let isUnderWay = false;
-  /** Asked for meanwhile. */
   let wanted = 0;
+  let looksLeft = 0;
 
-  async function letGo(count: number): Promise<void> {
-    let left = count;
-    for (const { id, parent, key, isDirectory } of server.oldest(count * lookThrough)) {
-      if (left === 0) return;
-      const node = nodes.get(id);
-      if (node === undefined) continue;
-      // Not again before the others. It is gone when the kernel says so.
-      server.seen(id, parent, key);
-      if (isDirectory || node.opens > 0) continue;
-      left--;
-      await notifyApart(invalidateEntry(parent, Buffer.from(key, 'latin1'), { expireOnly: false }));
+  const isFree = ({ id, isDirectory }: Placed): boolean => !isDirectory && nodes.get(id)?.opens === 0;
+
+  /** Not again before the others. It is gone when the kernel says so. */
+  function putBack({ id, parent, key }: Placed): void {
+    if (nodes.get(id) === undefined) server.forget(id);
+    else server.seen(id, parent, key);
+  }
+
+  /** False: of the next few all that could be let go are where something is going on. */
+  async function letGoFew(): Promise<boolean> {
+    let asked = 0;
+    let refused = 0;
+    const oldest = server.oldest(few);
+    if (oldest.length === 0) wanted = 0;
+    for (const placed of oldest) {
+      if (wanted === 0) break;
+      putBack(placed);
+      if (isFree(placed) && outstanding?.allows(placed.parent) === false) refused++;
+      else if (--looksLeft < 0) wanted = 0;
+      else if (isFree(placed)) {
+        asked++;
+        wanted--;
+        await notifyApart(invalidateEntry(placed.parent, Buffer.from(placed.key, 'latin1'), { expireOnly: false }));
+      }
     }
+    return asked > 0 || refused === 0;
   }
 
   async function letGoAll(): Promise<void> {
-    isUnderWay = true;
     while (wanted > 0) {
-      const count = wanted;
-      wanted = 0;
-      // Where the kernel does not want to hear of one, it is asked for others when there are more.
-      await letGo(count).catch(() => undefined);
+      await ready?.();
+      if (!(await letGoFew())) await outstanding?.ended();
     }
-    isUnderWay = false;
   }
 
   return (count) => {
     wanted = count;
-    if (!isUnderWay) void letGoAll();
+    looksLeft = count * lookThrough;
+    if (isUnderWay) return;
+    isUnderWay = true;
+    // Where the kernel does not want to hear of one, it is asked for others when there are more.
+    void letGoAll()
+      .catch(() => undefined)
+      .finally(() => {
+        isUnderWay = false;
+      });
   };
 }

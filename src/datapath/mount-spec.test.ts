@@ -5,14 +5,20 @@ const spec: MountSpec = {
   ...{ version: 1, addresses: ['10.0.0.5', 'fd00::5'], port: 2049, root: 'AAECAw==', connections: 2 },
   ...{ privilegedPorts: true, squash: 'root', uid: 1000, gid: 1000, softMs: 10_000, readOnly: false },
   ...{ maxRead: 1024 * 1024, maxWrite: 65_536, cacheMs: 1000, locks: 'refused' },
+  quota: { bytes: 2 ** 40, ledger: 'BAUG', host: '7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11' },
   tls: { ca: 'a certificate', certificate: undefined, key: 'a secret', serverName: 'nas' },
 };
 
 describe('what a data path is told about a mount', () => {
   test('comes through JSON as it was', () => {
-    const { tls: _tls, softMs: _softMs, ...plain } = spec;
+    const { tls: _tls, softMs: _softMs, quota: _quota, ...plain } = spec;
     expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual(spec);
-    expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({ ...plain, tls: undefined, softMs: undefined });
+    expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
+      ...plain,
+      tls: undefined,
+      softMs: undefined,
+      quota: undefined,
+    });
   });
 
   test.each([
@@ -30,6 +36,10 @@ describe('what a data path is told about a mount', () => {
     ['softMs', 0.5, 'the field softMs'],
     ['locks', 'everywhere', 'the field locks'],
     ['tls', 'on', 'the field tls'],
+    ['quota', 'large', 'the field quota'],
+    ['quota', { bytes: 1.5, ledger: 'AA==', host: 'a' }, 'the field bytes'],
+    ['quota', { bytes: 1, ledger: 7, host: 'a' }, 'the field ledger'],
+    ['quota', { bytes: 1, ledger: 'AA==', host: '../a' }, 'the field quota'],
   ])('is refused with %s as %j', (field, value, message) => {
     expect(() => readSpec({ ...spec, [field]: value })).toThrow(message);
   });

@@ -1,5 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
+import type { CacheRoom } from './cache-room.ts';
 
 /** What a name means: undefined where a server left it out. */
 export interface Meant {
@@ -16,7 +17,7 @@ export interface Name {
 }
 
 /** What the names in directories mean. Kept for each directory until somebody else changes it. */
-export interface NameCache {
+export interface NameCache extends Disposable {
   get(directory: number, key: string): Name | undefined;
   /** To be taken before a call, and given with what it brings: what a change of our own overtook is not kept. */
   changes(directory: number): number;
@@ -39,7 +40,8 @@ interface Content {
   completeUntil: number;
 }
 
-const mostNames = 100_000;
+/** Of what there is, so much goes at once when room is made. */
+const droppedPart = 0.1;
 /**
  * Whether somebody else changed a directory is seen by its time, and on old systems two changes within 4 ms have the same.
  * So for no longer than this a directory counts as known without being asked for a name.
@@ -48,10 +50,16 @@ const completeMs = 5_000;
 
 export const keyOf = (name: Buffer): string => name.toString('latin1');
 
-export function createNameCache(epochOf: (directory: number) => number, clock: Pick<Clock, 'elapsed'>): NameCache {
+export interface NameCacheParts {
+  readonly epochOf: (directory: number) => number;
+  readonly clock: Pick<Clock, 'elapsed'>;
+  readonly room: CacheRoom;
+}
+
+export function createNameCache({ epochOf, clock, room }: NameCacheParts): NameCache {
   /** Those used last are last. */
   const directories = new Map<number, Content>();
-  let count = 0;
+  const share = room.join(dropSome);
 
   function of(id: number): Content {
     const epoch = epochOf(id);
@@ -69,26 +77,26 @@ export function createNameCache(epochOf: (directory: number) => number, clock: P
   }
 
   function clear(content: Content): void {
-    count -= content.names.size;
+    share.add(-content.names.size);
     content.names.clear();
     content.completeUntil = 0;
     // A listing under way is no longer all that is known.
     content.changes++;
   }
 
-  /** Makes room by what was not used for longest, but never by all of it: a change under way counts on its number. */
-  function makeRoom(): void {
+  /** The names of directories alone: a change under way counts on its number. */
+  function dropSome(): void {
+    const enough = share.size * (1 - droppedPart);
     for (const content of directories.values()) {
-      if (count < mostNames) return;
-      clear(content);
+      if (share.size <= enough) return;
+      if (content.names.size > 0) clear(content);
     }
   }
 
   function keep(content: Content, id: number, key: string, name: Name): void {
-    if (count >= mostNames) makeRoom();
     const { size } = content.names;
     content.names.set(key, name);
-    count += content.names.size - size;
+    share.add(content.names.size - size);
     if (size > 0) return;
     directories.delete(id);
     directories.set(id, content);
@@ -110,7 +118,7 @@ export function createNameCache(epochOf: (directory: number) => number, clock: P
       const content = of(directory);
       content.changes++;
       content.completeUntil = 0;
-      if (content.names.delete(key)) count--;
+      if (content.names.delete(key)) share.add(-1);
     },
     complete: (directory, changes) => {
       const content = of(directory);
@@ -118,8 +126,9 @@ export function createNameCache(epochOf: (directory: number) => number, clock: P
     },
     isComplete: (directory) => of(directory).completeUntil > clock.elapsed(),
     forget: (directory) => {
-      count -= directories.get(directory)?.names.size ?? 0;
+      share.add(-(directories.get(directory)?.names.size ?? 0));
       directories.delete(directory);
     },
+    [Symbol.dispose]: () => share[Symbol.dispose](),
   };
 }

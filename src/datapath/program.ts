@@ -9,8 +9,12 @@ import { createMountRows } from './journal/mounts.ts';
 import { createNodeTable } from './journal/nodes.ts';
 import { createRequests, type Left } from './journal/requests.ts';
 import { asked, refusingLocks, waiting } from './kernel-wishes.ts';
-import { readSpec } from './mount-spec.ts';
+import { type MountSpec, readSpec } from './mount-spec.ts';
+import type { KeptGrowth } from './quota/account.ts';
+import { createMountQuota } from './quota/mount-quota.ts';
+import type { Quota } from './quota/quota.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
+import { createShared } from './shared.ts';
 import type { Behind } from './writes.ts';
 
 export interface ProgramParts {
@@ -44,6 +48,10 @@ export interface Program {
   stop(): Promise<void>;
 }
 
+interface MountedQuota extends Disposable {
+  readonly quota: Quota | undefined;
+}
+
 interface Running extends Disposable {
   readonly index: number;
   readonly served: ServedMount;
@@ -67,7 +75,9 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     if (given.sockets.length === 0) return;
     const descriptors = given.sockets.map(({ fd }) => fd);
     const isAnswering = async (until: AbortSignal): Promise<void> => {
-      await Promise.all(rented.map(({ nfs }) => nfs.null({ signal: until, deadlineMs: Number.POSITIVE_INFINITY })));
+      await Promise.all(
+        [...rented].map(({ nfs }) => nfs.null({ signal: until, deadlineMs: Number.POSITIVE_INFINITY })),
+      );
     };
     drained = drain(descriptors, { clock, isAnswering }, signal).then(() => {
       drained = undefined;
@@ -76,25 +86,34 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     drained.catch((cause: unknown) => log.warn('old connections were not ended', { cause: String(cause) }));
   }
 
-  const rented: Rented[] = [];
+  const rented = new Set<Rented>();
+  const shared = createShared();
 
   async function add({ id, spec: told, fd }: GivenMount): Promise<void> {
     const spec = readSpec(told);
     const row = rows.of(id);
+    using parting = new DisposableStack();
     const server = connections.rent(spec);
-    rented.push(server);
+    const quota = quotaOf(id, spec, server, rows.growth(row.index));
+    parting.use(quota);
+    rented.add(server);
+    // It leads to the whole file system.
+    parting.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
-    const { operations, behind } = openFileSystem({
-      ...{ nfs: server.nfs, nodes: nodes.of(row.index, root), proofs: requests, clock },
-      notify: (bytes) => served.notify(bytes),
-      notifyApart: (bytes) => served.notifyApart(bytes),
-      behind: {
-        kept: { keep: requests.behind, free: (place) => served.committed(place) },
-        ...{ budget, ready: () => drained },
-      },
-      options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
-    });
+    const { operations, behind } = parting.use(
+      openFileSystem({
+        ...{ nfs: server.nfs, nodes: nodes.of(row.index, root), proofs: requests, clock, shared },
+        quota: quota.quota,
+        notify: (bytes) => served.notify(bytes),
+        notifyApart: (bytes) => served.notifyApart(bytes),
+        behind: {
+          kept: { keep: requests.behind, free: (place) => served.committed(place) },
+          ...{ budget, ready: () => drained },
+        },
+        options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
+      }),
+    );
     server.onConnected(behind.doubt);
     const served = await serveMount({
       ...{ fd, mount: row.index, requests, paused, left: left.get(row.index) ?? [] },
@@ -115,13 +134,30 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       },
     });
     left.delete(row.index);
-    running.set(id, {
-      ...{ index: row.index, served, behind },
-      [Symbol.dispose]: () => {
-        served[Symbol.dispose]();
-        server[Symbol.dispose]();
-      },
+    parting.use(served);
+    const kept = parting.move();
+    running.set(id, { ...{ index: row.index, served, behind }, [Symbol.dispose]: () => kept.dispose() });
+  }
+
+  /** With the connection, which it needs until it has given back what is not used. */
+  function quotaOf(mount: string, spec: MountSpec, server: Rented, kept: KeptGrowth): MountedQuota {
+    if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
+    const gone = new AbortController();
+    const failed = (cause: unknown): void =>
+      log.warn('the volume could not be counted', { mount, cause: String(cause) });
+    const quota = createMountQuota({
+      ...{ nfs: server.nfs, spec, quota: spec.quota, mount, kept, clock, signal: gone.signal, failed },
     });
+    return {
+      quota,
+      [Symbol.dispose]: () => {
+        gone.abort();
+        void quota
+          .close()
+          .catch(failed)
+          .finally(() => server[Symbol.dispose]());
+      },
+    };
   }
 
   function forget(index: number): void {

@@ -11,6 +11,7 @@ import { isDefinite } from './errors.ts';
 import type { Who } from './identity.ts';
 import { keyOf } from './name-cache.ts';
 import type { Hidden } from './ports.ts';
+import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
 
 export interface Removing extends Pick<Operations, 'unlink' | 'rmdir'> {
@@ -26,7 +27,7 @@ export interface Removing extends Pick<Operations, 'unlink' | 'rmdir'> {
 /** As other NFS clients call them: backup programs leave them out. */
 const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
-export function createRemoving(context: Context, entries: Entries): Removing {
+export function createRemoving(context: Context, entries: Entries, charges: Pick<Charges, 'removed'>): Removing {
   const { nfs, nodes, server, attributes, names, proofs, clock } = context;
   /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
   const hiders = new Map<number, Who>();
@@ -121,6 +122,7 @@ export function createRemoving(context: Context, entries: Entries): Removing {
       if ((await hide(parent, name, there, request)) !== undefined) return;
       await remove(parent, name, request, ({ directory }, options) => nfs.remove(directory, name, options));
       const id = nodes.find(there.handle)?.id;
+      charges.removed(id, (id === undefined ? undefined : attributes.last(id)) ?? there.attributes);
       if (id !== undefined) attributes.expire(id);
     },
     rmdir: async (parent, name, request) => {
@@ -151,6 +153,7 @@ export function createRemoving(context: Context, entries: Entries): Removing {
         // Somebody has cleared it away already.
         if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
       }
+      charges.removed(id, attributes.last(id));
       shown(id);
       // It may have other names.
       attributes.expire(id);
@@ -158,6 +161,10 @@ export function createRemoving(context: Context, entries: Entries): Removing {
   };
 }
 
-/** The same request, by somebody else. Not a copy: its signal is made when it is asked for. */
-const withIdentity = (request: Request, { uid, gid }: Who): Request =>
-  Object.create(request, { uid: { value: uid }, gid: { value: gid } }) as Request;
+/** The same request, by somebody else. Its signal is made when it is asked for. */
+const withIdentity = (request: Request, { uid, gid }: Who): Request => ({
+  ...{ uid, gid, pid: request.pid, place: request.place, resent: request.resent },
+  get signal() {
+    return request.signal;
+  },
+});

@@ -7,6 +7,7 @@ import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
 import { isDefinite } from './errors.ts';
 import { keyOf } from './name-cache.ts';
+import type { Charges } from './quota/charges.ts';
 import type { Removing } from './removing.ts';
 import { isSame } from './server.ts';
 
@@ -18,7 +19,12 @@ interface At {
 /** NFS version 3 can neither exchange two names nor refuse to replace one, not in one step. */
 const impossible = renameFlag.noReplace | renameFlag.exchange | renameFlag.whiteout;
 
-export function createRenaming(context: Context, entries: Entries, removing: Removing): Pick<Operations, 'rename'> {
+export function createRenaming(
+  context: Context,
+  entries: Entries,
+  removing: Removing,
+  charges: Pick<Charges, 'removed'>,
+): Pick<Operations, 'rename'> {
   const { nfs, nodes, server, attributes, names, proofs, clock } = context;
 
   /** Undefined: a predecessor has moved it already. */
@@ -80,6 +86,10 @@ export function createRenaming(context: Context, entries: Entries, removing: Rem
       } catch (cause) {
         if (isDefinite(cause)) await undo?.().catch(() => undefined);
         throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
+      }
+      if (replaced !== undefined && undo === undefined) {
+        const id = nodes.find(replaced.handle)?.id;
+        charges.removed(id, (id === undefined ? undefined : attributes.last(id)) ?? replaced.attributes);
       }
       remember(from, to, moved, replaced);
     },

@@ -4,6 +4,7 @@ import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Who } from './identity.ts';
 import { opener } from './open-files.ts';
+import type { Charges } from './quota/charges.ts';
 import type { Writes } from './writes.ts';
 
 export interface Setting {
@@ -15,13 +16,19 @@ const latest = 0xffff_ffff;
 /** From here on a number of 64 bits is a negative one. */
 const firstNegative = 2 ** 63;
 
-export function createSetting({ nfs, server, attributes }: Context, writes: Pick<Writes, 'flushed'>): Setting {
+export function createSetting(
+  { nfs, server, attributes }: Context,
+  writes: Pick<Writes, 'flushed'>,
+  charges: Pick<Charges, 'resized'>,
+): Setting {
   async function set(id: number, what: SetAttributes, request: Request, who: Who): Promise<void> {
     // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
     await writes.flushed(id, request);
+    const before = attributes.last(id);
     const send = () => server.on(request, id, (handle, options) => nfs.setattr(handle, what, options), who);
     const { after } = await changing(attributes, id, send, (change) => change);
     if (after === undefined) await server.look(request, id, who);
+    if (what.size !== undefined) charges.resized(id, before, after ?? attributes.last(id));
   }
 
   return {

@@ -73,7 +73,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
 
   function begin(whole: Estate): void {
     estate = clean.use(whole);
-    clean.use(announcePresence(path));
+    clean.use(announcePresence(path, clock));
     clean.use(beat(whole.journal, clock));
     process.title = 'stowage data path';
     const own = <T extends { readonly fd: number }>(held: T): T => ({ ...held, fd: duplicate(held.fd) });

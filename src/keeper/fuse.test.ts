@@ -1,13 +1,26 @@
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chownSync, closeSync, constants, mkdirSync, openSync, readFileSync, statSync } from 'node:fs';
+import {
+  chownSync,
+  closeSync,
+  constants,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
 import type { KeeperClient } from './agent.ts';
+import { hasMainThreadEnded, stuckThreads } from './dying.ts';
+import { isServed } from './presence.ts';
 import type { KeeperState } from './protocol.ts';
+import { openProcess } from './system.ts';
 
 const run = promisify(execFile);
 const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-program.ts');
@@ -25,7 +38,8 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     mkdirSync(at);
   });
   afterEach(async () => {
-    await run('umount', ['--lazy', at]).catch(() => undefined);
+    // By force: whatever waits for an answer that nobody gives could not be ended otherwise.
+    await run('umount', ['--force', '--lazy', at], { timeout: 10_000 }).catch(() => undefined);
     await ground[Symbol.asyncDispose]();
   });
 
@@ -49,6 +63,12 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
       () => client.status(ground.signal),
       ({ doing, standby }) => doing === 'serving' && standby !== null,
     );
+  /** Nothing else of a process that may be dying is safe to read. */
+  const states = (pid: number): readonly string[] =>
+    readdirSync(`/proc/${pid}/task`).map((id) => {
+      const stat = readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8');
+      return stat.charAt(stat.lastIndexOf(')') + 2);
+    });
   const statusOf = (pid: number): string => readFileSync(`/proc/${pid}/status`, 'utf8');
 
   test('outlives data paths that die, upgrades, and its keeper', async () => {
@@ -84,5 +104,46 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     await run('umount', [at]);
     await next.drop('m', ground.signal);
     expect(await next.status(ground.signal)).toMatchObject({ doing: 'idle', mounts: 0 });
+  });
+
+  test('is taken over from one that was killed and cannot end before somebody has answered', {
+    timeout: 60_000,
+  }, async () => {
+    await ground.startKeeper({ program, enter: withoutRights });
+    const client = ground.client(undefined, nobody);
+    await mount(client);
+    const { active, standby } = await whole(client);
+    const pid = active?.pid ?? 0;
+    expect(await whoServes()).toBe(pid);
+    const pidfd = openProcess(pid);
+    onTestFinished(() => closeSync(pidfd));
+
+    // It holds the lock of the directory until it is answered; a thread of the data path waits for that lock.
+    const making = run('mkdir', [join(at, 'made')]);
+    making.catch(() => undefined);
+    await eventually(
+      () => states(pid),
+      (all) => all.includes('D'),
+    );
+    expect(hasMainThreadEnded(pidfd)).toBe(false);
+    expect(stuckThreads(pidfd)).toBeUndefined();
+
+    process.kill(pid, 'SIGKILL');
+    await eventually(
+      () => client.status(ground.signal),
+      (state) => state.takeovers === 1,
+    );
+    await making;
+    expect(await whoServes()).toBe(standby?.pid);
+    // Now it can end; and the next keeper must know that there is somebody else.
+    await eventually(
+      () => existsSync(`/proc/${pid}`),
+      (isThere) => !isThere,
+    );
+    await eventually(
+      () => isServed(ground.socket),
+      (isSo) => isSo,
+    );
+    await run('umount', [at]);
   });
 });

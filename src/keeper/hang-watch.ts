@@ -13,8 +13,14 @@ export interface HangWatch extends Disposable {
   begin(): void;
 }
 
-/** `looked` hears of each look whether the heartbeat has stood still for too long. */
-export function createHangWatch(journal: number, clock: Clock, looked: (hangs: boolean) => void): HangWatch {
+export interface Watched {
+  /** Asked when the heartbeat stands still: it will not beat again. */
+  isDying(): boolean;
+  /** Hears of each look whether the heartbeat has stood still for too long. */
+  looked(hangs: boolean): void;
+}
+
+export function createHangWatch(journal: number, clock: Clock, { isDying, looked }: Watched): HangWatch {
   let beat = -1;
   let still = 0;
   let next: Disposable | undefined;
@@ -24,7 +30,7 @@ export function createHangWatch(journal: number, clock: Clock, looked: (hangs: b
     const now = heartbeatOf(journal);
     still = now === beat ? still + 1 : 0;
     beat = now;
-    const hangs = still >= mostStill;
+    const hangs = still >= mostStill || (still > 0 && isDying());
     if (hangs) still = 0;
     looked(hangs);
   }

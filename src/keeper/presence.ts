@@ -1,4 +1,5 @@
 import { closeSync, openSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
 import { tryLock } from './system.ts';
 
 /**
@@ -8,11 +9,23 @@ import { tryLock } from './system.ts';
 
 const fileOf = (path: string): string => `${path}.serving`;
 
+const retryMs = 100;
+
 /** Held until it is disposed of, or the process ends. */
-export function announcePresence(path: string): Disposable {
+export function announcePresence(path: string, clock: Clock): Disposable {
   const fd = openSync(fileOf(path), 'a', 0o600);
-  tryLock(fd);
-  return { [Symbol.dispose]: () => closeSync(fd) };
+  let retry: Disposable | undefined;
+  // A predecessor that was killed and has not quite ended has it still, and somebody who looks may have it for a moment.
+  const lock = (): void => {
+    retry = tryLock(fd) ? undefined : clock.after(retryMs, lock);
+  };
+  lock();
+  return {
+    [Symbol.dispose]: () => {
+      retry?.[Symbol.dispose]();
+      closeSync(fd);
+    },
+  };
 }
 
 export function isServed(path: string): boolean {

@@ -2,12 +2,17 @@ import { spawn } from 'node:child_process';
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { socketPair } from '#base/linux/descriptors.ts';
+import { hasMainThreadEnded, stuckThreads } from './dying.ts';
 import { createLine } from './line.ts';
 import { hasEnded, killProcess, openProcess } from './system.ts';
 import type { Child } from './worker.ts';
 
 /** The number of the socket to the keeper, in a process that a keeper started. */
 export const keeperSocket = 3;
+
+/** Almost all end within a few. Only then are the threads looked at, twice. */
+const usualEndMs = 200;
+const lookMs = 50;
 
 /** A process by its descriptor, which is closed with the last use of it. */
 export function processBehind(pidfd: number, clock: Clock): Omit<Child, 'line'> {
@@ -20,12 +25,26 @@ export function processBehind(pidfd: number, clock: Clock): Omit<Child, 'line'> 
     end: async () => {
       if (isClosed) return;
       kill(pidfd);
-      // It usually takes less than a millisecond; its child processes and its memory do not delay it.
-      for (let ms = 1; !hasEnded(pidfd); ms = Math.min(50, ms * 2)) await pause(clock, ms);
+      await gone(pidfd, clock);
       close();
     },
+    isDying: () => !isClosed && hasMainThreadEnded(pidfd),
     forget: close,
   };
+}
+
+/** After it was killed: it has ended, or nothing of its program will ever run again (`dying.ts`). */
+async function gone(pidfd: number, clock: Clock): Promise<void> {
+  const killedAt = clock.elapsed();
+  // It usually takes less than a millisecond; its child processes and its memory do not delay it.
+  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < usualEndMs; ms = Math.min(lookMs, ms * 2))
+    await pause(clock, ms);
+  for (let before: string | undefined; !hasEnded(pidfd); ) {
+    const stuck = stuckThreads(pidfd);
+    if (stuck !== undefined && stuck === before) return;
+    before = stuck;
+    await pause(clock, lookMs);
+  }
 }
 
 function kill(pidfd: number): void {

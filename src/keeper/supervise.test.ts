@@ -146,6 +146,16 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(kinds(nth(1))).toContain('serve');
     });
 
+    test('is killed at once if its program runs no more', () => {
+      serving();
+      live(1_000);
+      nth(0).wasKilled();
+      // Its heart still beat since the last look.
+      clock.advance(500);
+      clock.advance(500);
+      expect(nth(0).isEnding).toBe(true);
+    });
+
     test('is not one that stood still because the machine did', () => {
       serving();
       live(1_000);

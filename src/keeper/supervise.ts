@@ -168,11 +168,14 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     hangWatch[Symbol.dispose]();
   }
 
-  const hangWatch = createHangWatch(estate.journal, clock, (hangs) => {
-    changed();
-    if (!hangs || crew.active === undefined || isFrozen) return;
-    log.warn('a data path hangs', { pid: crew.active.about?.pid });
-    void crew.active.end();
+  const hangWatch = createHangWatch(estate.journal, clock, {
+    isDying: () => crew.active?.isDying() === true,
+    looked: (hangs) => {
+      changed();
+      if (!hangs || crew.active === undefined || isFrozen) return;
+      log.warn('a data path hangs', { pid: crew.active.about?.pid });
+      void crew.active.end();
+    },
   });
   const upgrades = createUpgrades({
     ...{ crew, estate, clock, log, launch, settle, retire },

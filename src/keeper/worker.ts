@@ -6,8 +6,10 @@ import type { MessageOf } from './protocol.ts';
 /** Another process of ours, however it came to us. */
 export interface Child {
   readonly line: Line;
-  /** Kills it. Resolves when it is certain that none of its threads runs any more. */
+  /** Kills it. Resolves when it is certain that none of its threads runs its program any more. */
   end(): Promise<void>;
+  /** It was killed, but hangs in the kernel, and so its line is open. */
+  isDying(): boolean;
   /** Instead of `end`: it is somebody else's business. */
   forget(): void;
 }
@@ -29,6 +31,7 @@ export interface Worker {
   readonly ready: Promise<boolean>;
   readonly stopped: Promise<boolean>;
   end(): Promise<void>;
+  isDying(): boolean;
 }
 
 export interface WorkerEvents {
@@ -95,6 +98,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     get isReady() {
       return ready.isSet;
     },
+    isDying: child.isDying,
     end: () => {
       ended ??= child.end().finally(() => line.close());
       return ended;

@@ -37,7 +37,7 @@ export interface FuseMount extends AsyncDisposable {
  * A process that serves its own mount and is killed while a thread of it waits for the mount can never end: nobody answers, and
  * nobody closes the device. So somebody else watches, and then ends the mount by force.
  */
-function guard(at: string): Disposable {
+export function guard(at: string): Disposable {
   // A process that is ending has no program any more.
   const script = 'while [ -e "/proc/$1/exe" ]; do sleep 1; done; umount -f -l "$2"';
   const child = spawn('sh', ['-c', script, 'guard', String(process.pid), at], { stdio: 'ignore', detached: true });

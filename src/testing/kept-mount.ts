@@ -7,6 +7,7 @@ import type { MountSpec } from '#datapath/mount-spec.ts';
 import type { KeeperClient } from '#keeper/agent.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import type { StartedKeeper } from '#keeper/start.ts';
+import { guard } from './fuse-mount.ts';
 import { createGround } from './ground.ts';
 import { createKeeperGround, eventually } from './keeper/keeper-process.ts';
 import { openExport, type Served } from './nfs-export.ts';
@@ -67,6 +68,8 @@ export async function keepMounts({ enter = [], program = sources }: KeepOptions 
   let keeper = await start();
   let client: KeeperClient = keepers.client();
   let count = 0;
+  // A test whose time is up ends with its process, and leaves whoever waits for a mount to them.
+  const guards = new DisposableStack();
 
   const when = (isSo: (state: KeeperState) => boolean): Promise<KeeperState> =>
     eventually(() => client.status(signal), isSo);
@@ -90,6 +93,7 @@ export async function keepMounts({ enter = [], program = sources }: KeepOptions 
     } finally {
       closeSync(fd);
     }
+    guards.use(guard(at));
     const connection = join(control, connectionOf(at));
     return {
       at,
@@ -128,6 +132,7 @@ export async function keepMounts({ enter = [], program = sources }: KeepOptions 
       // The mounts end with whoever serves them, so that nothing waits for a server that may be gone.
       await keepers[Symbol.asyncDispose]();
       ground[Symbol.dispose]();
+      guards.dispose();
     },
   };
 }

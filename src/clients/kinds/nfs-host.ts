@@ -31,7 +31,7 @@ export async function mountByHost(
 
 const shown = ({ hosts: [host], path }: NfsSource): string => `${host.includes(':') ? `[${host}]` : host}:${path}`;
 
-export function hostOptions({ way }: NfsSource): readonly string[] {
+function hostOptions({ way }: NfsSource): readonly string[] {
   const timeo = Math.max(1, Math.round((way.softMs ?? 60_000) / 100));
   return [
     ...['vers=3', 'proto=tcp', `port=${way.port}`, 'nosuid', 'nodev'],

@@ -84,13 +84,20 @@ describe('options', () => {
   test('left out', () => {
     expect(parseOptions(uri, {})).toEqual({
       ...{ hosts: ['server'], port: undefined, path: '/export', mountPort: undefined },
-      ...{ uid: undefined, gid: undefined, mode: 0o755, squash: 'none', retries: 4, timeout: 10_000, hard: false },
+      ...{ uid: undefined, gid: undefined, mode: 0o755, squash: 'none', retries: 4, timeout: 10_000, hard: true },
       ...{ readSize: 1_048_576, writeSize: 1_048_576, connections: 1, sourcePorts: undefined, tls: undefined },
-      ...{ network: undefined, pathTemplate: undefined },
+      ...{ network: undefined, pathTemplate: undefined, client: 'built-in', locks: 'refused' },
     });
   });
 
   test.each([
+    [{ client: 'host' }, { client: 'host' }],
+    [
+      { client: 'host', squash: 'none', tls: 'off', sourceport: 'privileged' },
+      { client: 'host', sourcePorts: 'privileged' },
+    ],
+    [{ locks: 'node' }, { locks: 'node' }],
+    [{ soft: '' }, { hard: false }],
     [{ port: '1' }, { port: 1 }],
     [{ port: '65535' }, { port: 65_535 }],
     [{ mountport: '20048' }, { mountPort: 20_048 }],
@@ -172,6 +179,12 @@ describe('options', () => {
   test.each([
     [uri, { soft: '', hard: '' }, 'a store is either soft or hard'],
     [uri, { soft: 'false', hard: 'false' }, 'a store is either soft or hard'],
+    [uri, { client: 'host', tls: 'on' }, "the system's NFS client cannot do what the option tls asks for"],
+    [
+      uri,
+      { client: 'host', network: 'netns:x', sourceport: '700' },
+      "the system's NFS client cannot do what the options network, sourceport ask for",
+    ],
     [uri, { sourceport: '800', nconnect: '2' }, 'several connections cannot have one source port'],
     ['nfs://server:2049/export', { port: '2050' }, 'the URI names port 2049 and the option port 2050'],
   ])('%s with %j: %s', (given, options, message) => {

@@ -11,6 +11,8 @@ export interface FakeChild {
   readonly isEnding: boolean;
   says(message: Message, descriptors?: readonly number[]): void;
   hello(): void;
+  /** Somebody killed it; a thread of it hangs, and so its line is open. */
+  wasKilled(): void;
   /** Its line is closed, and it lives. */
   breaks(): void;
   /** Its line is closed. If it was told to end, or is told later, it has. */
@@ -43,6 +45,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
   let handlers: Handlers<Kind> | undefined;
   let isOpen = true;
   let isEnding = false;
+  let isDying = false;
   const close = (): void => {
     if (!isOpen) return;
     isOpen = false;
@@ -66,6 +69,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
         isEnding = true;
         return ended;
       },
+      isDying: () => isDying,
       forget: () => undefined,
     },
     fake: {
@@ -77,6 +81,9 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
         return isEnding;
       },
       hello: () => says({ kind: 'hello', role: 'data path', pid, version: program }),
+      wasKilled: () => {
+        isDying = true;
+      },
       dies: async () => {
         close();
         end();

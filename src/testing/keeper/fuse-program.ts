@@ -1,29 +1,41 @@
-/** A data path that serves one file, `who`, on every mount that its keeper gives it: in it stands its process number. */
+/**
+ * A data path that serves one file, `who`, on every mount that its keeper gives it: in it stands its process number. The first
+ * one never answers a MKDIR. It keeps it in the journal, and has the kernel told of a name in the same directory, by a thread
+ * that then hangs in the kernel until somebody answers. A successor does.
+ */
 
-import { appendFileSync } from 'node:fs';
+import { appendFileSync, readSync, writeSync } from 'node:fs';
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { joinKeeper } from '#keeper/data-path.ts';
 import { protect } from '#keeper/protect.ts';
-import { outHeaderSize, requestOverhead } from '#wire/fuse/abi.ts';
+import { opcode, outHeaderSize, requestOverhead } from '#wire/fuse/abi.ts';
 import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
-import type { Attr, Operations } from '#wire/fuse/operations.ts';
+import { header, type Message } from '#wire/fuse/message.ts';
+import { invalidateEntry } from '#wire/fuse/notify.ts';
+import type { Attr, Entry, Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
 import { usualWishes } from '../fuse-mount.ts';
 
 protect('stowage standby', -900);
 appendFileSync(`${process.env['STOWAGE_TEST_FOLDER']}/pids`, `${process.pid}\n`);
 
-const file = 2;
+const [root, file, folder] = [1, 2, 3];
+/** Where in the journal the MKDIR lies. */
+const keptAt = 1024;
+const longestKept = 1024;
 const content = Buffer.from(`${process.pid}\n`);
 const attr = (node: number): Attr => ({
   ...{ ino: node, size: node === file ? content.length : 0, blocks: 0, nlink: 1, uid: 0, gid: 0, rdev: 0 },
   ...{ atime: 0, mtime: 0, ctime: 0, atimeNs: 0, mtimeNs: 0, ctimeNs: 0, blksize: 4096 },
   mode: node === file ? 0o100644 : 0o040755,
 });
+const entry = (node: number): Entry => ({ node, generation: 1, attr: attr(node), entryMs: 0, attrMs: 0 });
+const nothing: Entry = { node: 0, generation: 0, attr: undefined, entryMs: 0, attrMs: 0 };
 const operations: Partial<Operations> = {
-  lookup: () => ({ node: file, generation: 1, attr: attr(file), entryMs: 0, attrMs: 0 }),
+  lookup: (_, name) => (String(name) === 'who' ? entry(file) : nothing),
+  mkdir: () => entry(folder),
   getattr: (node) => ({ attr: attr(node), attrMs: 0 }),
   open: () => ({ fh: 0, flags: 0 }),
   read: () => {
@@ -32,7 +44,10 @@ const operations: Partial<Operations> = {
   },
 };
 
-async function serve(fd: number): Promise<Device> {
+type As = 'first' | 'successor';
+let journal = -1;
+
+async function serve(fd: number, as: As): Promise<Device> {
   const free = Array.from({ length: 8 }, (_, place) => createSlot(place));
   const used = new Map<number, Slot>();
   const letGo = (place: number): void => {
@@ -56,10 +71,29 @@ async function serve(fd: number): Promise<Device> {
       used.set(slot.place, slot);
       return slot;
     },
-    onRequest: ({ place, buffer, view }, end) => session.take(place, { buffer, view, end }),
+    onRequest: ({ place, buffer, view }, end) => {
+      const message = { buffer, view, end };
+      if (as === 'first' && header.opcode(message) === opcode.mkdir) hang(device, message);
+      else session.take(place, message);
+    },
     onEnd: () => undefined,
   });
+  const left = leftBehind();
+  if (as === 'successor' && left !== undefined) session.take(-1, left);
   return device;
+}
+
+function hang(device: Device, { buffer, end }: Message): void {
+  writeSync(journal, buffer, 0, end, keptAt);
+  void device.writeApart(invalidateEntry(root, Buffer.from('who'), { expireOnly: false }));
+}
+
+function leftBehind(): Message | undefined {
+  const buffer = Buffer.alloc(longestKept);
+  readSync(journal, buffer, 0, buffer.length, keptAt);
+  const view = new DataView(buffer.buffer, buffer.byteOffset, buffer.length);
+  const end = view.getUint32(0, true);
+  return end === 0 ? undefined : { buffer, view, end };
 }
 
 function createSlot(place: number): Slot {
@@ -67,14 +101,17 @@ function createSlot(place: number): Slot {
   return { place, buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 
+let as: As = 'first';
 const devices = new Map<string, Device>();
 const link = joinKeeper({
   ...{ clock: systemClock(), log: silentLog(), version: 'fuse', signal: new AbortController().signal },
   handlers: {
-    serve: ({ mounts }) => {
-      void Promise.all(mounts.map(async ({ id, fd }) => devices.set(id, await serve(fd)))).then(() => link.ready());
+    serve: (given) => {
+      ({ as, journal } = given);
+      const all = given.mounts.map(async ({ id, fd }) => devices.set(id, await serve(fd, as)));
+      void Promise.all(all).then(() => link.ready());
     },
-    add: ({ id, fd }) => void serve(fd).then((device) => devices.set(id, device)),
+    add: ({ id, fd }) => void serve(fd, as).then((device) => devices.set(id, device)),
     remove: (id) => devices.get(id)?.[Symbol.dispose](),
     stop: () => {
       for (const device of devices.values()) device[Symbol.dispose]();

@@ -39,12 +39,18 @@ export const errno = {
 } as const;
 export type ErrnoName = keyof typeof errno;
 
-/** What an operation throws to answer with an error. Anything else that it throws is answered with EIO, and reported. */
+/**
+ * What an operation throws to answer with an error. Anything else that it throws is answered with EIO, and reported. Without
+ * a stack: nobody sees it, and to take it down costs more than many a request.
+ */
 export class Errno extends Error {
   override readonly name = 'Errno';
   readonly code: ErrnoName;
   constructor(code: ErrnoName, cause?: unknown) {
-    super(code, { cause });
+    const { stackTraceLimit } = Error;
+    Error.stackTraceLimit = 0;
+    super(code, cause === undefined ? undefined : { cause });
+    Error.stackTraceLimit = stackTraceLimit;
     this.code = code;
   }
 }

@@ -34,19 +34,13 @@ export interface Session {
   readonly pending: number;
 }
 
-interface Taken extends Request {
-  readonly unique: number;
-  interrupt(): void;
-}
-
 const nobody = new AbortController();
 nobody.abort(new Errno('EINTR'));
 
-/** Answers are put together here: what is longer (a directory, data) has memory of its own. */
-const scratchSize = 64 * 1024;
+/** Answers of all sessions are put together here, one at a time: what is longer (a directory, data) has memory of its own. */
+const scratch = createOutput(64 * 1024);
 
 export function createSession({ operations, wishes, desk, onAgreed, onFault }: SessionOptions): Session {
-  const scratch = createOutput(scratchSize);
   const pending = new Map<number, Taken>();
 
   /** The number of the request, with the bit that says it was sent before. */
@@ -82,7 +76,7 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
   }
 
   function run(operation: Operation, place: number, message: Message): void {
-    const request = taken(place, message);
+    const request = new Taken(place, message);
     pending.set(request.unique, request);
     try {
       const result = operation.run(operations, message, request);
@@ -174,25 +168,35 @@ const isThere = (operations: Partial<Operations>, { name }: Operation): boolean 
 const key = (view: DataView, at: number): number =>
   (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
 
-function taken(place: number, message: Message): Taken {
-  const { view } = message;
-  let controller: AbortController | undefined;
-  let isInterrupted = false;
-  return {
-    uid: header.uid(message),
-    gid: header.gid(message),
-    pid: header.pid(message),
-    place,
-    unique: key(view, 8),
-    resent: (view.getUint32(12, true) & resentBit) !== 0,
-    get signal() {
-      if (isInterrupted) return nobody.signal;
-      controller ??= new AbortController();
-      return controller.signal;
-    },
-    interrupt: () => {
-      isInterrupted = true;
-      controller?.abort(new Errno('EINTR'));
-    },
-  };
+/** A class: to define what gives the signal for each request anew takes longer than all the rest of it. */
+class Taken implements Request {
+  readonly uid: number;
+  readonly gid: number;
+  readonly pid: number;
+  readonly place: number;
+  readonly unique: number;
+  readonly resent: boolean;
+  private controller: AbortController | undefined;
+  private isInterrupted = false;
+
+  constructor(place: number, message: Message) {
+    const { view } = message;
+    this.uid = header.uid(message);
+    this.gid = header.gid(message);
+    this.pid = header.pid(message);
+    this.place = place;
+    this.unique = key(view, 8);
+    this.resent = (view.getUint32(12, true) & resentBit) !== 0;
+  }
+
+  get signal(): AbortSignal {
+    if (this.isInterrupted) return nobody.signal;
+    this.controller ??= new AbortController();
+    return this.controller.signal;
+  }
+
+  interrupt(): void {
+    this.isInterrupted = true;
+    this.controller?.abort(new Errno('EINTR'));
+  }
 }

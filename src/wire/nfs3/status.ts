@@ -38,7 +38,10 @@ export const namesOf = <N extends string>(statuses: Readonly<Record<N, number>>)
 
 const names = namesOf(nfsStatus);
 
-/** The server answered, and the answer is no. */
+/**
+ * The server answered, and the answer is no. Without a stack: it would tell where the answer was read, which is always the
+ * same, and to take it down costs more than the call.
+ */
 export class NfsError extends Error {
   override readonly name = 'NfsError';
   readonly status: number;
@@ -49,7 +52,10 @@ export class NfsError extends Error {
   readonly resent: boolean;
   constructor(procedure: string, status: number, resent: boolean) {
     const known = names.get(status);
+    const { stackTraceLimit } = Error;
+    Error.stackTraceLimit = 0;
     super(`${procedure}: ${known === undefined ? `status ${status}` : `NFS3ERR_${known}`}`);
+    Error.stackTraceLimit = stackTraceLimit;
     this.status = status;
     this.statusName = known;
     this.procedure = procedure;

@@ -1,0 +1,66 @@
+/**
+ * Runs inside the virtual machine that old-kernel.ts starts: mounts an export of our own server, and kills and upgrades the
+ * data path while files and names are changed and compared. Arguments: the folder of the bundles. Its last line is the result.
+ */
+
+import { spawn } from 'node:child_process';
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { release } from 'node:os';
+import { join } from 'node:path';
+import process from 'node:process';
+import { block, blockSize } from '#testing/block-writer.ts';
+import { disturbed, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { modelled, run } from '#testing/workloads.ts';
+
+const [, , bundles = ''] = process.argv;
+const port = 2049;
+const exported = '/srv/exported';
+const writer = join(import.meta.dirname, '..', '..', 'src', 'testing', 'block-writer.ts');
+
+/** Our own, as people start it. Resolves when it listens. */
+async function serve(): Promise<void> {
+  mkdirSync(exported, { recursive: true });
+  const args = [join(bundles, 'stowage.mjs'), 'nfs', 'serve', exported, '--port', String(port), '--squash', 'none'];
+  const server = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'inherit'] });
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  server.stdout.once('data', () => resolve());
+  server.once('exit', (status) => reject(new Error(`the server ended with ${status}`)));
+  await promise;
+}
+
+async function trial(what: string, often: number, at: string, disturb: () => Promise<void>): Promise<void> {
+  const file = join(at, `file ${what}`);
+  const blocks = 64;
+  await disturbed(often, disturb, async (round) => {
+    const names = join(at, `names ${what} ${round}`);
+    await run('mkdir', [names]);
+    await run('truncate', ['--size=0', file]);
+    await Promise.all([modelled(names, round, 300), run(process.execPath, [writer, file, '0', `${blocks}`])]);
+    const found = readFileSync(join(exported, `file ${what}`));
+    for (let i = 0; i < blocks; i++)
+      if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i)))
+        throw new Error(`block ${i} is another`);
+  });
+  console.log(`${what}: ${often} times, no error, no difference`);
+}
+
+async function main(mounts: KeptMounts): Promise<void> {
+  const served = { host: '127.0.0.1', nfsPort: port, mountPort: port };
+  const { at } = await mounts.mount(await sourceOf(served, '/export'));
+  await trial('killed', 12, at, () => mounts.killDataPath());
+  await trial('upgraded', 4, at, () => mounts.upgrade());
+  await trial('keeper replaced', 2, at, () => mounts.replaceKeeper());
+  await run('umount', [at]);
+}
+
+console.log(`kernel ${release()}`);
+try {
+  await serve();
+  await using mounts = await keepMounts({ program: join(bundles, 'data-path.mjs') });
+  await main(mounts);
+  console.log('RESULT good');
+} catch (cause) {
+  console.log(cause);
+  console.log('RESULT bad');
+}
+writeFileSync('/proc/sysrq-trigger', 'o');

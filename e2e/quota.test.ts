@@ -1,0 +1,90 @@
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
+import { dataPath, type Place, patience, place, serving, started, succeeds } from './nfs-mounted.ts';
+import type { Stowage } from './stowage.ts';
+
+const run = promisify(execFile);
+const mib = 1024 * 1024;
+
+/** As much as fits, in pieces of a MiB; gives how much that was, and what was said in the end. */
+async function fill(file: string, most: number): Promise<{ readonly mib: number; readonly said: string }> {
+  const args = ['if=/dev/zero', `of=${file}`, 'bs=1M', `count=${most}`, 'conv=fsync'];
+  const said = await run('dd', args, { timeout: 60_000 }).then(
+    ({ stderr }) => stderr,
+    ({ stderr }) => String(stderr),
+  );
+  const { stdout } = await run('stat', ['--format=%s', file]);
+  return { mib: Number(stdout) / mib, said };
+}
+
+async function df(at: string): Promise<{ readonly size: number; readonly used: number }> {
+  const { stdout } = await run('df', ['--block-size=1M', '--output=size,used', at], { timeout: 20_000 });
+  const [size = 0, used = 0] = (stdout.trim().split('\n')[1] ?? '').trim().split(/\s+/).map(Number);
+  return { size, used };
+}
+
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume whose size is enforced', () => {
+  const ganesha = ganeshaFolders('quota');
+
+  async function node(uri: string): Promise<Place & { readonly server: Stowage; readonly at: string }> {
+    const where = await place();
+    const server = await started(where);
+    const { port, mountport } = portsOf(ganesha.server);
+    await succeeds(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
+    return { ...where, server, at: join(where.top, 'mnt') };
+  }
+
+  test('takes what it may, shows it, and lets go of what is removed', { timeout: 120_000 }, async () => {
+    const { server, at } = await node(ganesha.fresh().uri);
+    await succeeds(server, 'volume', 'create', 'silver/small', '--size', '64M', '--enforce');
+    await succeeds(server, 'mount', 'silver/small', at);
+    expect((await df(at)).size).toBe(64);
+    expect((await fill(join(at, 'a'), 40)).mib).toBe(40);
+    const over = await fill(join(at, 'b'), 40);
+    expect(over.said).toMatch(/Disk quota exceeded/);
+    expect(over.mib).toBeGreaterThanOrEqual(20);
+    expect(over.mib).toBeLessThanOrEqual(24);
+    await expect.poll(async () => (await df(at)).used, patience).toBeGreaterThanOrEqual(60);
+    // What is there can be written over, also when nothing is left.
+    await run('dd', ['if=/dev/zero', `of=${join(at, 'a')}`, 'bs=1M', 'count=8', 'conv=notrunc,fsync']);
+    // A killed data path knows no less.
+    process.kill((await serving(server)).pid, 'SIGKILL');
+    expect((await fill(join(at, 'c'), 8)).said).toMatch(/Disk quota exceeded/);
+    await run('rm', [join(at, 'a'), join(at, 'c')]);
+    expect((await fill(join(at, 'd'), 30)).mib).toBe(30);
+    await succeeds(server, 'volume', 'expand', 'silver/small', '128M');
+    await expect.poll(async () => (await df(at)).size, patience).toBe(128);
+    expect((await fill(join(at, 'e'), 40)).mib).toBe(40);
+    await succeeds(server, 'unmount', at);
+    expect(await dataPath(server)).toMatchObject({ mounts: 0 });
+  });
+
+  test('by two nodes together, over which it never grows by more than is said', { timeout: 120_000 }, async () => {
+    const { uri } = ganesha.fresh();
+    const one = await node(uri);
+    await succeeds(one.server, 'volume', 'create', 'silver/both', '--size', '64M', '--enforce');
+    const other = await node(uri);
+    for (const { server, at } of [one, other]) await succeeds(server, 'mount', 'silver/both', at);
+    const [here, there] = await Promise.all([fill(join(one.at, 'here'), 64), fill(join(other.at, 'there'), 64)]);
+    const sum = here.mib + there.mib;
+    // A chunk is a MiB here: a 64th.
+    expect(sum).toBeLessThanOrEqual(66);
+    expect(sum).toBeGreaterThanOrEqual(56);
+    for (const { said } of [here, there]) expect(said).toMatch(/Disk quota exceeded/);
+    for (const { server, at } of [one, other]) await succeeds(server, 'unmount', at);
+  });
+
+  test('is switched on by whoever uses it, and never off', { timeout: 60_000 }, async () => {
+    const { server } = await node(ganesha.fresh().uri);
+    await succeeds(server, 'volume', 'create', 'silver/later', '--size', '64M');
+    await succeeds(server, 'volume', 'enforce', 'silver/later');
+    expect((await server.api('PATCH', '/v1/volumes/silver..later', { enforce: false })).status).toBeGreaterThanOrEqual(
+      400,
+    );
+    expect((await server.api('GET', '/v1/volumes/silver..later')).body['enforced']).toBe(true);
+  });
+});

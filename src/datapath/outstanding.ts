@@ -1,0 +1,102 @@
+import { setImmediate as turn } from 'node:timers/promises';
+import type { Clock } from '#base/clock.ts';
+import type { Operations } from '#wire/fuse/operations.ts';
+
+/**
+ * Requests that have no answer yet, by the directory whose lock whoever waits for them holds. The kernel would have to wait for
+ * that lock, and so for our answer, to let go of a name in it.
+ */
+export interface Outstanding {
+  /** The same operations; from now on it is known which of them are under way. */
+  watched(operations: Partial<Operations>): Partial<Operations>;
+  /** Whether the kernel may be told of a name in this directory now. */
+  allows(directory: number): boolean;
+  /** Resolves when it is worth asking again: a request was answered. */
+  ended(): Promise<void>;
+}
+
+type Does = (...args: never[]) => unknown;
+
+/** Which directories are locked. */
+const locked: { readonly [K in keyof Operations]?: (...args: Parameters<Operations[K]>) => readonly number[] } = {
+  ...{ lookup: one, symlink: one, mknod: one, mkdir: one, create: one, unlink: one, rmdir: one, readdir: one },
+  rename: (from, to) => [from.parent, to.parent],
+  link: (_, parent) => [parent],
+};
+/** The same, if they are about a directory; of a file they may take long without anything being wrong. */
+const lockedIfDirectory = { setattr: one, fsyncdir: one, setxattr: one, removexattr: one } as const;
+
+function one(node: number): readonly number[] {
+  return [node];
+}
+
+/** A server that takes longer is slow, or gone. */
+const slowMs = 100;
+/** In a directory that many use at once there is always something outstanding: after so long that must do. */
+const patienceMs = 1_000;
+
+export function createOutstanding(clock: Clock): Outstanding {
+  const counts = new Map<number, number>();
+  /** When they began; the oldest is first. */
+  const begun = new Set<{ readonly at: number }>();
+  let refusedSince: number | undefined;
+  let next: PromiseWithResolvers<void> | undefined;
+
+  const add = (directories: readonly number[], by: number): void => {
+    for (const directory of directories) {
+      const count = (counts.get(directory) ?? 0) + by;
+      if (count === 0) counts.delete(directory);
+      else counts.set(directory, count);
+    }
+  };
+
+  function watch(does: Does, lockedBy: Does, tellsSpeed: boolean): Does {
+    return (...args) => {
+      const result = does(...args);
+      // What is known is answered before anything else happens.
+      if (!(result instanceof Promise)) return result;
+      const directories = lockedBy(...args) as readonly number[];
+      const self = { at: clock.elapsed() };
+      add(directories, 1);
+      if (tellsSpeed) begun.add(self);
+      return result.finally(() => {
+        add(directories, -1);
+        begun.delete(self);
+        next?.resolve();
+        next = undefined;
+      });
+    };
+  }
+
+  function isSlow(now: number): boolean {
+    const [oldest] = begun;
+    return oldest !== undefined && now - oldest.at > slowMs;
+  }
+
+  return {
+    watched: (operations) => {
+      const all = Object.entries(operations).map(([name, does]) => {
+        const [named, other] = [locked[name as keyof typeof locked], lockedIfDirectory[name as 'setattr']];
+        const lockedBy = named ?? other;
+        return [name, lockedBy === undefined ? does : watch(does as Does, lockedBy as Does, named !== undefined)];
+      });
+      return Object.fromEntries(all) as Partial<Operations>;
+    },
+    allows: (directory) => {
+      const now = clock.elapsed();
+      const isQuiet = !counts.has(directory);
+      if (isSlow(now)) return false;
+      if (isQuiet) refusedSince = undefined;
+      else refusedSince ??= now;
+      return refusedSince === undefined || now - refusedSince >= patienceMs;
+    },
+    ended: async () => {
+      if (counts.size > 0) {
+        next ??= Promise.withResolvers<void>();
+        await next.promise;
+      }
+      // The answer is written by whoever hears of the end after us.
+      await turn();
+    },
+  };
+}
