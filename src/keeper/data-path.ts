@@ -161,7 +161,11 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     letGo: (id) => {
       if (estate?.letGo(id) === true) keepers.tell({ kind: 'letGo', socket: id });
     },
-    ended: (mount) => keepers.tell({ kind: 'ended', mount }),
+    ended: (mount) => {
+      if (!keepers.isAlone) return keepers.tell({ kind: 'ended', mount });
+      // The next keeper shall not be given what is no more.
+      if (estate?.dropMount(mount) === true) handlers.remove(mount);
+    },
     close: () => {
       isOver = true;
       clean[Symbol.dispose]();

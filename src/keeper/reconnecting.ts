@@ -20,6 +20,8 @@ export interface Keepers {
   /** Gives everything to a further keeper. */
   introduce(path: string): void;
   welcomed(line: Line): void;
+  /** There is no keeper at the moment. */
+  readonly isAlone: boolean;
   close(): void;
 }
 
@@ -39,6 +41,8 @@ interface KeepersOptions {
 
 const answerMs = 5_000;
 const pause = { shortest: 50, longest: 500 } as const;
+/** For one that has nothing to serve: whoever ended its keeper may be about to start another. */
+const idleMs = 60_000;
 
 export function createReconnecting(options: KeepersOptions): Keepers {
   const { clock, log, version, signal, path, estate, attend, deserted } = options;
@@ -69,12 +73,15 @@ export function createReconnecting(options: KeepersOptions): Keepers {
   async function look(): Promise<void> {
     if (isLooking) return;
     isLooking = true;
+    let busyAt = clock.elapsed();
     for (
       let ms: number = pause.shortest;
       !isOver && !signal.aborted && lines.size === 0;
       ms = Math.min(pause.longest, ms + 10)
     ) {
       await clock.sleep(ms, signal).catch(() => undefined);
+      if ((estate()?.mounts.size ?? 0) > 0) busyAt = clock.elapsed();
+      if (clock.elapsed() - busyAt > idleMs) return deserted();
       if (!isOver && lines.size === 0) introduce(path());
     }
     isLooking = false;
@@ -113,6 +120,9 @@ export function createReconnecting(options: KeepersOptions): Keepers {
   return {
     introduce,
     tell,
+    get isAlone() {
+      return lines.size === 0;
+    },
     begin: (line) => {
       const self = openProcess(process.pid);
       line.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [self]);
