@@ -53,7 +53,7 @@ describe('what is outstanding', () => {
 
   test('several in one directory hold it until the last, and refusals end them, too', async () => {
     const first = operations.create?.(5, name, { flags: 0, mode: 0 }, nobody);
-    operations.lookup?.(5, name, nobody);
+    void operations.lookup?.(5, name, nobody);
     answers.shift()?.reject(new Error('refused'));
     await expect(first).rejects.toThrow('refused');
     expect(allowed(5)).toEqual([]);
@@ -68,7 +68,7 @@ describe('what is outstanding', () => {
   });
 
   test('a slow server holds all directories', async () => {
-    operations.lookup?.(5, name, nobody);
+    void operations.lookup?.(5, name, nobody);
     clock.advance(101);
     expect(allowed(6)).toEqual([]);
     await answer();
@@ -76,18 +76,18 @@ describe('what is outstanding', () => {
   });
 
   test('a file whose attributes take long to set does not', () => {
-    operations.setattr?.(9, {}, nobody);
+    void operations.setattr?.(9, {}, nobody);
     clock.advance(10_000);
     expect(allowed(6)).toEqual([6]);
   });
 
   test('a directory that is never quiet is allowed in the end', async () => {
     for (let ms = 0; ms < 1_000; ms += 50) {
-      operations.lookup?.(5, name, nobody);
+      void operations.lookup?.(5, name, nobody);
       expect(allowed(5)).toEqual([]);
       clock.advance(50);
       const before = answers.splice(0);
-      operations.lookup?.(5, name, nobody);
+      void operations.lookup?.(5, name, nobody);
       for (const { resolve } of before) resolve(nothing as never);
       await turn();
     }
@@ -136,7 +136,7 @@ describe('what is outstanding', () => {
     });
 
     test('asks elsewhere while something is outstanding in their directory, and for the rest when it is answered', async () => {
-      operations.lookup?.(5, name, nobody);
+      void operations.lookup?.(5, name, nobody);
       letGo(6);
       await settled();
       expect(told).toEqual(['b', 'f', 'h']);
