@@ -117,6 +117,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     expect(await says('volume', 'expand', 'demo', '2M')).toBe('expanded local/demo to 2MiB\n');
     expect(await says('volume', 'rename', 'demo', 'kept')).toBe('renamed local/kept (was demo)\n');
     expect(await says('volume', 'label', 'kept', 'stage=test', 'team-')).toBe('labelled local/kept\n');
+    expect(await refuses('unsupported', 'volume', 'enforce', 'kept')).toContain('enforce');
     const release = ['volume', 'release', 'kept', '--host', 'another', '--yes'];
     expect(await refuses('unsupported', ...release)).toContain('no other host can');
     await writeFile(join(home, 'state', 'stores', 'local', 'kept', 'file'), 'four');
@@ -147,6 +148,8 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
       'error: volumes cannot be mounted here: this process lacks CAP_SYS_ADMIN\n' +
         'action: Run Stowage as root; in a container, add the capability: docker run --cap-add SYS_ADMIN\n',
     );
+    expect(await json('client', 'status')).toEqual([]);
+    expect(await says('client', 'upgrade')).toBe('no data path runs: nothing to replace\n');
     expect(await refuses('not-found', 'unmount', target)).toContain(`no volume is mounted at ${target}`);
     expect(await json('mounts')).toEqual([]);
   }

@@ -1,4 +1,3 @@
-import { existsSync } from 'node:fs';
 import { mkdtemp, readdir, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -107,13 +106,5 @@ describe('two hosts on one store', () => {
     );
     await one.engine.deletions.delete(made.id, undefined, aCall());
     expect(await list(other)).toEqual([]);
-  });
-
-  test('mounting is refused, with the directory to mount by hand', async () => {
-    const { id } = await create(one, 'a');
-    const target = join(folder, '..', 'target');
-    const work = one.engine.mounts.publish(id, target, { readOnly: false, user: undefined }, aCall());
-    await expect(work).rejects.toMatchObject({ code: 'unsupported', action: expect.stringContaining('/export/a') });
-    expect(existsSync(target)).toBe(false);
   });
 });
