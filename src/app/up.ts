@@ -109,7 +109,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       .repair(scope)
       .catch((thrown: unknown) => log.warn('mounts were not looked at', { why: stowageError(thrown).message }));
   });
-  await late.repair();
+  // A server that is silent holds up no start.
+  void late.repair();
   // What a crash left unsaid; nobody waits for a store that is silent.
   void engine.mounts.renewUses(scope);
 

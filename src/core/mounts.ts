@@ -11,7 +11,7 @@ import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
 import { createRepair } from './repair.ts';
-import { createStaging, type Staging, type StagingParts } from './staging.ts';
+import { createStaging, repairing, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
 
 export interface LiveMount extends Mount {
@@ -132,7 +132,8 @@ function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile
   const { records, mounter, log } = parts;
   return async (scope) => {
     for (const mount of await staging.live(records.mounts.list(), scope)) {
-      if (mount.mounted) continue;
+      // Taken down to be made anew when a crash came: `repair` finishes that.
+      if (mount.mounted || repairing(records).includes(mount.volumeId)) continue;
       log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
       records.mounts.remove(mount.target);
       if (mount.madeTarget && mounter.unable === undefined)

@@ -3,14 +3,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { createKeyedLock } from '#base/keyed-lock.ts';
 import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Mount, NodeName, Source, StoreName, Use, User, Volume } from './model.ts';
 import { newVolumeId, volumeName } from './names.ts';
-import type { Operations } from './operations.ts';
 import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Records, Store, Uses } from './ports.ts';
 import type { Stores } from './stores.ts';
@@ -58,7 +56,6 @@ beforeEach(() => {
 
 /** As after each start. */
 function started(clock = systemClock()): OwnUses {
-  const locks = createKeyedLock();
   const stores = {
     list: () => (isConfigured ? [{ config: { name: store.name } }] : []),
     use: async (_name: string, work: (one: Store) => Promise<unknown>) => {
@@ -68,9 +65,14 @@ function started(clock = systemClock()): OwnUses {
   };
   return createOwnUses({
     ...{ records, clock, log: silentLog(), instance: 'host-1', node },
-    operations: { lock: (keys, signal) => locks.hold(keys, signal) } as Operations,
     stores: () => stores as unknown as Stores,
   });
+}
+
+/** As a mount does it, up to where its record is written. */
+async function begin(own: OwnUses, path: string): Promise<void> {
+  using _ = own.coming(volume.id, userAt(path));
+  await own.begin(volume, store, scope);
 }
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/photos' } as unknown as Source;
@@ -82,7 +84,7 @@ const names = (): readonly string[] | undefined => said.get('host-1')?.users.map
 test('each user is said before its mount, and the rest when one is gone', async () => {
   const own = started();
   for (const target of ['/a', '/b']) {
-    await own.begin(volume, store, userAt(target), scope);
+    await begin(own, target);
     expect(names()).toContain(target);
     records.mounts.put(mountAt(target));
   }
@@ -97,12 +99,12 @@ test('each user is said before its mount, and the rest when one is gone', async 
 
 test('a store that does not answer keeps the mount from being made', async () => {
   isDown = true;
-  await expect(started().begin(volume, store, userAt('/a'), scope)).rejects.toThrow('does not answer');
+  await expect(begin(started(), '/a')).rejects.toThrow('does not answer');
 });
 
 test('a store that does not answer at an unmount is told later, also by the next start', async () => {
   const own = started();
-  await own.begin(volume, store, userAt('/a'), scope);
+  await begin(own, '/a');
   isDown = true;
   await own.settle(volume.id, scope);
   expect(names()).toEqual(['/a']);
@@ -114,13 +116,13 @@ test('a store that does not answer at an unmount is told later, also by the next
 });
 
 test('a mount that a crash cut off leaves no record for ever', async () => {
-  await started().begin(volume, store, userAt('/a'), scope);
+  await begin(started(), '/a');
   await started().renew(scope);
   expect(said.size).toBe(0);
 });
 
 test('an unmount that is completed before stores are opened is said when they are', async () => {
-  await started().begin(volume, store, userAt('/a'), scope);
+  await begin(started(), '/a');
   records.mounts.put(mountAt('/a'));
   await started().renew(scope);
   records.mounts.remove('/a');
@@ -132,9 +134,17 @@ test('an unmount that is completed before stores are opened is said when they ar
   expect(said.size).toBe(0);
 });
 
+test('while a mount is being made, saying it again does not take it back', async () => {
+  const own = started();
+  using _ = own.coming(volume.id, userAt('/a'));
+  await own.begin(volume, store, scope);
+  await own.renew(scope);
+  expect(names()).toEqual(['/a']);
+});
+
 test('what is used is said again, and that it was broken by somebody does not matter', async () => {
   const own = started();
-  await own.begin(volume, store, userAt('/a'), scope);
+  await begin(own, '/a');
   records.mounts.put(mountAt('/a'));
   said.clear();
   await own.renew(scope);
@@ -144,7 +154,7 @@ test('what is used is said again, and that it was broken by somebody does not ma
 test('a server that hangs is not waited for, and what it does late does not undo what follows', async () => {
   const clock = createFakeClock();
   const own = started(clock);
-  await own.begin(volume, store, userAt('/a'), scope);
+  await begin(own, '/a');
   isHung = true;
   const settling = own.settle(volume.id, scope);
   await expect.poll(() => hung.length).toBe(1);
@@ -152,7 +162,7 @@ test('a server that hangs is not waited for, and what it does late does not undo
   await settling;
   expect(names()).toEqual(['/a']);
   isHung = false;
-  const beginning = own.begin(volume, store, userAt('/b'), scope);
+  const beginning = begin(own, '/b');
   for (const goOn of hung) goOn();
   await beginning;
   expect(names()).toEqual(['/b']);
@@ -163,7 +173,7 @@ test('before a deletion only what was left unsaid is asked for', async () => {
   isDown = true;
   await own.end(volume, store, scope);
   isDown = false;
-  await own.begin(volume, store, userAt('/a'), scope);
+  await begin(own, '/a');
   await own.end(volume, store, scope);
   expect(said.size).toBe(0);
 });

@@ -4,9 +4,7 @@ import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from './errors.ts';
-import { stageKey } from './keys.ts';
 import type { NodeName, Source, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
-import type { Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
 
@@ -15,11 +13,13 @@ import type { Stores } from './stores.ts';
  * taken back when nothing here uses it any more. A store that does not answer then is told later, also after a restart.
  */
 export interface OwnUses {
-  /** Before the mount, with the stage's lock held. Throws when it cannot be said. */
-  begin(volume: Volume, store: Store, by: User, scope: Scope): Promise<void>;
-  /** After an unmount, with the stage's lock held: says what is left. Never throws. */
+  /** Somebody is about to use it, and counts from now on; until disposed of, when that is on record or came to nothing. */
+  coming(id: VolumeId, by: User): Disposable;
+  /** Before the mount. Throws when it cannot be said. */
+  begin(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  /** After an unmount: says what is left. Never throws. */
   settle(id: VolumeId, scope: Scope): Promise<void>;
-  /** Before the volume goes away, with the stage's lock held: nothing here uses it. */
+  /** Before the volume goes away: nothing here uses it. */
   end(volume: VolumeRef, store: Store, scope: Scope): Promise<void>;
   /** Every half minute: says it again, since a silent host is taken for gone, and what could not be said before. */
   renew(scope: Scope): Promise<void>;
@@ -27,7 +27,6 @@ export interface OwnUses {
 
 export interface OwnUsesParts {
   readonly records: Records;
-  readonly operations: Operations;
   readonly stores: () => Stores;
   readonly clock: Clock;
   readonly log: Log;
@@ -52,7 +51,7 @@ const renewMs = 20_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
-export function createOwnUses({ records, operations, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
+export function createOwnUses({ records, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
   const { settings, mounts } = records;
   const unsaid = (): readonly Unsaid[] => JSON.parse(settings.get(settingKey) ?? '[]');
   const remember = (what: Unsaid): void => {
@@ -71,9 +70,16 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
   /** One after the other for a volume: what was given up on may still be said, and must not come after what follows. */
   const turns = createKeyedLock();
 
+  const coming = new Map<VolumeId, Set<User>>();
+  /** As it is at this moment: to be asked for only when it is one's turn to say it. */
+  const usersOf = (id: VolumeId): readonly User[] => [
+    ...mounts.of(id).map((mount) => mount.user),
+    ...(coming.get(id) ?? []),
+  ];
+
   async function say(ref: VolumeRef, store: Store, scope: Scope): Promise<void> {
     using _ = await turns.hold([ref.id], scope.signal);
-    const users = mounts.of(ref.id).map((mount) => mount.user);
+    const users = usersOf(ref.id);
     if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
     else await store.uses?.remove(ref.id, instance, scope);
     forget(ref.id);
@@ -94,13 +100,22 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
   }
 
   return {
-    begin: async (volume, store, by, scope) => {
+    coming: (id, by) => {
+      const all = coming.get(id) ?? new Set();
+      coming.set(id, all.add(by));
+      return {
+        [Symbol.dispose]: () => {
+          all.delete(by);
+          if (all.size === 0) coming.delete(id);
+        },
+      };
+    },
+    begin: async (volume, store, scope) => {
       if (store.uses === undefined) return;
-      const users = [...mounts.of(volume.id).map((mount) => mount.user), by];
       // Remembered first: after a crash it is not known whether it was said.
       remember({ id: volume.id, name: volume.name, store: volume.store });
       using _ = await turns.hold([volume.id], scope.signal);
-      await store.uses.put(volume, useBy(users), scope);
+      await store.uses.put(volume, useBy(usersOf(volume.id)), scope);
     },
     settle: async (id, scope) => {
       const volume = records.volumes.byId(id);
@@ -124,7 +139,6 @@ export function createOwnUses({ records, operations, stores, clock, log, instanc
       const within = { ...scope, signal: limit.signal };
       await eachBounded([...all.values()], inParallel, async ({ id, name, store }) => {
         try {
-          using _ = await operations.lock([stageKey(id)], limit.signal);
           // Only here is that certain: at the start, stores are not there yet.
           if (isConfigured(store)) await sayTo({ id, name, store }, within);
           else forget(id);

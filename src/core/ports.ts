@@ -156,8 +156,11 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
   readonly kind: K;
   /** Throws for a source that cannot be staged whatever this process may do. */
   refuse?(source: Extract<Source, { kind: K }>): void;
-  /** Already so is success. Also completes a growth that could not happen while unmounted. */
-  stage(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  /**
+   * Already so is success. Also completes a growth that could not happen while unmounted. Unanswered: without making sure
+   * that its server answers; who uses it waits.
+   */
+  stage(source: Extract<Source, { kind: K }>, at: string, scope: Scope, how?: Staged): Promise<void>;
   /** Not staged is success. Forced: whoever uses it gets errors from then on, and no server is waited for. */
   unstage(source: Extract<Source, { kind: K }>, at: string, scope: Scope, how?: Unstaging): Promise<void>;
   /** After the store enlarged the volume while it was staged. */
@@ -167,6 +170,10 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
     staged: readonly { readonly source: Extract<Source, { kind: K }>; readonly at: string }[],
     scope: Scope,
   ): Promise<readonly string[]>;
+}
+
+export interface Staged {
+  readonly unanswered: boolean;
 }
 
 export interface Unstaging {

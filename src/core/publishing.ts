@@ -46,8 +46,11 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       records.mounts.remove(mount.target);
-      await staging.unstageIfIdle(mount.source, mount.volumeId, scope, how);
-      if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
+      try {
+        await staging.unstageIfIdle(mount.source, mount.volumeId, scope, how);
+      } finally {
+        if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
+      }
     },
   };
 }
@@ -68,7 +71,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
 
   async function perform(mount: Mount, volume: Volume, store: Store, work: Work): Promise<void> {
     try {
-      await uses.begin(volume, store, mount.user, work);
+      await uses.begin(volume, store, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
@@ -108,6 +111,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
+      using _coming = uses.coming(volume.id, user);
       return await operations.run(intent, call, async (work) => {
         await perform(mount, volume, store, work);
         return {

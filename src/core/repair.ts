@@ -1,12 +1,17 @@
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { stageKey } from './keys.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import { titled } from './publishing.ts';
-import type { Staging } from './staging.ts';
+import { noteRepairing, repairing, type Staging } from './staging.ts';
 
-const repairMs = 30_000;
+/** For one volume; others have their own. */
+const repairMs = 20_000;
+/** What the store knows is better than what was known, but not worth waiting for. */
+const askMs = 3_000;
+const inParallel = 4;
 
 /**
  * When whoever served a mount is gone for good, the kernel answers its users with an error for ever. It is mounted anew at the
@@ -14,13 +19,20 @@ const repairMs = 30_000;
  */
 export function createRepair(parts: MountParts, staging: Staging): Mounts['repair'] {
   const { records, operations, mounter, events, log, clock } = parts;
+  const note = (id: VolumeId, isBeing: boolean): void => noteRepairing(records, id, isBeing);
 
   /** As it is now: the server may have got another address, or handle. Else as it was. */
   async function sourceNow(id: VolumeId, known: Source, scope: Scope): Promise<Source> {
     const volume = records.volumes.byId(id);
     if (volume === undefined) return known;
+    using limit = clock.deadline(askMs, scope.signal);
+    const late = Promise.withResolvers<never>();
+    limit.signal.addEventListener('abort', () => late.reject(limit.signal.reason), { once: true });
     try {
-      return await parts.stores().use(volume.store, (store) => store.source(volume, scope));
+      const asked = parts
+        .stores()
+        .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
+      return await Promise.race([asked, late.promise]);
     } catch (thrown) {
       log.info('a dead mount is repaired by what was known of it', { volume: id, why: stowageError(thrown).message });
       return known;
@@ -31,20 +43,24 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
     using _ = await operations.lock([stageKey(id)], scope.signal);
     const mounts = records.mounts.of(id);
     const [first] = mounts;
-    // Somebody was faster.
-    if (first === undefined || (await staging.dead(mounts, scope)).length === 0) return;
-    const source = await sourceNow(id, first.source, scope);
-    const live = (await staging.live(mounts, scope)).filter(({ mounted }) => mounted);
-    // First what they are made of: if that fails, nothing is worse than before.
-    await staging.stage(source, id, scope);
-    for (const { mounted: _gone, ...mount } of live) {
-      await mounter.detach(mount.target, scope);
-      await bindAgain({ ...mount, source }, scope);
-    }
-    log.warn('a dead mount was mounted anew', { volume: titled(parts, id), targets: live.map(({ target }) => target) });
+    if (first === undefined) return note(id, false);
+    const isDead = (await staging.dead(mounts, scope)).length > 0;
+    const source = isDead ? await sourceNow(id, first.source, scope) : first.source;
+    // Before anything is taken away: from here on a crash leaves what the next start must finish.
+    note(id, true);
+    // Nobody waits for a server that is silent: who uses the mount does that.
+    if (isDead) await staging.stage(source, id, scope, { unanswered: true });
+    const stray = new Set(await staging.stray(mounts, scope));
+    for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain({ ...mount, source }, scope);
+    note(id, false);
+    log.warn('a dead mount was mounted anew', {
+      volume: titled(parts, id),
+      targets: [...stray].map((one) => one.target),
+    });
   }
 
   async function bindAgain(mount: Mount, scope: Scope): Promise<void> {
+    await mounter.detach(mount.target, scope);
     await mounter.bind(staging.path(mount.volumeId), mount.target, { readOnly: mount.readOnly }, scope);
     records.mounts.put(mount);
     const store = records.volumes.byId(mount.volumeId)?.store;
@@ -54,15 +70,17 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
 
   return async (scope) => {
     if (mounter.unable !== undefined) return;
-    using limit = clock.deadline(repairMs, scope.signal);
-    const within = { ...scope, signal: limit.signal };
-    for (const id of await staging.dead(records.mounts.list(), within)) {
+    const all = records.mounts.list();
+    const stray = (await staging.stray(all, scope)).map(({ volumeId }) => volumeId);
+    const ids = new Set([...(await staging.dead(all, scope)), ...stray, ...repairing(records)]);
+    await eachBounded([...ids], inParallel, async (id) => {
+      using limit = clock.deadline(repairMs, scope.signal);
       try {
-        await repairOne(id, within);
+        await repairOne(id, { ...scope, signal: limit.signal });
       } catch (thrown) {
         const { message, action } = stowageError(thrown);
         log.error('a dead mount could not be repaired', { volume: titled(parts, id), why: message, action });
       }
-    }
+    });
   };
 }

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import type { Client, Mounter, MountPoint, Records, Unstaging } from './ports.ts';
+import type { Client, Mounter, MountPoint, Records, Staged, Unstaging } from './ports.ts';
 
 export interface StagingParts {
   readonly records: Records;
@@ -16,15 +16,31 @@ export interface Staging {
   path(id: VolumeId): string;
   /** Throws for what could not be staged even by a process that may mount. */
   refuse(source: Source): void;
-  stage(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  stage(source: Source, id: VolumeId, scope: Scope, how?: Staged): Promise<void>;
   unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
   /** Only when no target is on record. Call it with the stage's lock held. */
   unstageIfIdle(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
   /** Those whose stage the kernel shows, and nobody serves. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
+  /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
+  stray(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
   /** What our records say, beside what the kernel says. */
   live(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
+}
+
+const repairingKey = 'mounts.repairing';
+
+/** Volumes whose mounts are being made anew: a crash in the middle must not make their targets look unmounted by somebody. */
+export function repairing({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
+  return JSON.parse(settings.get(repairingKey) ?? '[]');
+}
+
+export function noteRepairing(records: Pick<Records, 'settings'>, id: VolumeId, isBeing: boolean): void {
+  const before = repairing(records);
+  if (before.includes(id) === isBeing) return;
+  const others = before.filter((one) => one !== id);
+  records.settings.set(repairingKey, JSON.stringify(isBeing ? [...others, id] : others));
 }
 
 const pointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
@@ -67,14 +83,14 @@ export function createStaging(parts: StagingParts): Staging {
       if (source.kind === 'nfs') clients.nfs.refuse?.(source);
     },
     // One switch for the union, so that the compiler sees that each client gets its own kind of source.
-    stage: async (source, id, scope) => {
+    stage: async (source, id, scope, how) => {
       switch (source.kind) {
         case 'directory':
           return await clients.directory.stage(source, path(id), scope);
         case 'loop':
           return await clients.loop.stage(source, path(id), scope);
         case 'nfs':
-          return await clients.nfs.stage(source, path(id), scope);
+          return await clients.nfs.stage(source, path(id), scope, how);
         default:
           return source satisfies never;
       }
@@ -82,6 +98,16 @@ export function createStaging(parts: StagingParts): Staging {
     unstage,
     unstageIfIdle: async (source, id, scope, how) => {
       if (records.mounts.of(id).length === 0) await unstage(source, id, scope, how);
+    },
+    stray: async (mounts, scope) => {
+      const served = mounts.filter(({ source }) => source.kind === 'nfs');
+      if (served.length === 0) return [];
+      const [table, half] = [await mounter.list(scope), repairing(records)];
+      return served.filter(({ volumeId: id, target }) => {
+        const [staged, there] = [pointAt(table, path(id)), pointAt(table, target)];
+        if (staged === undefined || there?.device === staged.device) return false;
+        return there === undefined ? half.includes(id) : there.source.startsWith(ownSource(id));
+      });
     },
     dead: async (mounts, scope) => {
       const staged = new Map(

@@ -20,6 +20,11 @@ export interface KeeperKind {
   readonly privilegedPorts: boolean;
 }
 
+export interface UsedKeeper extends KeeperClient {
+  /** It has had no data path that serves for so long that nobody should wait for one any more. */
+  readonly isStuck: boolean;
+}
+
 export interface KeeperStatus {
   readonly name: string;
   /** Undefined: it does not answer, or has gone. */
@@ -29,7 +34,7 @@ export interface KeeperStatus {
 /** The keepers of this node, each with its data path. They outlive this process. */
 export interface Keepers extends AsyncDisposable {
   /** With the keeper for such mounts, which is started where there is none. */
-  use<T>(kind: KeeperKind, signal: AbortSignal, work: (keeper: KeeperClient) => Promise<T>): Promise<T>;
+  use<T>(kind: KeeperKind, signal: AbortSignal, work: (keeper: UsedKeeper) => Promise<T>): Promise<T>;
   /** Every keeper there is: those in use, and those that an earlier process left. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
@@ -56,6 +61,8 @@ interface Slot {
   state: KeeperState | undefined;
   users: number;
   idleRounds: number;
+  /** Since when it has mounts and nobody who serves them. */
+  troubledSince: number | undefined;
 }
 
 /** Beside this file, in the sources as in the bundle. */
@@ -65,6 +72,8 @@ const program = isSource
   : join(import.meta.dirname, 'data-path.mjs');
 const flags = ['--disable-warning=ExperimentalWarning'];
 const idleRounds = 2;
+/** A successor takes a fraction of a second, and is tried again for as long as this. */
+const stuckMs = 60_000;
 
 export function createKeepers({ clock, log, folder, version, doubted }: KeepersOptions): Keepers {
   const slots = new Map<string, Slot>();
@@ -73,13 +82,30 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
   const told = new Set<string>();
 
   const slotOf = (name: string): Slot => {
-    const slot = slots.get(name) ?? { name, client: undefined, state: undefined, users: 0, idleRounds: 0 };
+    const slot = slots.get(name) ?? {
+      ...{ name, client: undefined, state: undefined, users: 0, idleRounds: 0, troubledSince: undefined },
+    };
     slots.set(name, slot);
     return slot;
   };
   const socketOf = (name: string): string => join(folder, name, 'sock');
   const kindFile = (name: string): string => join(folder, `${name}.json`);
   const kindOf = async (name: string): Promise<KeeperKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
+
+  const isStuck = ({ troubledSince }: Slot): boolean =>
+    troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
+
+  function watch(slot: Slot, { mounts, active }: KeeperState): void {
+    if (mounts === 0 || active?.ready === true) slot.troubledSince = undefined;
+    else if (slot.troubledSince === undefined) {
+      slot.troubledSince = clock.elapsed();
+      clock.after(stuckMs + 1_000, () => {
+        if (!isStuck(slot) || closing.signal.aborted) return;
+        log.error('no data path serves any more: its mounts are ended and made anew', { keeper: slot.name });
+        doubted();
+      });
+    }
+  }
 
   /** Undefined: nobody listens there. */
   async function connect(slot: Slot): Promise<KeeperClient | undefined> {
@@ -90,13 +116,17 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
         changed: (state) => {
           const hasLost = state.mounts < (slot.state?.mounts ?? 0);
           slot.state = state;
+          watch(slot, state);
           if (hasLost && !closing.signal.aborted) doubted();
         },
         closed: () => {
           if (slot.client !== client) return;
           slot.client = undefined;
           slot.state = undefined;
-          if (!closing.signal.aborted) doubted();
+          slot.troubledSince = undefined;
+          if (closing.signal.aborted) return;
+          log.warn('a keeper is gone', { keeper: slot.name });
+          doubted();
         },
       });
       slot.client = client;
@@ -191,7 +221,8 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
       slot.users++;
       slot.idleRounds = 0;
       try {
-        return await work(await reach(slot, kind, signal));
+        const client = await reach(slot, kind, signal);
+        return await work({ ...client, isStuck: isStuck(slot) });
       } catch (cause) {
         signal.throwIfAborted();
         throw keeperFailure(cause, dirname(socketOf(slot.name)));
@@ -202,7 +233,10 @@ export function createKeepers({ clock, log, folder, version, doubted }: KeepersO
     status: async (signal) => Promise.all((await running(signal)).map((slot) => statusOf(slot, signal))),
     upgrade: async (signal) => {
       const all = await running(signal);
-      for (const slot of all) await replace(slot, signal);
+      const failures: unknown[] = [];
+      // One that cannot be replaced keeps no other from it.
+      for (const slot of all) await replace(slot, signal).catch((cause: unknown) => failures.push(cause));
+      if (failures.length > 0) throw failures[0];
       return Promise.all(all.map((slot) => statusOf(slot, signal)));
     },
     tidy: async (signal) => {

@@ -6,7 +6,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Source, VolumeId } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
-import type { Client, Mounter } from '#core/ports.ts';
+import type { Client, Mounter, Staged } from '#core/ports.ts';
 import { ownSource } from '#core/staging.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
@@ -36,27 +36,34 @@ type NfsSource = Extract<Source, { kind: 'nfs' }>;
 const endingMs = 2_000;
 const lookMs = 20;
 const undoMs = 10_000;
+const initMs = 300;
 const unending = new AbortController().signal;
 
 /** A directory of an NFS server, by our own data path: nothing of the host but /dev/fuse. */
 export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   const { mounter, clock, keepers, readTable } = parts;
 
+  const isServed = (source: NfsSource, id: string, scope: Scope): Promise<boolean> =>
+    keepers.use(
+      kindOf(source),
+      scope.signal,
+      async (keeper) => !keeper.isStuck && (await keeper.list(scope.signal)).includes(id),
+    );
+
   /** A mount that the kernel shows, and nobody serves any more, is in the way of a new one. */
   async function stagedAlready(source: NfsSource, place: string, scope: Scope): Promise<boolean> {
     const there = (await readTable()).at(place);
     if (there === undefined) return false;
     const id = ourId(there, place);
-    const isServed = await keepers.use(kindOf(source), scope.signal, async (keeper) =>
-      (await keeper.list(scope.signal)).includes(id),
-    );
-    if (isServed) return true;
+    if (await isServed(source, id, scope)) return true;
     scope.log.warn('a mount that nobody serves is replaced', { at: place });
-    await mounter.detach(place, scope);
+    // Whoever still waits for it gets an error, now that nobody will answer.
+    await mounter.detach(place, scope, { abort: true });
+    await keepers.use(kindOf(source), scope.signal, (keeper) => keeper.drop(id, scope.signal));
     return false;
   }
 
-  async function stage(source: NfsSource, at: string, scope: Scope): Promise<void> {
+  async function stage(source: NfsSource, at: string, scope: Scope, how: Staged | undefined): Promise<void> {
     const place = await makeStage(at, 'filesystem');
     if (await stagedAlready(source, place, scope)) return;
     const spec = await specOf(source, parts.instance);
@@ -66,7 +73,8 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       await using mounted = await mountFuse(parts.run, id, place, { readOnly: source.way.readOnly }, scope);
       try {
         await keeper.adopt(id, spec, mounted.fd, scope.signal);
-        await answers(place, scope);
+        // Without it, INIT is given a moment: the kernel then takes back what was set before.
+        await (how?.unanswered === true ? clock.sleep(initMs, scope.signal) : answers(place, scope));
         await setReadAhead(await readTable(), place, scope);
       } catch (cause) {
         using limit = clock.deadline(undoMs, unending);
@@ -89,9 +97,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
 
   async function waitForEnd(source: NfsSource, id: string, scope: Scope): Promise<void> {
     const since = clock.elapsed();
-    const isServed = (): Promise<boolean> =>
-      keepers.use(kindOf(source), scope.signal, async (keeper) => (await keeper.list(scope.signal)).includes(id));
-    while (await isServed()) {
+    while (await isServed(source, id, scope)) {
       if (clock.elapsed() - since > endingMs) {
         scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', { mount: id });
         return;
@@ -103,11 +109,11 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   return {
     kind: 'nfs',
     refuse,
-    stage: async (source, at, scope) => {
+    stage: async (source, at, scope, how) => {
       requireMounting(mounter);
       refuse(source);
       if (source.way.client === 'host') await mountByHost(parts, source, await makeStage(at, 'filesystem'), scope);
-      else await stage(source, at, scope);
+      else await stage(source, at, scope, how);
     },
     unstage: async (source, at, scope, how) => {
       requireMounting(mounter);
@@ -116,7 +122,11 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       const there = (await readTable()).at(place);
       if (how?.force === true) await mounter.detach(place, scope, { abort: true });
       else await mounter.unmount(place, scope);
-      if (there?.type === fuseType) await waitForEnd(source, ourId(there, place), scope);
+      // It is unmounted, whatever the keeper says to that.
+      if (there?.type === fuseType)
+        await waitForEnd(source, ourId(there, place), scope).catch((cause: unknown) =>
+          scope.log.info('whether a mount has ended is not known', { at: place, why: String(cause) }),
+        );
       await removeStage(place, scope);
     },
     grow: async () => undefined,
@@ -127,8 +137,12 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         const place = await located(at);
         if (place === undefined || source.way.client === 'host') continue;
         const there = table.at(place);
-        const served = await keepers.use(kindOf(source), scope.signal, (keeper) => keeper.list(scope.signal));
-        if (there === undefined || !served.includes(ourId(there, place))) dead.push(at);
+        try {
+          if (there === undefined || !(await isServed(source, ourId(there, place), scope))) dead.push(at);
+        } catch (cause) {
+          // What is wrong with one says nothing about the others.
+          scope.log.warn('whether a mount is served is not known', { at, why: String(cause) });
+        }
       }
       return dead;
     },
