@@ -11,7 +11,7 @@ const words = (text: string): string[] => text.trim().split(/\s+/);
 
 /** Said in short to those who are not administrators: their texts name servers, exports, paths, devices, processes. */
 const inShort = words(`
-  block-mode command-deadline data-missing data-path-full data-path-moving data-path-unavailable data-wrong-kind directory-unrecorded
+  block-mode command-deadline data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded
   file-too-large fuse-missing mount-unanswered source-port-taken tls-file-unreadable
   filesystem-damaged filesystem-unknown folder-occupied format-newer grow-failed grow-needs-unmount image-busy internal
   layout-differs loop-detaching loop-unavailable mkfs-failed mount-busy mount-denied mount-failed mount-flags-refused

@@ -165,6 +165,8 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
   unstage(source: Extract<Source, { kind: K }>, at: string, scope: Scope, how?: Unstaging): Promise<void>;
   /** After the store enlarged the volume while it was staged. */
   grow(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  /** Present where what was written may lie in memory of ours: throws when the server does not take it within seconds. */
+  flush?(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
   /** Present where a mount can die while the kernel still shows it: which of these have. Never looks into them. */
   dead?(
     staged: readonly { readonly source: Extract<Source, { kind: K }>; readonly at: string }[],

@@ -43,6 +43,9 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
     },
     takeDown: async (mount, scope, how) => {
+      const isLast = records.mounts.of(mount.volumeId).every(({ target }) => target === mount.target);
+      // Before anything is taken away: what is refused can be repeated.
+      if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       records.mounts.remove(mount.target);

@@ -20,6 +20,8 @@ export interface Staging {
   unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
   /** Only when no target is on record. Call it with the stage's lock held. */
   unstageIfIdle(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
+  /** Before the last target goes: what was acknowledged is on the store, or it throws. */
+  flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
   /** Those whose stage the kernel shows, and nobody serves. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
   /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
@@ -98,6 +100,9 @@ export function createStaging(parts: StagingParts): Staging {
     unstage,
     unstageIfIdle: async (source, id, scope, how) => {
       if (records.mounts.of(id).length === 0) await unstage(source, id, scope, how);
+    },
+    flush: async (source, id, scope) => {
+      if (source.kind === 'nfs') await clients.nfs.flush?.(source, path(id), scope);
     },
     stray: async (mounts, scope) => {
       const served = mounts.filter(({ source }) => source.kind === 'nfs');

@@ -37,6 +37,8 @@ const endingMs = 2_000;
 const lookMs = 20;
 const undoMs = 10_000;
 const initMs = 300;
+/** For what lies in memory to get to the server; less than what an unmount may take. */
+const flushMs = 4_000;
 const unending = new AbortController().signal;
 
 /** A directory of an NFS server, by our own data path: nothing of the host but /dev/fuse. */
@@ -95,6 +97,14 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     }
   }
 
+  /** What was acknowledged to somebody is not dropped in passing. */
+  async function refuseUnwritten(source: NfsSource, id: string, scope: Scope): Promise<void> {
+    const files = await keepers.use(kindOf(source), scope.signal, async (keeper) =>
+      keeper.isStuck ? 0 : await keeper.flush(id, flushMs, scope.signal),
+    );
+    if (files > 0) throw unwritten(files);
+  }
+
   async function waitForEnd(source: NfsSource, id: string, scope: Scope): Promise<void> {
     const since = clock.elapsed();
     while (await isServed(source, id, scope)) {
@@ -130,6 +140,11 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       await removeStage(place, scope);
     },
     grow: async () => undefined,
+    flush: async (source, at, scope) => {
+      const place = await located(at);
+      const there = place === undefined ? undefined : (await readTable()).at(place);
+      if (place !== undefined && there?.type === fuseType) await refuseUnwritten(source, ourId(there, place), scope);
+    },
     dead: async (staged, scope) => {
       const table = await readTable();
       const dead: string[] = [];
@@ -178,6 +193,17 @@ function unenforced(): StowageError {
     reason: 'enforcement-unsupported',
     action: "Have the store's administrator leave out client=host.",
   });
+}
+
+function unwritten(files: number): StowageError {
+  return new StowageError(
+    `${files === 1 ? 'a file has' : `${files} files have`} data that the server does not have yet, and it does not take them`,
+    {
+      code: 'busy',
+      reason: 'data-unwritten',
+      action: 'Wait until the server answers again, and repeat. To give the data up: stowage unmount PATH --force',
+    },
+  );
 }
 
 function noAnswer(cause: unknown): StowageError {
