@@ -1,5 +1,7 @@
 import { execFile } from 'node:child_process';
+import { open } from 'node:fs/promises';
 import { join } from 'node:path';
+import { setTimeout } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
@@ -56,11 +58,53 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
     expect((await fill(join(at, 'c'), 8)).said).toMatch(/Disk quota exceeded/);
     await run('rm', [join(at, 'a'), join(at, 'c')]);
     expect((await fill(join(at, 'd'), 30)).mib).toBe(30);
+    // Nor does what is replaced, or cut, take room any more. Also when nothing was done for a while.
+    await run('mv', ['--force', join(at, 'd'), join(at, 'b')]);
+    expect((await fill(join(at, 'f'), 30)).mib).toBe(30);
+    await setTimeout(3_000);
+    await run('truncate', ['--size=1M', join(at, 'b')]);
+    expect((await fill(join(at, 'g'), 28)).mib).toBe(28);
+    await run('rm', [join(at, 'f')]);
     await succeeds(server, 'volume', 'expand', 'silver/small', '128M');
     await expect.poll(async () => (await df(at)).size, patience).toBe(128);
     expect((await fill(join(at, 'e'), 40)).mib).toBe(40);
     await succeeds(server, 'unmount', at);
     expect(await dataPath(server)).toMatchObject({ mounts: 0 });
+  });
+
+  test('is written over in place when it is full, also by who goes on after a kill', { timeout: 120_000 }, async () => {
+    const { server, at } = await node(ganesha.fresh().uri);
+    await succeeds(server, 'volume', 'create', 'silver/full', '--size', '64M', '--enforce');
+    await succeeds(server, 'mount', 'silver/full', at);
+    await fill(join(at, 'a'), 16);
+    expect((await fill(join(at, 'rest'), 64)).said).toMatch(/Disk quota exceeded/);
+    const file = await open(join(at, 'a'), 'r+');
+    try {
+      const data = Buffer.alloc(16 * mib, 1);
+      await file.write(data, 0, data.length, 0);
+      await file.sync();
+      process.kill((await serving(server)).pid, 'SIGKILL');
+      data.fill(2);
+      expect((await file.write(data, 0, data.length, 0)).bytesWritten).toBe(data.length);
+      await file.sync();
+      expect((await fill(join(at, 'more'), 8)).said).toMatch(/Disk quota exceeded/);
+    } finally {
+      await file.close();
+    }
+    await succeeds(server, 'unmount', at);
+  });
+
+  test('has no more room for a file with a large hole that is gone', { timeout: 120_000 }, async () => {
+    const { server, at } = await node(ganesha.fresh().uri);
+    await succeeds(server, 'volume', 'create', 'silver/holes', '--size', '64M', '--enforce');
+    await succeeds(server, 'mount', 'silver/holes', at);
+    await run('dd', ['if=/dev/zero', `of=${join(at, 'sparse')}`, 'bs=1M', 'seek=8192', 'count=1', 'conv=fsync']);
+    await run('rm', [join(at, 'sparse')]);
+    const { mib: written, said } = await fill(join(at, 'a'), 96);
+    expect(said).toMatch(/Disk quota exceeded/);
+    expect(written).toBeGreaterThanOrEqual(60);
+    expect(written).toBeLessThanOrEqual(64);
+    await succeeds(server, 'unmount', at);
   });
 
   test('by two nodes together, over which it never grows by more than is said', { timeout: 120_000 }, async () => {

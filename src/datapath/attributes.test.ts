@@ -15,9 +15,12 @@ const at = (change: number): Attributes => ({ ...file, size: 10 + change, mtime:
 const from = (before: number, after: number): Wcc => ({ before: at(before), after: at(after) });
 const id = 2;
 
-function cache(ttlMs = 1_000) {
+function cache(ttlMs = 1_000, end?: () => number | undefined) {
   const clock = createFakeClock();
-  const attributes = createAttributeCache({ clock, ttlMs, isHidden: () => false, room: createCacheRoom(1_000) });
+  const attributes = createAttributeCache({
+    ...{ clock, ttlMs, isHidden: () => false, room: createCacheRoom(1_000) },
+    ...(end === undefined ? {} : { end }),
+  });
   const saw = (what: Attributes, since = attributes.now()) => attributes.saw(id, what, since);
   /** How often somebody else has changed it. */
   const seen: number[] = [];
@@ -112,6 +115,40 @@ describe('what is known of attributes', () => {
     // A server that does not tell what was before is believed.
     attributes.change(id).ended({ before: undefined, after: at(9) });
     expect(epoch()).toBe(2);
+  });
+
+  test('of changes that overlap, and tell nothing of before, the newest counts, however late the others are answered', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const both = () => [attributes.change(id), attributes.change(id)] as const;
+    const [first, second] = both();
+    second.ended({ before: undefined, after: at(5) });
+    first.ended({ before: undefined, after: at(3) });
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([15, 0, 1_000]);
+    // At one tick of the server's clock: it could be either.
+    const [third, fourth] = both();
+    third.ended({ before: undefined, after: at(6) });
+    fourth.ended({ before: undefined, after: { ...at(6), size: 3 } });
+    expect([epoch(), attributes.freshMs(id)]).toEqual([0, 0]);
+    // One that nothing is known of.
+    const [fifth, sixth] = both();
+    fifth.ended(undefined);
+    sixth.ended({ before: undefined, after: at(7) });
+    expect(attributes.freshMs(id)).toBe(0);
+    attributes.change(id).ended({ before: undefined, after: at(8) });
+    expect([size(), attributes.freshMs(id)]).toEqual([18, 1_000]);
+  });
+
+  test('while some writes are answered and others are not, it is as long as all of them make it', () => {
+    let end: number | undefined = 30;
+    const { attributes, saw } = cache(1_000, () => end);
+    saw(at(0));
+    const [early, late] = [attributes.change(id), attributes.change(id)];
+    late.ended({ before: undefined, after: { ...at(1), size: 50 } });
+    expect(attributes.tell(id)).toMatchObject({ attrMs: 0, attr: { size: 50 } });
+    early.ended({ before: at(0), after: { ...at(1), size: 30 } });
+    end = undefined;
+    expect(attributes.tell(id).attr.size).toBe(50);
   });
 
   test('changes of our own that overlap are put in order', () => {

@@ -1,8 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import type { AttrReply } from '#wire/fuse/operations.ts';
-import type { Attributes, Before, Wcc } from '#wire/nfs3/structures.ts';
+import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
+import { createAges } from './ages.ts';
 import { attrOf } from './attr.ts';
 import type { CacheRoom } from './cache-room.ts';
+import { type Following, follow, isNewer, isSameContent, isUnchanged, sizeOf } from './following.ts';
 
 /**
  * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
@@ -45,7 +47,7 @@ export interface Change {
   ended(wcc: Wcc | undefined): void;
 }
 
-interface Known {
+interface Known extends Following {
   attributes: Attributes | undefined;
   /** When they came. -Infinity: not to be relied on. */
   at: number;
@@ -54,10 +56,8 @@ interface Known {
   /** When, in the order of events, anything was learned last. */
   order: number;
   epoch: number;
-  /** Changes of our own that are under way; where those that ended have led to, and those that do not follow on it yet. */
+  /** Changes of our own that are under way. */
   changing: number;
-  reached: Attributes | undefined;
-  readonly ended: Wcc[];
   isTorn: boolean;
   isTouched: boolean;
   toldSize: number | undefined;
@@ -77,9 +77,6 @@ export interface AttributeCacheOptions {
 }
 
 const never = Number.NEGATIVE_INFINITY;
-/** As other NFS clients do: what has not changed for long will not change now. */
-const agePart = 0.1;
-const longestMs = 30_000;
 /** Of what there is, so much goes at once when room is made. */
 const droppedPart = 0.1;
 /** Changes that overlap are put in order by what they say about before and after; of more than these nobody can. */
@@ -97,24 +94,7 @@ export function createAttributeCache({
   let order = 0;
   /** Never the same for two states of a node, also not when it was forgotten in between. */
   let epochs = 0;
-  /**
-   * The latest time of a change that the server has told, and when. Its clock is not ours: it says at least this, so nothing
-   * is taken to be older than it is. If it is set back, things are relied on for too long, but never longer than `longestMs`.
-   */
-  let latest = { ctimeMs: never, at: 0 };
-
-  /** By the server's clock, since somebody changed it or its attributes. */
-  function unchangedMs({ ctime, ctimeNs, mtime, mtimeNs }: Attributes, now: number): number {
-    const ctimeMs = ctime * 1000 + ctimeNs / 1e6;
-    const serverMs = latest.ctimeMs + now - latest.at;
-    if (ctimeMs > serverMs) latest = { ctimeMs, at: now };
-    return Math.max(ctimeMs, serverMs) - Math.max(ctimeMs, mtime * 1000 + mtimeNs / 1e6);
-  }
-
-  function relyMs(attributes: Attributes): number {
-    if (ttlMs === 0) return 0;
-    return Math.max(ttlMs, Math.min(longestMs, unchangedMs(attributes, clock.elapsed()) * agePart));
-  }
+  const relyMs = createAges(clock, ttlMs);
 
   function of(id: number): Known {
     const found = nodes.get(id);
@@ -130,6 +110,7 @@ export function createAttributeCache({
         reached: undefined,
         ended: [],
         isTorn: false,
+        isTied: false,
         isTouched: false,
       },
       ...{ toldSize: undefined, toldEpoch: -1, isHidden: isHidden(id) },
@@ -186,13 +167,18 @@ export function createAttributeCache({
   function settle(known: Known): void {
     const isChain = known.ended.length === 0 && !known.isTorn;
     const afters = [known.reached, ...known.ended.map(({ after }) => after)].filter((one) => one !== undefined);
-    if (afters.length === 0) return;
+    if (afters.length === 0) {
+      known.isTied = false;
+      return;
+    }
     if (!isChain) known.epoch = ++epochs;
     const last = afters.reduce((a, b) => (isNewer(b, a) ? b : a));
-    learn(known, isChain ? (known.reached ?? last) : last, isChain ? clock.elapsed() : never);
+    const isSure = isChain && !known.isTied;
+    learn(known, isChain ? (known.reached ?? last) : last, isSure ? clock.elapsed() : never);
     known.ended.length = 0;
     known.reached = undefined;
     known.isTorn = false;
+    known.isTied = false;
   }
 
   function change(id: number): Change {
@@ -203,10 +189,12 @@ export function createAttributeCache({
         known.changing--;
         known.order = ++order;
         // Nothing is known of what it did. What is seen next tells, and looks like somebody else's doing.
-        if (wcc?.after === undefined) known.at = never;
-        else if (known.ended.length < mostOverlapping) known.ended.push(wcc);
+        if (wcc?.after === undefined) {
+          known.at = never;
+          known.isTied = true;
+        } else if (known.ended.length < mostOverlapping) known.ended.push(wcc);
         else known.isTorn = true;
-        known.reached = follow(known.reached, known.attributes, known.ended);
+        follow(known);
         if (known.changing === 0) settle(known);
       },
     };
@@ -236,7 +224,7 @@ export function createAttributeCache({
       const known = of(id);
       if (known.attributes === undefined) throw new Error(`nothing is known of node ${id}`);
       const ahead = end(id);
-      const size = Math.max(known.attributes.size, ahead ?? 0);
+      const size = ahead === undefined ? known.attributes.size : Math.max(ahead, sizeOf(known));
       known.toldSize = size;
       known.toldEpoch = known.epoch;
       // When it was changed is known when the server has answered.
@@ -272,31 +260,5 @@ export async function changing<R>(
     return result;
   } finally {
     change.ended(wcc);
-  }
-}
-
-const isSameContent = (a: Before, b: Before): boolean =>
-  a.mtimeNs === b.mtimeNs && a.mtime === b.mtime && a.size === b.size;
-
-export const isUnchanged = (a: Before, b: Before): boolean =>
-  a.ctimeNs === b.ctimeNs && a.ctime === b.ctime && isSameContent(a, b);
-
-const isNewer = (a: Before, b: Before): boolean =>
-  a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
-
-/**
- * Changes of our own that overlapped, each from its before to its after. As long as one follows on the other from what was
- * known, nobody else changed anything in between. A server that does not tell the state before is believed. Takes those
- * that follow out of `ended`, and gives where they lead to.
- */
-function follow(reached: Attributes | undefined, known: Attributes | undefined, ended: Wcc[]): Attributes | undefined {
-  let at = reached;
-  for (;;) {
-    const from = at ?? known;
-    const next = ended.findIndex(
-      ({ before }) => before === undefined || from === undefined || isUnchanged(before, from),
-    );
-    if (next < 0) return at;
-    at = ended.splice(next, 1)[0]?.after ?? at;
   }
 }

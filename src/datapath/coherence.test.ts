@@ -9,10 +9,12 @@ import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { Attributes } from '#wire/nfs3/structures.ts';
 
 const run = promisify(execFile);
+const never = new AbortController().signal;
 
-/** Names and attributes are relied on for a second; so long, and a little. */
+/** Names and attributes of what has just changed are relied on for a second; so long, and a little. */
 const soon = { timeout: 5_000, interval: 50 };
 
 describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
@@ -153,6 +155,54 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     await expect.poll(() => there(b('file')), soon).toBe(true);
     await fs.chmod(a('file'), 0o640);
     await expect.poll(async () => (await fs.stat(b('file'))).mode & 0o777, soon).toBe(0o640);
+  });
+
+  test('what has not changed for long is relied on for longer, but not by whoever opens it', async () => {
+    using ground = createGround();
+    await fs.writeFile(it.on('new'), 'tells the time of the server');
+    await fs.writeFile(it.on('old'), 'before');
+    const newest = BigInt((await fs.stat(it.on('new'))).ino);
+    // Nobody can give a file the time of its last change: it is told so.
+    const aged = <A extends Attributes | undefined>(told: A): A =>
+      told === undefined || told.fileId === newest
+        ? told
+        : { ...told, mtime: told.mtime - 10_000, ctime: told.ctime - 10_000 };
+    const nfs: NfsClient = {
+      ...it.nfs,
+      getattr: async (...args) => aged(await it.nfs.getattr(...args)),
+      lookup: async (...args) => {
+        const found = await it.nfs.lookup(...args);
+        return { ...found, attributes: aged(found.attributes), directory: aged(found.directory) };
+      },
+      read: async (...args) => {
+        const found = await it.nfs.read(...args);
+        return { ...found, attributes: aged(found.attributes) };
+      },
+    };
+    await using mount = await mountNfs(ground.folder, { nfs, root: it.directory });
+    const [root, request] = [1, { uid: 0, gid: 0, pid: 0, place: 0, resent: false, signal: never }];
+    const look = async (name: string) => await mount.operations.lookup?.(root, Buffer.from(name), request);
+    expect(await look('new')).toMatchObject({ attrMs: expect.closeTo(1_000, -2) });
+    expect(await look('old')).toMatchObject({
+      entryMs: expect.closeTo(30_000, -2),
+      attrMs: expect.closeTo(30_000, -2),
+    });
+    // Who waits for a name does not wait for so long.
+    expect((await look('none'))?.entryMs).toBeLessThanOrEqual(1_000);
+
+    const path = join(mount.at, 'old');
+    expect(await fs.readFile(path, 'utf8')).toBe('before');
+    for (const text of ['changed and longer', 'short', '']) {
+      expect((await fs.stat(path)).isFile()).toBe(true);
+      using other = await openExport(it.server, 'it');
+      const { handle } = await other.nfs.lookup(it.directory, 'old');
+      await other.nfs.setattr(handle, { size: 0 });
+      if (text !== '') await other.nfs.write(handle, 0, Buffer.from(text), 2);
+      await using file = await fs.open(path);
+      expect((await file.stat()).size).toBe(text.length);
+      expect(await file.readFile('utf8')).toBe(text);
+    }
+    expect(mount.faults).toEqual([]);
   });
 
   test('O_EXCL is won by one of two', async () => {

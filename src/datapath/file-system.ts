@@ -1,9 +1,9 @@
 import { constants } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import type { Operations, Statfs } from '#wire/fuse/operations.ts';
+import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import { maxTransfer } from '#wire/nfs3/structures.ts';
+import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
 import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
 import { type Calls, createCalls } from './calls.ts';
@@ -100,16 +100,22 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const entries = createEntries(context);
   const making = createMaking(context, entries);
   const { quota } = parts;
-  const charges = quota === undefined ? noCharges : createCharges(quota, attributes.last);
+  const look = async (id: number, request: Request): Promise<Attributes> => {
+    await writes.settled(id, request);
+    return await server.look(request, id);
+  };
+  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look });
   const removing = createRemoving(context, entries, charges);
-  const writes = createWrites({
+  const uncharged = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready: parts.behind?.ready ?? (() => undefined) },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
+    onDone: charges.written,
     budgets: [createBudget(mostBehindOfMount), ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
+  const writes = charging(uncharged, charges, calls);
   const setting = createSetting(context, writes, charges);
   const { forget: forgetFile, ...files } = createFiles({
-    ...{ context, entries, making, removing, writes: charging(writes, charges, calls) },
+    ...{ context, entries, making, removing, writes },
     ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },
   });
   const { mkdir, mknod, symlink, link } = making;
@@ -189,9 +195,26 @@ function charging(writes: Writes, charges: Charges, calls: Calls): Writes {
       return writes.doubts;
     },
     write: (id, at, data, request) => {
-      const room = charges.write(id, at.offset, data.length);
+      const room = charges.write(id, at.offset, data.length, request);
       if (room === undefined) return writes.write(id, at, data, request);
-      return calls.wait(request, (signal) => until(room, signal)).then(() => writes.write(id, at, data, request));
+      return calls
+        .wait(request, (signal) => until(room, signal))
+        .then(() => writes.write(id, at, data, request))
+        .catch((cause: unknown) => {
+          // Nobody may tell any more that it is done.
+          void room.then(() => charges.written(request.place)).catch(() => undefined);
+          throw cause;
+        });
+    },
+    behind: {
+      ...writes.behind,
+      get files() {
+        return writes.behind.files;
+      },
+      restore: (written) => {
+        charges.restored(written.place, written.data.length);
+        writes.behind.restore(written);
+      },
     },
   };
 }

@@ -74,8 +74,9 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   }
 
   function fail(lost: Iterable<Entry<W>>, cause: unknown): void {
-    for (const entry of lost) drop(entry);
+    // In this order: killed in between, a successor sends them once more, and it is told all the same.
     parts.onLost(cause instanceof Errno ? cause : new Errno('EIO', cause));
+    for (const entry of lost) drop(entry);
   }
 
   function start(entry: Entry<W>, how: { readonly stable: boolean }): void {

@@ -63,13 +63,15 @@ export function createFiles(parts: FileParts): FileOperations {
   }
 
   function opened(id: number, flags: number, request: Request): Opened {
-    const fh = openFiles.open(request.uid, (flags & (constants.O_WRONLY | constants.O_RDWR)) !== 0);
+    const canWrite = (flags & (constants.O_WRONLY | constants.O_RDWR)) !== 0;
+    const fh = openFiles.open(request.uid, canWrite);
     const epoch = attributes.epoch(id);
     const isSame = cached.get(id) === epoch;
     cached.set(id, epoch);
     nodes.opened(id, request.place);
     writes.opened(id, fh);
-    return { fh, flags: isSame ? openFlag.keepCache : 0 };
+    // Who only reads need not wait for an answer when he closes the file.
+    return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
   }
 
   const readInto = (id: number, fh: number, offset: number, into: Buffer | LateBuffer, request: Request) =>

@@ -32,25 +32,3 @@ function refuse(): never {
 
 /** Better than to pretend: another node would not know of the lock. */
 export const refusingLocks: Partial<Operations> = { getlk: refuse, setlk: refuse, setlkw: refuse };
-
-const changing = [
-  ...(['setattr', 'symlink', 'mknod', 'mkdir', 'unlink', 'rmdir', 'rename', 'link', 'create', 'write'] as const),
-  ...(['open', 'flush', 'fsync', 'release'] as const),
-];
-
-type Does = (...args: never[]) => unknown;
-
-/** What changes something waits for as long as `until` gives something to wait for. */
-export function waiting(operations: Partial<Operations>, until: () => Promise<void> | undefined): Partial<Operations> {
-  const later =
-    (does: Does): Does =>
-    (...args) => {
-      const first = until();
-      return first === undefined ? does(...args) : first.then(() => does(...args));
-    };
-  const all = changing.flatMap((name) => {
-    const does = operations[name] as Does | undefined;
-    return does === undefined ? [] : [[name, later(does)]];
-  });
-  return { ...operations, ...(Object.fromEntries(all) as Partial<Operations>) };
-}

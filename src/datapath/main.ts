@@ -33,7 +33,9 @@ const link = joinKeeper({
   ...{ clock, log, version, signal: stopping.signal },
   handlers: {
     serve: (given) => {
-      program = startProgram(given, { clock, log, holder: link, ended: link.ended, signal: stopping.signal });
+      program = startProgram(given, {
+        ...{ clock, log, holder: link, ended: link.ended, unserved: link.unserved, signal: stopping.signal },
+      });
       program.then(() => link.ready(), fail);
     },
     add: (mount) => {
@@ -45,6 +47,10 @@ const link = joinKeeper({
     },
     remove: (id) => {
       program?.then((running) => running.remove(id)).catch(fail);
+    },
+    flush: async (id, ms) => {
+      const running = await program;
+      return (await running?.flush(id, ms)) ?? 0;
     },
     stop: async () => {
       const running = await program;

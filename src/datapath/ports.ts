@@ -1,3 +1,4 @@
+import type { ErrnoName } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 
 /**
@@ -43,6 +44,9 @@ export interface Nodes {
   /** Where the file is that was removed while open; it goes with the last close. */
   hide(id: number, at: Hidden | undefined): void;
   hidden(id: number): Hidden | undefined;
+  /** Why data of the file got lost after they were answered, as long as somebody has it open who was not told. */
+  setLost(id: number, why: ErrnoName | undefined): void;
+  lost(id: number): ErrnoName | undefined;
 }
 
 export interface Hidden {

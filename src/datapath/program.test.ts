@@ -1,5 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import { closeSync, constants, openSync } from 'node:fs';
+import { closeSync, constants, existsSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { queryObjects } from 'node:v8';
@@ -8,9 +8,10 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround } from '#testing/ground.ts';
-import { createJournal } from './journal/memory.ts';
+import { createJournal, openJournal } from './journal/memory.ts';
+import { createMountRows } from './journal/mounts.ts';
 import type { MountSpec } from './mount-spec.ts';
-import { startProgram } from './program.ts';
+import { type GivenMount, startProgram } from './program.ts';
 
 const spec: MountSpec = {
   ...{ version: 1, addresses: ['127.0.0.1'], port: 1, connections: 1, privilegedPorts: false, tls: undefined },
@@ -18,28 +19,49 @@ const spec: MountSpec = {
   ...{ maxRead: 65_536, maxWrite: 65_536, cacheMs: 1_000, locks: 'node' },
 };
 
-describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
-  test('keeps nothing of mounts that are gone', async () => {
-    using ground = createGround();
-    // Nothing ever comes from it, as from the device of a mount that nobody uses.
-    const device = join(ground.folder, 'device');
-    execFileSync('mkfifo', [device]);
-    const journal = createJournal(8);
-    const stop = new AbortController();
-    onTestFinished(() => {
-      stop.abort();
-      closeSync(journal);
-    });
-    const program = await startProgram(
-      { journal, mounts: [], sockets: [] },
+interface Told {
+  readonly unserved: string[];
+}
+
+/** A program without mounts, and what it says. `open` is a device from which nothing ever comes. */
+async function started() {
+  const ground = createGround();
+  const device = join(ground.folder, 'device');
+  execFileSync('mkfifo', [device]);
+  const journal = createJournal(8);
+  const stop = new AbortController();
+  onTestFinished(() => {
+    stop.abort();
+    closeSync(journal);
+    ground[Symbol.dispose]();
+  });
+  const told: Told = { unserved: [] };
+  const start = (mounts: readonly GivenMount[] = []) =>
+    startProgram(
+      { journal, mounts, sockets: [] },
       {
         ...{ clock: systemClock(), log: silentLog(), signal: stop.signal, ended: () => undefined },
+        unserved: (id) => void told.unserved.push(id),
         holder: { hold: () => '', letGo: () => undefined },
       },
     );
+  const open = (): number => openSync(device, constants.O_RDWR | constants.O_NONBLOCK);
+  const rows = (): readonly string[] =>
+    createMountRows(openJournal(journal))
+      .all()
+      .map(({ id }) => id);
+  return { start, told, open, rows };
+}
+
+const isOpen = (fd: number): boolean => existsSync(`/proc/self/fd/${fd}`);
+
+describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
+  test('keeps nothing of mounts that are gone', async () => {
+    const { start, open } = await started();
+    const program = await start();
     const comeAndGo = async (times: number): Promise<number> => {
       for (let i = 0; i < times; i++) {
-        await program.add({ id: 'one', spec, fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK) });
+        await program.add({ id: 'one', spec, fd: open() });
         program.remove('one');
         await nextTurn();
       }
@@ -48,5 +70,42 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     const before = await comeAndGo(5);
     // A file system has more than ten.
     expect((await comeAndGo(20)) - before).toBeLessThan(20);
+  });
+
+  test('keeps nothing of a mount that goes before it is served', async () => {
+    const { start, open, rows } = await started();
+    const program = await start();
+    const fd = open();
+    const adding = program.add({ id: 'one', spec, fd });
+    program.remove('one');
+    // The next of that name comes after it.
+    const again = open();
+    const addingAgain = program.add({ id: 'one', spec, fd: again });
+    await Promise.all([adding, addingAgain]);
+    expect(rows()).toEqual(['one']);
+    await expect.poll(() => isOpen(fd)).toBe(false);
+    expect(isOpen(again)).toBe(true);
+    program.remove('one');
+    expect(rows()).toEqual([]);
+    await expect.poll(() => isOpen(again)).toBe(false);
+  });
+
+  test('says which mount it cannot serve, serves the others, and gives up what there is of it when told', async () => {
+    const { start, told, open, rows } = await started();
+    const first = await start();
+    for (const id of ['good', 'bad']) await first.add({ id, spec, fd: open() });
+    const [good, bad] = [open(), open()];
+    const program = await start([
+      { id: 'bad', spec: { ...spec, version: 2 }, fd: bad },
+      { id: 'good', spec, fd: good },
+    ]);
+    expect(told.unserved).toEqual(['bad']);
+    expect([isOpen(good), isOpen(bad)]).toEqual([true, false]);
+    // Another program, to which the keeper may go back, finds it as it was.
+    expect(rows().toSorted()).toEqual(['bad', 'good']);
+    program.remove('bad');
+    expect(rows()).toEqual(['good']);
+    await expect(program.add({ id: 'bad', spec: {}, fd: open() })).rejects.toThrow('version');
+    expect(told.unserved).toEqual(['bad', 'bad']);
   });
 });

@@ -1,20 +1,24 @@
+import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { header } from '#wire/fuse/message.ts';
 import { createBudget, mostBehind } from './budget.ts';
 import { createConnections, type Holder, type Rented } from './connections.ts';
-import { drain } from './drain.ts';
+import { createDraining, type OldConnection } from './draining.ts';
 import { openFileSystem } from './file-system.ts';
+import { heldBack } from './held-back.ts';
 import { formatJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
 import { createNodeTable } from './journal/nodes.ts';
 import { createRequests, type Left } from './journal/requests.ts';
-import { asked, refusingLocks, waiting } from './kernel-wishes.ts';
+import { asked, refusingLocks } from './kernel-wishes.ts';
 import { type MountSpec, readSpec } from './mount-spec.ts';
 import type { KeptGrowth } from './quota/account.ts';
 import { createMountQuota } from './quota/mount-quota.ts';
 import type { Quota } from './quota/quota.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
 import { createShared } from './shared.ts';
+import { until } from './until.ts';
 import type { Behind } from './writes.ts';
 
 export interface ProgramParts {
@@ -23,6 +27,8 @@ export interface ProgramParts {
   readonly holder: Holder;
   /** The kernel has no use for it any more. */
   readonly ended: (mount: string) => void;
+  /** It cannot be served. What there is of it in the journal stays until it is removed: another program may know more. */
+  readonly unserved: (mount: string) => void;
   readonly signal: AbortSignal;
 }
 
@@ -37,13 +43,15 @@ export interface Given {
   readonly journal: number;
   readonly mounts: readonly GivenMount[];
   /** Connections of a predecessor. */
-  readonly sockets: readonly { readonly id: string; readonly fd: number }[];
+  readonly sockets: readonly OldConnection[];
 }
 
 /** Serves all mounts of a keeper, going on where a predecessor was stopped. */
 export interface Program {
   add(mount: GivenMount): Promise<void>;
   remove(id: string): void;
+  /** Has what was written put on the server's disk; gives how many files are not whole there, after `ms` at the latest. */
+  flush(id: string, ms: number): Promise<number>;
   /** Reads nothing more; resolves when everything that was read is answered. */
   stop(): Promise<void>;
 }
@@ -68,31 +76,21 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
   const budget = createBudget(mostBehind);
   const running = new Map<string, Running>();
   const left = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
-  let drained: Promise<void> | undefined;
-
-  /** Nothing may be changed before what a predecessor sent is either done or will never be. */
-  function drainAll(): void {
-    if (given.sockets.length === 0) return;
-    const descriptors = given.sockets.map(({ fd }) => fd);
-    const isAnswering = async (until: AbortSignal): Promise<void> => {
-      await Promise.all(
-        [...rented].map(({ nfs }) => nfs.null({ signal: until, deadlineMs: Number.POSITIVE_INFINITY })),
-      );
-    };
-    drained = drain(descriptors, { clock, isAnswering }, signal).then(() => {
-      drained = undefined;
-      for (const { id } of given.sockets) holder.letGo(id);
-    });
-    drained.catch((cause: unknown) => log.warn('old connections were not ended', { cause: String(cause) }));
-  }
-
   const rented = new Set<Rented>();
+  const draining = createDraining(given.sockets, {
+    ...{ clock, log, letGo: (id) => holder.letGo(id) },
+    clientsOf: (about) => [...rented].filter((server) => server.about === about).map(({ nfs }) => nfs),
+  });
   const shared = createShared();
 
-  async function add({ id, spec: told, fd }: GivenMount): Promise<void> {
+  async function serve({ id, spec: told, fd }: GivenMount): Promise<void> {
+    using parting = new DisposableStack();
+    let isGiven = false;
+    parting.defer(() => {
+      if (!isGiven) closeSync(fd);
+    });
     const spec = readSpec(told);
     const row = rows.of(id);
-    using parting = new DisposableStack();
     const server = connections.rent(spec);
     const quota = quotaOf(id, spec, server, rows.growth(row.index));
     parting.use(quota);
@@ -100,24 +98,30 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     // It leads to the whole file system.
     parting.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
+    const known = nodes.of(row.index, root);
+    const ready = (): Promise<void> | undefined => draining.ready(server.about);
     const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
     const { operations, behind } = parting.use(
       openFileSystem({
-        ...{ nfs: server.nfs, nodes: nodes.of(row.index, root), proofs: requests, clock, shared },
+        ...{ nfs: server.nfs, nodes: known, proofs: requests, clock, shared },
         quota: quota.quota,
         notify: (bytes) => served.notify(bytes),
         notifyApart: (bytes) => served.notifyApart(bytes),
         behind: {
           kept: { keep: requests.behind, free: (place) => served.committed(place) },
-          ...{ budget, ready: () => drained },
+          ...{ budget, ready },
         },
         options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
       }),
     );
     server.onConnected(behind.doubt);
+    isGiven = true;
     const served = await serveMount({
       ...{ fd, mount: row.index, requests, paused, left: left.get(row.index) ?? [] },
-      operations: waiting({ ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) }, () => drained),
+      operations: heldBack(
+        { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
+        { clock, ready, softMs, isHidden: (node) => known.hidden(node) !== undefined },
+      ),
       wishes: asked(spec),
       onBehind: behind.restore,
       // Memory that one mount waits for may be held by another.
@@ -167,25 +171,69 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     for (const wake of [...paused]) wake();
   }
 
+  /** By id. One after the other: they share what the journal has of it. */
+  const coming = new Map<string, Promise<void>>();
+
+  async function add(mount: GivenMount): Promise<void> {
+    const { id } = mount;
+    const serving = coming.get(id)?.then(() => serve(mount)) ?? serve(mount);
+    const settled = serving.then(
+      () => undefined,
+      () => undefined,
+    );
+    coming.set(id, settled);
+    try {
+      await serving;
+    } catch (cause) {
+      log.error('a mount is not served', { mount: id, cause: String(cause) });
+      parts.unserved(id);
+      throw cause;
+    } finally {
+      if (coming.get(id) === settled) coming.delete(id);
+    }
+  }
+
+  function drop(id: string): void {
+    const known = running.get(id);
+    if (known === undefined) {
+      dropUnserved(id);
+      return;
+    }
+    running.delete(id);
+    // They would come too late: whoever mounts it elsewhere must not be written over.
+    if (known.behind.files > 0) log.warn('unmounted before all was written', { mount: id, files: known.behind.files });
+    void known.behind.stop();
+    known[Symbol.dispose]();
+    forget(known.index);
+  }
+
+  function dropUnserved(id: string): void {
+    const index = rows.all().find((row) => row.id === id)?.index;
+    if (index === undefined) return;
+    const files = filesBehind(left.get(index) ?? []);
+    if (files > 0) log.warn('unmounted before all was written', { mount: id, files });
+    left.delete(index);
+    forget(index);
+  }
+
   for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
   // One that cannot be served must not keep the others from it.
-  const adding = given.mounts.map((mount) =>
-    add(mount).catch((cause: unknown) => log.error('a mount is not served', { mount: mount.id, cause: String(cause) })),
-  );
-  drainAll();
+  const adding = given.mounts.map((mount) => add(mount).catch(() => undefined));
+  draining.begin(signal);
   await Promise.all(adding);
   return {
     add,
     remove: (id) => {
+      const soon = coming.get(id);
+      if (soon === undefined) drop(id);
+      else void soon.then(() => drop(id));
+    },
+    flush: async (id, ms) => {
       const known = running.get(id);
-      if (known === undefined) return;
-      running.delete(id);
-      // They would come too late: whoever mounts it elsewhere must not be written over.
-      if (known.behind.files > 0)
-        log.warn('unmounted before all was written', { mount: id, files: known.behind.files });
-      void known.behind.stop();
-      known[Symbol.dispose]();
-      forget(known.index);
+      if (known === undefined) return filesBehind(left.get(rows.all().find((row) => row.id === id)?.index ?? -1) ?? []);
+      using limit = clock.deadline(ms, signal);
+      await until(known.behind.flush(), limit.signal).catch(() => undefined);
+      return known.behind.files;
     },
     stop: async () => {
       const all = [...running.values()];
@@ -194,6 +242,10 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     },
   };
 }
+
+/** Of a mount that could not be served. */
+const filesBehind = (left: readonly Left[]): number =>
+  new Set(left.filter(({ phase }) => phase === 'behind').map(({ message }) => header.node(message))).size;
 
 /** The kernel counts requests up: what was asked first is done first. */
 function byUnique(one: Left, other: Left): number {

@@ -27,7 +27,11 @@ export interface Removing extends Pick<Operations, 'unlink' | 'rmdir'> {
 /** As other NFS clients call them: backup programs leave them out. */
 const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
-export function createRemoving(context: Context, entries: Entries, charges: Pick<Charges, 'removed'>): Removing {
+export function createRemoving(
+  context: Context,
+  entries: Entries,
+  charges: Pick<Charges, 'leaving' | 'removed'>,
+): Removing {
   const { nfs, nodes, server, attributes, names, proofs, clock } = context;
   /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
   const hiders = new Map<number, Who>();
@@ -120,9 +124,10 @@ export function createRemoving(context: Context, entries: Entries, charges: Pick
       const there = await target(parent, name, request);
       if (there === undefined) return;
       if ((await hide(parent, name, there, request)) !== undefined) return;
-      await remove(parent, name, request, ({ directory }, options) => nfs.remove(directory, name, options));
       const id = nodes.find(there.handle)?.id;
-      charges.removed(id, (id === undefined ? undefined : attributes.last(id)) ?? there.attributes);
+      const before = await charges.leaving(id, request);
+      await remove(parent, name, request, ({ directory }, options) => nfs.remove(directory, name, options));
+      charges.removed(id, before);
       if (id !== undefined) attributes.expire(id);
     },
     rmdir: async (parent, name, request) => {
@@ -143,17 +148,18 @@ export function createRemoving(context: Context, entries: Entries, charges: Pick
       hiders.delete(id);
       const parent = nodes.find(hidden.directory)?.id;
       const asHider: Request = withIdentity(request, who);
+      const before = await charges.leaving(id, request);
       try {
         if (parent !== undefined)
           await remove(parent, Buffer.from(hidden.name), asHider, ({ directory }, options) =>
             nfs.remove(directory, hidden.name, options),
           );
         else await server.apart(asHider, (options) => nfs.remove(hidden.directory, hidden.name, options));
+        charges.removed(id, before);
       } catch (cause) {
         // Somebody has cleared it away already.
         if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
       }
-      charges.removed(id, attributes.last(id));
       shown(id);
       // It may have other names.
       attributes.expire(id);

@@ -23,7 +23,7 @@ export function createRenaming(
   context: Context,
   entries: Entries,
   removing: Removing,
-  charges: Pick<Charges, 'removed'>,
+  charges: Pick<Charges, 'leaving' | 'removed'>,
 ): Pick<Operations, 'rename'> {
   const { nfs, nodes, server, attributes, names, proofs, clock } = context;
 
@@ -33,7 +33,9 @@ export function createRenaming(
     if (before?.kind === 'moved') {
       const there = await entries.find(to.parent, to.name, request);
       if (there !== undefined && isSame(there.handle, before.handle)) return undefined;
-      return { handle: before.handle, attributes: undefined, since: attributes.now() };
+      // It is neither there nor here any more: it was moved, and somebody went on with it. The old name may be another's now.
+      const still = await entries.find(from.parent, from.name, request);
+      return still !== undefined && isSame(still.handle, before.handle) ? still : undefined;
     }
     const { parent, name } = from;
     const there = (await entries.meant(parent, name, request)) ?? (await entries.find(parent, name, request));
@@ -81,16 +83,15 @@ export function createRenaming(
         return;
       }
       const undo = replaced && (await removing.hide(to.parent, to.name, replaced, request));
+      const replacedId = replaced === undefined || undo !== undefined ? undefined : nodes.find(replaced.handle)?.id;
+      const leaves = await charges.leaving(replacedId, request);
       try {
         await move(from, to, request);
       } catch (cause) {
         if (isDefinite(cause)) await undo?.().catch(() => undefined);
         throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
       }
-      if (replaced !== undefined && undo === undefined) {
-        const id = nodes.find(replaced.handle)?.id;
-        charges.removed(id, (id === undefined ? undefined : attributes.last(id)) ?? replaced.attributes);
-      }
+      charges.removed(replacedId, leaves);
       remember(from, to, moved, replaced);
     },
   };

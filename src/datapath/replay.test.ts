@@ -303,6 +303,20 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       expect(readFileSync(it.on('to'), 'utf8')).toBe('moved');
       expect(readdirSync(it.folder)).toEqual(['to']);
     });
+
+    test('it was done, and somebody has gone on with it: what has the old name now is left alone', async () => {
+      writeFileSync(it.on('from'), 'moved');
+      const { process } = mount();
+      await rename(process());
+      // By way of the server, which has a cache of its own.
+      const { directory } = it;
+      await it.nfs.rename({ directory, name: 'to' }, { directory, name: 'elsewhere' });
+      await rename(process());
+      expect(readdirSync(it.folder)).toEqual(['elsewhere']);
+      await it.nfs.create(directory, 'from', { mode: 'guarded', set: { mode: 0o600 } });
+      await rename(process());
+      expect(readdirSync(it.folder).toSorted()).toEqual(['elsewhere', 'from']);
+    });
   });
 
   describe('link', () => {

@@ -1,15 +1,21 @@
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, constants, mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { createMemory } from '#base/linux/memory.ts';
 import { needs } from '#testbed/needs.ts';
+import { usualWishes } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
-import { createJournal } from './journal/memory.ts';
+import type { Slot } from '#wire/fuse/device.ts';
+import { lines } from './journal/layout.ts';
+import { createJournal, openJournal } from './journal/memory.ts';
+import { createRequests } from './journal/requests.ts';
+import { serveMount } from './served-mount.ts';
 
 const run = promisify(execFile);
+const statfs = { opcode: 17, length: 40 } as const;
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
 /** Mounted, and served by a process that can be killed and followed by another. */
@@ -35,6 +41,50 @@ async function mounted(at: string) {
   };
   return { start, close };
 }
+
+test.skipIf(needs('linux'))(
+  'a request for which the one before had no room is answered when there is some',
+  async () => {
+    using ground = createGround();
+    // Nothing ever comes from it, as from the device of a mount that nobody uses.
+    const device = join(ground.folder, 'device');
+    execFileSync('mkfifo', [device]);
+    const journal = createJournal(8);
+    onTestFinished(() => closeSync(journal));
+    const put = (slot: Slot, unique: number): number => {
+      slot.buffer.fill(0, 0, statfs.length);
+      slot.view.setUint32(0, statfs.length, true);
+      slot.view.setUint32(4, statfs.opcode, true);
+      slot.view.setUint32(8, unique, true);
+      slot.view.setUint32(16, 1, true);
+      return statfs.length;
+    };
+    const before = createRequests(openJournal(journal));
+    const [own, others] = [before.arm(0) ?? expect.fail(), before.arm(1) ?? expect.fail()];
+    for (let i = 1; i <= lines; i++) before.take(1, others, put(others, i));
+    put(own, lines + 1);
+
+    const requests = createRequests(openJournal(journal));
+    requests.left();
+    const paused = new Set<() => void>();
+    let asked = 0;
+    using _served = await serveMount({
+      ...{ fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK), mount: 0, requests, paused, left: [] },
+      operations: {
+        statfs: () => {
+          asked++;
+          return new Promise<never>(() => undefined);
+        },
+      },
+      ...{ wishes: usualWishes, onBehind: () => expect.fail(), onAgreed: () => undefined, onEnd: () => undefined },
+      onFault: (_operation, cause) => expect.fail(String(cause)),
+    });
+    expect([asked, paused.size]).toEqual([0, 1]);
+    requests.free(5);
+    for (const wake of [...paused]) wake();
+    expect([asked, paused.size]).toEqual([1, 0]);
+  },
+);
 
 describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and again', () => {
   test('a WRITE that was kept and not answered is answered by the next one', async () => {

@@ -2,7 +2,7 @@ import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
 import type { Agreement, Wishes } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession, type Desk } from '#wire/fuse/session.ts';
-import type { Left, Requests } from './journal/requests.ts';
+import type { Left, Requests, Stuck } from './journal/requests.ts';
 import type { Written } from './ports.ts';
 import { answerTo, writtenBy } from './written.ts';
 
@@ -41,11 +41,11 @@ export interface ServedMount extends Disposable {
 /** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
   const { fd, mount, requests, paused } = options;
-  let armed: Slot | undefined;
   let isStopping = false;
   const idle = Promise.withResolvers<void>();
   /** Read, and without a line: there was no room. */
-  let stuck: { readonly slot: Slot; readonly length: number } | undefined;
+  let stuck: Stuck | undefined = requests.stuck(mount);
+  let armed = stuck?.slot;
 
   /** Later: whoever freed it is in the middle of something, and the answer to it may not be written yet. */
   const free = (place: number): void => {
@@ -88,6 +88,8 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   function wake(): void {
     paused.delete(wake);
+    // It stays where it is, for the next one.
+    if (isStopping) return;
     const waiting = stuck;
     stuck = undefined;
     if (waiting !== undefined) take(waiting.slot, waiting.length);
@@ -98,6 +100,8 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
   for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
   for (const one of others) resume(one);
+  // There may be room for it already; if not, there is something to hurry now.
+  if (stuck !== undefined) wake();
 
   function restore({ place, message }: Left): void {
     const written = writtenBy(place, message);

@@ -19,12 +19,12 @@ const firstNegative = 2 ** 63;
 export function createSetting(
   { nfs, server, attributes }: Context,
   writes: Pick<Writes, 'flushed'>,
-  charges: Pick<Charges, 'resized'>,
+  charges: Pick<Charges, 'leaving' | 'resized'>,
 ): Setting {
   async function set(id: number, what: SetAttributes, request: Request, who: Who): Promise<void> {
     // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
     await writes.flushed(id, request);
-    const before = attributes.last(id);
+    const before = what.size === undefined ? undefined : await charges.leaving(id, request);
     const send = () => server.on(request, id, (handle, options) => nfs.setattr(handle, what, options), who);
     const { after } = await changing(attributes, id, send, (change) => change);
     if (after === undefined) await server.look(request, id, who);

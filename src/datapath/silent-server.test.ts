@@ -15,6 +15,7 @@ const endMs = 15_000;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands still', () => {
   const it = exportedByGanesha();
+  const other = exportedByGanesha();
 
   /** A folder of the server with a file in it. */
   async function source(name = 'folder'): Promise<Source> {
@@ -94,6 +95,41 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     });
     expect((await run('cat', [mount.on('file')])).stdout).toBe('data'.repeat(1000));
     await run('umount', [mount.at]);
+  });
+
+  /** A program that has a file open, and changes it when it is told. */
+  async function writer(file: string): Promise<ChildProcess> {
+    const script = 'exec 3>"$1"; echo open; read go; echo data >&3';
+    const child = spawn('sh', ['-c', script, 'sh', file], { stdio: ['pipe', 'pipe', 'ignore'] });
+    await once(child.stdout, 'data');
+    return child;
+  }
+
+  test('and the data path is killed: those of other servers go on, and whoever waits can be killed', async () => {
+    await using mounts = await keepMounts();
+    const silent = await mounts.mount(await source(), { cacheMs: 60_000 });
+    const well = await mounts.mount(await sourceOf(other.server, other.folder), { cacheMs: 0 });
+    const [waits, goesOn] = [await writer(silent.on('new')), await writer(well.on('new'))];
+    await it.frozen(async () => {
+      await mounts.killDataPath();
+      await mounts.whole();
+      goesOn.stdin?.end('go\n');
+      expect(await endsAlone([goesOn], endMs)).not.toBe('waits');
+      await run('mkdir', [well.on('directory')]);
+      expect(await silent.waiting()).toBe(0);
+      waits.stdin?.end('go\n');
+      await eventually(
+        () => silent.waiting(),
+        (count) => count > 0,
+      );
+      // It was not answered before it was sent: the old connections of this server are not over.
+      expect(await endsAlone([waits], 2_000)).toBe('waits');
+      waits.kill('SIGKILL');
+      expect(await endsAlone([waits], endMs)).not.toBe('waits');
+    });
+    expect((await run('cat', [well.on('new')])).stdout).toBe('data\n');
+    await run('mkdir', [silent.on('directory')]);
+    await run('umount', [silent.at, well.at]);
   });
 
   test('and nobody serves any more: an abort of the connection lets everybody go', async () => {

@@ -157,6 +157,28 @@ describe('writing behind', () => {
     expect(behind.settled('f')).toBeUndefined();
   });
 
+  test('that something is lost is known before its memory is given up', async () => {
+    const { server, behind, piece, kept, lost } = create();
+    const known: number[] = [];
+    lost.push = () => known.push(kept.size);
+    void behind.write('f', piece(0, large), never);
+    const flushing = behind.flush('f');
+    server.calls.shift()?.refuse(new Errno('ENOSPC'));
+    await flushing;
+    expect([known, kept.size]).toEqual([[1], 0]);
+  });
+
+  test('all files are flushed at once', async () => {
+    const { server, behind, piece } = create();
+    for (const file of ['f', 'g']) void behind.write(file, piece(0, 'small'), never);
+    const flushing = behind.flushAll();
+    expect(server.log).toEqual(['write 0+5 stable', 'write 0+5 stable']);
+    expect(behind.files).toBe(2);
+    await server.serve();
+    await flushing;
+    expect(behind.files).toBe(0);
+  });
+
   test('what the server refuses, to take or to put on its disk, is lost', async () => {
     const { server, behind, piece, kept, lost } = create();
     void behind.write('f', piece(0, 'a'), never);

@@ -33,6 +33,8 @@ export interface WriteBehind<F, W> {
   settled(file: F, range?: Range): Promise<void> | undefined;
   /** Everything written so far is on the server's disk, or lost. Undefined: nothing is left. */
   flush(file: F): Promise<void> | undefined;
+  /** The same for all files. */
+  flushAll(): Promise<void>;
   /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
   end(file: F): number | undefined;
   /** Puts on the disk what there is, without being asked: somebody waits for the room. */
@@ -107,6 +109,9 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
     },
     settled: (file, range) => works.get(keyOf(file))?.settled(range),
     flush: (file) => works.get(keyOf(file))?.flush(),
+    flushAll: async () => {
+      await Promise.all(works.values().map((work) => work.flush()));
+    },
     end: (file) => works.get(keyOf(file))?.end(),
     hurry,
     doubt: () => {

@@ -1,5 +1,5 @@
 import { constants } from 'node:fs';
-import type { Errno } from '#wire/fuse/errno.ts';
+import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
@@ -39,6 +39,8 @@ export interface Behind {
   hurry(): void;
   /** The server may have started anew. */
   doubt(): void;
+  /** Resolves when everything written so far is on the server's disk, or lost. */
+  flush(): Promise<void>;
   /** Nothing is sent or given up any more. Resolves when nothing is under way. */
   stop(): Promise<void>;
   /** With something that is not on the server's disk. */
@@ -51,12 +53,8 @@ export interface WritesParts extends SendingOptions {
   /** Left out: nothing outlives this process, so nobody is answered before the server has it on its disk. */
   readonly kept: Kept | undefined;
   readonly budgets: readonly Budget[];
-}
-
-interface Lost {
-  /** How often. */
-  count: number;
-  last: Errno;
+  /** The write that came at this place is on the server's disk, or lost. */
+  readonly onDone?: (place: number) => void;
 }
 
 /** Whoever opened a file like this wants to be told when it is on the disk, not before. */
@@ -64,11 +62,11 @@ const isThrough = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
 
 export function createWrites(parts: WritesParts): Writes {
   const { context, calls, kept, budgets } = parts;
-  const { attributes, clock } = context;
+  const { attributes, clock, nodes } = context;
   const sending = createSending(context, parts);
-  const losses = new Map<number, Lost>();
-  /** Of which losses each open file knows. */
-  const told = new Map<number, number>();
+  /** Open files that know what of their node got lost. A successor tells it to all of them once more. */
+  const told = new Map<number, Set<number>>();
+  let isStopped = false;
   /** Requests that are not answered before their data are on the disk: their memory goes with the answer. */
   const waiting = new Set<number>();
   let doubts = 0;
@@ -79,18 +77,35 @@ export function createWrites(parts: WritesParts): Writes {
       if (!waiting.has(place)) kept?.keep(place);
     },
     free: (place) => {
+      parts.onDone?.(place);
       if (!waiting.delete(place)) kept?.free(place);
     },
     onLost: (id, last) => {
-      losses.set(id, { count: (losses.get(id)?.count ?? 0) + 1, last });
+      nodes.setLost(id, last.code);
+      told.delete(id);
     },
   });
 
   function tell(id: number, fh: number): void {
-    const lost = losses.get(id);
-    if (lost === undefined || lost.count <= (told.get(fh) ?? 0)) return;
-    told.set(fh, lost.count);
-    throw lost.last;
+    const lost = nodes.lost(id);
+    if (lost === undefined || told.get(id)?.has(fh) === true) return;
+    know(id, fh);
+    // Only when the answer is in the journal: killed before that, it is the successor's to tell.
+    setImmediate(() => settleLoss(id, 0));
+    throw new Errno(lost);
+  }
+
+  function know(id: number, fh: number): void {
+    const known = told.get(id) ?? new Set();
+    told.set(id, known.add(fh));
+  }
+
+  /** Unless there is somebody left who does not know. Of those who have it open, `spared` need not know. */
+  function settleLoss(id: number, spared: number): void {
+    const { opens = 0 } = nodes.get(id) ?? {};
+    if (isStopped || (told.get(id)?.size ?? 0) < opens - spared) return;
+    nodes.setLost(id, undefined);
+    told.delete(id);
   }
 
   const waited = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
@@ -148,14 +163,16 @@ export function createWrites(parts: WritesParts): Writes {
       return doubts;
     },
     opened: (id, fh) => {
-      told.set(fh, losses.get(id)?.count ?? 0);
+      if (nodes.lost(id) === undefined) return;
+      settleLoss(id, 1);
+      if (nodes.lost(id) !== undefined) know(id, fh);
     },
     closed: (id, fh) => {
-      told.delete(fh);
+      told.get(id)?.delete(fh);
       return behind.flush(id);
     },
     forget: (id) => {
-      losses.delete(id);
+      told.delete(id);
     },
     behind: {
       restore: ({ place, node, offset, data, ...who }) => behind.restore(node, { place, offset, data, who }),
@@ -164,7 +181,11 @@ export function createWrites(parts: WritesParts): Writes {
         if (behind.files > 0) doubts++;
         behind.doubt();
       },
-      stop: sending.stop,
+      flush: behind.flushAll,
+      stop: () => {
+        isStopped = true;
+        return sending.stop();
+      },
       get files() {
         return behind.files;
       },

@@ -1,6 +1,7 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
+import { longestFlushMs } from './flushes.ts';
 import { createLine } from './line.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
 import { peerOf } from './system.ts';
@@ -12,6 +13,12 @@ export interface KeeperClient extends Disposable {
   adopt(mount: string, spec: unknown, fd: number, signal: AbortSignal): Promise<void>;
   /** Absent is success. */
   drop(mount: string, signal: AbortSignal): Promise<void>;
+  /**
+   * Has all that was written put on the server's disk, as far as that is possible within the time. Gives how many files are not
+   * whole there: unmounted now, they would lose what was written last. One where nobody answers: there may be some. A mount that
+   * is not there has none.
+   */
+  flush(mount: string, ms: number, signal: AbortSignal): Promise<number>;
   list(signal: AbortSignal): Promise<readonly string[]>;
   status(signal: AbortSignal): Promise<KeeperState>;
   /** Resolves when the program at this path serves. Throws where it cannot, and the one before does. */
@@ -32,11 +39,15 @@ interface ClientOptions {
   readonly closed: (why: string) => void;
 }
 
-type Answer = MessageOf<'done' | 'listed' | 'state'>;
+type Answer = MessageOf<'done' | 'flushed' | 'listed' | 'state'>;
 type Unasked<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
-type Question = Unasked<MessageOf<'adopt' | 'drop' | 'list' | 'status' | 'upgrade' | 'end'>>;
+type Question = Unasked<MessageOf<'adopt' | 'drop' | 'flush' | 'list' | 'status' | 'upgrade' | 'end'>>;
 
 const answerMs = { usual: 20_000, upgrade: 100_000 } as const;
+const answerMsOf = (question: Question): number =>
+  question.kind === 'flush'
+    ? answerMs.usual + question.ms
+    : answerMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
 
 /** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed }: ClientOptions): KeeperClient {
@@ -50,7 +61,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
   let asked = 0;
 
-  function heard(message: MessageOf<'done' | 'listed' | 'state' | 'failed'>): void {
+  function heard(message: Answer | MessageOf<'failed'>): void {
     const asker = waiting.get(message.ask);
     if (message.kind === 'state' && message.ask === 0) changed(message.state);
     else if (message.kind !== 'failed') asker?.resolve(message);
@@ -65,19 +76,14 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
     waiting.set(number, answer);
     try {
       line.send({ ...question, ask: number } as Message, descriptors);
-      return await within(
-        answer.promise,
-        question.kind === 'upgrade' ? answerMs.upgrade : answerMs.usual,
-        clock,
-        signal,
-      );
+      return await within(answer.promise, answerMsOf(question), clock, signal);
     } finally {
       waiting.delete(number);
     }
   }
 
   line.handle({
-    accepts: ['done', 'listed', 'state', 'failed'],
+    accepts: ['done', 'flushed', 'listed', 'state', 'failed'],
     message: heard,
     closed: (why) => {
       for (const asker of waiting.values()) asker.reject(gone());
@@ -90,6 +96,11 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
     adopt: async (mount, spec, descriptor, signal) =>
       void (await ask({ kind: 'adopt', mount, spec }, signal, [descriptor])),
     drop: async (mount, signal) => void (await ask({ kind: 'drop', mount }, signal)),
+    flush: async (mount, ms, signal) => {
+      const answer = await ask({ kind: 'flush', mount, ms: Math.min(Math.round(ms), longestFlushMs) }, signal);
+      if (answer.kind !== 'flushed') throw misunderstood();
+      return answer.files;
+    },
     list: async (signal) => {
       const all: string[] = [];
       for (let more = true; more; ) {

@@ -16,6 +16,8 @@ export interface DataPathHandlers {
   add(mount: HeldMount): void;
   /** It is being unmounted: whatever waits for it may be dropped. */
   remove(id: string): void;
+  /** Puts on the server's disk what was written; when that is done, or the time is up, gives how many files are not whole there. */
+  flush(id: string, ms: number): Promise<number>;
   /** At a boundary between requests. Once it resolves nothing may be read, written or changed any more. */
   stop(): Promise<void>;
   /** Nobody needs this process: to be ended. */
@@ -44,6 +46,8 @@ export interface KeeperLink {
   letGo(socket: string): void;
   /** The kernel has no use for a mount any more: `remove` follows. */
   ended(mount: string): void;
+  /** This process cannot serve it. `remove` follows, unless somebody else is to try. */
+  unserved(mount: string): void;
   /** Before the process ends by itself. */
   close(): void;
 }
@@ -58,7 +62,7 @@ interface DataPathOptions {
   readonly socket?: number;
 }
 
-const accepts = ['serve', 'add', 'holding', 'remove', 'stop', 'moveTo', 'welcome', 'refused'] as const;
+const accepts = ['serve', 'add', 'holding', 'remove', 'flush', 'stop', 'moveTo', 'welcome', 'refused'] as const;
 type Order = MessageOf<(typeof accepts)[number]>;
 
 /** For a process that a keeper started. It says hello: everything must be loaded by then. */
@@ -97,12 +101,24 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
       handlers.add({ id: mount, spec, fd: duplicate(descriptors[i] ?? -1) });
   }
 
+  function over(mount: string, unserved: boolean): void {
+    if (!keepers.isAlone) keepers.tell({ kind: 'ended', mount, unserved });
+    // The next keeper shall not be given what is no more.
+    else if (estate?.dropMount(mount) === true) handlers.remove(mount);
+  }
+
   async function stop(line: Line): Promise<void> {
     await handlers.stop();
     isOver = true;
     clean[Symbol.dispose]();
     estate = undefined;
     line.send({ kind: 'stopped' });
+  }
+
+  async function flush(line: Line, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {
+    const files = await handlers.flush(mount, ms);
+    // Who has given up everything does not know: a successor is asked.
+    if (!isOver) line.send({ kind: 'flushed', ask, files });
   }
 
   function obey(line: Line, order: Order, descriptors: readonly number[]): void {
@@ -115,6 +131,9 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
         break;
       case 'remove':
         if (estate?.dropMount(order.mount) === true) handlers.remove(order.mount);
+        break;
+      case 'flush':
+        void flush(line, order);
         break;
       case 'stop':
         void stop(line);
@@ -161,11 +180,8 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     letGo: (id) => {
       if (estate?.letGo(id) === true) keepers.tell({ kind: 'letGo', socket: id });
     },
-    ended: (mount) => {
-      if (!keepers.isAlone) return keepers.tell({ kind: 'ended', mount });
-      // The next keeper shall not be given what is no more.
-      if (estate?.dropMount(mount) === true) handlers.remove(mount);
-    },
+    ended: (mount) => over(mount, false),
+    unserved: (mount) => over(mount, true),
     close: () => {
       isOver = true;
       clean[Symbol.dispose]();

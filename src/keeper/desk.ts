@@ -8,7 +8,7 @@ import type { Supervisor } from './supervise.ts';
 import { unlessAborted } from './waiting.ts';
 
 /** What an agent can ask. */
-const accepts = ['adopt', 'drop', 'list', 'status', 'upgrade', 'end'] as const;
+const accepts = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end'] as const;
 type Question = MessageOf<(typeof accepts)[number]>;
 
 export interface DeskPorts {
@@ -24,6 +24,10 @@ export interface DeskPorts {
 }
 
 const patienceMs = { usual: 15_000, upgrade: 90_000 } as const;
+const patienceFor = (question: Question): number =>
+  question.kind === 'flush'
+    ? patienceMs.usual + question.ms
+    : patienceMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
 const mostListed = 200;
 
 /** Answers one agent. */
@@ -39,6 +43,10 @@ export function attend(line: Line, { clock, log, inCharge, state, end, ended, cl
       case 'drop':
         (await unlessAborted(inCharge(), signal)).supervisor.remove(question.mount);
         return { kind: 'done', ask };
+      case 'flush': {
+        const { supervisor } = await unlessAborted(inCharge(), signal);
+        return { kind: 'flushed', ask, files: await supervisor.flush(question.mount, question.ms, signal) };
+      }
       case 'list':
         return listed(question, (await unlessAborted(inCharge(), signal)).estate);
       case 'status':
@@ -70,7 +78,7 @@ export function attend(line: Line, { clock, log, inCharge, state, end, ended, cl
 
   async function answer(question: Question, descriptors: readonly number[]): Promise<void> {
     const { ask, kind } = question;
-    using limit = clock.deadline(kind === 'upgrade' ? patienceMs.upgrade : patienceMs.usual, gone.signal);
+    using limit = clock.deadline(patienceFor(question), gone.signal);
     try {
       line.send(await done(question, descriptors, limit.signal));
       if (kind === 'end') ended();

@@ -27,7 +27,8 @@ export interface HeldSocket {
   readonly fd: number;
 }
 
-export const mostMounts = 4096;
+/** As many as the journal has rows for. */
+export const mostMounts = 1024;
 const mostSockets = 4096;
 
 export function createEstate(journal: number): Estate {

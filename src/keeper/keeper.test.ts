@@ -176,6 +176,17 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
   });
 
   describe('agents', () => {
+    test('are told how many files are not written, or that some may not be', async () => {
+      ground.behave({ unwritten: 3 });
+      await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      await ground.adopt(client, 'silent');
+      expect(await client.flush('m', 10_000, ground.signal)).toBe(3);
+      expect(await client.flush('silent', 50, ground.signal)).toBe(1);
+      expect(await client.flush('unknown', 10_000, ground.signal)).toBe(0);
+    });
+
     test('what is adopted is listed; the same again is refused, and dropping what is not there is none', async () => {
       await ground.startKeeper();
       const client = ground.client();

@@ -37,6 +37,11 @@ const maybe =
   <T>(check: Check<T>): Check<T | null> =>
   (value): value is T | null =>
     value === null || check(value);
+/** Of a field that older peers do not know. */
+const possibly =
+  <T>(check: Check<T>): Check<T | undefined> =>
+  (value): value is T | undefined =>
+    value === undefined || check(value);
 type Shape = Readonly<Record<string, Check<unknown>>>;
 type Shaped<S extends Shape> = { readonly [F in keyof S]: Checked<S[F]> };
 const shaped =
@@ -72,11 +77,16 @@ const shapes = {
   /** With the descriptor of /dev/fuse. */
   adopt: { ask: count, mount: name, spec: json },
   drop: { ask: count, mount: name },
+  /** Also to a data path, with numbers of the keeper: put on the server's disk what is not there yet, within this time. */
+  flush: { ask: count, mount: name, ms: count },
   list: { ask: count, after: text(0, longestName) },
   status: { ask: count },
   /** The program that data paths are from now on: its path. */
   upgrade: { ask: count, program: text(1, 4096) },
   end: { ask: count },
+
+  /** Also from a data path: so many files are not whole on the server's disk. */
+  flushed: { ask: count, files: count },
 
   // To an agent. `failed` also answers what could not be understood (ask 0), whoever sent it.
   done: { ask: count },
@@ -109,7 +119,8 @@ const shapes = {
   stopped: {},
   letGo: { socket: name },
   /** The kernel has ended it: it was unmounted everywhere, or its connection was cut. */
-  ended: { mount: name },
+  /** unserved: this data path cannot serve it; another one may. */
+  ended: { mount: name, unserved: possibly(flag) },
   report: { text: anyText },
 
   // Between keepers: `handover`, then everything arrives (from the data path that was told to move, or from the old keeper),

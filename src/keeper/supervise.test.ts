@@ -133,6 +133,48 @@ describe.skipIf(needs('linux'))('supervision', () => {
     });
   });
 
+  describe('asked whether all is written', () => {
+    const asked = (child: FakeChild) => child.sent.filter((message) => message.kind === 'flush');
+
+    test('the data path says how much is not', async () => {
+      serving();
+      addMount('second');
+      const [one, other] = [supervisor.flush('m', 500, signal), supervisor.flush('second', 700, signal)];
+      expect(asked(nth(0))).toMatchObject([
+        { mount: 'm', ms: 500 },
+        { mount: 'second', ms: 700 },
+      ]);
+      for (const [i, { ask }] of asked(nth(0)).entries()) nth(0).says({ kind: 'flushed', ask, files: i + 3 });
+      expect([await one, await other]).toEqual([3, 4]);
+    });
+
+    test('its successor is asked for the rest of the time, when it did not answer', async () => {
+      serving();
+      const flushing = supervisor.flush('m', 5_000, signal);
+      live(1_000);
+      await nth(0).dies();
+      expect(asked(nth(1))).toMatchObject([{ mount: 'm', ms: 4_000 }]);
+      const [{ ask } = expect.fail()] = asked(nth(1));
+      // What the dead one says does not count.
+      nth(0).says({ kind: 'flushed', ask, files: 0 });
+      nth(1).says({ kind: 'flushed', ask, files: 7 });
+      expect(await flushing).toBe(7);
+    });
+
+    test('nobody answers: there may be something', async () => {
+      addMount();
+      const flushing = supervisor.flush('m', 5_000, signal);
+      clock.advance(6_000);
+      expect(await flushing).toBe(1);
+    });
+
+    test('of a mount that is not there nothing is left', async () => {
+      serving();
+      expect(await supervisor.flush('other', 5_000, signal)).toBe(0);
+      expect(asked(nth(0))).toEqual([]);
+    });
+  });
+
   describe('a data path that hangs', () => {
     test('is killed, and the standby takes over', async () => {
       serving();
@@ -295,6 +337,32 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(-1).program).toBe('old');
       nth(-1).hello();
       expect(kinds(nth(-1))).toContain('serve');
+    });
+
+    test('a program that cannot serve a mount gives way to the one before, and no mount is dropped', async () => {
+      serving();
+      addMount('second');
+      const upgrade = supervisor.upgrade('new', signal);
+      const failed = expect(upgrade).rejects.toThrow('cannot serve all mounts');
+      nth(2).hello();
+      await settled();
+      nth(0).says({ kind: 'stopped' });
+      live(1_000);
+      // Another of the new program is loaded already.
+      nth(3).hello();
+      nth(2).says({ kind: 'ended', mount: 'second', unserved: true });
+      nth(2).says({ kind: 'ended', mount: 'm', unserved: true });
+      expect(nth(2).isEnding).toBe(true);
+      await nth(2).dies();
+      await failed;
+      live(2_000);
+      expect(kinds(nth(3))).not.toContain('serve');
+      expect(nth(-1).program).toBe('old');
+      nth(-1).hello();
+      expect(nth(-1).sent[0]).toMatchObject({ kind: 'serve', mounts: 2 });
+      // Without another program to try, it is dropped.
+      nth(-1).says({ kind: 'ended', mount: 'second', unserved: true });
+      expect([...estate.mounts.keys()]).toEqual(['m']);
     });
 
     test('two at once are refused', async () => {

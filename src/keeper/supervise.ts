@@ -2,6 +2,7 @@ import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { type Estate, type HeldMount, holdSockets, sendEstate } from './estate.ts';
+import { createFlushes } from './flushes.ts';
 import { createHangWatch } from './hang-watch.ts';
 import { createPace } from './pace.ts';
 import type { KeeperState, MessageOf } from './protocol.ts';
@@ -32,6 +33,8 @@ export interface Supervisor {
   readonly isEmpty: boolean;
   add(mount: HeldMount): void;
   remove(id: string): void;
+  /** Has what was written put on the server's disk within the time; gives how many files are not whole there. */
+  flush(id: string, ms: number, signal: AbortSignal): Promise<number>;
   /** Resolves when the new program serves. If it cannot, the old one goes on. */
   upgrade(program: string, signal: AbortSignal): Promise<void>;
   /** Tells the data path to make itself known to another keeper. Undefined: it cannot. Else whether it still lives. */
@@ -53,6 +56,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   const pace = createPace(clock);
   const crew: Crew = { program: options.program, active: undefined, standby: undefined };
   const retired = new WeakSet<Worker>();
+  const flushes = createFlushes(clock, (question) => crew.active?.line.send(question));
   let promotedAt = Number.NEGATIVE_INFINITY;
   let { wasServed } = options;
   let takeovers = 0;
@@ -77,6 +81,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     if (wasServed) takeovers++;
     sendEstate(worker.line, estate, { kind: 'serve', as: wasServed ? 'successor' : 'first', path });
     wasServed = true;
+    flushes.again();
     log.info('a data path has everything', { pid: worker.about?.pid, mounts: estate.mounts.size, takeovers });
   }
 
@@ -115,15 +120,21 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     settle();
   }
 
-  type Said = MessageOf<'holding' | 'letGo' | 'ended' | 'report'>;
+  type Said = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;
   function said(worker: Worker, message: Said, descriptors: readonly number[]): void {
     // One that has given up may have said more than we had heard by then.
     if (worker !== crew.active) for (const fd of descriptors) closeSync(fd);
     else if (message.kind === 'holding') holdSockets(estate, message, descriptors);
     else if (message.kind === 'letGo') estate.letGo(message.socket);
-    else if (message.kind === 'ended') remove(message.mount);
+    else if (message.kind === 'ended') over(worker, message);
+    else if (message.kind === 'flushed') flushes.answered(message);
     else report = message.text;
     changed();
+  }
+
+  function over(worker: Worker, { mount, unserved }: MessageOf<'ended'>): void {
+    if (unserved === true) log.error('a data path cannot serve a mount', { pid: worker.about?.pid, mount });
+    if (unserved !== true || !upgrades.refused(worker)) remove(mount);
   }
 
   function lost(worker: Worker, why: string): void {
@@ -204,6 +215,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
       settle();
     },
     remove,
+    flush: async (id, ms, signal) => (estate.mounts.has(id) ? await flushes.ask(id, ms, signal) : 0),
     upgrade: upgrades.upgrade,
     move: (to) => {
       const { active } = crew;

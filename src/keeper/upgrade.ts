@@ -31,8 +31,11 @@ const stopMs = 2_000;
 /** Another program under live mounts: it is loaded first, and the old one gives up only then. */
 export function createUpgrades({ crew, estate, clock, log, launch, settle, retire, isOver }: UpgradePorts): {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
+  /** It cannot serve all mounts. True: it was on trial, and is ended; the program before serves again. */
+  refused(worker: Worker): boolean;
 } {
   let isUpgrading = false;
+  let trial: { readonly candidate: Worker; readonly before: string; isRefused: boolean } | undefined;
 
   async function loaded(program: string, signal: AbortSignal): Promise<Worker> {
     const candidate = launch(program);
@@ -55,6 +58,8 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
     const { active } = crew;
     retireStandby();
     [crew.program, crew.standby] = [program, candidate];
+    const own = { candidate, before, isRefused: false };
+    trial = own;
     settle();
     if (active !== undefined) await stopWorker(active, clock, log, signal);
     if (estate.mounts.size === 0) return;
@@ -62,7 +67,8 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
     crew.program = before;
     if (crew.standby?.program === program) retireStandby();
     settle();
-    throw new KeeperError('not-ready', 'the new program took over and died; the one before serves again');
+    const why = own.isRefused ? 'cannot serve all mounts' : 'took over and died';
+    throw new KeeperError('not-ready', `the new program ${why}; the one before serves again`);
   }
 
   return {
@@ -73,7 +79,17 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
         await replace(program, signal);
       } finally {
         isUpgrading = false;
+        trial = undefined;
       }
+    },
+    refused: (worker) => {
+      if (trial?.candidate !== worker || worker.isReady) return false;
+      trial.isRefused = true;
+      // Now: nobody else of this program shall be given everything when it is gone.
+      crew.program = trial.before;
+      retireStandby();
+      void worker.end();
+      return true;
     },
   };
 }

@@ -40,14 +40,14 @@ export interface WorkerEvents {
   stopped(worker: Worker): void;
   said(
     worker: Worker,
-    message: MessageOf<'holding' | 'letGo' | 'ended' | 'report'>,
+    message: MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>,
     descriptors: readonly number[],
   ): void;
   /** Its line is closed. The process may live: end it before somebody else gets what it had. */
   lost(worker: Worker, why: string): void;
 }
 
-const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'ended', 'report'] as const;
+const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'ended', 'flushed', 'report'] as const;
 const helloMs = 30_000;
 
 interface WorkerOptions {

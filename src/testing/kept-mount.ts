@@ -28,6 +28,8 @@ export interface KeptMount {
   on(name: string): string;
   /** By force, with whatever waits for it: as the agent does when nobody can be brought to answer. */
   abort(): Promise<void>;
+  /** Has all that was written put on the server's disk within the time; gives how many files are not whole there. */
+  flush(ms: number): Promise<number>;
   /** Requests that the kernel has and nobody has answered. */
   waiting(): Promise<number>;
 }
@@ -99,6 +101,7 @@ export async function keepMounts({ enter = [], program = sources }: KeepOptions 
       at,
       on: (file) => join(at, file),
       abort: async () => void (await run('sh', ['-c', 'echo 1 >"$1"', 'sh', join(connection, 'abort')])),
+      flush: (ms) => client.flush(name, ms, signal),
       waiting: async () => Number((await run('cat', [join(connection, 'waiting')])).stdout),
     };
   }

@@ -175,6 +175,24 @@ describe('requests', () => {
     requests.free(5);
     expect(requests.take(0, armed, 60)).toMatchObject({ place: 5 });
   });
+
+  test('what there was no room for is there for a successor, too', () => {
+    using kept = journal();
+    const requests = createRequests(kept.open());
+    const [own, others] = [requests.arm(0) ?? expect.fail(), requests.arm(1) ?? expect.fail()];
+    for (let i = 1; i <= lines; i++) requests.take(0, own, put(own, i, 60));
+    put(own, lines + 1, 60);
+    const next = createRequests(kept.open());
+    expect(next.left()).toHaveLength(lines);
+    expect(next.stuck(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
+    expect(next.isArmed(0, own)).toBe(true);
+    // The other had only memory for one.
+    expect(next.stuck(1)).toBeUndefined();
+    expect(next.isArmed(1, others)).toBe(false);
+    next.free(5);
+    expect(next.take(0, (next.stuck(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
+    expect(next.stuck(0)).toBeUndefined();
+  });
 });
 
 describe('nodes', () => {
@@ -202,6 +220,21 @@ describe('nodes', () => {
     const later = next.looked(handle('c'));
     const reused = [later, next.looked(handle('d'))].find(({ id }) => id === one.id);
     expect(reused?.generation).toBe(one.generation + 1);
+  });
+
+  test('that data of a file got lost is known to a successor, and not of what has its number later', () => {
+    using kept = journal();
+    const nodes = createNodeTable(kept.open()).of(0, root);
+    const [{ id }, other] = [nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    nodes.setLost(id, 'ENOSPC');
+    const next = createNodeTable(kept.open()).of(0, root);
+    expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
+    next.setLost(other.id, 'EDQUOT');
+    next.setLost(other.id, undefined);
+    next.forget(id, 1);
+    expect(next.lost(id)).toBeUndefined();
+    expect(next.looked(handle('c')).id).toBe(id);
+    expect([next.lost(id), next.lost(other.id)]).toEqual([undefined, undefined]);
   });
 
   test('the root is always node 1', () => {

@@ -83,10 +83,12 @@ export const record = {
   hidden: 20,
   handle: 24,
   name: 88,
+  /** Of a node: the error by which answered data of it got lost, and not everybody knows yet. Behind all names. */
+  lost: 124,
   size: 128,
 } as const;
 export const longestHandle = record.name - record.handle;
-export const longestName = record.size - record.name - 4;
+export const longestName = record.lost - record.name - 4;
 export const chunkSize = 1024 * 1024;
 export const recordsPerChunk = chunkSize / record.size;
 /** About six million nodes would be 800 MB: the kernel lets go of some long before. */

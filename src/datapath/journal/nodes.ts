@@ -1,5 +1,5 @@
 import { rootNode } from '#wire/fuse/abi.ts';
-import { Errno } from '#wire/fuse/errno.ts';
+import { Errno, type ErrnoName, errno } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { Hidden, Node, Nodes } from '../ports.ts';
 import { createCrowding, usualLimits } from './crowding.ts';
@@ -20,6 +20,9 @@ export interface NodeTable {
 
 /** Owner of a record that says where a removed file is. */
 const hiding = 0xffff_ffff;
+
+/** By their numbers. */
+const errors = new Map(Object.entries(errno).map(([name, number]) => [number as number, name as ErrnoName]));
 
 const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
   one.length === other.length && Buffer.compare(one, other) === 0;
@@ -120,6 +123,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       set(id, record.lookups, 1);
       set(id, record.opens, 0);
       set(id, record.hidden, 0);
+      set(id, record.lost, 0);
       steps.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
       index.add(handle, id);
       crowding.grown();
@@ -181,6 +185,13 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       hidden: (id) => {
         const at = isOurs(id) ? get(id, record.hidden) : 0;
         return at === 0 ? undefined : hiddenAt(at);
+      },
+      setLost: (id, code) => {
+        if (isOurs(id)) set(id, record.lost, code === undefined ? 0 : errno[code]);
+      },
+      lost: (id) => {
+        const number = isOurs(id) ? get(id, record.lost) : 0;
+        return number === 0 ? undefined : (errors.get(number) ?? 'EIO');
       },
     };
   }

@@ -29,6 +29,12 @@ export interface Left extends Taken {
   readonly order: number;
 }
 
+/** A request that was read and has no line. */
+export interface Stuck {
+  readonly slot: Slot;
+  readonly length: number;
+}
+
 /** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
 export interface Requests extends Proofs {
   /** Memory for the next request of a mount, which stays the mount's until a long one was read into it. */
@@ -48,6 +54,8 @@ export interface Requests extends Proofs {
   freeAll(mount: number): void;
   /** What the predecessor left; nothing in a new journal. Memory that it had only armed is freed by this. */
   left(): readonly Left[];
+  /** After `left`, what lies in the mount's memory since there was no room for it: it is still to be taken. */
+  stuck(mount: number): Stuck | undefined;
   /** Lines and slots that are in use. */
   readonly held: { readonly lines: number; readonly slots: number };
 }
@@ -188,15 +196,22 @@ export function createRequests(memory: JournalMemory): Requests {
     };
   }
 
+  /** What lies in memory that is armed. */
+  function armedAt(slot: Slot): (Stuck & { readonly mount: number }) | undefined {
+    const owner = words[ownerWord(slot.place)] ?? 0;
+    const length = slot.view.getUint32(0, true);
+    if (owner === 0 || owner === inUse || length === 0 || length > slot.buffer.length) return undefined;
+    return { slot, length, mount: owner - 1 };
+  }
+
   /** Read by the kernel into memory that was armed, and not yet in a line; or in a line too, when it was killed in between. */
   function inArmed(known: ReadonlySet<string>): readonly Left[] {
-    return slots.flatMap((slot) => {
-      const owner = words[ownerWord(slot.place)] ?? 0;
-      if (owner === 0 || owner === inUse) return [];
-      const length = slot.view.getUint32(0, true);
-      const mount = owner - 1;
-      if (length === 0 || length > slot.buffer.length || known.has(`${mount} ${uniqueOf(slot.view)}`)) return [];
-      const taken = take(mount, slot, length);
+    return slots.flatMap((each) => {
+      const { mount, length } = armedAt(each) ?? { mount: -1, length: 0 };
+      if (length === 0) return [];
+      const isKnown = known.has(`${mount} ${uniqueOf(each.view)}`);
+      if (isKnown) freeSlot(each.place);
+      const taken = isKnown ? undefined : take(mount, each, length);
       return taken === undefined ? [] : [{ ...taken, mount, phase: 'taken' as const, order: 0 }];
     });
   }
@@ -241,13 +256,14 @@ export function createRequests(memory: JournalMemory): Requests {
       const used = new Set(
         [...known, ...late].map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount),
       );
-      for (const { place } of slots) {
-        // Also one that was said to be in use by a line that then never was.
-        if (used.has(place)) store(ownerWord(place), inUse);
-        else if (words[ownerWord(place)] !== 0) freeSlot(place);
+      for (const slot of slots) {
+        // Also one that was said to be in use by a line that then never was. What there was no room for stays.
+        if (used.has(slot.place)) store(ownerWord(slot.place), inUse);
+        else if (words[ownerWord(slot.place)] !== 0 && armedAt(slot) === undefined) freeSlot(slot.place);
       }
       return [...known, ...late];
     },
+    stuck: (mount) => slots.map(armedAt).find((found) => found?.mount === mount),
     find,
     write,
     get held() {

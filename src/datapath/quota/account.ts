@@ -13,10 +13,14 @@ export interface KeptGrowth {
 export interface Account {
   readonly growth: number;
   readonly epoch: number;
+  /** What it knows of the ledger can be relied on. */
+  isCurrent(): boolean;
   /** What it may grow by without asking anybody. */
   fits(bytes: number): boolean;
   /** From now on they count, until they are settled. */
   charge(bytes: number): void;
+  /** They count already, and are not settled. */
+  adopt(bytes: number): void;
   /** What was charged has come to that; less than 0: it was freed. */
   settle(charged: number, delta: number): void;
   /** Looks into the ledger, and goes over to the epoch that it finds. */
@@ -96,10 +100,14 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     get epoch() {
       return epoch;
     },
+    isCurrent: () => isFresh(ledger.view),
     fits: (bytes) => isFresh(ledger.view) && growth + bytes <= granted,
     charge: (bytes) => {
       charged += bytes;
       count(bytes);
+    },
+    adopt: (bytes) => {
+      charged += bytes;
     },
     settle: (was, delta) => {
       charged -= was;

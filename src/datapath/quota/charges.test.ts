@@ -1,100 +1,261 @@
 import { beforeEach, describe, expect, test } from 'vitest';
 import { Errno } from '#wire/fuse/errno.ts';
-import type { Attributes } from '#wire/nfs3/structures.ts';
-import { type Charges, createCharges } from './charges.ts';
+import type { Request } from '#wire/fuse/operations.ts';
+import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
+import { type Charges, createCharges, type Leaving } from './charges.ts';
 
 const block = 4096;
+const tebi = 2 ** 40;
 
+/** What is known of the files, what the server would say, and how old what is known is. */
 let files: Map<number, Attributes>;
+let onServer: Map<number, Attributes>;
+let ageMs: number;
+let content: number;
+let epoch: number;
 let admitted: number[];
+/** What counts, and of it what is not settled. */
 let balance: number;
+let unsettled: number;
 let isFull: boolean;
+let isCounting: boolean;
 let charges: Charges;
+let places: number;
 
-const file = (size: number, used = size, links = 1): Attributes => ({ size, used, links }) as Attributes;
+const file = (size: number, used = size, links = 1): Attributes =>
+  ({ type: fileType.regular, size, used, links }) as Attributes;
+const { signal } = new AbortController();
+const request = (place = ++places): Request => ({ place, signal }) as Request;
+const leaving = (attributes: Attributes): Leaving => ({ attributes, epoch });
+
+const write = (id: number, offset: number, length: number): Promise<void> | undefined =>
+  charges.write(id, offset, length, request());
+
+/** All that was written is on the server's disk, which says that. */
+function done(id: number, now: Attributes): void {
+  files.set(id, now);
+  for (let place = 1; place <= places; place++) charges.written(place);
+}
+
+async function remove(id: number): Promise<void> {
+  charges.removed(id, await charges.leaving(id, request()));
+}
 
 beforeEach(() => {
-  [files, admitted, balance, isFull] = [new Map(), [], 0, false];
-  charges = createCharges(
-    {
+  [files, onServer, admitted, balance, unsettled] = [new Map(), new Map(), [], 0, 0];
+  [isFull, isCounting, places, ageMs, content, epoch] = [false, false, 0, 0, 1, 1];
+  charges = createCharges({
+    quota: {
       admit: async (bytes) => {
         if (isFull) throw new Errno('EDQUOT');
         admitted.push(bytes);
+        balance += bytes;
+        unsettled += bytes;
       },
-      changed: (delta) => {
-        balance += delta;
+      adopt: (bytes) => {
+        unsettled += bytes;
       },
+      changed: (delta, was = 0) => {
+        balance += delta - was;
+        unsettled -= was;
+      },
+      epoch: () => epoch,
+      freeing: async () => (isCounting ? undefined : epoch),
     },
-    (id) => files.get(id),
-  );
+    attributes: { last: (id) => files.get(id), epoch: () => content, ageMs: () => ageMs },
+    look: async (id) => {
+      const found = onServer.get(id);
+      if (found === undefined) throw new Errno('ESTALE');
+      files.set(id, found);
+      return found;
+    },
+  });
 });
 
 describe('writing', () => {
   test('beyond the end costs whole blocks, each once', async () => {
     files.set(1, file(0));
-    await charges.write(1, 0, 10);
-    expect(charges.write(1, 10, 100)).toBeUndefined();
-    await charges.write(1, block - 1, 2);
+    await write(1, 0, 10);
+    expect(write(1, 10, 100)).toBeUndefined();
+    await write(1, block - 1, 2);
     expect(admitted).toEqual([block, block]);
     expect(balance).toBe(2 * block);
   });
 
   test('over what is there costs nothing', () => {
     files.set(1, file(10 * block));
-    expect(charges.write(1, 0, 10 * block)).toBeUndefined();
+    expect(write(1, 0, 10 * block)).toBeUndefined();
   });
 
   test('far behind the end costs what is written, not the hole', async () => {
     files.set(1, file(block));
-    await charges.write(1, 1_000 * block, block);
+    await write(1, 1_000 * block, block);
     expect(admitted).toEqual([block]);
+  });
+
+  test('into a hole that the server does not know of yet costs what is written', async () => {
+    files.set(1, file(0));
+    await write(1, 1_000 * block, block);
+    await write(1, 0, 500 * block);
+    await write(1, 500 * block, 500 * block);
+    expect(write(1, 0, 1_001 * block)).toBeUndefined();
+    expect(admitted).toEqual([block, 500 * block, 500 * block]);
   });
 
   test('into holes costs what is written, and no more than the holes', async () => {
     files.set(1, file(4 * block, block));
-    await charges.write(1, 0, 2 * block);
-    await charges.write(1, 2 * block, 2 * block);
-    expect(charges.write(1, 0, 4 * block)).toBeUndefined();
+    await write(1, 0, 2 * block);
+    await write(1, 2 * block, 2 * block);
+    expect(write(1, 0, 4 * block)).toBeUndefined();
     expect(admitted).toEqual([2 * block, block]);
   });
 
   test('that is refused costs nothing, and is asked for again', async () => {
     files.set(1, file(0));
     isFull = true;
-    await expect(charges.write(1, 0, block)).rejects.toMatchObject({ code: 'EDQUOT' });
+    await expect(write(1, 0, block)).rejects.toMatchObject({ code: 'EDQUOT' });
     expect(balance).toBe(0);
     isFull = false;
-    await charges.write(1, 0, block);
+    await write(1, 0, block);
     expect(admitted).toEqual([block]);
   });
 
-  test('to a file of which nothing is known costs all of it', async () => {
-    await charges.write(1, 0, block);
+  test('to a file of which nothing is known costs what the server does not have yet', async () => {
+    onServer.set(1, file(10 * block));
+    await write(1, 8 * block, 3 * block);
     expect(admitted).toEqual([block]);
+    isFull = true;
+    files.clear();
+    await write(1, 0, 10 * block);
+  });
+
+  test('is under way until the server has it on its disk, each write for itself', async () => {
+    files.set(1, file(0));
+    await write(1, 0, block);
+    await write(1, block, 2 * block);
+    expect(unsettled).toBe(3 * block);
+    charges.written(1);
+    expect([balance, unsettled]).toEqual([3 * block, 2 * block]);
+    charges.written(1);
+    charges.written(2);
+    expect([balance, unsettled]).toEqual([3 * block, 0]);
+  });
+
+  test('that a predecessor was asked for is under way, and counts no more than before', () => {
+    charges.restored(7, block);
+    expect([balance, unsettled]).toEqual([0, block]);
+    charges.written(7);
+    expect([balance, unsettled]).toEqual([0, 0]);
+  });
+
+  test('costs more where the server takes more, and that is free again with the rest', async () => {
+    files.set(1, file(0));
+    await write(1, 0, 10);
+    done(1, file(10, 32 * block));
+    expect(balance).toBe(32 * block);
+    await remove(1);
+    expect(balance).toBe(0);
   });
 });
 
 describe('freeing', () => {
-  test('a cut file gives back what it had, also what the server was not told yet', async () => {
+  test('a cut file gives back what it had, also where the server does not say yet what it took', async () => {
     files.set(1, file(0));
-    await charges.write(1, 0, 8 * block);
-    charges.resized(1, file(0), file(0));
+    await write(1, 0, 8 * block);
+    done(1, file(8 * block, 0));
+    charges.resized(1, leaving(file(8 * block, 0)), file(0));
     expect(balance).toBe(0);
-    await charges.write(1, 0, block);
+    files.set(1, file(0));
+    await write(1, 0, block);
     expect(balance).toBe(block);
   });
 
+  test('of a file that is cut, what lies before the new end stays', async () => {
+    files.set(1, file(0));
+    await write(1, 0, 8 * block);
+    done(1, file(8 * block, 0));
+    charges.resized(1, leaving(file(8 * block, 0)), file(6 * block, 0));
+    expect(balance).toBe(6 * block);
+  });
+
   test('a file that is made longer gives back nothing', () => {
-    charges.resized(1, file(block), file(9 * block, block));
+    charges.resized(1, leaving(file(block)), file(9 * block, block));
     expect(balance).toBe(0);
   });
 
-  test('the last name gives back the room, another one does not', () => {
-    charges.removed(1, file(block, block, 2));
+  test('the last name gives back the room, another one does not', async () => {
+    files.set(1, file(block, block, 2));
+    await remove(1);
     expect(balance).toBe(0);
-    charges.removed(1, file(block, block, 1));
+    files.set(1, file(block));
+    await remove(1);
     expect(balance).toBe(-block);
     charges.removed(undefined, undefined);
     expect(balance).toBe(-block);
+  });
+
+  test('what was not charged for gives back nothing', () => {
+    charges.removed(1, leaving({ ...file(100, block), type: fileType.link }));
+    expect(balance).toBe(0);
+  });
+
+  test.each(['removed', 'cut'])('a file with a large hole that is %s gives back what was written', async (how) => {
+    files.set(1, file(0));
+    await write(1, tebi, block);
+    const now = file(tebi + block, block);
+    done(1, now);
+    if (how === 'cut') charges.resized(1, leaving(now), file(0));
+    else await remove(1);
+    expect(balance).toBe(0);
+  });
+
+  test('what somebody else has changed gives back what it takes now', async () => {
+    files.set(1, file(0));
+    await write(1, 0, 8 * block);
+    done(1, file(8 * block));
+    [ageMs, content] = [5_000, 2];
+    onServer.set(1, file(8 * block, block));
+    await remove(1);
+    expect(balance).toBe(7 * block);
+  });
+
+  test('what was counted since gives back what it takes, not what was charged for it before', async () => {
+    files.set(1, file(100 * block, block));
+    for (let again = 0; again < 10; again++) await write(1, 0, block);
+    done(1, file(100 * block, block));
+    [epoch, balance] = [2, 0];
+    await remove(1);
+    expect(balance).toBe(-block);
+  });
+
+  test('what a count may have seen already gives back nothing', async () => {
+    files.set(1, file(block));
+    const before = await charges.leaving(1, request());
+    epoch = 2;
+    charges.removed(1, before);
+    isCounting = true;
+    await remove(1);
+    expect(balance).toBe(0);
+  });
+
+  test('what was written over often before a count still has its holes afterwards', async () => {
+    files.set(1, file(4 * block, block));
+    for (let again = 0; again < 3; again++) await write(1, 0, block);
+    expect(write(1, 0, 4 * block)).toBeUndefined();
+    done(1, file(4 * block, block));
+    epoch = 2;
+    await write(1, 0, 4 * block);
+    expect(admitted).toEqual([block, block, block, 3 * block]);
+  });
+
+  test('what is known for long is asked for once more; where that fails nothing is free', async () => {
+    files.set(1, file(8 * block));
+    ageMs = 5_000;
+    onServer.set(1, file(8 * block, 8 * block, 2));
+    await remove(1);
+    expect(balance).toBe(0);
+    onServer.clear();
+    await remove(1);
+    expect(balance).toBe(0);
   });
 });

@@ -27,11 +27,16 @@ export interface MountQuotaParts {
 }
 
 const retryMs = 500;
+const closeMs = 10_000;
 
 /** The quota of a mount, with its ledger on the server. */
 export function createMountQuota(parts: MountQuotaParts): Quota {
   const { nfs, spec, quota: given, mount, kept, clock = systemClock(), signal, failed } = parts;
-  const options: CallOptions = { credential: storeCredential(spec), deadlineMs: spec.softMs ?? Infinity };
+  const ending = new AbortController();
+  const options: CallOptions = {
+    ...{ credential: storeCredential(spec), deadlineMs: spec.softMs ?? Infinity },
+    signal: ending.signal,
+  };
   const member = `${given.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
   const folder: FileHandle = Buffer.from(given.ledger, 'base64');
   const root: FileHandle = Buffer.from(spec.root, 'base64');
@@ -42,7 +47,7 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
     ledger: createLedger({ files: filesOf(scratchName(member)), clock, signal, member, limit }),
     countAnew: createCountAnew({
       ...{ files: filesOf(scratchName(`${member}.count`)), clock },
-      count: (until) => countTree(nfs, root, { ...options, signal: until }),
+      count: (until) => countTree(nfs, root, { ...options, signal: AbortSignal.any([until, ending.signal]) }),
     }),
     ...{ kept, clock, limit, signal, failed },
   });
@@ -59,7 +64,13 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
     }
   }
 
-  return { ...quota, admit: patiently };
+  /** What is not given back the next count finds. A server that is gone must not hold the connection for ever. */
+  async function close(): Promise<void> {
+    using _ = clock.after(closeMs, () => ending.abort(new Error('the server did not answer in time')));
+    await quota.close();
+  }
+
+  return { ...quota, admit: patiently, close };
 }
 
 /** The ledger is the store's own, and so is the right to look at the whole tree. */

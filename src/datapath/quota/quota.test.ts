@@ -1,55 +1,12 @@
 import { describe, expect, test } from 'vitest';
 import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
+import { keptIn, limit, type Node, node, sizeOf, type Tree, unending } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import type { KeptGrowth } from './account.ts';
-import { type CountAnew, createCountAnew } from './counting.ts';
+import { createCountAnew } from './counting.ts';
 import { chunkOf, createLedger, grantName } from './ledger.ts';
-import { createQuota, type Quota } from './quota.ts';
+import { createQuota } from './quota.ts';
 
-const limit = 64_000;
 const chunk = chunkOf(limit);
-const unending = new AbortController().signal;
-
-/** What lies on the server, by file: a count looks at one after the other, and they change meanwhile. */
-type Tree = Map<string, number>;
-const sizeOf = (tree: Tree): number => [...tree.values()].reduce((sum, size) => sum + size, 0);
-
-interface Node {
-  readonly quota: Quota;
-  readonly countAnew: CountAnew;
-  readonly kept: { value: { epoch: number; growth: number } } & KeptGrowth;
-}
-
-function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
-  const kept: Node['kept'] = {
-    value,
-    read: () => kept.value,
-    write: (epoch, growth) => {
-      kept.value = { epoch, growth };
-    },
-  };
-  return kept;
-}
-
-function node(folder: SharedFolder, tree: Tree, member: string, kept = keptIn()): Node {
-  const { clock } = folder;
-  const ledger = createLedger({ ...{ files: folder.files(), clock, signal: unending, member, limit } });
-  const countAnew = createCountAnew({
-    ...{ files: folder.files(), clock },
-    count: async () => {
-      let bytes = 0;
-      for (const name of [...tree.keys()]) {
-        await folder.turn();
-        bytes += tree.get(name) ?? 0;
-      }
-      return { bytes, complete: true };
-    },
-  });
-  const failed = (cause: unknown): never => {
-    throw cause;
-  };
-  return { quota: createQuota({ ledger, countAnew, kept, clock, limit, signal: unending, failed }), countAnew, kept };
-}
 
 /** As the file system does it: asks, writes, tells what it came to. False: EDQUOT. */
 async function write(folder: SharedFolder, tree: Tree, { quota }: Node, name: string, to: number): Promise<boolean> {
@@ -77,36 +34,6 @@ async function remove(folder: SharedFolder, tree: Tree, { quota }: Node, name: s
 }
 
 describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('several nodes, in the order of seed %d', (seed) => {
-  test('never have more on the server than the volume may hold, whatever they write, free and count', async () => {
-    const folder = createSharedFolder(seed * 7919);
-    const { random } = folder;
-    const tree: Tree = new Map(Array.from({ length: 24 }, (_, i) => [`old-${i}`, 1000]));
-    const nodes = ['a', 'b', 'c'].map((member) => node(folder, tree, member));
-    let [most, refused, working] = [0, 0, nodes.length];
-    const work = async (one: Node, who: number): Promise<void> => {
-      for (let step = 0; step < 150; step++) {
-        if (random(3) === 0)
-          await remove(folder, tree, one, random(3) === 0 ? `old-${random(24)}` : `${who}-${random(6)}`);
-        else if (!(await write(folder, tree, one, `${who}-${random(6)}`, random(12_000)))) refused++;
-        if (random(12) === 0) await folder.clock.sleep(random(3_000), unending);
-      }
-      working--;
-    };
-    const countOn = async (): Promise<void> => {
-      for (const { countAnew } of nodes.values()) await countAnew(unending);
-      if (working > 0) await countOn();
-    };
-    await folder.run(Promise.all([...nodes.map(work), countOn()]), () => {
-      most = Math.max(most, sizeOf(tree));
-      expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
-    });
-    // Else nothing was tried.
-    expect(refused).toBeGreaterThan(0);
-    expect(most).toBeGreaterThan(limit * 0.75);
-    expect((JSON.parse(folder.texts.get('base') ?? '{}') as { epoch: number }).epoch).toBeGreaterThan(3);
-    await folder.run(Promise.all(nodes.map(({ quota }) => quota.close())), () => undefined);
-  });
-
   test('two that want the last bytes at the same moment: at most one gets them, and nothing is lost', async () => {
     const folder = createSharedFolder(seed * 104_729);
     const tree: Tree = new Map([['old', limit - 1000]]);

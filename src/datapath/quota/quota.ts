@@ -11,11 +11,20 @@ export interface Quota {
    * EDQUOT when there is no room for them, and with what went wrong when that cannot be found out.
    */
   admit(bytes: number): Promise<void>;
+  /** A predecessor was asked for them, and they are not settled: what it asked for counts already. */
+  adopt(bytes: number): void;
   /**
    * Afterwards: so many it took, or freed (less than 0). `admitted`: what `admit` was asked for it, which no longer counts.
    * Also for what nobody was asked for: removing, cutting.
    */
   changed(delta: number, admitted?: number): void;
+  /** Another one after each count; 0: nothing was counted yet. */
+  epoch(): number;
+  /**
+   * Before something is freed: the epoch in which that counts. If it is over afterwards, the count may have seen it already, and
+   * it must not be told. Undefined: a count is under way, which may see it or not.
+   */
+  freeing(): Promise<number | undefined>;
   /** What df shows. Of what other nodes hold in advance, a chunk or two each may show as used. */
   statfs(): { readonly bytes: number; readonly used: number };
   /** Ends a count that is under way, and gives back what is not used. */
@@ -76,6 +85,12 @@ export function createQuota(parts: QuotaParts): Quota {
       if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes));
       account.charge(bytes);
       return Promise.resolve();
+    },
+    adopt: account.adopt,
+    epoch: () => account.epoch,
+    freeing: async () => {
+      if (!account.isCurrent()) await queue(() => account.catchUp());
+      return ledger.view?.counting === false ? account.epoch : undefined;
     },
     changed: (delta, admitted = 0) => {
       account.settle(admitted, delta);

@@ -1,5 +1,6 @@
 import type { Hidden, Node, Nodes, Proof, Proofs } from '#datapath/ports.ts';
 import { rootNode } from '#wire/fuse/abi.ts';
+import type { ErrnoName } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 
 interface Kept {
@@ -9,6 +10,7 @@ interface Kept {
   opens: number;
   lookups: number;
   hidden: Hidden | undefined;
+  lost: ErrnoName | undefined;
 }
 
 /** What tests look at. */
@@ -24,7 +26,7 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
   let last: number = rootNode;
   const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
   const add = (id: number, handle: FileHandle): Kept => {
-    const made: Kept = { id, generation: 1, handle, opens: 0, lookups: 0, hidden: undefined };
+    const made: Kept = { id, generation: 1, handle, opens: 0, lookups: 0, hidden: undefined, lost: undefined };
     byId.set(id, made);
     byHandle.set(keyOf(handle), made);
     return made;
@@ -76,6 +78,11 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
       if (kept !== undefined) kept.hidden = at;
     },
     hidden: (id) => byId.get(id)?.hidden,
+    setLost: (id, why) => {
+      const kept = byId.get(id);
+      if (kept !== undefined) kept.lost = why;
+    },
+    lost: (id) => byId.get(id)?.lost,
     get size() {
       return byId.size - 1;
     },

@@ -54,6 +54,7 @@ const link = joinKeeper({
       closeSync(open.get(id) ?? -1);
       appendFileSync(`${folder}/removed`, `${id}\n`);
     },
+    flush: async (id) => (id === 'm' ? behaviour.unwritten : undefined) ?? (await new Promise(() => undefined)),
     stop: async () => {
       if (behaviour.stops !== false) return;
       await new Promise(() => undefined);

@@ -113,6 +113,7 @@ const link = joinKeeper({
     },
     add: ({ id, fd }) => void serve(fd, as).then((device) => devices.set(id, device)),
     remove: (id) => devices.get(id)?.[Symbol.dispose](),
+    flush: () => Promise.resolve(0),
     stop: () => {
       for (const device of devices.values()) device[Symbol.dispose]();
       return Promise.resolve();

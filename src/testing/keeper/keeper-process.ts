@@ -15,6 +15,8 @@ export interface Behaviour {
   readonly connectsTo?: number;
   /** Of what the one before held. */
   readonly letsGo?: boolean;
+  /** Files that it says are not written; left out: it never says. */
+  readonly unwritten?: number;
 }
 
 /** What a data path wrote down about a mount. */

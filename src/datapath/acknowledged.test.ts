@@ -1,0 +1,125 @@
+import { execFile } from 'node:child_process';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import { useFiles } from '#testing/file-user.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
+import { createGround } from '#testing/ground.ts';
+import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+
+const run = promisify(execFile);
+const mebibyte = 1024 * 1024;
+
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('data that were answered and got lost', () => {
+  test.each(['killDataPath', 'upgrade'] as const)('are told of after %s', { timeout: 60_000 }, async (replace) => {
+    await using mounts = await keepMounts();
+    using ground = createGround();
+    const folder = join(ground.folder, 'small');
+    mkdirSync(folder);
+    await run('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'stowage-nfs', folder]);
+    await using server = await startGanesha({
+      exports: [{ path: folder, tag: 'small' }],
+      signal: ground.scope.signal,
+    });
+    const mount = await mounts.mount(await sourceOf(server, 'small'));
+    await using user = useFiles();
+    const path = mount.on('file');
+    const [file, other] = [await user.open(path), await user.open(path)];
+    const said: string[] = [];
+    for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
+    said.push(await user.sync(file));
+    expect(said).toContain('ENOSPC');
+    // Nothing is left that a successor could send once more, and fail with.
+    expect(await user.sync(file)).toBe('ok');
+    await mounts[replace]();
+    const later = await user.open(path);
+    expect([await user.sync(later), await user.sync(other), await user.sync(other)]).toEqual(['ok', 'ENOSPC', 'ok']);
+    // Once more: nobody knows what its predecessor has told to whom.
+    expect([await user.sync(file), await user.sync(file)]).toEqual(['ENOSPC', 'ok']);
+    // Everybody knows.
+    await mounts[replace]();
+    for (const each of [file, other, later])
+      expect([await user.sync(each), await user.close(each)]).toEqual(['ok', 'ok']);
+    await run('umount', [mount.at]);
+  });
+
+  test('are nothing to whoever opens the file when nobody else has it open', { timeout: 60_000 }, async () => {
+    await using mounts = await keepMounts();
+    using ground = createGround();
+    const folder = join(ground.folder, 'small');
+    mkdirSync(folder);
+    await run('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'stowage-nfs', folder]);
+    await using server = await startGanesha({
+      exports: [{ path: folder, tag: 'small' }],
+      signal: ground.scope.signal,
+    });
+    const mount = await mounts.mount(await sourceOf(server, 'small'));
+    await using user = useFiles();
+    const path = mount.on('file');
+    const [file, reader] = [await user.open(path), await user.open(path, 'O_RDONLY')];
+    const said: string[] = [];
+    for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
+    said.push(await user.close(file));
+    expect(said).toContain('ENOSPC');
+    // Who only reads was not told, and does not ask.
+    expect(await user.close(reader)).toBe('ok');
+    await mounts.killDataPath();
+    const next = await user.open(path);
+    await mounts.killDataPath();
+    expect([await user.sync(next), await user.close(next)]).toEqual(['ok', 'ok']);
+    await run('umount', [mount.at]);
+  });
+});
+
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('before a mount is taken away', () => {
+  const ganesha = ganeshaFolders('acknowledged');
+
+  test('it is known what the server does not have, and it gets that when it answers', { timeout: 60_000 }, async () => {
+    await using mounts = await keepMounts();
+    const { folder } = ganesha.fresh();
+    const mount = await mounts.mount(await sourceOf(ganesha.server, folder));
+    await using user = useFiles();
+    const files = [await user.open(mount.on('one')), await user.open(mount.on('two'))];
+    expect(await mount.flush(10_000)).toBe(0);
+    await ganesha.server.freeze();
+    try {
+      for (const file of files) expect(await user.write(file, 0, mebibyte, 'x')).toBe('ok');
+      expect(await mount.flush(300)).toBe(2);
+      await mounts.killDataPath();
+      expect(await mount.flush(300)).toBe(2);
+    } finally {
+      ganesha.server.thaw();
+    }
+    expect(await mount.flush(30_000)).toBe(0);
+    for (const name of ['one', 'two'])
+      expect(readFileSync(join(folder, name)).equals(Buffer.alloc(mebibyte, 'x'))).toBe(true);
+    for (const file of files) expect(await user.close(file)).toBe('ok');
+    await run('umount', [mount.at]);
+  });
+
+  test('a data path that is replaced meanwhile leaves the question to its successor', {
+    timeout: 60_000,
+  }, async () => {
+    await using mounts = await keepMounts();
+    const { folder } = ganesha.fresh();
+    const mount = await mounts.mount(await sourceOf(ganesha.server, folder));
+    await using user = useFiles();
+    const file = await user.open(mount.on('file'));
+    await ganesha.server.freeze();
+    let flushing: Promise<number> | undefined;
+    try {
+      expect(await user.write(file, 0, mebibyte, 'x')).toBe('ok');
+      flushing = mount.flush(30_000);
+      await mounts.killDataPath();
+    } finally {
+      ganesha.server.thaw();
+    }
+    expect(await flushing).toBe(0);
+    expect(readFileSync(join(folder, 'file')).equals(Buffer.alloc(mebibyte, 'x'))).toBe(true);
+    expect(await user.close(file)).toBe('ok');
+    await run('umount', [mount.at]);
+  });
+});

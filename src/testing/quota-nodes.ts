@@ -1,0 +1,50 @@
+import type { KeptGrowth } from '#datapath/quota/account.ts';
+import { type CountAnew, createCountAnew } from '#datapath/quota/counting.ts';
+import { createLedger } from '#datapath/quota/ledger.ts';
+import { createQuota, type Quota } from '#datapath/quota/quota.ts';
+import type { SharedFolder } from './fakes/shared-folder.ts';
+
+export const limit = 64_000;
+export const unending = new AbortController().signal;
+
+/** What lies on the server, by file: a count looks at one after the other, and they change meanwhile. */
+export type Tree = Map<string, number>;
+export const sizeOf = (tree: Tree): number => [...tree.values()].reduce((sum, size) => sum + size, 0);
+
+export interface Node {
+  readonly quota: Quota;
+  readonly countAnew: CountAnew;
+  readonly kept: { value: { epoch: number; growth: number } } & KeptGrowth;
+}
+
+export function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
+  const kept: Node['kept'] = {
+    value,
+    read: () => kept.value,
+    write: (epoch, growth) => {
+      kept.value = { epoch, growth };
+    },
+  };
+  return kept;
+}
+
+export function node(folder: SharedFolder, tree: Tree, member: string, kept = keptIn(), most = limit): Node {
+  const { clock } = folder;
+  const parts = { clock, signal: unending, limit: most };
+  const ledger = createLedger({ ...parts, files: folder.files(), member });
+  const countAnew = createCountAnew({
+    ...{ files: folder.files(), clock },
+    count: async () => {
+      let bytes = 0;
+      for (const name of [...tree.keys()]) {
+        await folder.turn();
+        bytes += tree.get(name) ?? 0;
+      }
+      return { bytes, complete: true };
+    },
+  });
+  const failed = (cause: unknown): never => {
+    throw cause;
+  };
+  return { quota: createQuota({ ...parts, ledger, countAnew, kept, failed }), countAnew, kept };
+}
