@@ -34,11 +34,13 @@ export async function keeperRights({ user: own, privilegedPorts, paths }: Wanted
   const rights = privilegedPorts ? ['+net_bind_service'] : [];
   const identity = user === 0 ? [] : [`--reuid=${user}`, `--regid=${user}`, '--clear-groups'];
   const kept = user === 0 || !privilegedPorts ? [] : [`--ambient-caps=${rights.join(',')}`];
-  const oom = (await hasCapability('CAP_SYS_RESOURCE')) ? ['choom', '-n', String(oomScore), '--'] : [];
+  // What only we can give them: not to be chosen when memory runs short, and to keep their code in it.
+  const mayProtect = await hasCapability('CAP_SYS_RESOURCE');
+  const protection = ['prlimit', '--memlock=unlimited', '--', 'choom', '-n', String(oomScore), '--'];
   return {
     user,
     enter: [
-      ...oom,
+      ...(mayProtect ? protection : []),
       'setpriv',
       ...identity,
       ...['--no-new-privs', `--inh-caps=${['-all', ...rights].join(',')}`, ...kept],

@@ -1,5 +1,6 @@
+import { randomUUID } from 'node:crypto';
 import { existsSync, lstatSync, readFileSync } from 'node:fs';
-import { mkdir, open, readdir, readFile, stat } from 'node:fs/promises';
+import { link, mkdir, readdir, readFile, stat, unlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isErrno } from '../mounter/paths.ts';
 
@@ -17,18 +18,18 @@ export async function keeperUser(folder: string): Promise<number> {
   if (known !== undefined) return known;
   await mkdir(folder, { recursive: true, mode: 0o711 });
   const chosen = await freeUser();
+  // In one step, and only if nobody else was faster.
+  const draft = `${fileIn(folder)}.${randomUUID()}`;
+  await writeFile(draft, `${chosen}\n`, { mode: 0o644 });
   try {
-    await using file = await open(fileIn(folder), 'wx', 0o644);
-    await file.writeFile(`${chosen}\n`);
+    await link(draft, fileIn(folder));
     return chosen;
   } catch (cause) {
-    if (!isErrno(cause, 'EEXIST')) throw cause;
-    const other = knownKeeperUser(folder);
-    if (other !== undefined) return other;
-    // Left empty by a crash: nothing runs as anybody yet.
-    await using file = await open(fileIn(folder), 'w', 0o644);
-    await file.writeFile(`${chosen}\n`);
-    return chosen;
+    const other = isErrno(cause, 'EEXIST') ? knownKeeperUser(folder) : undefined;
+    if (other === undefined) throw cause;
+    return other;
+  } finally {
+    await unlink(draft);
   }
 }
 

@@ -1,0 +1,54 @@
+import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { keeperRights } from './rights.ts';
+import { keeperUser, knownKeeperUser } from './user.ts';
+
+let folder: string;
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-rights-'));
+  chmodSync(folder, 0o755);
+  onTestFinished(() => rmSync(folder, { recursive: true }));
+});
+
+const wanted = { user: 61_200, privilegedPorts: false };
+
+test('a user of its own, and nothing it could do', async () => {
+  const { user, enter, why } = await keeperRights({ ...wanted, paths: ['/', '/tmp'] });
+  expect({ user, why }).toEqual({ user: 61_200, why: undefined });
+  for (const word of ['--reuid=61200', '--clear-groups', '--no-new-privs', '--inh-caps=-all', '--bounding-set=-all'])
+    expect(enter).toContain(word);
+});
+
+test('ports below 1024, and no more', async () => {
+  const { enter } = await keeperRights({ ...wanted, privilegedPorts: true, paths: ['/'] });
+  const rights = '-all,+net_bind_service';
+  for (const word of [`--inh-caps=${rights}`, `--bounding-set=${rights}`, '--ambient-caps=+net_bind_service'])
+    expect(enter).toContain(word);
+});
+
+test('root without rights, where others cannot get at the program; and it says where', async () => {
+  const closed = join(folder, 'closed');
+  mkdirSync(closed, { mode: 0o700 });
+  writeFileSync(join(closed, 'program'), '');
+  const { user, enter, why } = await keeperRights({ ...wanted, paths: [join(closed, 'program')] });
+  expect({ user, why }).toEqual({ user: 0, why: `other users may not pass ${closed}` });
+  expect(enter.some((word) => word.startsWith('--reuid'))).toBe(false);
+  expect(enter).toContain('--bounding-set=-all');
+});
+
+test('the user is chosen once, of those for services, and not by anybody else', async () => {
+  const keepers = join(folder, 'keepers');
+  expect(knownKeeperUser(keepers)).toBeUndefined();
+  const chosen = await Promise.all([keeperUser(keepers), keeperUser(keepers)]);
+  expect(new Set([...chosen, await keeperUser(keepers), knownKeeperUser(keepers)]).size).toBe(1);
+  expect(chosen[0]).toBeGreaterThanOrEqual(61_184);
+  expect(chosen[0]).toBeLessThanOrEqual(65_519);
+  chmodSync(join(keepers, 'user'), 0o666);
+  expect(knownKeeperUser(keepers)).toBeUndefined();
+  chmodSync(join(keepers, 'user'), 0o644);
+  writeFileSync(join(keepers, 'user'), '0\n');
+  expect(knownKeeperUser(keepers)).toBeUndefined();
+});
