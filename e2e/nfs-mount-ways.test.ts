@@ -21,18 +21,27 @@ async function isShown(at: string, exported: string): Promise<void> {
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse'))('the way to the server', () => {
   test('in private: the data path is told the certificates, and nobody else', { timeout: 60_000 }, async () => {
     const { top: own, exported, serve } = await ground();
-    const [cert, key] = [join(own, 'server.pem'), join(own, 'server.key')];
-    await run('openssl', [
-      ...['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'],
-      ...['-subj', '/CN=127.0.0.1', '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', cert],
-    ]);
+    const certified = async (name: string): Promise<readonly [cert: string, key: string]> => {
+      const [cert, key] = [join(own, `${name}.pem`), join(own, `${name}.key`)];
+      await run('openssl', [
+        ...['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'],
+        ...['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', cert],
+      ]);
+      return [cert, key];
+    };
+    const [cert, key] = await certified('server');
+    const [ownCert, ownKey] = await certified('client');
     const where = await place();
-    const served = await serve(['--tls-cert', cert, '--tls-key', key], { env: { STOWAGE_SOCKET: where.socket } });
+    const served = await serve(['--tls-cert', cert, '--tls-key', key, '--tls-ca', ownCert, '--squash', 'none'], {
+      env: { STOWAGE_SOCKET: where.socket },
+    });
     const tls = join(where.top, 'tls');
     await mkdir(tls, { mode: 0o700 });
     await copyFile(cert, join(tls, 'ca.pem'));
+    await copyFile(ownCert, join(tls, 'client.pem'));
+    await copyFile(ownKey, join(tls, 'client.key'));
     const server = await started(where);
-    await succeeds(server, 'store', 'add', 'silver', served.uri.replace('tls=on', `tls=${tls}`));
+    await succeeds(server, 'store', 'add', 'silver', served.uri.replace('tls=/FOLDER', `tls=${tls}`));
     await succeeds(server, 'volume', 'create', 'silver/photos');
     const at = join(where.top, 'mnt');
     await succeeds(server, 'mount', 'silver/photos', at);
@@ -40,6 +49,21 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse'))('the way to the server'
     const { pid } = await serving(server);
     process.kill(pid, 'SIGKILL');
     await isShown(at, join(exported, 'photos'));
+    const secret = (await readFile(ownKey, 'utf8')).split('\n')[1] ?? '';
+    expect(secret.length).toBeGreaterThan(40);
+    const answers = await Promise.all(
+      ['/v1/operations', '/v1/mounts', '/v1/client', '/v1/stores'].map(
+        async (path) => (await server.api('GET', path)).body,
+      ),
+    );
+    const commands = await run('sh', ['-c', 'cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\\0" " "; true'], {
+      maxBuffer: 1e8,
+    });
+    const files = ['s/state.db', 's/state.db-wal', 'r/keepers/host/log'].map((name) => join(where.top, name));
+    const written = await Promise.all(files.map((file) => readFile(file, 'latin1').catch(() => '')));
+    expect(written.join('').length).toBeGreaterThan(10_000);
+    for (const text of [JSON.stringify(answers), commands.stdout, server.output(), ...written])
+      expect(text.includes(secret)).toBe(false);
     await succeeds(server, 'unmount', at);
     expect(mountsIn(where.top)).toEqual([]);
   });
