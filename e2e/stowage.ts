@@ -1,4 +1,5 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
 import { request } from 'node:http';
 import { fileURLToPath } from 'node:url';
 
@@ -98,10 +99,38 @@ function exitOf(child: ChildProcess): Promise<number | NodeJS.Signals | null> {
 /** Never rejects for what the program says: that is what tests look at. */
 export function run(command: string, args: readonly string[]): Promise<Finished> {
   const { promise, resolve } = Promise.withResolvers<Finished>();
-  execFile(command, args, { timeout: 60_000 }, (error, stdout, stderr) => {
-    resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr });
+  let hangs = '';
+  const child = execFile(command, args, (error, stdout, stderr) => {
+    clearTimeout(timer);
+    resolve({ status: error === null ? 0 : Number(error.code ?? -1), stdout, stderr: `${stderr}${hangs}` });
   });
+  const timer = setTimeout(() => {
+    hangs = `\nended after ${hangMs} ms, in which it did not end by itself:\n${threadsOf(child.pid ?? -1)}`;
+    child.kill('SIGKILL');
+  }, hangMs);
   return promise;
+}
+
+const hangMs = 60_000;
+
+/** What its threads wait for. */
+function threadsOf(pid: number): string {
+  const look = (path: string): string => {
+    try {
+      return readFileSync(path, 'utf8').trim();
+    } catch (cause) {
+      return String(cause);
+    }
+  };
+  try {
+    return readdirSync(`/proc/${pid}/task`)
+      .map((id) =>
+        ['comm', 'wchan', 'syscall', 'stat'].map((name) => look(`/proc/${pid}/task/${id}/${name}`)).join(' | '),
+      )
+      .join('\n');
+  } catch (cause) {
+    return String(cause);
+  }
 }
 
 function call(

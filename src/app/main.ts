@@ -3,6 +3,7 @@ import { homedir } from 'node:os';
 import { delimiter, join, resolve } from 'node:path';
 import process from 'node:process';
 import { defaultFolders, type Folders } from '#base/folders.ts';
+import { endProcess } from '#base/linux/end-process.ts';
 import { silentLog } from '#base/log.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
@@ -70,4 +71,4 @@ const status = await runCli(
   },
 );
 // Everything is written and closed; a thread that waits for a dead disk must not keep the process.
-process.exit(status);
+endProcess(status);

@@ -5,6 +5,7 @@
 
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
+import { endProcess } from '#base/linux/end-process.ts';
 import { joinKeeper } from '#keeper/data-path.ts';
 import { createKeeperLog } from '#keeper/log-file.ts';
 import { protect } from '#keeper/protect.ts';
@@ -24,7 +25,7 @@ function fail(cause: unknown): void {
   log.error('the data path ends by a fault', {
     cause: cause instanceof Error ? (cause.stack ?? cause.message) : String(cause),
   });
-  process.exit(1);
+  endProcess(1);
 }
 process.on('uncaughtException', fail);
 process.on('unhandledRejection', fail);
@@ -56,6 +57,6 @@ const link = joinKeeper({
       const running = await program;
       await running?.stop();
     },
-    unneeded: () => process.exit(0),
+    unneeded: () => endProcess(0),
   },
 });

@@ -12,6 +12,7 @@ import process from 'node:process';
 import { parseArgs } from 'node:util';
 import { systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
+import { endProcess } from '#base/linux/end-process.ts';
 import { createMemory } from '#base/linux/memory.ts';
 import { openDoor, ownFolder } from './door.ts';
 import { createKeeper } from './keeper.ts';
@@ -79,4 +80,4 @@ log.info('a keeper ends', { end });
 door[Symbol.dispose]();
 if (!hasName) rmSync(temporaryPath, { force: true });
 // Nobody else is to be told anything; what was sent lies with those it is for.
-process.exit(end === 'refused' ? 1 : 0);
+endProcess(end === 'refused' ? 1 : 0);
