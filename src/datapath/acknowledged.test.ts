@@ -1,30 +1,21 @@
 import { execFile } from 'node:child_process';
-import { mkdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { createGround } from '#testing/ground.ts';
 import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { mountSmall } from '#testing/small-export.ts';
 
 const run = promisify(execFile);
 const mebibyte = 1024 * 1024;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('data that were answered and got lost', () => {
   test.each(['killDataPath', 'upgrade'] as const)('are told of after %s', { timeout: 60_000 }, async (replace) => {
-    await using mounts = await keepMounts();
-    using ground = createGround();
-    const folder = join(ground.folder, 'small');
-    mkdirSync(folder);
-    await run('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'stowage-nfs', folder]);
-    await using server = await startGanesha({
-      exports: [{ path: folder, tag: 'small' }],
-      signal: ground.scope.signal,
-    });
-    const mount = await mounts.mount(await sourceOf(server, 'small'));
+    await using small = await mountSmall();
+    const { mounts, mount } = small;
     await using user = useFiles();
     const path = mount.on('file');
     const [file, other] = [await user.open(path), await user.open(path)];
@@ -47,16 +38,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('data that were answered and g
   });
 
   test('are nothing to whoever opens the file when nobody else has it open', { timeout: 60_000 }, async () => {
-    await using mounts = await keepMounts();
-    using ground = createGround();
-    const folder = join(ground.folder, 'small');
-    mkdirSync(folder);
-    await run('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'stowage-nfs', folder]);
-    await using server = await startGanesha({
-      exports: [{ path: folder, tag: 'small' }],
-      signal: ground.scope.signal,
-    });
-    const mount = await mounts.mount(await sourceOf(server, 'small'));
+    await using small = await mountSmall();
+    const { mounts, mount } = small;
     await using user = useFiles();
     const path = mount.on('file');
     const [file, reader] = [await user.open(path), await user.open(path, 'O_RDONLY')];

@@ -1,10 +1,9 @@
 import { execFile } from 'node:child_process';
-import { mkdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { useFiles } from '#testing/file-user.ts';
@@ -12,6 +11,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { createGround } from '#testing/ground.ts';
 import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { mountSmall } from '#testing/small-export.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import { mostBehindOfMount } from './budget.ts';
@@ -164,16 +164,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('writes that were answered', (
   test('that do not fit: write, fsync or close says so, and there is room again afterwards', {
     timeout: 60_000,
   }, async () => {
-    await using mounts = await keepMounts();
-    using ground = createGround();
-    const folder = join(ground.folder, 'small');
-    mkdirSync(folder);
-    await run('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'stowage-nfs', folder]);
-    await using server = await startGanesha({
-      exports: [{ path: folder, tag: 'small' }],
-      signal: ground.scope.signal,
-    });
-    const mount = await mounts.mount(await sourceOf(server, 'small'));
+    await using exported = await mountSmall();
+    const { mount } = exported;
     await using user = useFiles();
     const [file, other] = [await user.open(mount.on('file')), await user.open(mount.on('file'))];
     const write = (i: number): Promise<string> => user.write(file, i * mebibyte, mebibyte, 'x');

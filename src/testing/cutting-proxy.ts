@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
-import { onRecords, procedureOf, statusOf } from './rpc-records.ts';
+import { joinSockets, onRecords, procedureOf, statusOf } from './rpc-records.ts';
 
 /** Between our client and a server: it can lose replies, stand still, and be gone. It ends with the test. */
 export interface CuttingProxy {
@@ -38,18 +38,7 @@ export async function startProxy(
     const number = ++connections;
     const goesNowhere = (): boolean => isStalled || number <= stalledUpTo;
     const server = connect(to);
-    for (const [one, other] of [
-      [client, server],
-      [server, client],
-    ] as const) {
-      sockets.add(one);
-      one.setNoDelay(true);
-      one.on('error', () => undefined);
-      one.on('close', () => {
-        sockets.delete(one);
-        other.destroy();
-      });
-    }
+    joinSockets(sockets, client, server);
     onRecords(client, (call) => {
       if (goesNowhere()) return;
       if (cutting === procedureOf(call)) {

@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { closeSync, openSync, writeSync } from 'node:fs';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
-import { onRecords, procedureOf, type RpcRecord, statusOf } from './rpc-records.ts';
+import { joinSockets, onRecords, procedureOf, type RpcRecord, statusOf } from './rpc-records.ts';
 
 /**
  * Between our client and a server. It knows which data the server has promised to keep: when the server is gone, the others
@@ -62,18 +62,7 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
   function carry(client: Socket): void {
     const server = connect(to);
     const calls = new Map<number, Call | undefined>();
-    for (const [one, other] of [
-      [client, server],
-      [server, client],
-    ] as const) {
-      sockets.add(one);
-      one.setNoDelay(true);
-      one.on('error', () => undefined);
-      one.on('close', () => {
-        sockets.delete(one);
-        other.destroy();
-      });
-    }
+    joinSockets(sockets, client, server);
     onRecords(client, (call) => {
       if (isDown) return;
       calls.set(call.xid, seen(call));

@@ -39,3 +39,19 @@ export const asRecord = (message: Buffer): Buffer => Buffer.concat([words(0x8000
 /** A reply to that call: accepted, and then the words given. */
 export const reply = (xid: number, ...result: readonly number[]): Buffer =>
   asRecord(words(xid, 1, 0, 0, 0, 0, ...result));
+
+/** The two sides of a proxy: when one is closed, so is the other. */
+export function joinSockets(open: Set<Socket>, client: Socket, server: Socket): void {
+  for (const [one, other] of [
+    [client, server],
+    [server, client],
+  ] as const) {
+    open.add(one);
+    one.setNoDelay(true);
+    one.on('error', () => undefined);
+    one.on('close', () => {
+      open.delete(one);
+      other.destroy();
+    });
+  }
+}

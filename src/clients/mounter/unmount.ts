@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { mountFailure } from './errors.ts';
-import { holdPath } from './held-path.ts';
+import { type HeldPath, holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
 import { attachedLoops } from './loops.ts';
 import { isAtOrBelow } from './mountinfo.ts';
@@ -11,17 +11,24 @@ import type { Parts } from './parts.ts';
 import { checkPath } from './paths.ts';
 import { CommandFailed, inChild } from './run.ts';
 
+/** The folder that the mount is in. Not the mount itself: to hold it is to use it. Undefined: nothing is mounted there. */
+async function parentOf({ readTable, look }: Parts, at: string, { signal }: Scope): Promise<HeldPath | undefined> {
+  const table = await readTable();
+  if (table.at(at) === undefined) return undefined;
+  const folder = dirname(at);
+  return await look({ path: folder, table, signal }, () => holdPath(folder));
+}
+
+const inParent = (at: string): readonly string[] => ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
+
 export function createUnmount(parts: Parts): Mounter['unmount'] {
-  const { run, readTable, clock, places, look } = parts;
+  const { run, readTable, clock, places } = parts;
   return async (at, scope) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
-    const table = await readTable();
-    if (table.at(at) === undefined) return;
-    const folder = dirname(at);
-    // Not the mount itself: to hold it is to use it.
-    await using parent = await look({ path: folder, table, signal: scope.signal }, () => holdPath(folder));
-    const paths = ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
+    await using parent = await parentOf(parts, at, scope);
+    if (parent === undefined) return;
+    const paths = inParent(at);
     for (let attempt = 1; ; attempt++) {
       try {
         await run('umount', paths, scope, { holding: [parent] });
@@ -39,19 +46,16 @@ export function createUnmount(parts: Parts): Mounter['unmount'] {
 }
 
 /** Whatever is mounted there, and on it: nothing waits for anybody. */
-export function createDetach({ run, readTable, places, look }: Parts): Mounter['detach'] {
+export function createDetach(parts: Parts): Mounter['detach'] {
+  const { run, readTable, places } = parts;
   return async (at, scope, how) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
-    const table = await readTable();
-    if (table.at(at) === undefined) return;
-    const folder = dirname(at);
-    await using parent = await look({ path: folder, table, signal: scope.signal }, () => holdPath(folder));
+    await using parent = await parentOf(parts, at, scope);
+    if (parent === undefined) return;
     const flags = ['--lazy', ...(how?.abort === true ? ['--force'] : [])];
     try {
-      await run('umount', [...flags, '--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`], scope, {
-        holding: [parent],
-      });
+      await run('umount', [...flags, ...inParent(at)], scope, { holding: [parent] });
     } catch (cause) {
       if ((await readTable()).at(at) !== undefined) throw mountFailure(`${at} could not be detached`, cause);
     }

@@ -1,0 +1,28 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { createGround } from './ground.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from './kept-mount.ts';
+
+/** A mount of an export that has room for 4 MiB. */
+export interface SmallExport extends AsyncDisposable {
+  readonly mounts: KeptMounts;
+  readonly mount: KeptMount;
+  /** What is exported, on this machine. */
+  readonly folder: string;
+}
+
+export async function mountSmall(): Promise<SmallExport> {
+  await using undo = new AsyncDisposableStack();
+  const mounts = undo.use(await keepMounts());
+  const ground = undo.use(createGround());
+  const folder = join(ground.folder, 'small');
+  mkdirSync(folder);
+  execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=4m', 'stowage-nfs', folder]);
+  const exports = [{ path: folder, tag: 'small' }] as const;
+  const server = undo.use(await startGanesha({ exports, signal: ground.scope.signal }));
+  const mount = await mounts.mount(await sourceOf(server, 'small'));
+  const all = undo.move();
+  return { mounts, mount, folder, [Symbol.asyncDispose]: () => all.disposeAsync() };
+}
