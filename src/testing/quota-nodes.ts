@@ -15,6 +15,8 @@ export interface Node {
   readonly quota: Quota;
   readonly countAnew: CountAnew;
   readonly kept: { value: { epoch: number; growth: number } } & KeptGrowth;
+  /** From now on it does nothing, and gives nothing back. */
+  die(): void;
 }
 
 export function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
@@ -30,8 +32,9 @@ export function keptIn(value = { epoch: 0, growth: 0 }): Node['kept'] {
 
 export function node(folder: SharedFolder, tree: Tree, member: string, kept = keptIn(), most = limit): Node {
   const { clock } = folder;
-  const parts = { clock, signal: unending, limit: most };
-  const ledger = createLedger({ ...parts, files: folder.files(), member });
+  const alive = new AbortController();
+  const parts = { clock, signal: alive.signal, limit: most };
+  const ledger = createLedger({ ...parts, files: folder.files(), member, random: () => folder.random(1000) / 1000 });
   const countAnew = createCountAnew({
     ...{ files: folder.files(), clock },
     count: async () => {
@@ -46,5 +49,8 @@ export function node(folder: SharedFolder, tree: Tree, member: string, kept = ke
   const failed = (cause: unknown): never => {
     throw cause;
   };
-  return { quota: createQuota({ ...parts, ledger, countAnew, kept, failed }), countAnew, kept };
+  return {
+    ...{ quota: createQuota({ ...parts, ledger, countAnew, kept, failed }), countAnew, kept },
+    die: () => alive.abort(),
+  };
 }

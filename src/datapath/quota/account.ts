@@ -23,6 +23,8 @@ export interface Account {
   adopt(bytes: number): void;
   /** What was charged has come to that; less than 0: it was freed. */
   settle(charged: number, delta: number): void;
+  /** There is something that may have to go along into the next epoch: until then the ledger must be looked at. */
+  isUnderWay(): boolean;
   /** Looks into the ledger, and goes over to the epoch that it finds. */
   catchUp(): Promise<View | undefined>;
   /** So that so many fit. False: there is no room for them. */
@@ -40,10 +42,14 @@ export interface AccountParts {
   readonly clock: Clock;
 }
 
+const noneLate = { bytes: 0, at: 0 };
+
 export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   let { epoch, growth } = kept.read();
   /** Of `growth`, what was charged and is not settled. */
   let charged = 0;
+  /** Settled when it was not known whether a new epoch had begun: its count may have come too early to see it. */
+  let late = noneLate;
   // What the dead predecessor was granted beyond what it used, it may have been about to take back.
   let granted = growth;
 
@@ -62,10 +68,11 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     kept.write(epoch, growth);
   }
 
-  /** What is under way goes along: whether the count sees it is not known. */
+  /** What is under way goes along, and what has come late: whether the count sees it is not known. */
   async function enter(next: number): Promise<void> {
     epoch = next;
-    growth = charged;
+    growth = charged + late.bytes;
+    late = noneLate;
     granted = 0;
     kept.write(epoch, growth);
     if (growth > 0) await correct();
@@ -90,6 +97,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   async function catchUp(): Promise<View | undefined> {
     const view = await ledger.look();
     if (view !== undefined && view.epoch !== epoch) await enter(view.epoch);
+    else if (view !== undefined && view.at >= late.at) late = noneLate;
     return view;
   }
 
@@ -112,10 +120,13 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     settle: (was, delta) => {
       charged -= was;
       const { view } = ledger;
+      const isKnown = isFresh(view);
+      if (!isKnown && delta > 0) late = { bytes: late.bytes + delta, at: clock.elapsed() };
       // What is freed during a count may be free in it already, and must not be subtracted from it once more.
-      const isCredited = delta > 0 || (isFresh(view) && !view.counting);
+      const isCredited = delta > 0 || (isKnown && !view.counting);
       if (epoch !== 0) count((isCredited ? delta : 0) - was);
     },
+    isUnderWay: () => charged > 0 || late.bytes > 0,
     catchUp,
     obtain,
     isDue: () => {

@@ -238,6 +238,22 @@ describe('freeing', () => {
     expect(balance).toBe(0);
   });
 
+  test.each(['cut', 'removed'])(
+    'what is %s during a count costs as much as before when it is written again',
+    async (how) => {
+      isCounting = true;
+      files.set(1, file(0));
+      await write(1, 0, 8 * block);
+      done(1, file(8 * block));
+      const before = await charges.leaving(1, request());
+      if (how === 'cut') charges.resized(1, before, file(0));
+      else charges.removed(1, before);
+      files.set(1, file(0));
+      await write(1, 0, 8 * block);
+      expect(admitted).toEqual([8 * block, 8 * block]);
+    },
+  );
+
   test('what was written over often before a count still has its holes afterwards', async () => {
     files.set(1, file(4 * block, block));
     for (let again = 0; again < 3; again++) await write(1, 0, block);

@@ -150,16 +150,19 @@ export function createCharges({ quota, attributes, look }: ChargesParts): Charge
     },
     leaving: (id, request) => (id === undefined ? undefined : leaving(id, request).catch(() => undefined)),
     resized: (id, before, after) => {
-      if (after === undefined) files.delete(id);
-      if (before === undefined || after === undefined || after.size >= before.attributes.size) return;
+      // Where one of them is not known it may have been cut: then what was charged for it says nothing of it any more.
+      if (before === undefined || after === undefined) return void files.delete(id);
+      if (after.size >= before.attributes.size) return;
       const took = tookOf(id, before.attributes);
       files.delete(id);
       // What lies before the new end stays, also where the server says later how much that is.
       free(Math.min(took - after.used, roundUp(before.attributes.size) - roundUp(after.size)), before.epoch);
     },
     removed: (id, before) => {
+      if (id === undefined) return;
+      if (before === undefined) return void files.delete(id);
       // What else has a name was not charged for.
-      if (id === undefined || before?.attributes.type !== fileType.regular || before.attributes.links > 1) return;
+      if (before.attributes.type !== fileType.regular || before.attributes.links > 1) return;
       const took = tookOf(id, before.attributes);
       files.delete(id);
       free(took, before.epoch);

@@ -48,6 +48,8 @@ export interface LedgerParts {
   readonly member: string;
   /** What the volume was when it was mounted: it can have grown since. */
   readonly limit: number;
+  /** From 0 to 1: so that those who ask at the same moment do not ask again at the same moment. */
+  random?(): number;
 }
 
 const largestChunk = 16 * 1024 * 1024;
@@ -72,7 +74,7 @@ const pauseMs = 20;
 const readsAtOnce = 16;
 
 export function createLedger(parts: LedgerParts): Ledger {
-  const { files, clock, signal, member } = parts;
+  const { files, clock, signal, member, random = Math.random } = parts;
   let seen: View | undefined;
 
   async function look(): Promise<View | undefined> {
@@ -103,7 +105,7 @@ export function createLedger(parts: LedgerParts): Ledger {
       let refusals = 0;
       for (let attempt = 0; attempt < mostAttempts && refusals < mostRefusals; attempt++) {
         const isFirst = attempt === 0 && seen !== undefined;
-        if (!isFirst) await clock.sleep(attempt === 0 ? 0 : Math.random() * pauseMs * attempt, signal);
+        if (!isFirst) await clock.sleep(attempt === 0 ? 0 : random() * pauseMs * attempt, signal);
         const view = isFirst ? seen : await look();
         if (view?.epoch !== epoch) return 'over';
         const room = view.limit - view.used - view.others;

@@ -119,16 +119,47 @@ describe('one node', () => {
     expect(successor.kept.value).toEqual({ epoch, growth: limit });
   });
 
-  test('what is under way when a new epoch begins goes along, seen by the count or not', async () => {
+  test('what is under way when a new epoch begins goes along, though nobody uses the mount meanwhile', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit / 2));
     await run(node(folder, tree, 'b').countAnew(unending));
-    await run(settled(folder, one));
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
     one.quota.changed(limit / 2, limit / 2);
-    expect(one.quota.statfs().used).toBe(limit / 2);
+    expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
+  });
+
+  describe('what was done before its node has looked whether a new epoch has begun', () => {
+    const successorOf = ({ folder, tree, one }: ReturnType<typeof setUp>): Node => {
+      const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
+      successor.quota.adopt(limit / 2);
+      tree.set('new', limit / 2);
+      successor.quota.changed(limit / 2, limit / 2);
+      return successor;
+    };
+
+    test('goes along into it: the count may have come before', async () => {
+      const all = setUp();
+      await all.run(all.one.quota.admit(limit / 2));
+      all.one.die();
+      await all.run(node(all.folder, all.tree, 'b').countAnew(unending));
+      const successor = successorOf(all);
+      await all.run(settled(all.folder, successor));
+      expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
+    });
+
+    test('counts once where none had', async () => {
+      const all = setUp();
+      await all.run(all.one.quota.admit(limit / 2));
+      all.one.die();
+      const successor = successorOf(all);
+      await all.run(settled(all.folder, successor));
+      expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
+      await all.run(node(all.folder, all.tree, 'b').countAnew(unending));
+      await all.run(settled(all.folder, successor));
+      expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
+    });
   });
 
   test('goes by no ledger that it saw long ago, however much it has left', async () => {
@@ -143,6 +174,7 @@ describe('one node', () => {
   test('a node that is gone counts until the next count, which finds what is really there', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit));
+    one.die();
     const other = node(folder, tree, 'b');
     expect(await put('new', limit, other)).toBe(false);
     await run(folder.clock.sleep(60_000, unending));

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { type Account, createAccount, type KeptGrowth } from './account.ts';
-import type { CountAnew } from './counting.ts';
+import { type CountAnew, freshMs } from './counting.ts';
 import type { Ledger, View } from './ledger.ts';
 
 /** Holds one mount to its volume's size, together with the mounts of other nodes. */
@@ -54,11 +54,12 @@ const pauseMs = 100;
 const mostRaises = 16;
 
 export function createQuota(parts: QuotaParts): Quota {
-  const { ledger, signal, failed } = parts;
+  const { ledger, clock, signal, failed } = parts;
   const account = createAccount(parts);
   const queue = createQueue();
   const counts = createCounts(parts);
   let isTending = false;
+  let watching: Disposable | undefined;
 
   async function tend(): Promise<void> {
     try {
@@ -79,14 +80,31 @@ export function createQuota(parts: QuotaParts): Quota {
     void tend();
   }
 
+  /**
+   * What is under way when a new epoch begins has to be in it before its count is done, or it is nowhere: so the ledger is
+   * looked at also while nobody uses the mount.
+   */
+  function watch(): void {
+    if (watching !== undefined || signal.aborted || !account.isUnderWay()) return;
+    watching = clock.after(freshMs / 2, () => {
+      watching = undefined;
+      if (account.isUnderWay()) tendIfDue();
+      watch();
+    });
+  }
+
   return {
     admit: (bytes) => {
       tendIfDue();
-      if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes));
+      if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes)).then(watch);
       account.charge(bytes);
+      watch();
       return Promise.resolve();
     },
-    adopt: account.adopt,
+    adopt: (bytes) => {
+      account.adopt(bytes);
+      watch();
+    },
     epoch: () => account.epoch,
     freeing: async () => {
       if (!account.isCurrent()) await queue(() => account.catchUp());
@@ -95,6 +113,7 @@ export function createQuota(parts: QuotaParts): Quota {
     changed: (delta, admitted = 0) => {
       account.settle(admitted, delta);
       tendIfDue();
+      watch();
     },
     statfs: () => {
       tendIfDue();
@@ -104,6 +123,7 @@ export function createQuota(parts: QuotaParts): Quota {
       return { bytes: view.limit, used: Math.max(0, view.used + view.others + own) };
     },
     close: async () => {
+      watching?.[Symbol.dispose]();
       await counts.stop();
       await queue(() => account.close());
     },
