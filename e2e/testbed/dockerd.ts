@@ -39,7 +39,7 @@ const inside = [
 
 export async function startDockerd(signal: AbortSignal): Promise<Engine> {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-dockerd-'));
-  for (const name of ['plugins', 'etc', 'etc-work', 'client']) await mkdir(join(folder, name));
+  for (const name of ['plugins', 'etc', 'etc-work', 'client', 'tmp']) await mkdir(join(folder, name));
   const socket = join(folder, 'docker.sock');
   const logFile = join(folder, 'log');
   const output = openSync(logFile, 'a');
@@ -57,7 +57,9 @@ export async function startDockerd(signal: AbortSignal): Promise<Engine> {
     folder,
     ...dockerd(folder, socket),
   ];
-  const child = spawn(onPath('setpriv') ?? 'setpriv', args, { stdio: ['ignore', output, output] });
+  // An engine that finds its containerd slow to answer has it write down its stacks among the temporary files.
+  const env = { ...process.env, TMPDIR: join(folder, 'tmp') };
+  const child = spawn(onPath('setpriv') ?? 'setpriv', args, { env, stdio: ['ignore', output, output] });
   closeSync(output);
   const ended = once(child, 'exit');
   const engine: Engine = {
