@@ -1,5 +1,7 @@
 import type { Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
+import { readPromptly } from '#base/linux/watching.ts';
+import { descriptorOf } from '#base/socket-descriptor.ts';
 import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 import { createRpcClient, type RpcClient } from '#wire/rpc/client.ts';
@@ -43,7 +45,9 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
 
   function onOpened(about: string, told: ReadonlySet<() => void>): (socket: Socket) => void {
     return (socket) => {
-      const id = holder.hold(descriptorOf(socket), about);
+      const fd = descriptorOf(socket);
+      if (fd === undefined) throw new Error('a connection without a descriptor');
+      const id = holder.hold(fd, about);
       socket.once('close', () => holder.letGo(id));
       for (const tell of told) tell();
     };
@@ -56,7 +60,7 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
       ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: mostInFlight },
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? createPrivilegedPorts() : undefined,
-      onOpened: onOpened(about, told),
+      ...{ onOpened: onOpened(about, told), reading: readPromptly },
       tls:
         tls === undefined
           ? undefined
@@ -102,11 +106,4 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
     const rpc = make(spec, about, told);
     return { users: 0, rpc, nfs: createNfsClient(rpc, clock), told };
   }
-}
-
-/** Not documented; without it there is no way to a socket's number. */
-function descriptorOf(socket: Socket): number {
-  const { _handle: handle } = socket as unknown as { readonly _handle: { readonly fd: number } | null };
-  if (handle === null || handle.fd < 0) throw new Error('a connection without a descriptor');
-  return handle.fd;
 }

@@ -96,7 +96,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     device.resume();
   }
 
-  const device: Device = await openDevice({ fd, next, onRequest: take, onEnd: options.onEnd });
+  const device: Device = openDevice({ fd, next, onRequest: take, onEnd: options.onEnd });
   const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
   for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
   for (const one of others) resume(one);

@@ -85,7 +85,7 @@ export async function mountFuse(
     },
     onFault: (operation, cause) => faults.push({ operation, cause }),
   });
-  const device = await openDevice({
+  const device = openDevice({
     fd,
     next: () => {
       const slot = free.pop();

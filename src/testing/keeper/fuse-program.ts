@@ -64,7 +64,7 @@ async function serve(fd: number, as: As): Promise<Device> {
       finished: letGo,
     },
   });
-  const device = await openDevice({
+  const device = openDevice({
     fd,
     next: () => {
       const slot = free.pop() ?? createSlot(used.size + 100);

@@ -1,6 +1,6 @@
-import { write, writeSync } from 'node:fs';
-import { createServer, Socket, type SocketConstructorOpts } from 'node:net';
-import { promisify } from 'node:util';
+import { closeSync, write, writeSync } from 'node:fs';
+import { getSystemErrorName, promisify } from 'node:util';
+import { readNow, watchReadable } from '#base/linux/watching.ts';
 
 /** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
 export interface Slot {
@@ -35,43 +35,52 @@ const writeByThread = promisify(write);
 /** Node has few threads, and one that waits in the kernel serves nobody else: what waits here takes one of them. */
 let apart: Promise<unknown> = Promise.resolve();
 
-/** What we use of Node's handle for pipes. None of it is documented; `openDevice` checks that it is there. */
-interface PipeHandle {
-  open(fd: number): number | undefined;
-  useUserBuffer(memory: Uint8Array): void;
-}
-type PipeClass = new (kind: number) => PipeHandle;
+/** Requests that are read one after the other before anything else gets its turn. */
+const mostAtOnce = 8;
 
-/**
- * Reads requests in Node's own event loop: the descriptor is opened as if it were a pipe, with memory of ours to read into.
- * A thread that reads (`fs.read`) would add a switch between threads to each request, and half the speed would be gone.
- */
-export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Promise<Device> {
-  const Pipe = await pipeClass();
-  const handle = new Pipe(0);
-  handle.open(fd);
+/** Interrupted before it was read, or nothing there: not an end. */
+const passing = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
+
+export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Device {
   let slot = next();
-  const socket = new Socket({
-    handle,
-    readable: true,
-    onread: {
-      buffer: slot?.buffer ?? Buffer.alloc(1),
-      callback: (length: number) => {
-        const before = slot;
-        if (before === undefined) return false;
-        onRequest(before, length);
-        slot = next();
-        if (slot !== undefined && slot !== before) handle.useUserBuffer(slot.buffer);
-        return slot !== undefined;
-      },
-    },
-  } as unknown as SocketConstructorOpts);
-  let code = 'closed';
-  socket.on('error', (cause) => {
-    code = 'code' in cause ? String(cause.code) : cause.message;
-  });
-  socket.on('close', () => onEnd(code));
-  if (slot !== undefined) socket.read(0);
+  let isClosed = false;
+  let watch: Disposable | undefined;
+
+  function rest(): void {
+    watch?.[Symbol.dispose]();
+    watch = undefined;
+  }
+
+  function end(code: string): void {
+    if (isClosed) return;
+    isClosed = true;
+    rest();
+    closeSync(fd);
+    // Whoever finds the end is in the middle of something.
+    setImmediate(() => onEnd(code));
+  }
+
+  function readable(): void {
+    for (let i = 0; i < mostAtOnce && watch !== undefined; i++) {
+      if (slot === undefined) {
+        rest();
+        return;
+      }
+      const length = readNow(fd, slot.buffer);
+      if (length < 0) {
+        const code = getSystemErrorName(length);
+        if (!passing.has(code)) end(code);
+        return;
+      }
+      onRequest(slot, length);
+      slot = next();
+    }
+  }
+
+  const begin = (): void => {
+    if (slot !== undefined && !isClosed) watch ??= watchReadable(fd, readable);
+  };
+  begin();
   // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
   const refused = (cause: unknown): false => {
     if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
@@ -80,7 +89,7 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
   return {
     write: (bytes) => {
       // Its number may be somebody else's by now.
-      if (socket.destroyed) return false;
+      if (isClosed) return false;
       try {
         writeSync(fd, bytes);
         return true;
@@ -94,7 +103,7 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
       apart = done;
       await before;
       try {
-        if (socket.destroyed) return false;
+        if (isClosed) return false;
         await writeByThread(fd, bytes);
         return true;
       } catch (cause) {
@@ -104,34 +113,14 @@ export async function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions):
       }
     },
     resume: () => {
-      if (slot !== undefined || socket.destroyed) return;
+      if (slot !== undefined) return;
       slot = next();
-      if (slot === undefined) return;
-      handle.useUserBuffer(slot.buffer);
-      socket.resume();
+      begin();
     },
-    pause: () => void socket.pause(),
-    [Symbol.dispose]: () => socket.destroy(),
+    pause: rest,
+    [Symbol.dispose]: () => end('closed'),
   };
 }
 
 const isCode = (cause: unknown, ...codes: readonly string[]): boolean =>
   cause instanceof Error && 'code' in cause && codes.includes(String(cause.code));
-
-let known: PipeClass | undefined;
-
-/** Node does not export it: it is asked of a server that listens nowhere anybody could reach. */
-async function pipeClass(): Promise<PipeClass> {
-  if (known !== undefined) return known;
-  const server = createServer();
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  server.once('error', reject).listen({ path: `\0stowage-${process.pid}-${Math.random()}` }, resolve);
-  await promise;
-  const handle = (server as unknown as { readonly _handle?: { readonly constructor: PipeClass } })._handle;
-  server.close();
-  const found = handle?.constructor;
-  if (found?.prototype === undefined || !('open' in found.prototype && 'useUserBuffer' in found.prototype))
-    throw new Error(`this version of Node (${process.version}) does not offer what reading /dev/fuse needs`);
-  known = found;
-  return found;
-}

@@ -50,6 +50,7 @@ export interface RpcClientOptions {
   readonly connect?: Connect | undefined;
   /** Each TCP connection, when it is there and nothing was sent on it yet. */
   readonly onOpened?: DialOptions['onOpened'];
+  readonly reading?: DialOptions['reading'];
   /** For a call that names none. */
   readonly deadlineMs?: number;
   /** For one attempt to connect. */
@@ -203,7 +204,17 @@ interface Dialing {
 
 /** Which of a server's addresses to try, for all lanes together. */
 function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing {
-  const { clock, addresses, tls, localPort, connect, onOpened, dialMs = 5_000, maxRecord = 2 * 1024 * 1024 } = options;
+  const {
+    clock,
+    addresses,
+    tls,
+    localPort,
+    connect,
+    onOpened,
+    reading,
+    dialMs = 5_000,
+    maxRecord = 2 * 1024 * 1024,
+  } = options;
   let preferred = 0;
   const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
   return {
@@ -217,7 +228,16 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
         using limit = clock.deadline(dialMs, closing);
         const address = from(i);
         try {
-          const about = { address, maxRecord, tls, localPort: localPort?.(), connect, onOpened, signal: limit.signal };
+          const about = {
+            address,
+            maxRecord,
+            tls,
+            localPort: localPort?.(),
+            connect,
+            onOpened,
+            reading,
+            signal: limit.signal,
+          };
           const connection = await dial({ ...about, ...handlers });
           preferred = addresses.indexOf(address);
           return connection;

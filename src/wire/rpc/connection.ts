@@ -22,9 +22,12 @@ export interface DialOptions extends ReceiverOptions {
   readonly connect?: Connect | undefined;
   /** The TCP connection is there, and nothing was sent on it yet. */
   readonly onOpened?: ((socket: Socket) => void) | undefined;
+  /** Reads from a connection that is paused, where Node's own way takes too long. Not for those that are encrypted. */
+  readonly reading?: Reading | undefined;
   readonly signal: AbortSignal;
 }
 
+export type Reading = (socket: Socket, into: Pick<Input, 'buffer' | 'received'>) => void;
 export type Connect = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
 
 /** One TCP connection that carries records. */
@@ -67,8 +70,10 @@ export async function dial(options: DialOptions): Promise<Connection> {
       },
     },
   });
+  if (options.reading !== undefined) socket.pause();
   await connected(socket, address, signal);
   options.onOpened?.(socket);
+  options.reading?.(socket, receiver);
   return carry({ ...bare(socket), address, receiver: receives }, ended, end);
 }
 
@@ -113,7 +118,7 @@ const bare = (socket: Socket): Line => ({ socket, lowest: socket });
 
 interface Carried extends Line {
   readonly address: Address;
-  readonly receiver: Pick<Receiver, 'isHalf'>;
+  readonly receiver: Pick<Receiver, 'isHalf' | 'bytes'>;
 }
 
 function carry(
@@ -131,7 +136,7 @@ function carry(
   return {
     ...{ address, sender, ended, close: () => socket.destroy(), reset: () => resetSocket(lowest) },
     get received() {
-      return socket.bytesRead;
+      return receiver.bytes;
     },
     get isHalf() {
       return receiver.isHalf;

@@ -40,6 +40,7 @@ export interface Receiver extends Input {
   readonly isHalf: boolean;
   /** How many came so far. */
   readonly records: number;
+  readonly bytes: number;
 }
 
 const initialSize = 128 * 1024;
@@ -60,6 +61,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
   let have = 0;
   let quiet = 0;
   let records = 0;
+  let total = 0;
   /** Fragments of a record before its last. */
   let assembly: Assembly | undefined;
   let direct: { readonly to: Direct; position: number; rest: number; padding: number } | undefined;
@@ -156,6 +158,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
             : buffer
           : buffer.subarray(have),
     received: (bytes) => {
+      total += bytes;
       if (direct !== undefined && direct.rest > 0) {
         direct.position += bytes;
         direct.rest -= bytes;
@@ -177,6 +180,9 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     },
     get records() {
       return records;
+    },
+    get bytes() {
+      return total;
     },
   };
   return receiver;

@@ -1,5 +1,6 @@
 import { writeSync, writevSync } from 'node:fs';
 import type { Socket } from 'node:net';
+import { descriptorOf } from '#base/socket-descriptor.ts';
 import { XdrWriter } from '../xdr/writer.ts';
 
 /** Large enough for the small calls of one turn; what is larger goes beside it, uncopied. */
@@ -147,12 +148,6 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
       return socket.writableLength + waiting + slab.at - sentTo;
     },
   };
-}
-
-/** Inside of Node's sockets: the system's number of the connection, where it has one. */
-function descriptorOf(socket: Socket): number | undefined {
-  const { _handle } = socket as unknown as { readonly _handle?: { readonly fd?: number } | null };
-  return _handle?.fd !== undefined && _handle.fd >= 0 ? _handle.fd : undefined;
 }
 
 /*
