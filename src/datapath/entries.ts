@@ -4,6 +4,7 @@ import { type Attributes, type FileHandle, fileType, maxName } from '#wire/nfs3/
 import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
 import { keyOf, type Name } from './name-cache.ts';
+import { createNamesAhead } from './names-ahead.ts';
 import type { Node, Nodes } from './ports.ts';
 
 /** What a name means, for certain. */
@@ -47,6 +48,7 @@ const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: und
 
 export function createEntries(context: Context): Entries {
   const { nfs, nodes, server, attributes, names, clock, turns, ttlMs } = context;
+  const ahead = createNamesAhead(context);
 
   /** As long as the directory has not been changed for long. */
   const relyMs = (parent: number, { at }: Name): number =>
@@ -77,6 +79,7 @@ export function createEntries(context: Context): Entries {
     attributes.forget(id);
     names.forget(id);
     server.forget(id);
+    ahead.forget(id);
   }
 
   function untold(id: number, place: number): void {
@@ -146,12 +149,16 @@ export function createEntries(context: Context): Entries {
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
         const entry = known(parent, key, cached, { place: request.place, count: nodes.looked, entryMs });
-        if (entry !== undefined) return entry;
+        if (entry !== undefined) {
+          ahead.used(parent);
+          return entry;
+        }
       }
       // Our own changes keep the directory's attributes fresh.
       const isKnown = cached?.meant === undefined && name.length <= maxName && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return nothing(directoryMs);
+      ahead.missed(parent, request);
       return find(parent, name, request).then((there) =>
         there === undefined ? nothing(ttlMs) : entry(parent, key, there, request),
       );
