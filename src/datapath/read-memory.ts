@@ -5,7 +5,7 @@
 export interface ReadMemory {
   /** At least so many bytes. */
   take(size: number): Buffer;
-  /** It holds an answer that is written before this turn of the event loop ends. After that it is somebody else's. */
+  /** It holds an answer that is written when promises are kept, before any tick. After that it is somebody else's. */
   answered(buffer: Buffer): void;
 }
 
@@ -46,7 +46,7 @@ export function createReadMemory(): ReadMemory {
       return buffer;
     },
     answered: (buffer) => {
-      if (answered.length === 0) setImmediate(takeBack);
+      if (answered.length === 0) process.nextTick(takeBack);
       answered.push(buffer);
     },
   };

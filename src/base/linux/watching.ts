@@ -185,7 +185,8 @@ function createWayBack(call: () => void): { want(isWanted: boolean): void } {
   const socket = new Socket({
     ...{ fd: from, readable: true, writable: false },
     onread: {
-      buffer: Buffer.alloc(1),
+      // Larger than what comes: Node reads on at once while it is filled.
+      buffer: Buffer.alloc(16),
       callback: () => {
         try {
           if (isWanted) call();

@@ -46,8 +46,8 @@ export interface Receiver extends Input {
 const initialSize = 128 * 1024;
 /** Memory for a long record is let go when so often everything had been used up and none of it was long. */
 const quietEnough = 64;
-/** Enough for the head of a record that is looked at, and for some short records. */
-const littleSize = 4096;
+/** Enough for the head of a record that is looked at, for some short records, and for a whole reply to a READ of 4 KiB. */
+const littleSize = 4096 + 512;
 /** A READ below this is copied faster than it is arranged for. */
 const directFrom = 16 * 1024;
 
