@@ -7,6 +7,7 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { useFiles } from '#testing/file-user.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
@@ -59,6 +60,26 @@ describe.skipIf(needs('fuse', 'ganesha'))('an NFS directory, mounted', () => {
     await run('touch', ['-d', '@-5', path('file')]);
     expect((await fs.stat(path('file'))).mtimeMs).toBe(0);
     expect((await fs.statfs(mount.at)).blocks).toBeGreaterThan(0);
+    expect(mount.faults).toEqual([]);
+  });
+
+  test('sizes that no file has are refused, and nothing is changed', async () => {
+    using ground = createGround();
+    const { mount, path } = await mounted(ground);
+    await using _ = mount;
+    await using user = useFiles();
+    const file = await user.open(path('file'));
+    expect(await user.write(file, 0, 4096, 'x')).toBe('ok');
+    for (const size of [2 ** 53, 2 ** 62]) {
+      expect(await user.truncate(file, size)).toBe('EFBIG');
+      expect(await user.write(file, size, 4096, 'y')).toBe('EFBIG');
+    }
+    const direct = await user.open(path('file'), 'O_RDWR', 'O_DIRECT');
+    expect(await user.write(direct, 2 ** 62, 4096, 'y')).toBe('EFBIG');
+    const reading = ['iflag=direct', 'bs=4096', `skip=${2 ** 50}`, 'count=1'];
+    expect((await run('dd', [`if=${path('file')}`, ...reading, 'status=none'])).stdout).toBe('');
+    for (const one of [file, direct]) expect([await user.sync(one), await user.close(one)]).toEqual(['ok', 'ok']);
+    expect(readFileSync(it.on('file'), 'utf8')).toBe('x'.repeat(4096));
     expect(mount.faults).toEqual([]);
   });
 

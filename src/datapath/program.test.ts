@@ -8,8 +8,10 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround } from '#testing/ground.ts';
+import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
+import { createRequests } from './journal/requests.ts';
 import type { MountSpec } from './mount-spec.ts';
 import { type GivenMount, startProgram } from './program.ts';
 
@@ -21,6 +23,7 @@ const spec: MountSpec = {
 
 interface Told {
   readonly unserved: string[];
+  readonly ended: string[];
 }
 
 /** A program without mounts, and what it says. `open` is a device from which nothing ever comes. */
@@ -35,12 +38,13 @@ async function started() {
     closeSync(journal);
     ground[Symbol.dispose]();
   });
-  const told: Told = { unserved: [] };
+  const told: Told = { unserved: [], ended: [] };
   const start = (mounts: readonly GivenMount[] = []) =>
     startProgram(
       { journal, mounts, sockets: [] },
       {
-        ...{ clock: systemClock(), log: silentLog(), signal: stop.signal, ended: () => undefined },
+        ...{ clock: systemClock(), log: silentLog(), signal: stop.signal },
+        ended: (id) => void told.ended.push(id),
         unserved: (id) => void told.unserved.push(id),
         holder: { hold: () => '', letGo: () => undefined },
       },
@@ -50,7 +54,7 @@ async function started() {
     createMountRows(openJournal(journal))
       .all()
       .map(({ id }) => id);
-  return { start, told, open, rows };
+  return { start, told, open, rows, journal };
 }
 
 const isOpen = (fd: number): boolean => existsSync(`/proc/self/fd/${fd}`);
@@ -107,5 +111,33 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     expect(rows()).toEqual(['good']);
     await expect(program.add({ id: 'bad', spec: {}, fd: open() })).rejects.toThrow('version');
     expect(told.unserved).toEqual(['bad', 'bad']);
+  });
+
+  test('has no hold on a mount of which the predecessor left what nobody can read', async () => {
+    const { start, told, open, journal } = await started();
+    const before = await start();
+    await before.add({ id: 'one', spec, fd: open() });
+    const requests = createRequests(openJournal(journal));
+    requests.left();
+    const slot = requests.arm(0) ?? expect.fail();
+    slot.buffer.fill(0, 0, inHeaderSize + 40);
+    slot.view.setUint32(0, inHeaderSize + 40, true);
+    slot.view.setUint32(4, opcode.write, true);
+    // It says that it has data which it has not.
+    slot.view.setUint32(inHeaderSize + 16, 100, true);
+    const { place } = requests.take(0, slot, inHeaderSize + 40) ?? expect.fail();
+    requests.behind(place);
+    const fd = open();
+    const program = await start([{ id: 'one', spec, fd }]);
+    expect(told.unserved).toEqual(['one']);
+    expect(isOpen(fd)).toBe(false);
+    program.remove('one');
+    const again = open();
+    await program.add({ id: 'one', spec, fd: again });
+    await nextTurn();
+    expect([isOpen(again), told]).toEqual([true, { unserved: ['one'], ended: [] }]);
+    program.remove('one');
+    await nextTurn();
+    expect([isOpen(again), told.ended]).toEqual([false, []]);
   });
 });

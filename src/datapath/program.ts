@@ -6,6 +6,7 @@ import { createBudget, mostBehind } from './budget.ts';
 import { createConnections, type Holder, type Rented } from './connections.ts';
 import { createDraining, type OldConnection } from './draining.ts';
 import { openFileSystem } from './file-system.ts';
+import { goingOn } from './going-on.ts';
 import { heldBack } from './held-back.ts';
 import { formatJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
@@ -70,7 +71,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
   const { clock, log, holder, signal } = parts;
   formatJournal(given.journal);
   const memory = openJournal(given.journal);
-  const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory), createNodeTable(memory)];
+  const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory, clock), createNodeTable(memory)];
   const connections = createConnections(clock, holder);
   const paused = new Set<() => void>();
   const budget = createBudget(mostBehind);
@@ -114,14 +115,19 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
       }),
     );
+    // It would come too late: whoever mounts it elsewhere must not be written over.
+    parting.defer(() => void behind.stop());
     server.onConnected(behind.doubt);
+    const unanswered = left.get(row.index) ?? [];
+    const ages = new Map(unanswered.map(({ place, ageMs }) => [place, ageMs]));
+    const held = heldBack(
+      { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
+      { clock, ready, softMs, isHidden: (node) => known.hidden(node) !== undefined },
+    );
     isGiven = true;
     const served = await serveMount({
-      ...{ fd, mount: row.index, requests, paused, left: left.get(row.index) ?? [] },
-      operations: heldBack(
-        { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
-        { clock, ready, softMs, isHidden: (node) => known.hidden(node) !== undefined },
-      ),
+      ...{ fd, mount: row.index, requests, paused, left: unanswered },
+      operations: goingOn(held, { clock, softMs, ages }),
       wishes: asked(spec),
       onBehind: behind.restore,
       // Memory that one mount waits for may be held by another.
@@ -133,10 +139,13 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       onFault: (operation, cause) =>
         log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
       onEnd: (code) => {
+        // By us: the keeper knows, and may have been given another one of that name since.
+        if (code === 'closed') return;
         log.info('a mount ended', { mount: id, code });
         parts.ended(id);
       },
     });
+    ages.clear();
     left.delete(row.index);
     parting.use(served);
     const kept = parting.move();
@@ -200,9 +209,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       return;
     }
     running.delete(id);
-    // They would come too late: whoever mounts it elsewhere must not be written over.
     if (known.behind.files > 0) log.warn('unmounted before all was written', { mount: id, files: known.behind.files });
-    void known.behind.stop();
     known[Symbol.dispose]();
     forget(known.index);
   }

@@ -7,7 +7,7 @@ import type { Written } from './ports.ts';
 import { answerTo, writtenBy } from './written.ts';
 
 export interface ServedMountOptions {
-  /** /dev/fuse, this process's own copy. */
+  /** /dev/fuse, this process's own copy: it is closed at the end, also if the mount cannot be served. */
   readonly fd: number;
   /** Which mount of the journal. */
   readonly mount: number;
@@ -66,6 +66,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       else if (session.pending === 0) idle.resolve();
     },
     finished,
+    interrupted: requests.interrupted,
   };
   const session = createSession({ ...options, desk });
 
@@ -96,7 +97,14 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     device.resume();
   }
 
+  function close(): void {
+    paused.delete(wake);
+    device[Symbol.dispose]();
+  }
+
   const device: Device = openDevice({ fd, next, onRequest: take, onEnd: options.onEnd });
+  using failing = new DisposableStack();
+  failing.defer(close);
   const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
   for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
   for (const one of others) resume(one);
@@ -115,9 +123,10 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       // Refused where the kernel has it already.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
-    } else session.take(left.place, left.message);
+    } else session.take(left.place, left.message, left.isInterrupted);
   }
 
+  failing.move();
   return {
     notify: (bytes) => void device.write(bytes),
     notifyApart: (bytes) => device.writeApart(bytes),
@@ -127,10 +136,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       device.pause();
       if (session.pending > 0) await idle.promise;
     },
-    [Symbol.dispose]: () => {
-      paused.delete(wake);
-      device[Symbol.dispose]();
-    },
+    [Symbol.dispose]: close,
   };
 }
 

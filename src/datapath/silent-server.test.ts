@@ -132,6 +132,48 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [silent.at, well.at]);
   });
 
+  test('whoever was killed before the data path was is let go by the next one', async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounts.mount(await source(), { cacheMs: 0 });
+    await run('ls', [mount.at]);
+    await mounts.whole();
+    await it.frozen(async () => {
+      const children = deeds(mount).map(([program, ...args]) => spawn(program, args, { stdio: 'ignore' }));
+      await eventually(
+        () => mount.waiting(),
+        (count) => count >= children.length,
+      );
+      for (const child of children) child.kill('SIGKILL');
+      // Time to read that they were, which the kernel says once, and not enough to let them go for it.
+      await sleep(100);
+      await mounts.killDataPath();
+      expect(await endsAlone(children, endMs)).not.toBe('waits');
+      for (const child of children) expect(child.signalCode).toBe('SIGKILL');
+    });
+    await run('umount', [mount.at]);
+  });
+
+  test('soft: the time goes on when the data path is replaced', async () => {
+    await using mounts = await keepMounts();
+    const [softMs, killedMs] = [6_000, 5_000];
+    const mount = await mounts.mount(await source(), { cacheMs: 0, softMs });
+    await run('ls', [mount.at]);
+    await mounts.whole();
+    await it.frozen(async () => {
+      const begun = performance.now();
+      // After an error rm asks a second time.
+      const asking = deeds(mount).filter(([program]) => program !== 'rm');
+      const failing = Promise.allSettled(asking.map(([program, ...args]) => run(program, args)));
+      await sleep(killedMs);
+      await mounts.killDataPath();
+      for (const one of await failing)
+        expect(one).toMatchObject({ reason: { killed: false, stderr: expect.stringContaining('Input/output error') } });
+      expect(performance.now() - begun).toBeGreaterThan(killedMs);
+      expect(performance.now() - begun).toBeLessThan(killedMs + softMs - 1_000);
+    });
+    await run('umount', [mount.at]);
+  });
+
   test('and nobody serves any more: an abort of the connection lets everybody go', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });

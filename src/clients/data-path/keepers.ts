@@ -53,6 +53,8 @@ export interface KeepersOptions {
   readonly version: string;
   /** A keeper has gone, or lost a mount: somebody should see what is still served. */
   readonly doubted: () => void;
+  /** Nobody waits for longer than this for a data path that serves. Left out: a minute. */
+  readonly stuckMs?: number;
 }
 
 interface Slot {
@@ -73,9 +75,10 @@ const program = isSource
 const flags = ['--disable-warning=ExperimentalWarning'];
 const idleRounds = 2;
 /** A successor takes a fraction of a second, and is tried again for as long as this. */
-const stuckMs = 60_000;
+const usualStuckMs = 60_000;
 
-export function createKeepers({ clock, log, folder, version, doubted }: KeepersOptions): Keepers {
+export function createKeepers(options: KeepersOptions): Keepers {
+  const { clock, log, folder, version, doubted, stuckMs = usualStuckMs } = options;
   const slots = new Map<string, Slot>();
   const opening = createKeyedLock();
   const closing = new AbortController();

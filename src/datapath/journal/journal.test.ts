@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { closeSync } from 'node:fs';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import { createHandleIndex } from './handle-index.ts';
@@ -87,6 +88,51 @@ describe('requests', () => {
     for (const { place } of left) next.free(place);
     expect(next.held).toEqual({ lines: 0, slots: 0 });
     expect(createRequests(kept.open()).left()).toEqual([]);
+  });
+
+  test('a successor knows who was interrupted, wherever the request lies', () => {
+    using kept = journal(8);
+    const requests = createRequests(kept.open());
+    const read = (number: number, length: number): number => {
+      const armed = requests.arm(3) ?? expect.fail();
+      return (requests.take(3, armed, put(armed, number, length)) ?? expect.fail()).place;
+    };
+    const places = [read(0x8000_0002, 100), read(4, 5000), read(6, long), read(8, 100)];
+    for (const place of places.slice(0, 3)) requests.interrupted(place);
+    const left = createRequests(kept.open()).left();
+    expect(left.map(({ message, isInterrupted }) => [unique(message), isInterrupted])).toEqual([
+      [0x8000_0002, true],
+      [4, true],
+      [6, true],
+      [8, false],
+    ]);
+    // Another request in the same line was not.
+    for (const place of places) requests.free(place);
+    for (const number of [10, 12, 14, 16]) read(number, 100);
+    for (const { isInterrupted } of createRequests(kept.open()).left()) expect(isInterrupted).toBe(false);
+  });
+
+  test('a successor knows how long ago it was read, unless the time was set since', () => {
+    using kept = journal(8);
+    const clock = createFakeClock();
+    const requests = createRequests(kept.open(), clock);
+    const armed = requests.arm(3) ?? expect.fail();
+    requests.take(3, armed, put(armed, 2, 100));
+    clock.advance(1_000);
+    requests.take(3, armed, put(armed, 4, 100));
+    clock.advance(500);
+    const ages = (): readonly number[] =>
+      createRequests(kept.open(), clock)
+        .left()
+        .map(({ ageMs }) => ageMs);
+    expect(ages()).toEqual([1_500, 500]);
+    clock.jump(-1_000_000);
+    expect(ages()).toEqual([0, 0]);
+    // One that was read by a process that did not note it.
+    const before = createRequests(kept.open());
+    before.take(3, armed, put(armed, 6, 100));
+    clock.jump(1_000_000);
+    expect(ages()).toEqual([1_500, 500, 0]);
   });
 
   test('requests of middle size are moved out of the way, while there is room for them', () => {

@@ -43,6 +43,8 @@ export const line = {
   replyLength: 28,
   /** The cell or slot that the request lies in (cells are counted first), plus one; 0: here. */
   cell: 32,
+  /** The low half of the request's number if whoever waits for it was interrupted; else 0, or what an older request left. */
+  interrupted: 36,
   handle: 40,
   reply: 104,
   /** What the request counted: a node with how far that came, and what its count becomes. */
@@ -50,6 +52,8 @@ export const line = {
   opened: 336,
   /** How many nodes a listing has counted. */
   listed: 344,
+  /** When it was read, in ms since 1970; 0 where that was not noted. */
+  readAt: 352,
   request: 360,
   /** Which those are: behind the request, which is short. */
   list: 488,
@@ -103,3 +107,7 @@ export const slotsAt = (slots: number): number => ownersAt + upTo(slots * 4);
 export const cellsAt = (slots: number): number => slotsAt(slots) + slots * slotSize;
 export const cellsSize = cells[0].size * cells[0].count + cells[1].size * cells[1].count;
 export const chunksAt = (slots: number): number => cellsAt(slots) + cellsSize;
+
+/** Where a field of a line lies: in bytes, and in words. */
+export const lineAt = (place: number, field: number): number => linesAt + place * line.size + field;
+export const lineWord = (place: number, field: number): number => lineAt(place, field) / 4;

@@ -1,19 +1,22 @@
+import type { Clock } from '#base/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
-import type { Proof, Proofs } from '../ports.ts';
+import type { Proofs } from '../ports.ts';
 import {
+  lineAt as at,
   cellCount,
   cells,
   inUse,
   line,
   lines,
-  linesAt,
   longestInline,
   longestReply,
   ownersAt,
   phase,
+  lineWord as word,
 } from './layout.ts';
 import type { JournalMemory, Piece } from './memory.ts';
+import { createProofs, noProof } from './proofs.ts';
 
 /** A request that was read. */
 export interface Taken {
@@ -27,6 +30,10 @@ export interface Left extends Taken {
   readonly phase: 'taken' | 'sent' | 'behind' | 'done';
   /** Of those that are behind: in which order they were answered. */
   readonly order: number;
+  /** Whoever waits for the answer was interrupted: the kernel says so once. */
+  readonly isInterrupted: boolean;
+  /** How long ago it was read, as far as that is known. */
+  readonly ageMs: number;
 }
 
 /** A request that was read and has no line. */
@@ -46,6 +53,8 @@ export interface Requests extends Proofs {
   /** It was answered, and its data must stay until they are on the server's disk. */
   behind(place: number): void;
   isBehind(place: number): boolean;
+  /** Whoever waits for its answer was. */
+  interrupted(place: number): void;
   /** Keeps the answer of a request whose call was sent: whoever comes after a crash repeats the answer, not the call. */
   keepAnswer(place: number, bytes: Uint8Array): void;
   keptAnswer(place: number): Buffer;
@@ -60,17 +69,15 @@ export interface Requests extends Proofs {
   readonly held: { readonly lines: number; readonly slots: number };
 }
 
-const at = (place: number, field: number): number => linesAt + place * line.size + field;
-const word = (place: number, field: number): number => at(place, field) / 4;
 const ownerWord = (slot: number): number => ownersAt / 4 + slot;
 
-const proofNumber = { none: 0, made: 1, gone: 2, moved: 3 } as const;
 const phases = ['empty', 'taken', 'sent', 'behind', 'done'] as const;
 
 /** The bytes of a request that say which one it is; the highest bit says that it was sent before. */
 const uniqueOf = (view: DataView): string => `${view.getUint32(12, true) & 0x7fff_ffff}.${view.getUint32(8, true)}`;
 
-export function createRequests(memory: JournalMemory): Requests {
+/** Without a clock nothing has an age. */
+export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>): Requests {
   const { words, view, bytes } = memory;
   const slots: readonly Slot[] = Array.from({ length: memory.slots }, (_, place) => ({ place, ...memory.slot(place) }));
   const slotAt = (number: number): Slot => slots[number] as Slot;
@@ -113,8 +120,10 @@ export function createRequests(memory: JournalMemory): Requests {
 
   function begin(mount: number, place: number, cell: number): void {
     words[word(place, line.cell)] = cell + 1;
-    words[word(place, line.proof)] = proofNumber.none;
+    words[word(place, line.interrupted)] = 0;
+    words[word(place, line.proof)] = noProof;
     words[word(place, line.looked)] = words[word(place, line.opened)] = words[word(place, line.listed)] = 0;
+    view.setFloat64(at(place, line.readAt), clock?.now() ?? 0, true);
     words[word(place, line.phase)] = phase.taken;
     store(word(place, line.mount), mount + 1);
   }
@@ -148,38 +157,10 @@ export function createRequests(memory: JournalMemory): Requests {
     return cell < cellCount ? memory.cell(cell) : slotAt(cell - cellCount);
   };
 
-  const handleOf = (place: number): Buffer => {
-    const from = at(place, line.handle);
-    return Buffer.from(bytes.subarray(from, from + view.getUint32(at(place, line.handleLength), true)));
-  };
-
-  function find(place: number): Proof | undefined {
-    switch (words[word(place, line.proof)]) {
-      case proofNumber.made:
-        return {
-          kind: 'made',
-          seconds: view.getFloat64(at(place, line.seconds), true),
-          nanoseconds: view.getUint32(at(place, line.nanoseconds), true),
-        };
-      case proofNumber.gone:
-        return { kind: 'gone', handle: handleOf(place) };
-      case proofNumber.moved:
-        return { kind: 'moved', handle: handleOf(place) };
-      default:
-        return undefined;
-    }
-  }
-
-  function write(place: number, proof: Proof): void {
-    if (proof.kind === 'made') {
-      view.setFloat64(at(place, line.seconds), proof.seconds, true);
-      view.setUint32(at(place, line.nanoseconds), proof.nanoseconds, true);
-    } else {
-      bytes.set(proof.handle, at(place, line.handle));
-      view.setUint32(at(place, line.handleLength), proof.handle.length, true);
-    }
-    store(word(place, line.proof), proofNumber[proof.kind]);
-    setPhase(place, phase.sent);
+  function ageAt(place: number): number {
+    const readAt = view.getFloat64(at(place, line.readAt), true);
+    // The time may have been set meanwhile.
+    return readAt > 0 && clock !== undefined ? Math.max(0, clock.now() - readAt) : 0;
   }
 
   function leftAt(place: number): Left | undefined {
@@ -188,10 +169,13 @@ export function createRequests(memory: JournalMemory): Requests {
     const found = phases[words[word(place, line.phase)] ?? 0] ?? 'taken';
     const { buffer, view: request } = pieceOf(place);
     const end = Math.min(request.getUint32(0, true), request.byteLength);
+    const interrupted = (words[word(place, line.interrupted)] ?? 0) >>> 0;
     const answered = found === 'behind' ? view.getFloat64(at(place, line.order), true) : 0;
     order = Math.max(order, answered);
     return {
       ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
+      isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
+      ageMs: ageAt(place),
       message: { buffer, view: request, end },
     };
   }
@@ -212,7 +196,9 @@ export function createRequests(memory: JournalMemory): Requests {
       const isKnown = known.has(`${mount} ${uniqueOf(each.view)}`);
       if (isKnown) freeSlot(each.place);
       const taken = isKnown ? undefined : take(mount, each, length);
-      return taken === undefined ? [] : [{ ...taken, mount, phase: 'taken' as const, order: 0 }];
+      return taken === undefined
+        ? []
+        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0 }];
     });
   }
 
@@ -234,6 +220,7 @@ export function createRequests(memory: JournalMemory): Requests {
       setPhase(place, phase.behind);
     },
     isBehind: (place) => words[word(place, line.phase)] === phase.behind,
+    interrupted: (place) => store(word(place, line.interrupted), pieceOf(place).view.getUint32(8, true)),
     keepAnswer: (place, answer) => {
       if (words[word(place, line.phase)] !== phase.sent || answer.length > longestReply) return;
       bytes.set(answer, at(place, line.reply));
@@ -264,8 +251,7 @@ export function createRequests(memory: JournalMemory): Requests {
       return [...known, ...late];
     },
     stuck: (mount) => slots.map(armedAt).find((found) => found?.mount === mount),
-    find,
-    write,
+    ...createProofs(memory),
     get held() {
       return { lines: lines - idleLines.length, slots: memory.slots - idleSlots.length };
     },

@@ -10,7 +10,7 @@ export interface Slot {
 }
 
 export interface DeviceOptions {
-  /** Its own: it is closed at the end. */
+  /** Its own: it is closed at the end, also if it cannot be opened. */
   readonly fd: number;
   /** Gives the memory for the next request, which may be the same as before. Undefined: nothing is read until `resume`. */
   readonly next: () => Slot | undefined;
@@ -42,6 +42,8 @@ const mostAtOnce = 8;
 const passing = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 
 export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Device {
+  using failing = new DisposableStack();
+  failing.defer(() => closeSync(fd));
   let slot = next();
   let isClosed = false;
   let watch: Disposable | undefined;
@@ -81,6 +83,7 @@ export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Devic
     if (slot !== undefined && !isClosed) watch ??= watchReadable(fd, readable);
   };
   begin();
+  failing.move();
   // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
   const refused = (cause: unknown): false => {
     if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;

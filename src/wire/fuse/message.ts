@@ -1,5 +1,5 @@
 import { inHeaderSize } from './abi.ts';
-import { Errno } from './errno.ts';
+import { Errno, type ErrnoName } from './errno.ts';
 
 /** One request as it lies in memory. The view is over the same bytes. */
 export interface Message {
@@ -11,7 +11,7 @@ export interface Message {
 
 const high = 0x1_0000_0000;
 
-/** Numbers beyond what a double holds exactly are no offset, size or node of anything that exists. */
+/** Rounded beyond what a double holds exactly: no node or open file is called by such a number. For those of bytes see `offset`. */
 const u64 = (view: DataView, at: number): number => view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
 
 export function setU64(view: DataView, at: number, value: number): void {
@@ -37,6 +37,14 @@ export function needs({ end }: Message, bytes: number): void {
 
 export const u32 = ({ view }: Message, at: number): number => view.getUint32(args + at, true);
 export const number = ({ view }: Message, at: number): number => u64(view, args + at);
+
+/** Where bytes of a file begin. No file is as long as a double cannot tell exactly: that is refused, not rounded. */
+export function offset(message: Message, at: number, length = 0, refusal: ErrnoName = 'EFBIG'): number {
+  const from = number(message, at);
+  if (from + length > Number.MAX_SAFE_INTEGER) throw new Errno(refusal);
+  return from;
+}
+
 export const big = ({ view }: Message, at: number): bigint => view.getBigUint64(args + at, true);
 
 /** The bytes up to the next NUL, from `at` of the arguments on. */

@@ -1,7 +1,7 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
-import { inHeaderSize, opcode } from './abi.ts';
+import { inHeaderSize, opcode, setattrField } from './abi.ts';
 import { Errno, errno } from './errno.ts';
 import type { Message } from './message.ts';
 import type { Operations } from './operations.ts';
@@ -25,7 +25,7 @@ function create(operations: Partial<Operations>) {
   const faults: unknown[] = [];
   const session = createSession({
     ...{ operations, wishes },
-    desk: { answer: (_place, bytes) => said.push(-bytes.readInt32LE(4)), finished: () => said.push('finished') },
+    desk: { answer: (_place, bytes) => said.push(0 - bytes.readInt32LE(4)), finished: () => said.push('finished') },
     onFault: (_operation, cause) => faults.push(cause),
   });
   return { session, said, faults };
@@ -100,6 +100,82 @@ describe('a session', () => {
     resolve();
     await new Promise(setImmediate);
     expect(said).toEqual(['finished', 'finished', 'finished', errno.EINTR, errno.EINTR]);
+  });
+
+  test('the desk hears who was interrupted, once, and can say so of a request that it had before', async () => {
+    const interrupted: number[] = [];
+    const said: number[] = [];
+    const session = createSession({
+      wishes,
+      operations: {
+        statfs: async (_node, { signal }) => {
+          if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve));
+          throw new Errno('EINTR');
+        },
+      },
+      desk: {
+        answer: (place, bytes) => said.push(place, -bytes.readInt32LE(4)),
+        finished: () => undefined,
+        interrupted: (place) => void interrupted.push(place),
+      },
+    });
+    const args = Buffer.alloc(8);
+    args.writeUInt32LE(8, 0);
+    session.take(3, message(opcode.statfs, Buffer.alloc(0), 8));
+    session.take(4, message(opcode.interrupt, args, 9));
+    await new Promise(setImmediate);
+    session.take(4, message(opcode.interrupt, args, 9));
+    session.take(5, message(opcode.statfs, Buffer.alloc(0), 10), true);
+    await new Promise(setImmediate);
+    expect([interrupted, said]).toEqual([[3], [3, errno.EINTR, 5, errno.EINTR]]);
+  });
+
+  test('answers what is beyond any file without asking, and asks about what is just not', () => {
+    const asked: string[] = [];
+    const ask =
+      (name: string) =>
+      (...args: readonly unknown[]): never => {
+        asked.push(`${name} ${JSON.stringify(args.slice(0, -1))}`);
+        throw new Errno('EAGAIN');
+      };
+    const { session, said, faults } = create({
+      ...{ read: ask('read'), write: ask('write'), setattr: ask('setattr') },
+      ...{ fallocate: ask('fallocate'), lseek: ask('lseek'), copyFileRange: ask('copy') },
+    });
+    const most = BigInt(Number.MAX_SAFE_INTEGER);
+    const args = (size: number, at: number, value: bigint, flags = 0): Buffer => {
+      const made = Buffer.alloc(size);
+      made.writeUInt32LE(flags, 0);
+      made.writeBigUInt64LE(value, at);
+      return made;
+    };
+    const take = (value: bigint): void => {
+      session.take(0, message(opcode.write, args(40, 8, value)));
+      session.take(0, message(opcode.setattr, args(88, 16, value, setattrField.size)));
+      session.take(0, message(opcode.fallocate, args(32, 8, value)));
+      session.take(0, message(opcode.fallocate, args(32, 16, value)));
+      session.take(0, message(opcode.lseek, args(24, 8, value)));
+      session.take(0, message(opcode.copyFileRange, args(56, 8, value)));
+      session.take(0, message(opcode.copyFileRange, args(56, 32, value)));
+      session.take(0, message(opcode.read, args(40, 8, value)));
+    };
+    for (const value of [most + 1n, 2n ** 63n - 1n, 2n ** 64n - 1n]) {
+      take(value);
+      const { EFBIG, ENXIO, EOVERFLOW } = errno;
+      expect(said.splice(0)).toEqual([EFBIG, EFBIG, EFBIG, EFBIG, ENXIO, EOVERFLOW, EFBIG, 0]);
+    }
+    // It would end beyond.
+    const long = Buffer.alloc(41);
+    long.writeBigUInt64LE(most, 8);
+    long.writeUInt32LE(1, 16);
+    session.take(0, message(opcode.write, long));
+    expect(said.splice(0)).toEqual([errno.EFBIG]);
+    expect(asked).toEqual([]);
+    take(most);
+    expect(said).toEqual(Array(8).fill(errno.EAGAIN));
+    expect(asked).toHaveLength(8);
+    for (const one of asked) expect(one).toContain(`${most}`);
+    expect(faults).toEqual([]);
   });
 
   test('a kernel that is too old is refused', () => {

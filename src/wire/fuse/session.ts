@@ -15,6 +15,8 @@ export interface Desk {
    * counts down it is called first: a crash then leaves a count too high, which costs memory, never one too low.
    */
   finished(place: number): void;
+  /** Whoever waits for the answer to the request at that place was interrupted: the kernel says so once, to one process. */
+  interrupted?(place: number): void;
 }
 
 export interface SessionOptions {
@@ -28,8 +30,8 @@ export interface SessionOptions {
 }
 
 export interface Session {
-  /** Works on the request that lies at a place of the desk's. Never throws. */
-  take(place: number, message: Message): void;
+  /** Works on the request that lies at a place of the desk's. Never throws. `isInterrupted`: as a predecessor was told. */
+  take(place: number, message: Message, isInterrupted?: boolean): void;
   /** Requests that have no answer yet. */
   readonly pending: number;
 }
@@ -75,8 +77,9 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     desk.answer(request.place, head(out, message, end, 0));
   }
 
-  function run(operation: Operation, place: number, message: Message): void {
+  function run(operation: Operation, place: number, message: Message, isInterrupted: boolean): void {
     const request = new Taken(place, message);
+    if (isInterrupted) request.interrupt();
     pending.set(request.unique, request);
     try {
       const result = operation.run(operations, message, request);
@@ -125,7 +128,9 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     // The kernel sends it only for what it has sent before; what is not here has been answered meanwhile.
     [opcode.interrupt]: (place, message) => {
       needs(message, 8);
-      pending.get(key(message.view, 40))?.interrupt();
+      const waiting = pending.get(key(message.view, 40));
+      waiting?.interrupt();
+      if (waiting !== undefined) desk.interrupted?.(waiting.place);
       desk.finished(place);
     },
     // Told for block devices only; a device that ends is what tells of an unmount.
@@ -136,13 +141,13 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
   };
 
   return {
-    take: (place, message) => {
+    take: (place, message, isInterrupted = false) => {
       const code = header.opcode(message);
       const special = own[code];
       const operation = table[code];
       try {
         if (special !== undefined) special(place, message);
-        else if (operation !== undefined) run(operation, place, message);
+        else if (operation !== undefined) run(operation, place, message, isInterrupted);
         else refuse(message, place, 'ENOSYS');
       } catch (cause) {
         onFault?.(`request ${code}`, cause);

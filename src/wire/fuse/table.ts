@@ -1,4 +1,5 @@
-import { fsyncFlag, getattrFlag, lockFlag, type OpName, opcode, releaseFlag, setattrField } from './abi.ts';
+import { getattrFlag, type OpName, opcode, outHeaderSize, releaseFlag } from './abi.ts';
+import { lock, set, sync, twoNames } from './arguments.ts';
 import {
   createListing,
   createOutput,
@@ -13,8 +14,8 @@ import {
   putU64,
 } from './encode.ts';
 import { Errno } from './errno.ts';
-import { big, bytes, header, type Message, needs, number, text, u32 } from './message.ts';
-import type { LockRequest, Operations, Request, SetAttr } from './operations.ts';
+import { big, bytes, header, type Message, needs, number, offset, text, u32 } from './message.ts';
+import type { Operations, ReadReply, Request } from './operations.ts';
 
 type Answer<T> = T | Promise<T>;
 
@@ -49,40 +50,6 @@ function define<K extends keyof Operations, R>(
 }
 
 const node = header.node;
-
-function set(message: Message): SetAttr {
-  const valid = u32(message, 0);
-  const has = (field: keyof typeof setattrField): boolean => (valid & setattrField[field]) !== 0;
-  const time = (now: boolean, seconds: number, nanoseconds: number) =>
-    now ? 'now' : { seconds: number(message, seconds), nanoseconds: u32(message, nanoseconds) };
-  return {
-    ...(has('fh') ? { fh: number(message, 8) } : {}),
-    ...(has('size') ? { size: number(message, 16) } : {}),
-    ...(has('atime') ? { atime: time(has('atimeNow'), 32, 56) } : {}),
-    ...(has('mtime') ? { mtime: time(has('mtimeNow'), 40, 60) } : {}),
-    ...(has('mode') ? { mode: u32(message, 68) & 0o7777 } : {}),
-    ...(has('uid') ? { uid: u32(message, 76) } : {}),
-    ...(has('gid') ? { gid: u32(message, 80) } : {}),
-  };
-}
-
-const sync = (message: Message) => ({
-  fh: number(message, 0),
-  dataOnly: (u32(message, 8) & fsyncFlag.dataOnly) !== 0,
-});
-
-const lock = (message: Message): LockRequest => ({
-  fh: number(message, 0),
-  owner: big(message, 8),
-  lock: { start: big(message, 16), end: big(message, 24), type: u32(message, 32), pid: u32(message, 36) },
-  isFlock: (u32(message, 40) & lockFlag.flock) !== 0,
-});
-
-/** Two names, the second behind the NUL of the first. */
-function twoNames(message: Message, at: number): readonly [Buffer, Buffer] {
-  const first = text(message, at);
-  return [first, text(message, at + first.length + 1)];
-}
 
 const rename = (name: 'rename' | 'rename2', size: number): Operation => ({
   name,
@@ -149,6 +116,9 @@ function sized(found: Uint8Array | number, size: number): Uint8Array | number {
 const xattrList = async (found: Answer<Uint8Array | number>, size: number): Promise<Uint8Array | number> =>
   sized(await found, size);
 
+/** As at the end of the file, which is before. */
+const nothingRead = (): ReadReply => ({ buffer: Buffer.alloc(outHeaderSize), length: 0 });
+
 const operations: readonly Operation[] = [
   define('lookup', 0, (does, m, q) => does(node(m), text(m, 0), q), putEntry),
   define(
@@ -185,7 +155,10 @@ const operations: readonly Operation[] = [
   define(
     'read',
     40,
-    (does, m, q) => does(node(m), { fh: number(m, 0), offset: number(m, 8), size: u32(m, 16) }, q),
+    (does, m, q) =>
+      number(m, 8) > Number.MAX_SAFE_INTEGER
+        ? nothingRead()
+        : does(node(m), { fh: number(m, 0), offset: number(m, 8), size: u32(m, 16) }, q),
     // Answered from where the data lie: see session.ts.
     (_out, at) => at,
   ),
@@ -195,7 +168,7 @@ const operations: readonly Operation[] = [
     (does, m, q) =>
       does(
         node(m),
-        { fh: number(m, 0), offset: number(m, 8), flags: u32(m, 20), openFlags: u32(m, 32) },
+        { fh: number(m, 0), offset: offset(m, 8, u32(m, 16)), flags: u32(m, 20), openFlags: u32(m, 32) },
         bytes(m, 40, u32(m, 16)),
         q,
       ),
@@ -240,13 +213,18 @@ const operations: readonly Operation[] = [
     'fallocate',
     32,
     (does, m, q) =>
-      does(node(m), { fh: number(m, 0), offset: number(m, 8), length: number(m, 16), mode: u32(m, 24) }, q),
+      does(
+        node(m),
+        { fh: number(m, 0), offset: offset(m, 8, number(m, 16)), length: number(m, 16), mode: u32(m, 24) },
+        q,
+      ),
     nothing,
   ),
   define(
     'lseek',
     24,
-    (does, m, q) => does(node(m), { fh: number(m, 0), offset: number(m, 8), whence: u32(m, 16) }, q),
+    // lseek(2): there are neither data nor a hole behind the end.
+    (does, m, q) => does(node(m), { fh: number(m, 0), offset: offset(m, 8, 0, 'ENXIO'), whence: u32(m, 16) }, q),
     putU64,
   ),
   define(
@@ -254,8 +232,8 @@ const operations: readonly Operation[] = [
     56,
     (does, m, q) =>
       does(
-        { node: node(m), fh: number(m, 0), offset: number(m, 8) },
-        { node: number(m, 16), fh: number(m, 24), offset: number(m, 32) },
+        { node: node(m), fh: number(m, 0), offset: offset(m, 8, 0, 'EOVERFLOW') },
+        { node: number(m, 16), fh: number(m, 24), offset: offset(m, 32) },
         number(m, 40),
         q,
       ),

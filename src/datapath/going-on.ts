@@ -1,0 +1,46 @@
+import type { Clock } from '#base/clock.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+
+export interface GoingOnParts {
+  readonly clock: Clock;
+  /** `soft`: EIO after so long. Undefined: `hard`. */
+  readonly softMs: number | undefined;
+  /** By the place of a request that a predecessor had read: how long ago. To be emptied when all of them have come. */
+  readonly ages: ReadonlyMap<number, number>;
+}
+
+type Does = (...args: never[]) => unknown;
+
+/**
+ * Whoever waits on a `soft` mount does not care which process he waits for: the time he has for it goes on in the successor.
+ * When it is over, the request is ended as if he had been interrupted, and he is told EIO.
+ */
+export function goingOn(operations: Partial<Operations>, { clock, softMs, ages }: GoingOnParts): Partial<Operations> {
+  if (softMs === undefined || ages.size === 0) return operations;
+
+  async function within(does: Does, args: readonly unknown[], request: Request, ms: number): Promise<unknown> {
+    using limit = clock.deadline(ms, request.signal);
+    const { uid, gid, pid, place, resent } = request;
+    const limited: Request = { uid, gid, pid, place, resent, signal: limit.signal };
+    try {
+      return await does(...([...args.slice(0, -1), limited] as never[]));
+    } catch (cause) {
+      const isOurs = limit.signal.aborted && !request.signal.aborted;
+      throw isOurs && cause instanceof Errno && cause.code === 'EINTR' ? new Errno('EIO', cause) : cause;
+    }
+  }
+
+  const limited =
+    (does: Does): Does =>
+    (...args) => {
+      const request = args.at(-1) as unknown as Request;
+      const age = ages.get(request.place);
+      return age === undefined ? does(...args) : within(does, args, request, Math.max(0, softMs - age));
+    };
+  const all = Object.entries(operations).map(([name, does]) => [
+    name,
+    name === 'forget' ? does : limited(does as Does),
+  ]);
+  return Object.fromEntries(all) as Partial<Operations>;
+}

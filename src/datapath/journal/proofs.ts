@@ -1,0 +1,46 @@
+import type { Proof, Proofs } from '../ports.ts';
+import { lineAt as at, line, phase, lineWord as word } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+
+export const noProof = 0;
+const proofNumber = { made: 1, gone: 2, moved: 3 } as const;
+
+/** What tells of a request whether its call was done: beside it, in its line. */
+export function createProofs({ words, view, bytes }: JournalMemory): Proofs {
+  const handleOf = (place: number): Buffer => {
+    const from = at(place, line.handle);
+    return Buffer.from(bytes.subarray(from, from + view.getUint32(at(place, line.handleLength), true)));
+  };
+
+  function find(place: number): Proof | undefined {
+    switch (words[word(place, line.proof)]) {
+      case proofNumber.made:
+        return {
+          kind: 'made',
+          seconds: view.getFloat64(at(place, line.seconds), true),
+          nanoseconds: view.getUint32(at(place, line.nanoseconds), true),
+        };
+      case proofNumber.gone:
+        return { kind: 'gone', handle: handleOf(place) };
+      case proofNumber.moved:
+        return { kind: 'moved', handle: handleOf(place) };
+      default:
+        return undefined;
+    }
+  }
+
+  function write(place: number, proof: Proof): void {
+    if (proof.kind === 'made') {
+      view.setFloat64(at(place, line.seconds), proof.seconds, true);
+      view.setUint32(at(place, line.nanoseconds), proof.nanoseconds, true);
+    } else {
+      bytes.set(proof.handle, at(place, line.handle));
+      view.setUint32(at(place, line.handleLength), proof.handle.length, true);
+    }
+    // A process can be killed between any two stores: what the proof consists of is there before it is one.
+    Atomics.store(words, word(place, line.proof), proofNumber[proof.kind]);
+    Atomics.store(words, word(place, line.phase), phase.sent);
+  }
+
+  return { find, write };
+}
