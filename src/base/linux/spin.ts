@@ -16,8 +16,8 @@ export interface Spin {
 
 /** A server that is near answers within this; for one that is farther away it is better to sleep. */
 const longest = 0.15;
-/** No look takes so long by itself. */
-const interrupted = 0.05;
+/** No look takes so long by itself, and no interrupt of the system. */
+const interrupted = 0.5;
 /** So many waits without a look after somebody else wanted the processor. */
 const rest = 64;
 /** How much the last wait counts among those before. */
