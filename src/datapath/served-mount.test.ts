@@ -87,6 +87,29 @@ test.skipIf(needs('linux'))(
 );
 
 describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and again', () => {
+  test('a request over which ten have ended is given up, and the mount goes on', async () => {
+    using ground = createGround();
+    const at = join(ground.folder, 'mnt');
+    const { start, close } = await mounted(at);
+    let reading: Promise<unknown> | undefined;
+    for (let deaths = 0; deaths < 10; deaths++) {
+      const { child, left } = await start('dies-reading');
+      const died = once(child, 'exit');
+      expect(left).toBe(deaths === 0 ? 0 : 1);
+      reading ??= run('dd', [`if=${join(at, 'data')}`, 'bs=4096', 'count=1', 'iflag=direct'], { timeout: 60_000 });
+      reading.catch(() => undefined);
+      expect(await died).toEqual([null, 'SIGKILL']);
+    }
+    const { child, left } = await start('dies-reading');
+    expect(left).toBe(1);
+    await expect(reading).rejects.toThrow('Input/output error');
+    expect((await run('stat', ['--format=%n', at])).stdout.trim()).toBe(at);
+    const ended = once(child, 'exit');
+    await run('umount', [at]);
+    expect(await ended).toEqual([0, null]);
+    close();
+  });
+
   test('a WRITE that was kept and not answered is answered by the next one', async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');

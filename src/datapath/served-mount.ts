@@ -38,6 +38,14 @@ export interface ServedMount extends Disposable {
   stop(): Promise<void>;
 }
 
+/**
+ * A request that ends whoever works on it would do so for ever, and whoever waits for it could not even be killed. If so many
+ * have ended over it, each after so long at most, it is not by chance.
+ */
+const mostOutlived = 10;
+const eachMs = 60_000;
+const isDeadly = ({ outlived, ageMs }: Left): boolean => outlived >= mostOutlived && ageMs <= outlived * eachMs;
+
 /** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
   const { fd, mount, requests, paused } = options;
@@ -123,7 +131,9 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       // Refused where the kernel has it already.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
-    } else session.take(left.place, left.message, left.isInterrupted);
+    } else if (isDeadly(left))
+      session.giveUp(left.place, left.message, new Error(`${mostOutlived} data paths have ended over it`));
+    else session.take(left.place, left.message, left.isInterrupted);
   }
 
   failing.move();

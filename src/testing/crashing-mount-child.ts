@@ -31,6 +31,9 @@ const operations: Partial<Operations> = {
   fsync: () => undefined,
   read: async (_node, { offset, size }) => {
     await pause();
+    // After it has told what was left.
+    if (process.argv.includes('dies-reading')) setTimeout(() => process.kill(process.pid, 'SIGKILL'), 50);
+    if (process.argv.includes('dies-reading')) await new Promise(() => undefined);
     const buffer = Buffer.alloc(outHeaderSize + size);
     return { buffer, length: readSync(data, buffer, outHeaderSize, size, offset) };
   },
@@ -55,7 +58,7 @@ await serveMount({
   onAgreed: () => undefined,
   onFault: (operation, cause) => {
     process.stderr.write(`${operation}: ${String(cause)}\n`);
-    process.exit(4);
+    if (!process.argv.includes('dies-reading')) process.exit(4);
   },
   onEnd: () => process.exit(0),
 });

@@ -52,6 +52,8 @@ export const line = {
   opened: 336,
   /** How many nodes a listing has counted. */
   listed: 344,
+  /** How many data paths ended before it was answered. */
+  outlived: 348,
   /** When it was read, in ms since 1970; 0 where that was not noted. */
   readAt: 352,
   request: 360,

@@ -34,6 +34,8 @@ export interface Left extends Taken {
   readonly isInterrupted: boolean;
   /** How long ago it was read, as far as that is known. */
   readonly ageMs: number;
+  /** How many data paths ended before it was answered. */
+  readonly outlived: number;
 }
 
 /** A request that was read and has no line. */
@@ -61,7 +63,7 @@ export interface Requests extends Proofs {
   free(place: number): void;
   /** All of a mount's that is unmounted. */
   freeAll(mount: number): void;
-  /** What the predecessor left; nothing in a new journal. Memory that it had only armed is freed by this. */
+  /** To be asked once. What the predecessor left; nothing in a new journal. Memory that it had only armed is freed by this. */
   left(): readonly Left[];
   /** After `left`, what lies in the mount's memory since there was no room for it: it is still to be taken. */
   stuck(mount: number): Stuck | undefined;
@@ -123,6 +125,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>
     words[word(place, line.interrupted)] = 0;
     words[word(place, line.proof)] = noProof;
     words[word(place, line.looked)] = words[word(place, line.opened)] = words[word(place, line.listed)] = 0;
+    words[word(place, line.outlived)] = 0;
     view.setFloat64(at(place, line.readAt), clock?.now() ?? 0, true);
     words[word(place, line.phase)] = phase.taken;
     store(word(place, line.mount), mount + 1);
@@ -172,10 +175,13 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>
     const interrupted = (words[word(place, line.interrupted)] ?? 0) >>> 0;
     const answered = found === 'behind' ? view.getFloat64(at(place, line.order), true) : 0;
     order = Math.max(order, answered);
+    const outlived = (words[word(place, line.outlived)] ?? 0) + 1;
+    words[word(place, line.outlived)] = outlived;
     return {
       ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
       isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
       ageMs: ageAt(place),
+      outlived,
       message: { buffer, view: request, end },
     };
   }
@@ -198,7 +204,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>
       const taken = isKnown ? undefined : take(mount, each, length);
       return taken === undefined
         ? []
-        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0 }];
+        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0, outlived: 1 }];
     });
   }
 

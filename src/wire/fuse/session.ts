@@ -32,6 +32,8 @@ export interface SessionOptions {
 export interface Session {
   /** Works on the request that lies at a place of the desk's. Never throws. `isInterrupted`: as a predecessor was told. */
   take(place: number, message: Message, isInterrupted?: boolean): void;
+  /** Nobody works on it: it is answered with EIO, if it is one to be answered. */
+  giveUp(place: number, message: Message, why: Error): void;
   /** Requests that have no answer yet. */
   readonly pending: number;
 }
@@ -140,19 +142,27 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     [opcode.notifyReply]: (place) => desk.finished(place),
   };
 
+  function take(place: number, message: Message, isInterrupted = false): void {
+    const code = header.opcode(message);
+    const special = own[code];
+    const operation = table[code];
+    try {
+      if (special !== undefined) special(place, message);
+      else if (operation !== undefined) run(operation, place, message, isInterrupted);
+      else refuse(message, place, 'ENOSYS');
+    } catch (cause) {
+      onFault?.(`request ${code}`, cause);
+      desk.finished(place);
+    }
+  }
+
   return {
-    take: (place, message, isInterrupted = false) => {
-      const code = header.opcode(message);
-      const special = own[code];
-      const operation = table[code];
-      try {
-        if (special !== undefined) special(place, message);
-        else if (operation !== undefined) run(operation, place, message, isInterrupted);
-        else refuse(message, place, 'ENOSYS');
-      } catch (cause) {
-        onFault?.(`request ${code}`, cause);
-        desk.finished(place);
-      }
+    take,
+    giveUp: (place, message, why) => {
+      const operation = table[header.opcode(message)];
+      if (operation === undefined) return take(place, message);
+      onFault?.(operation.name, why);
+      refuse(message, place, 'EIO');
     },
     get pending() {
       return pending.size;
