@@ -17,16 +17,21 @@ export interface NamesAhead {
 interface Ahead {
   /** By the clock. */
   readonly begun: number;
-  readonly pages: Pages;
-  /** What was known of the directory at the beginning. */
-  readonly changes: number;
   misses: number;
   used: number;
   listed: number;
-  position: bigint;
-  isListing: boolean;
+  /** Made when it is worth it. */
+  listing: Listing | undefined;
   /** Nothing more is to be had of it. */
   isOver: boolean;
+}
+
+interface Listing {
+  readonly pages: Pages;
+  /** What was known of the directory at the beginning; undefined: nothing. */
+  readonly changes: number | undefined;
+  position: bigint;
+  isUnderWay: boolean;
 }
 
 /** So many within `withinMs`; fewer are not worth a listing. */
@@ -39,44 +44,60 @@ const atMost = 32;
 const onTrial = 2_048;
 /** Beyond that, at least this part of them. */
 const usedPart = 1 / 16;
+/** Directories that are watched so at once; a search through many more does not stay in any for long. */
+const mostDirectories = 64;
 
 export function createNamesAhead(context: Context): NamesAhead {
   const { names, attributes, clock, ttlMs } = context;
+  /** Those begun last are last. */
   const directories = new Map<number, Ahead>();
 
   function of(id: number): Ahead {
     const now = clock.elapsed();
     const known = directories.get(id);
-    if (known !== undefined && (known.isListing || now - known.begun < withinMs)) return known;
-    const made: Ahead = {
-      ...{ begun: now, pages: createPages(context, id), changes: names.changes(id), misses: 0, used: 0, listed: 0 },
-      ...{ position: 0n, isListing: false, isOver: false },
-    };
+    if (known !== undefined && (known.listing?.isUnderWay === true || now - known.begun < withinMs)) return known;
+    directories.delete(id);
+    const [oldest] = directories.keys();
+    if (oldest !== undefined && directories.size >= mostDirectories) directories.delete(oldest);
+    const made: Ahead = { begun: now, misses: 0, used: 0, listed: 0, listing: undefined, isOver: false };
     directories.set(id, made);
     return made;
   }
 
-  const isWorthMore = ({ misses, used, listed }: Ahead): boolean =>
-    misses >= enough && listed <= misses * atMost && (listed <= onTrial || used >= listed * usedPart);
+  const isWorthMore = ({ misses, used, listed, listing, isOver }: Ahead): boolean =>
+    !isOver &&
+    listing?.isUnderWay !== true &&
+    misses >= enough &&
+    listed <= misses * atMost &&
+    (listed <= onTrial || used >= listed * usedPart);
+
+  function begin(id: number): Listing {
+    const changes = attributes.last(id) === undefined ? undefined : names.changes(id);
+    return { pages: createPages(context, id), changes, position: 0n, isUnderWay: false };
+  }
 
   async function list(id: number, ahead: Ahead, request: Request): Promise<void> {
-    ahead.isListing = true;
+    const listing = ahead.listing ?? begin(id);
+    ahead.listing = listing;
+    listing.isUnderWay = true;
     try {
-      const page = await ahead.pages.after(ahead.position, request);
+      const page = await listing.pages.after(listing.position, request);
       for (const entry of page.entries) {
         const key = keyOfEntry(entry);
         const known = { meant: entry, at: page.at, since: page.since };
         if (key !== '.' && key !== '..' && names.get(id, key) === undefined) names.put(id, key, known, page.changes);
       }
       ahead.listed += page.entries.length;
-      ahead.position = page.entries.at(-1)?.cookie ?? ahead.position;
+      listing.position = page.entries.at(-1)?.cookie ?? listing.position;
       ahead.isOver = page.isEnd;
-      if (page.isEnd && attributes.last(id) !== undefined) names.complete(id, ahead.changes);
+      if (page.isEnd && listing.changes !== undefined) names.complete(id, listing.changes);
     } catch {
       // Not allowed to list it, or whatever: whoever looks a name up is told by his own call.
       ahead.isOver = true;
     }
-    ahead.isListing = false;
+    listing.isUnderWay = false;
+    // It remembers every name that it gave.
+    if (ahead.isOver) ahead.listing = undefined;
   }
 
   return {
@@ -84,7 +105,7 @@ export function createNamesAhead(context: Context): NamesAhead {
       if (ttlMs === 0) return;
       const ahead = of(id);
       ahead.misses++;
-      if (!ahead.isListing && !ahead.isOver && isWorthMore(ahead)) void list(id, ahead, request);
+      if (isWorthMore(ahead)) void list(id, ahead, request);
     },
     used: (id) => {
       const ahead = directories.get(id);

@@ -188,6 +188,15 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(kinds(nth(1))).toContain('serve');
     });
 
+    test('does not count as one that serves, also if it cannot be killed', () => {
+      serving();
+      live(1_000);
+      expect(supervisor.state).toMatchObject({ doing: 'serving', active: { ready: true } });
+      for (let i = 0; i < 11; i++) clock.advance(500);
+      expect(nth(0).isEnding).toBe(true);
+      expect(supervisor.state).toMatchObject({ doing: 'taking over', active: { ready: false } });
+    });
+
     test('is killed at once if its program runs no more', () => {
       serving();
       live(1_000);

@@ -169,7 +169,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   function doing(): Supervisor['state']['doing'] {
     if (recentDeaths().length >= failing.deaths) return 'failing';
     if (estate.mounts.size === 0) return 'idle';
-    const serves = crew.active?.isReady === true && crew.active.line.isOpen;
+    const serves = crew.active?.isReady === true && !crew.active.isEnding && crew.active.line.isOpen;
     return serves ? 'serving' : 'taking over';
   }
 
@@ -250,5 +250,5 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
 }
 
 function summary(worker: Worker | undefined): KeeperState['active'] {
-  return worker?.about === undefined ? null : { ...worker.about, ready: worker.isReady };
+  return worker?.about === undefined ? null : { ...worker.about, ready: worker.isReady && !worker.isEnding };
 }

@@ -26,6 +26,8 @@ export interface Worker {
   /** Undefined until it has said hello: it is still loading. */
   readonly about: About | undefined;
   readonly isReady: boolean;
+  /** Asked to end: it serves nobody, however long that takes. */
+  readonly isEnding: boolean;
   /** Each is false if it was lost before. */
   readonly greeted: Promise<boolean>;
   readonly ready: Promise<boolean>;
@@ -97,6 +99,9 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     },
     get isReady() {
       return ready.isSet;
+    },
+    get isEnding() {
+      return ended !== undefined;
     },
     isDying: child.isDying,
     end: () => {

@@ -1,5 +1,6 @@
 /**
- * Where things lie in the journal. Both sides of an upgrade read it: a change of anything here is a new version, and the
+ * Where things lie in the journal. Both sides of an upgrade read it: a change of anything here is a new version (but not what is added
+ * in space that was free, and means nothing where it is zero), and the
  * successor of another version must be able to read both.
  */
 export const version = 1;

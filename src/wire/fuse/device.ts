@@ -47,6 +47,7 @@ export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Devic
   let slot = next();
   let isClosed = false;
   let watch: Disposable | undefined;
+  let writing: Promise<void> | undefined;
 
   function rest(): void {
     watch?.[Symbol.dispose]();
@@ -57,7 +58,9 @@ export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Devic
     if (isClosed) return;
     isClosed = true;
     rest();
-    closeSync(fd);
+    // One that is on its way by another thread must not reach whoever gets the number next.
+    if (writing === undefined) closeSync(fd);
+    else void writing.then(() => closeSync(fd));
     // Whoever finds the end is in the middle of something.
     setImmediate(() => onEnd(code));
   }
@@ -107,11 +110,14 @@ export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Devic
       await before;
       try {
         if (isClosed) return false;
-        await writeByThread(fd, bytes);
+        const written = writeByThread(fd, bytes);
+        writing = written.then(nothing, nothing);
+        await written;
         return true;
       } catch (cause) {
         return refused(cause);
       } finally {
+        writing = undefined;
         resolve();
       }
     },
@@ -124,6 +130,8 @@ export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Devic
     [Symbol.dispose]: () => end('closed'),
   };
 }
+
+const nothing = (): void => undefined;
 
 const isCode = (cause: unknown, ...codes: readonly string[]): boolean =>
   cause instanceof Error && 'code' in cause && codes.includes(String(cause.code));
