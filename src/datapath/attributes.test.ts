@@ -205,6 +205,21 @@ describe('what is known of attributes', () => {
     change.ended(from(1_999, 2_000));
   });
 
+  test('what a listing said before a change of our own is not relied on, also when nothing else is known any more', () => {
+    const { attributes, saw } = cache();
+    const listed = attributes.now();
+    saw(at(0));
+    attributes.forget(id);
+    saw(at(0), listed);
+    expect(attributes.freshMs(id)).toBe(1_000);
+    attributes.change(id).ended(from(0, 1));
+    attributes.forget(id);
+    saw(at(0), listed);
+    expect(attributes.freshMs(id)).toBe(0);
+    saw(at(1));
+    expect(attributes.freshMs(id)).toBe(1_000);
+  });
+
   test('a name that is hidden is not counted', () => {
     const { attributes, saw } = cache();
     saw(at(0));

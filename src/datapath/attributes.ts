@@ -60,6 +60,8 @@ interface Known extends Following {
   changing: number;
   isTorn: boolean;
   isTouched: boolean;
+  /** By ourselves. */
+  isChanged: boolean;
   toldSize: number | undefined;
   toldEpoch: number;
   isHidden: boolean;
@@ -94,6 +96,8 @@ export function createAttributeCache({
   let order = 0;
   /** Never the same for two states of a node, also not when it was forgotten in between. */
   let epochs = 0;
+  /** Of nodes that are forgotten: when, in the order of events, one of them was changed by ourselves last. */
+  let changedBefore = 0;
   const relyMs = createAges(clock, ttlMs);
 
   function of(id: number): Known {
@@ -112,6 +116,7 @@ export function createAttributeCache({
         isTorn: false,
         isTied: false,
         isTouched: false,
+        isChanged: false,
       },
       ...{ toldSize: undefined, toldEpoch: -1, isHidden: isHidden(id) },
     };
@@ -129,7 +134,11 @@ export function createAttributeCache({
   }
 
   function forget(id: number): void {
-    if (nodes.delete(id)) share.add(-1);
+    const known = nodes.get(id);
+    if (known === undefined) return;
+    if (known.isChanged) changedBefore = Math.max(changedBefore, known.order);
+    nodes.delete(id);
+    share.add(-1);
   }
 
   function learn(known: Known, attributes: Attributes, at: number): Attributes {
@@ -149,7 +158,11 @@ export function createAttributeCache({
   function saw(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
     const known = of(id);
     const before = known.attributes;
-    if (before === undefined) return learn(known, attributes, known.changing > 0 ? never : at);
+    if (before === undefined) {
+      // From a listing, it may be: of before a change that nothing else is known of any more.
+      const isSure = known.changing === 0 && since >= changedBefore;
+      return learn(known, attributes, isSure ? at : never);
+    }
     if (known.changing > 0 || since < known.order) return isNewer(attributes, before) ? attributes : before;
     if (!isUnchanged(before, attributes)) {
       if (!known.isTouched || !isSameContent(before, attributes)) known.epoch = ++epochs;
@@ -184,6 +197,7 @@ export function createAttributeCache({
   function change(id: number): Change {
     const known = of(id);
     known.changing++;
+    known.isChanged = true;
     return {
       ended: (wcc) => {
         known.changing--;
