@@ -43,7 +43,7 @@ export interface ServedMount extends Disposable {
  * have ended over it, each after so long at most, it is not by chance.
  */
 const mostOutlived = 10;
-const eachMs = 60_000;
+const eachMs = 15_000;
 const isDeadly = ({ outlived, ageMs }: Left): boolean => outlived >= mostOutlived && ageMs <= outlived * eachMs;
 
 /** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */

@@ -1,6 +1,7 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdirSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
@@ -24,7 +25,7 @@ const run = promisify(execFile);
 const clock = systemClock();
 const unending = new AbortController().signal;
 
-describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('a keeper whose data paths do not serve', () => {
+describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mounts', () => {
   const it = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({
@@ -76,7 +77,23 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('a keeper whose data 
   const ends = (child: ChildProcess): Promise<unknown> =>
     child.exitCode === null && child.signalCode === null ? once(child, 'exit') : Promise.resolve();
 
-  test('its mounts are ended when the time is up, and made anew', { timeout: 60_000 }, async () => {
+  test('a mount that is there stays, whatever its store says by now', { timeout: 60_000 }, async () => {
+    const { client, at, state, scope } = agent(10_000);
+    writeFileSync(it.on('file'), 'data');
+    await client.stage(source(), at, scope);
+    const file = await open(join(at, 'file'), 'r+');
+    onTestFinished(() => file.close());
+    const { way, ...rest } = source();
+    const changed = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
+    await client.stage(changed, at, scope);
+    expect(await client.dead?.([{ source: changed, at }], scope)).toEqual([]);
+    await file.write('DATA', 0);
+    await client.flush?.(changed, at, scope);
+    expect(readFileSync(it.on('file'), 'utf8')).toBe('DATA');
+    expect((await state())?.mounts).toBe(1);
+  });
+
+  test('mounts that nobody serves are ended when the time is up, and made anew', { timeout: 60_000 }, async () => {
     const { client, at, state, doubted, scope } = agent(1_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), at, scope);
@@ -103,7 +120,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('a keeper whose data 
     expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
   });
 
-  test('one that begins to serve in time is left alone', { timeout: 60_000 }, async () => {
+  test('mounts of a data path that begins to serve in time are left alone', { timeout: 60_000 }, async () => {
     const { client, at, state, doubted, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), at, scope);

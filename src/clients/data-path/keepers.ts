@@ -1,24 +1,15 @@
 import { createHash } from 'node:crypto';
-import { chown, mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
-import { dirname, extname, join } from 'node:path';
+import { readdir } from 'node:fs/promises';
+import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
-import { enterNetwork } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
-import { startKeeper } from '#keeper/start.ts';
 import { isErrno } from '../mounter/paths.ts';
-import { searchPath } from '../mounter/tools.ts';
 import { keeperFailure } from './errors.ts';
-import { type KeeperRights, keeperRights } from './rights.ts';
+import { createStarting, type KeeperKind, program } from './starting.ts';
 import { keeperUser } from './user.ts';
-
-/** What makes a mount need another keeper than the rest: where its connections start, and with which right. */
-export interface KeeperKind {
-  readonly network: string | undefined;
-  readonly privilegedPorts: boolean;
-}
 
 export interface UsedKeeper extends KeeperClient {
   /** It has had no data path that serves for so long that nobody should wait for one any more. */
@@ -35,6 +26,8 @@ export interface KeeperStatus {
 export interface Keepers extends AsyncDisposable {
   /** With the keeper for such mounts, which is started where there is none. */
   use<T>(kind: KeeperKind, signal: AbortSignal, work: (keeper: UsedKeeper) => Promise<T>): Promise<T>;
+  /** With the keeper that has a mount, whatever its store says by now. Undefined: none has it. */
+  holding<T>(mount: string, signal: AbortSignal, work: (keeper: UsedKeeper) => Promise<T>): Promise<T | undefined>;
   /** Every keeper there is: those in use, and those that an earlier process left. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
@@ -67,12 +60,6 @@ interface Slot {
   troubledSince: number | undefined;
 }
 
-/** Beside this file, in the sources as in the bundle. */
-const isSource = extname(import.meta.filename) === '.ts';
-const program = isSource
-  ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
-  : join(import.meta.dirname, 'data-path.mjs');
-const flags = ['--disable-warning=ExperimentalWarning'];
 const idleRounds = 2;
 /** A successor takes a fraction of a second, and is tried again for as long as this. */
 const usualStuckMs = 60_000;
@@ -82,7 +69,6 @@ export function createKeepers(options: KeepersOptions): Keepers {
   const slots = new Map<string, Slot>();
   const opening = createKeyedLock();
   const closing = new AbortController();
-  const told = new Set<string>();
 
   const slotOf = (name: string): Slot => {
     const slot = slots.get(name) ?? {
@@ -91,9 +77,8 @@ export function createKeepers(options: KeepersOptions): Keepers {
     slots.set(name, slot);
     return slot;
   };
-  const socketOf = (name: string): string => join(folder, name, 'sock');
-  const kindFile = (name: string): string => join(folder, `${name}.json`);
-  const kindOf = async (name: string): Promise<KeeperKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
+  const starting = createStarting({ clock, log, folder, version });
+  const { socketOf } = starting;
 
   const isStuck = ({ troubledSince }: Slot): boolean =>
     troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
@@ -140,44 +125,11 @@ export function createKeepers(options: KeepersOptions): Keepers {
     }
   }
 
-  async function rightsFor({ privilegedPorts }: KeeperKind): Promise<KeeperRights> {
-    const rights = await keeperRights({
-      ...{ user: await keeperUser(folder), privilegedPorts },
-      paths: [folder, program, process.execPath],
-    });
-    if (rights.why !== undefined && !told.has(rights.why)) {
-      told.add(rights.why);
-      log.info('the data path runs as root, without rights', { why: rights.why });
-    }
-    return rights;
-  }
-
-  async function start(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<void> {
-    await mkdir(folder, { recursive: true, mode: 0o711 });
-    const rights = await rightsFor(kind);
-    const own = dirname(socketOf(slot.name));
-    await mkdir(own, { recursive: true, mode: 0o700 });
-    await chown(own, rights.user, rights.user);
-    // Beside the keeper's own folder, where it cannot change it.
-    const draft = `${kindFile(slot.name)}.new`;
-    await writeFile(draft, JSON.stringify(kind), { mode: 0o600 });
-    await rename(draft, kindFile(slot.name));
-    const there = kind.network === undefined ? [] : await enterNetwork(kind.network);
-    await startKeeper(
-      {
-        ...{ clock, enter: [...there, ...rights.enter], socket: socketOf(slot.name), program, flags },
-        log: join(own, 'log'),
-        env: { PATH: searchPath(), STOWAGE_VERSION: version },
-      },
-      signal,
-    );
-  }
-
   async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
     using _ = await opening.hold([slot.name], signal);
     const there = slot.client ?? (await connect(slot));
     if (there !== undefined) return there;
-    await start(slot, kind, signal);
+    await starting.start(slot.name, kind, signal);
     const started = await connect(slot);
     if (started === undefined) throw new KeeperError('gone', 'the keeper has gone');
     return started;
@@ -218,20 +170,42 @@ export function createKeepers(options: KeepersOptions): Keepers {
     client[Symbol.dispose]();
   }
 
+  /** Nobody ends it meanwhile. */
+  async function used<T>(
+    slot: Slot,
+    signal: AbortSignal,
+    client: () => Promise<KeeperClient>,
+    work: (keeper: UsedKeeper) => Promise<T>,
+  ): Promise<T> {
+    slot.users++;
+    slot.idleRounds = 0;
+    try {
+      return await work({ ...(await client()), isStuck: isStuck(slot) });
+    } catch (cause) {
+      signal.throwIfAborted();
+      throw keeperFailure(cause, dirname(socketOf(slot.name)));
+    } finally {
+      slot.users--;
+    }
+  }
+
   return {
-    use: async (kind, signal, work) => {
+    use: (kind, signal, work) => {
       const slot = slotOf(nameOf(kind));
-      slot.users++;
-      slot.idleRounds = 0;
-      try {
-        const client = await reach(slot, kind, signal);
-        return await work({ ...client, isStuck: isStuck(slot) });
-      } catch (cause) {
-        signal.throwIfAborted();
-        throw keeperFailure(cause, dirname(socketOf(slot.name)));
-      } finally {
-        slot.users--;
+      return used(slot, signal, () => reach(slot, kind, signal), work);
+    },
+    holding: async (mount, signal, work) => {
+      for (const slot of await running(signal)) {
+        const client = async (): Promise<KeeperClient> => {
+          if (slot.client === undefined) throw new KeeperError('gone', 'the keeper has gone');
+          return slot.client;
+        };
+        const found = await used(slot, signal, client, async (keeper) =>
+          (await keeper.list(signal)).includes(mount) ? { result: await work(keeper) } : undefined,
+        );
+        if (found !== undefined) return found.result;
       }
+      return undefined;
     },
     status: async (signal) => Promise.all((await running(signal)).map((slot) => statusOf(slot, signal))),
     upgrade: async (signal) => {
@@ -259,7 +233,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     try {
       using _ = await opening.hold([slot.name], signal);
       const before = slot.client;
-      await start(slot, await kindOf(slot.name), signal);
+      await starting.again(slot.name, signal);
       // The one before closes its end; until then it would be asked.
       slot.client = undefined;
       before?.[Symbol.dispose]();

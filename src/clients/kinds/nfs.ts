@@ -10,8 +10,9 @@ import type { Client, Mounter, Staged } from '#core/ports.ts';
 import { ownSource } from '#core/staging.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
-import type { KeeperKind, Keepers } from '../data-path/keepers.ts';
+import type { Keepers } from '../data-path/keepers.ts';
 import { specOf } from '../data-path/spec.ts';
+import type { KeeperKind } from '../data-path/starting.ts';
 import type { Look } from '../mounter/look.ts';
 import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
 import { located } from '../mounter/paths.ts';
@@ -45,29 +46,25 @@ const unending = new AbortController().signal;
 export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   const { mounter, clock, keepers, readTable } = parts;
 
-  const isServed = (source: NfsSource, id: string, scope: Scope): Promise<boolean> =>
-    keepers.use(
-      kindOf(source),
-      scope.signal,
-      async (keeper) => !keeper.isStuck && (await keeper.list(scope.signal)).includes(id),
-    );
+  const isServed = async (id: string, scope: Scope): Promise<boolean> =>
+    (await keepers.holding(id, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
 
   /** A mount that the kernel shows, and nobody serves any more, is in the way of a new one. */
-  async function stagedAlready(source: NfsSource, place: string, scope: Scope): Promise<boolean> {
+  async function stagedAlready(place: string, scope: Scope): Promise<boolean> {
     const there = (await readTable()).at(place);
     if (there === undefined) return false;
     const id = ourId(there, place);
-    if (await isServed(source, id, scope)) return true;
+    if (await isServed(id, scope)) return true;
     scope.log.warn('a mount that nobody serves is replaced', { at: place });
     // Whoever still waits for it gets an error, now that nobody will answer.
     await mounter.detach(place, scope, { abort: true });
-    await keepers.use(kindOf(source), scope.signal, (keeper) => keeper.drop(id, scope.signal));
+    await keepers.holding(id, scope.signal, (keeper) => keeper.drop(id, scope.signal));
     return false;
   }
 
   async function stage(source: NfsSource, at: string, scope: Scope, how: Staged | undefined): Promise<void> {
     const place = await makeStage(at, 'filesystem');
-    if (await stagedAlready(source, place, scope)) return;
+    if (await stagedAlready(place, scope)) return;
     const spec = await specOf(source, parts.instance);
     // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
     const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
@@ -98,16 +95,16 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   }
 
   /** What was acknowledged to somebody is not dropped in passing. */
-  async function refuseUnwritten(source: NfsSource, id: string, scope: Scope): Promise<void> {
-    const files = await keepers.use(kindOf(source), scope.signal, async (keeper) =>
+  async function refuseUnwritten(id: string, scope: Scope): Promise<void> {
+    const files = await keepers.holding(id, scope.signal, async (keeper) =>
       keeper.isStuck ? 0 : await keeper.flush(id, flushMs, scope.signal),
     );
-    if (files > 0) throw unwritten(files);
+    if (files !== undefined && files > 0) throw unwritten(files);
   }
 
-  async function waitForEnd(source: NfsSource, id: string, scope: Scope): Promise<void> {
+  async function waitForEnd(id: string, scope: Scope): Promise<void> {
     const since = clock.elapsed();
-    while (await isServed(source, id, scope)) {
+    while (await isServed(id, scope)) {
       if (clock.elapsed() - since > endingMs) {
         scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', { mount: id });
         return;
@@ -125,7 +122,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       if (source.way.client === 'host') await mountByHost(parts, source, await makeStage(at, 'filesystem'), scope);
       else await stage(source, at, scope, how);
     },
-    unstage: async (source, at, scope, how) => {
+    unstage: async (_, at, scope, how) => {
       requireMounting(mounter);
       const place = await located(at);
       if (place === undefined) return;
@@ -134,16 +131,16 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       else await mounter.unmount(place, scope);
       // It is unmounted, whatever the keeper says to that.
       if (there?.type === fuseType)
-        await waitForEnd(source, ourId(there, place), scope).catch((cause: unknown) =>
+        await waitForEnd(ourId(there, place), scope).catch((cause: unknown) =>
           scope.log.info('whether a mount has ended is not known', { at: place, why: String(cause) }),
         );
       await removeStage(place, scope);
     },
     grow: async () => undefined,
-    flush: async (source, at, scope) => {
+    flush: async (_, at, scope) => {
       const place = await located(at);
       const there = place === undefined ? undefined : (await readTable()).at(place);
-      if (place !== undefined && there?.type === fuseType) await refuseUnwritten(source, ourId(there, place), scope);
+      if (place !== undefined && there?.type === fuseType) await refuseUnwritten(ourId(there, place), scope);
     },
     dead: async (staged, scope) => {
       const table = await readTable();
@@ -153,7 +150,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         if (place === undefined || source.way.client === 'host') continue;
         const there = table.at(place);
         try {
-          if (there === undefined || !(await isServed(source, ourId(there, place), scope))) dead.push(at);
+          if (there === undefined || !(await isServed(ourId(there, place), scope))) dead.push(at);
         } catch (cause) {
           // What is wrong with one says nothing about the others.
           scope.log.warn('whether a mount is served is not known', { at, why: String(cause) });
