@@ -102,10 +102,11 @@ export function follow(socketPath: string): () => string {
 
 /** Writes a line a second part, with fsync, and says which; ends with the first error. */
 export function writer(file: string): { readonly ended: Promise<string>; readonly count: () => number; stop(): void } {
+  // It says so by a call that waits: what Node cannot write at once it puts off to an event loop that never gets its turn.
   const program = `
     const { openSync, writeSync, fsyncSync } = require('node:fs');
     const fd = openSync(process.argv[1], 'a');
-    for (let i = 1; ; i++) { writeSync(fd, i + '\\n'); fsyncSync(fd); console.log(i); }`;
+    for (let i = 1; ; i++) { writeSync(fd, i + '\\n'); fsyncSync(fd); writeSync(1, i + '\\n'); }`;
   const child = spawn(process.execPath, ['-e', program, file], { stdio: ['ignore', 'pipe', 'pipe'] });
   let said = '';
   let last = 0;
