@@ -2,8 +2,15 @@ import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { isOverlap, type Piece, type Range, rangeOf, type Sent } from './pieces.ts';
 
+/** What files of a mount were like lately: the next one is taken to be like them. */
+export interface Habit {
+  /** Whoever writes little to a file wants it on the disk right after. */
+  isAlone: boolean;
+}
+
 export interface FileWritesParts<W> {
   readonly clock: Clock;
+  readonly habit: Habit;
   /** Sends all of it. Tries again for as long as the store's options say; then throws an Errno. */
   readonly send: (piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
   readonly commit: (who: W) => Promise<{ readonly verifier: bigint }>;
@@ -56,6 +63,8 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   let orders = 0;
   let losses = 0;
   let isHeldBack = false;
+  /** Sent before anybody asked for it, by habit. */
+  let guessed: Entry<W> | undefined;
   /** It is to be committed as soon as there is anything to commit. */
   let isHurried = false;
   let committing: Promise<void> | undefined;
@@ -88,9 +97,11 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
         ({ isStable, verifier }) => {
           entry.state = 'sent';
           entry.verifier = verifier;
+          // Nobody has asked for it yet: it might have been part of something larger.
+          if (entry === guessed) wrongGuess();
           if (entry.isOvertaken) again(entry);
           // An earlier one over the same bytes may have to be sent again: then this one must follow it.
-          else if (isStable && !isBehindAnother(entry)) drop(entry);
+          else if (isStable && !isBehindAnother(entries, entry)) drop(entry);
         },
         (cause: unknown) => fail([entry], cause),
       )
@@ -113,14 +124,6 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
         start(entry, { stable: losses >= mostLosses });
       } else i++;
     }
-  }
-
-  function isBehindAnother(entry: Entry<W>): boolean {
-    for (const one of entries) {
-      if (one === entry) return false;
-      if (isOverlap(one, rangeOf(entry))) return true;
-    }
-    return false;
   }
 
   function letGo(): void {
@@ -158,7 +161,10 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     if (first === undefined) return;
     try {
       const { verifier } = await parts.commit(first.who);
-      const lost = affected(covered.filter((entry) => entry.verifier !== verifier));
+      const lost = affected(
+        entries,
+        covered.filter((entry) => entry.verifier !== verifier),
+      );
       if (lost.size > 0) losses++;
       for (const entry of covered) if (!lost.has(entry)) drop(entry);
       for (const entry of lost) {
@@ -170,17 +176,6 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     }
   }
 
-  /** Those that got lost, and all later ones over the same bytes: sent again, the older would lie over the newer. */
-  function affected(lost: readonly Entry<W>[]): ReadonlySet<Entry<W>> {
-    const all = new Set(lost);
-    if (all.size === 0) return all;
-    for (const entry of entries) {
-      const isLater = (one: Entry<W>): boolean => one.order < entry.order && isOverlap(entry, rangeOf(one));
-      if (all.values().some(isLater)) all.add(entry);
-    }
-    return all;
-  }
-
   /** Waits until no entry up to now is so. */
   async function none(is: (entry: Entry<W>) => boolean): Promise<void> {
     const last = orders;
@@ -190,10 +185,21 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   /** A file of one small write goes with one call. */
   function sendLast(): void {
     const isAlone = isHeldBack && entries.size === 1;
+    guessed = undefined;
     isHeldBack = false;
-    const only = isAlone ? queue.pop() : undefined;
-    if (only === undefined) send();
-    else start(only, { stable: true });
+    parts.habit.isAlone ||= isAlone;
+    if (isAlone) sendAlone();
+    else send();
+  }
+
+  function wrongGuess(): void {
+    parts.habit.isAlone = false;
+    guessed = undefined;
+  }
+
+  function sendAlone(): void {
+    const only = queue.pop();
+    if (only !== undefined) start(only, { stable: true });
   }
 
   async function flush(): Promise<void> {
@@ -223,7 +229,14 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
       entries.add(entry);
       queue.push(entry);
       if (!isNew || !isFirst || piece.data.length > smallest) {
+        if (guessed !== undefined) wrongGuess();
         letGo();
+        return;
+      }
+      // While the server works on it, the application gets its answer and comes back to close the file.
+      if (parts.habit.isAlone) {
+        guessed = entry;
+        sendAlone();
         return;
       }
       isHeldBack = true;
@@ -258,4 +271,23 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
       return end;
     },
   };
+}
+
+function isBehindAnother<W>(entries: Iterable<Entry<W>>, entry: Entry<W>): boolean {
+  for (const one of entries) {
+    if (one === entry) return false;
+    if (isOverlap(one, rangeOf(entry))) return true;
+  }
+  return false;
+}
+
+/** Those that got lost, and all later ones over the same bytes: sent again, the older would lie over the newer. */
+function affected<W>(entries: Iterable<Entry<W>>, lost: readonly Entry<W>[]): ReadonlySet<Entry<W>> {
+  const all = new Set(lost);
+  if (all.size === 0) return all;
+  for (const entry of entries) {
+    const isLater = (one: Entry<W>): boolean => one.order < entry.order && isOverlap(entry, rangeOf(one));
+    if (all.values().some(isLater)) all.add(entry);
+  }
+  return all;
 }

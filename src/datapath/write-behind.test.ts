@@ -95,6 +95,51 @@ describe('writing behind', () => {
     expect(behind.files).toBe(0);
   });
 
+  describe('after a file that was closed with one small write', () => {
+    async function afterOne() {
+      const made = create();
+      const { server, behind, piece } = made;
+      void behind.write('a', piece(0, 'one'), never);
+      const closing = behind.flush('a');
+      await server.serve();
+      await closing;
+      server.log.length = 0;
+      return made;
+    }
+
+    test('the next is sent while whoever wrote it comes to close it', async () => {
+      const { server, behind, piece, kept } = await afterOne();
+      for (const file of ['b', 'c']) {
+        void behind.write(file, piece(0, 'small'), never);
+        expect(server.log.splice(0)).toEqual(['write 0+5 stable']);
+        const closing = behind.flush(file);
+        await server.serve();
+        await closing;
+        expect(server.log).toEqual([]);
+      }
+      expect([kept.size, behind.files]).toEqual([0, 0]);
+    });
+
+    test('it is not so any more when nobody had come before the server was done', async () => {
+      const { server, behind, piece } = await afterOne();
+      void behind.write('b', piece(0, 'small'), never);
+      await server.serve();
+      server.log.length = 0;
+      void behind.write('b', piece(5, 'more'), never);
+      void behind.write('c', piece(0, 'small'), never);
+      expect(server.log).toEqual([]);
+    });
+
+    test('nor when more was written first', async () => {
+      const { server, behind, piece } = await afterOne();
+      void behind.write('b', piece(0, 'small'), never);
+      void behind.write('b', piece(5, 'more'), never);
+      expect(server.log.splice(0)).toEqual(['write 0+5 stable', 'write 5+4']);
+      void behind.write('c', piece(0, 'small'), never);
+      expect(server.log).toEqual([]);
+    });
+  });
+
   test('held back for a moment only, and not when more follows', async () => {
     const { server, behind, piece, clock } = create();
     void behind.write('f', piece(0, 'a'), never);

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Errno } from '#wire/fuse/errno.ts';
 import type { Budget } from './budget.ts';
-import { createFileWrites, type FileWrites } from './file-writes.ts';
+import { createFileWrites, type FileWrites, type Habit } from './file-writes.ts';
 import type { Piece, Range, Sent } from './pieces.ts';
 
 export interface WriteBehindParts<F, W> {
@@ -48,13 +48,14 @@ export interface WriteBehind<F, W> {
 export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBehind<F, W> {
   const { clock, budgets, keyOf, cost = (bytes) => bytes } = parts;
   const works = new Map<number, FileWrites<W>>();
+  const habit: Habit = { isAlone: false };
 
   function workOf(file: F): FileWrites<W> {
     const key = keyOf(file);
     const known = works.get(key);
     if (known !== undefined) return known;
     const made = createFileWrites<W>({
-      clock,
+      ...{ clock, habit },
       send: (piece, how) => parts.send(file, piece, how),
       commit: (who) => parts.commit(file, who),
       free: ({ place, data }) => {
