@@ -1,3 +1,5 @@
+import { execFileSync } from 'node:child_process';
+import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { DeadlineExceeded, systemClock } from './clock.ts';
 
@@ -9,6 +11,17 @@ test('now is the time of day in milliseconds', () => {
   const now = clock.now();
   expect(now).toBeGreaterThanOrEqual(before);
   expect(now).toBeLessThanOrEqual(Date.now());
+});
+
+test('what has elapsed is the same in another process', () => {
+  const before = clock.elapsed();
+  const script = `
+    import { systemClock } from ${JSON.stringify(join(import.meta.dirname, 'clock.ts'))};
+    console.log(systemClock().elapsed());`;
+  const flags = ['--disable-warning=ExperimentalWarning', '--input-type=module-typescript', '--eval', script];
+  const there = Number(execFileSync(process.execPath, flags, { timeout: 20_000 }));
+  expect(there).toBeGreaterThan(before);
+  expect(there).toBeLessThan(clock.elapsed());
 });
 
 describe('sleep', () => {

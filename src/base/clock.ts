@@ -1,10 +1,12 @@
+// The global of that name is looked up anew each time, which takes longer than to ask for the time.
+import { performance } from 'node:perf_hooks';
 import { setTimeout as delay } from 'node:timers/promises';
 
 /** The only source of time. */
 export interface Clock {
   /** Milliseconds since 1970: what people call the time. It can be set, and jump. */
   now(): number;
-  /** Milliseconds since some moment: never jumps. */
+  /** Milliseconds since some moment, the same for all processes of the machine: never jumps. */
   elapsed(): number;
   sleep(ms: number, signal: AbortSignal): Promise<void>;
   /** Calls once, later, unless disposed of before. It keeps no process alive. */
@@ -23,6 +25,9 @@ export class DeadlineExceeded extends Error {
   }
 }
 
+/** Node counts from its own start. */
+const startedAt = Number(process.hrtime.bigint()) / 1e6 - performance.now();
+
 export function systemClock(): Clock {
   const after: Clock['after'] = (ms, fire) => {
     const timer = setTimeout(fire, ms);
@@ -31,7 +36,7 @@ export function systemClock(): Clock {
   };
   return {
     now: () => Date.now(),
-    elapsed: () => performance.now(),
+    elapsed: () => startedAt + performance.now(),
     sleep: async (ms, signal) => {
       // An unref'ed timer would let the process end in the middle of a back-off.
       await delay(ms, undefined, { signal });

@@ -3,16 +3,26 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createGround } from '#testing/ground.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
+import type { Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import type { Context } from './context.ts';
+import { createNamesAhead } from './names-ahead.ts';
 
-describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after the other', () => {
+describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after the other', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();
   const nameOf = (i: number): string => `file ${i}`;
 
   /** A mount of a directory with so many files, each as long as its number; and what the server is asked for. */
-  async function mounted(folder: string, files: number, options: Parameters<typeof mountNfs>[2] = {}) {
+  async function mounted(
+    folder: string,
+    files: number,
+    options: Parameters<typeof mountNfs>[2] = {},
+    onListed: () => Promise<void> = async () => undefined,
+  ) {
     const name = `names-${files}-${Math.random()}`;
     const made = await it.nfs.mkdir(it.directory, name, { mode: 0o711 });
     await Promise.all(
@@ -31,12 +41,14 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
       readdirplus: async (...args) => {
         const page = await it.nfs.readdirplus(...args);
         asked.listed += page.entries.length;
+        await onListed();
         return page;
       },
     };
     const mount = await mountNfs(folder, { nfs, root: made.handle }, options);
     return Object.assign(mount, {
       asked,
+      root: made.handle,
       sizeOf: async (i: number) => (await fs.stat(join(mount.at, nameOf(i)))).size,
     });
   }
@@ -88,5 +100,124 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     }
     expect((await fs.readdir(mount.at)).length).toBe(400);
     expect(mount.faults).toEqual([]);
+  });
+
+  /** The same directory as another node has it; it knows nothing of it yet. */
+  const elsewhere = (folder: string, root: FileHandle) => mountNfs(join(folder, 'other'), { nfs: it.nfs, root });
+
+  /** What was listed of a directory that has just changed is relied on for a second; so long, and a little. */
+  const soon = { timeout: 4_000, interval: 50 };
+
+  test('what another node changes meanwhile is seen as soon as if they had been asked for', async () => {
+    using ground = createGround();
+    await using mount = await mounted(ground.folder, 600);
+    await using other = await elsewhere(ground.folder, mount.root);
+    const there = (i: number): string => join(other.at, nameOf(i));
+    for (let i = 0; i < 40; i++) await mount.sizeOf(i);
+    await expect.poll(() => mount.asked.listed).toBeGreaterThan(500);
+    // None of these has been asked for.
+    await fs.writeFile(there(501), 'in its place');
+    await fs.rm(there(502));
+    await fs.writeFile(join(other.at, 'new'), 'another one');
+    await fs.rename(join(other.at, 'new'), there(503));
+    await fs.writeFile(join(other.at, 'more'), 'more');
+    // Who opens it sees what was written before it was closed, at once.
+    expect(await fs.readFile(join(mount.at, nameOf(501)), 'utf8')).toBe('in its place');
+    const sizeOf = (i: number): Promise<number> => mount.sizeOf(i).catch(() => -1);
+    await expect.poll(() => sizeOf(501), soon).toBe('in its place'.length);
+    await expect.poll(() => sizeOf(502), soon).toBe(-1);
+    await expect.poll(() => sizeOf(503), soon).toBe('another one'.length);
+    await expect.poll(() => fs.readFile(join(mount.at, 'more'), 'utf8').catch(() => ''), soon).toBe('more');
+    expect([...mount.faults, ...other.faults]).toEqual([]);
+  });
+
+  test('what another node changes between two parts of a listing is seen soon', async () => {
+    using ground = createGround();
+    let between: (() => Promise<void>) | undefined;
+    await using mount = await mounted(ground.folder, 1500, {}, async () => await between?.());
+    await using other = await elsewhere(ground.folder, mount.root);
+    const isThere = (name: string): Promise<boolean> =>
+      fs.stat(join(mount.at, name)).then(
+        () => true,
+        () => false,
+      );
+    // Each part is on its way when something of it goes, and something comes that it does not tell of.
+    let parts = 0;
+    between = async () => {
+      const part = parts++;
+      await fs.rm(join(other.at, nameOf(1400 + part)));
+      await fs.writeFile(join(other.at, `new ${part}`), '');
+    };
+    for (let i = 0; i < 1000; i++) await mount.sizeOf(i);
+    between = undefined;
+    expect(parts).toBeGreaterThan(1);
+    for (let part = 0; part < parts; part++) {
+      await expect.poll(() => isThere(nameOf(1400 + part)), soon).toBe(false);
+      await expect.poll(() => isThere(`new ${part}`), soon).toBe(true);
+    }
+    expect([...mount.faults, ...other.faults]).toEqual([]);
+  });
+});
+
+describe('the bounds of what is listed ahead', () => {
+  const pageLength = 500;
+  const request = {} as Request;
+
+  /** Of directories without end. */
+  function listing() {
+    const clock = createFakeClock();
+    let listed = 0;
+    const readdirplus = async () => {
+      const entries = Array.from({ length: pageLength }, () => ({ name: `${++listed}`, cookie: BigInt(listed) }));
+      return { entries, verifier: 1n, isEnd: false };
+    };
+    const ahead = createNamesAhead({
+      ...{ clock, ttlMs: 1_000, nfs: { readdirplus } },
+      server: { on: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
+      attributes: { last: () => undefined, now: () => 0 },
+      names: { get: () => undefined, put: () => undefined, changes: () => 0, complete: () => undefined },
+    } as unknown as Context);
+    const miss = async (directory: number, times = 1): Promise<void> => {
+      for (let i = 0; i < times; i++) {
+        ahead.missed(directory, request);
+        await new Promise(setImmediate);
+      }
+    };
+    return { ahead, clock, miss, listed: () => listed };
+  }
+
+  test('names of which none is of use are listed up to a number, and more while some are', async () => {
+    const { ahead, miss, listed } = listing();
+    await miss(1, 1_000);
+    expect(listed()).toBeGreaterThan(2_048);
+    expect(listed()).toBeLessThanOrEqual(2_048 + pageLength);
+    for (let i = 0; i < 200; i++) ahead.used(1);
+    await miss(1, 1_000);
+    // One in sixteen.
+    expect(listed()).toBeGreaterThan(200 * 16);
+    expect(listed()).toBeLessThanOrEqual(200 * 16 + pageLength);
+  });
+
+  test('of more than 64 directories the one begun first is forgotten', async () => {
+    for (const [others, isListed] of [
+      [63, true],
+      [64, false],
+    ] as const) {
+      const { miss, listed } = listing();
+      await miss(1, 15);
+      for (let other = 0; other < others; other++) await miss(100 + other);
+      await miss(1);
+      expect(listed() > 0).toBe(isListed);
+    }
+  });
+
+  test('what was asked for long ago does not count', async () => {
+    const { clock, miss, listed } = listing();
+    await miss(1, 15);
+    clock.advance(1_001);
+    await miss(1);
+    expect(listed()).toBe(0);
+    await miss(1, 15);
+    expect(listed()).toBe(pageLength);
   });
 });

@@ -2,6 +2,8 @@ import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_pro
 import { once } from 'node:events';
 import { closeSync, constants, mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createMemory } from '#base/linux/memory.ts';
@@ -18,6 +20,14 @@ const run = promisify(execFile);
 const statfs = { opcode: 17, length: 40 } as const;
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
+interface Started {
+  readonly child: ChildProcess;
+  /** By the one before. */
+  readonly left: number;
+  /** It has read something; or has ended. */
+  readonly busy: Promise<unknown>;
+}
+
 /** Mounted, and served by a process that can be killed and followed by another. */
 async function mounted(at: string) {
   mkdirSync(at);
@@ -28,13 +38,14 @@ async function mounted(at: string) {
     stdio: ['ignore', 'inherit', 'inherit', fuse],
   });
   expect(await once(mount, 'exit')).toEqual([0, null]);
-  /** With how much the one before had left. */
-  const start = async (...how: readonly string[]): Promise<{ readonly child: ChildProcess; readonly left: number }> => {
-    const child: ChildProcess = spawn(process.execPath, ['--disable-warning=ExperimentalWarning', program, ...how], {
+  const start = async (...how: readonly string[]): Promise<Started> => {
+    const flags = how.includes('by-a-thread') ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
+    const child: ChildProcess = spawn(process.execPath, ['--no-warnings', ...flags, program, ...how], {
       stdio: ['ignore', 'pipe', 'inherit', fuse, journal, data],
     });
-    const [said] = await once(child.stdout ?? expect.fail(), 'data');
-    return { child, left: Number(/left (\d+)/.exec(String(said))?.[1]) };
+    const said = createInterface(child.stdout ?? expect.fail())[Symbol.asyncIterator]();
+    const { value } = await said.next();
+    return { child, left: Number(/left (\d+)/.exec(String(value))?.[1]), busy: said.next() };
   };
   const close = (): void => {
     for (const fd of [fuse, journal, data]) closeSync(fd);
@@ -132,31 +143,36 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
     close();
   });
 
-  test('no request is lost, and none is answered wrongly', { timeout: 120_000 }, async () => {
+  const ways = [
+    ['', []],
+    [', where a thread waits for them', ['by-a-thread']],
+  ] as const;
+  test.each(ways)('no request is lost, and none is answered wrongly%s', { timeout: 120_000 }, async (_, how) => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
     // Kills alone do not count: there may be nothing under way yet.
     const enough = 12;
     let restored = 0;
-    const serve = async (): Promise<ChildProcess> => {
-      const { child, left } = await start();
-      restored += left;
-      return child;
+    const serve = async (): Promise<Started> => {
+      const started = await start(...how);
+      restored += started.left;
+      return started;
     };
     let server = await serve();
     const kill = async (): Promise<void> => {
-      server.kill('SIGKILL');
-      await once(server, 'exit');
+      const ended = once(server.child, 'exit');
+      server.child.kill('SIGKILL');
+      await ended;
     };
     let isDone = false;
     const fio = [
       ...['--name=x', `--filename=${at}/data`, '--rw=randrw', '--bs=4k-1m', '--size=16m', '--verify=crc32c'],
       ...['--verify_fatal=1', '--ioengine=psync', '--direct=1', '--loops=2', '--allow_file_create=0'],
       ...[
-        '--numjobs=3',
-        '--offset_increment=5m',
-        '--size=5m',
+        '--numjobs=8',
+        '--offset_increment=2m',
+        '--size=2m',
         '--group_reporting',
         '--minimal',
         '--verify_state_save=0',
@@ -170,12 +186,15 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
     });
     work.catch(() => undefined);
     while (!isDone && restored < enough) {
+      await Promise.race([server.busy, work]);
+      // Anywhere in what it does.
+      await delay(Math.random() * 20);
       await kill();
       server = await serve();
     }
     await work;
     expect(restored).toBeGreaterThanOrEqual(enough);
-    const ended = once(server, 'exit');
+    const ended = once(server.child, 'exit');
     await run('umount', [at]);
     expect(await ended).toEqual([0, null]);
     close();

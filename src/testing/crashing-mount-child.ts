@@ -8,12 +8,18 @@ import { usualWishes } from './fuse-mount.ts';
 
 /**
  * Serves one file, `data`, that lies in another: /dev/fuse is descriptor 3, the journal 4, the data 5. Answers late, so that
- * there is always something under way when it is killed.
+ * there is always something under way when it is killed. Says how much its predecessor left, and then, once, when there is
+ * something new under way.
  */
 const [fuse, journal, data] = [3, 4, 5];
 const file = 2;
 const requests = createRequests(openJournal(journal));
-const pause = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, Math.random() * 2));
+let hasToSay = false;
+const pause = (): Promise<void> => {
+  if (hasToSay) process.stdout.write('busy\n');
+  hasToSay = false;
+  return new Promise((resolve) => setTimeout(resolve, Math.random() * 2));
+};
 
 const attr = (node: number): Attr => ({
   ...{ ino: node, size: node === file ? fstatSync(data).size : 0, blocks: 0, nlink: 1, uid: 0, gid: 0, rdev: 0 },
@@ -63,3 +69,4 @@ await serveMount({
   onEnd: () => process.exit(0),
 });
 process.stdout.write(`left ${left.length}\n`);
+hasToSay = true;

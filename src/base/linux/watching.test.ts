@@ -3,11 +3,13 @@ import { once } from 'node:events';
 import { closeSync, readdirSync, writeSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+import { text } from 'node:stream/consumers';
 import { setTimeout as delay, setImmediate as immediate } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
-import { describe, expect, test } from 'vitest';
+import { Worker } from 'node:worker_threads';
+import { beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { socketPair } from './descriptors.ts';
-import { readNow, readPromptly, watchReadable } from './watching.ts';
+import { readNow } from './watching.ts';
 
 interface Pair extends Disposable {
   readonly watched: number;
@@ -31,7 +33,52 @@ const textFrom = (fd: number): string => {
   return into.toString('latin1', 0, readNow(fd, into));
 };
 
-describe('watching descriptors', () => {
+type Module = typeof import('./watching.ts');
+
+/** Without this, nobody waits beside Node's loop. */
+const spoiled = { _tickCallback: undefined };
+
+/** Its own one: how is decided when it is first used. */
+async function loaded(how: How): Promise<Module> {
+  vi.resetModules();
+  const module = await import('./watching.ts');
+  using ends = pair();
+  const { _tickCallback } = process as unknown as Record<string, unknown>;
+  const warn = vi.spyOn(process, 'emitWarning').mockImplementation(() => undefined);
+  if (how === 'by a thread') Object.assign(process, spoiled);
+  module.watchReadable(ends.watched, () => undefined)[Symbol.dispose]();
+  Object.assign(process, { _tickCallback });
+  expect(warn).toHaveBeenCalledTimes(how === 'by a thread' ? 1 : 0);
+  warn.mockRestore();
+  return module;
+}
+
+type How = (typeof ways)[number];
+const ways = ['beside Node', 'by a thread'] as const;
+
+const path = (name: string): string => JSON.stringify(fileURLToPath(new URL(name, import.meta.url)));
+
+/** With `watchReadable`, `readNow` and `socketPair` at hand; gives what it printed. */
+async function program(how: How, script: string): Promise<readonly string[]> {
+  const before = how === 'by a thread' ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
+  const whole = `
+    import { writeSync } from 'node:fs';
+    import { socketPair } from ${path('descriptors.ts')};
+    import { readNow, watchReadable } from ${path('watching.ts')};
+    ${script}`;
+  const flags = ['--disable-warning=ExperimentalWarning', ...before, '--input-type=module-typescript', '--eval', whole];
+  const child = spawn(process.execPath, flags, { stdio: ['ignore', 'pipe', 'pipe'], timeout: 20_000 });
+  const [out, err, ended] = await Promise.all([text(child.stdout), text(child.stderr), once(child, 'close')]);
+  expect([...ended, err.includes('by a thread')]).toEqual([0, null, how === 'by a thread']);
+  return out.trim().split('\n');
+}
+
+describe.each(ways)('watching descriptors, %s', (how) => {
+  let watchReadable: Module['watchReadable'];
+  beforeAll(async () => {
+    ({ watchReadable } = await loaded(how));
+  });
+
   test('what comes is told at once, again and again, until it is no longer watched', async () => {
     using ends = pair();
     const got: string[] = [];
@@ -123,20 +170,101 @@ describe('watching descriptors', () => {
   });
 
   test('a program that watches nothing any more ends by itself', async () => {
-    const module = fileURLToPath(new URL('watching.ts', import.meta.url));
     const script = `
-      import { socketPair } from ${JSON.stringify(module.replace('watching', 'descriptors'))};
-      import { watchReadable } from ${JSON.stringify(module)};
-      const [a] = socketPair();
-      const watch = watchReadable(a, () => undefined);
-      setTimeout(() => watch[Symbol.dispose](), 50);`;
-    const flags = ['--disable-warning=ExperimentalWarning', '--input-type=module-typescript', '--eval', script];
-    const child = spawn(process.execPath, flags, { stdio: 'inherit', timeout: 20_000 });
-    expect(await once(child, 'exit')).toEqual([0, null]);
+      const watch = watchReadable(socketPair()[0], () => undefined);
+      setTimeout(() => watch[Symbol.dispose](), 50);
+      console.log('begun');`;
+    expect(await program(how, script)).toEqual(['begun']);
+  });
+
+  test('whoever throws does not keep others from being told', async () => {
+    const script = `
+      const [here, there] = socketPair();
+      process.on('uncaughtException', ({ message }) => console.log('thrown', message));
+      const into = Buffer.alloc(10);
+      const watch = watchReadable(here, () => {
+        const text = into.toString('latin1', 0, readNow(here, into));
+        if (text === 'bad') throw new Error(text);
+        console.log(text);
+        watch[Symbol.dispose]();
+      });
+      writeSync(there, 'bad');
+      writeSync(there, 'good');`;
+    expect(await program(how, script)).toEqual(['thrown bad', 'good']);
+  });
+
+  test('whoever has the number of one that was closed is not told of what came for that one', async () => {
+    const done = Promise.withResolvers<void>();
+    let [told, isReplaced] = [0, false];
+    using first = pair();
+    const [old, oldOther] = socketPair();
+    // Both are ready at once; the first has the second replaced by another with its number.
+    using _first = watchReadable(first.watched, () => {
+      textFrom(first.watched);
+      if (isReplaced) return;
+      isReplaced = true;
+      watch[Symbol.dispose]();
+      closeSync(old);
+      const [next, other] = socketPair();
+      const numbers = [next, other];
+      expect(numbers).toContain(old);
+      const again = watchReadable(old, () => told++);
+      setTimeout(() => {
+        again[Symbol.dispose]();
+        for (const fd of [...numbers, oldOther]) closeSync(fd);
+        done.resolve();
+      }, 20);
+    });
+    const watch = watchReadable(old, () => undefined);
+    first.send('now');
+    writeSync(oldOther, 'for the old one');
+    await done.promise;
+    expect(told).toBe(0);
+  });
+
+  test('of many that are always ready, each has its turn, and Node too', async () => {
+    using all = new DisposableStack();
+    const many = Array.from({ length: 50 }, () => all.use(pair()));
+    const told = new Set<number>();
+    for (const { watched, send } of many) {
+      send('nobody reads this');
+      all.use(watchReadable(watched, () => told.add(watched)));
+    }
+    await expect.poll(() => told.size, { timeout: 5_000 }).toBe(many.length);
+    await delay(10);
+    await immediate();
   });
 });
 
-describe('reading from a connection', () => {
+test('in another thread than the main one', { timeout: 20_000 }, async () => {
+  const script = `
+    const { parentPort } = require('node:worker_threads');
+    process.on('warning', ({ message }) => parentPort.postMessage(message));
+    (async () => {
+      const { readNow, watchReadable } = await import(${path('watching.ts')});
+      const { socketPair } = await import(${path('descriptors.ts')});
+      const [here, there] = socketPair();
+      const into = Buffer.alloc(10);
+      const watch = watchReadable(here, () => {
+        parentPort.postMessage(into.toString('latin1', 0, readNow(here, into)));
+        watch[Symbol.dispose]();
+      });
+      require('node:fs').writeSync(there, 'hello');
+    })();`;
+  const worker = new Worker(script, { eval: true, stderr: true });
+  onTestFinished(async () => void (await worker.terminate()));
+  const said: string[] = [];
+  worker.on('message', (message: string) => said.push(message));
+  await once(worker, 'exit');
+  expect(said).toEqual([expect.stringContaining('not the main thread'), 'hello']);
+});
+
+describe.each(ways)('reading from a connection, %s', (how) => {
+  let readPromptly: Module['readPromptly'];
+  beforeAll(async () => {
+    ({ readPromptly } = await loaded(how));
+  });
+
   const openNow = (): number => readdirSync('/proc/self/fd').length;
 
   async function connected(serve: (socket: Socket) => void): Promise<AsyncDisposable & { readonly socket: Socket }> {
@@ -173,11 +301,11 @@ describe('reading from a connection', () => {
     await expect.poll(openNow).toBeLessThanOrEqual(before);
   });
 
-  test('one that the other side breaks ends', async () => {
+  test('one that the other side breaks ends, and says why', async () => {
     await using to = await connected((socket) => socket.once('data', () => socket.resetAndDestroy()));
     readPromptly(to.socket, { buffer: () => Buffer.alloc(10), received: () => undefined });
-    to.socket.on('error', () => undefined).write('now');
-    await once(to.socket, 'close');
+    to.socket.write('now');
+    await expect(once(to.socket, 'close')).rejects.toMatchObject({ code: 'ECONNRESET' });
     expect(to.socket.destroyed).toBe(true);
   });
 

@@ -1,27 +1,25 @@
 import { closeSync, writeSync } from 'node:fs';
 import { Socket } from 'node:net';
+// The global of that name is looked up anew each time, which takes longer than to ask for the time.
+import { performance } from 'node:perf_hooks';
 import { descriptorOf } from '../socket-descriptor.ts';
-import { checked, type ForeignFunction, libc } from './libc.ts';
+import { createEpoll, type Epoll } from './epoll.ts';
+import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
+import { type NodeLoop, openNodeLoop } from './node-loop.ts';
 import { createSpin } from './spin.ts';
 
 /*
  * Descriptors whose next bytes are wanted at once: /dev/fuse, and connections to servers. Node's own event loop takes as long
  * for one turn as a small request takes in all, and always sleeps before it looks. So they are waited for here, in one call
  * of Node's loop that returns to it whenever it has something to do: its own descriptor is waited for as well, and
- * its timers are asked for. It is Node's loop all the same that everything else runs in.
+ * its timers are asked for. It is Node's loop all the same that everything else runs in. Where Node is not as it has to be
+ * for that, another thread waits, which is slower.
  */
 
 interface Calls {
-  readonly create: ForeignFunction;
-  readonly control: ForeignFunction;
-  readonly wait: ForeignFunction;
   readonly pair: ForeignFunction;
   readonly duplicate: ForeignFunction;
   readonly read: ForeignFunction;
-  readonly nodeLoop: ForeignFunction;
-  readonly nodeDescriptor: ForeignFunction;
-  readonly nodeTimeout: ForeignFunction;
-  readonly nodeTime: ForeignFunction;
 }
 
 let made: Calls | undefined;
@@ -29,17 +27,9 @@ let made: Calls | undefined;
 function calls(): Calls {
   const { func } = libc();
   made ??= {
-    create: func('int epoll_create1(int flags)'),
-    control: func('int epoll_ctl(int epoll, int operation, int fd, void *event)'),
-    wait: func('int epoll_wait(int epoll, void *events, int most, int ms)'),
     pair: func('int socketpair(int family, int type, int protocol, _Out_ int *both)'),
     duplicate: func('int fcntl(int fd, int command, int lowest)'),
     read: func('int64_t read(int fd, void *into, size_t most)'),
-    // Node exports them for add-ons that wait in a loop of their own.
-    nodeLoop: func('void *uv_default_loop()'),
-    nodeDescriptor: func('int uv_backend_fd(void *loop)'),
-    nodeTimeout: func('int uv_backend_timeout(void *loop)'),
-    nodeTime: func('void uv_update_time(void *loop)'),
   };
   return made;
 }
@@ -48,16 +38,12 @@ const closeOnExec = 0o2000000;
 const nonblock = 0o4000;
 const unix = 1;
 const stream = 1;
-const add = 1;
-const remove = 2;
-const readable = 1;
 const duplicateClosedOnExec = 1030;
 const tryAgain = -11;
-const eventSize = 12;
-const mostEvents = 16;
-
-/** Runs what promises and `process.nextTick` wait for, as Node does after each of its own callbacks. */
-const runTicks = (process as unknown as { readonly _tickCallback: () => void })._tickCallback;
+/** Of Node's own loop, among those that are watched. */
+const nodeKey = 0;
+/** After nothing is watched any more, a thread waits on for so long at most. */
+const waitApartMs = 100;
 
 interface Watching {
   watch(fd: number, onReadable: () => void): Disposable;
@@ -83,7 +69,7 @@ interface Into {
   received(bytes: number): void;
 }
 
-/** Reads from a connection that is paused. Its end, and whatever breaks it, is left to Node to find. */
+/** Reads from a connection that is paused. Its end is left to Node to find. */
 export function readPromptly(socket: Socket, { buffer, received }: Into): void {
   const fd = descriptorOf(socket);
   if (fd === undefined) return void socket.resume();
@@ -94,7 +80,9 @@ export function readPromptly(socket: Socket, { buffer, received }: Into): void {
     if (length > 0) received(length);
     else if (length !== tryAgain) {
       watch[Symbol.dispose]();
-      socket.resume();
+      if (length === 0) socket.resume();
+      // The system tells it once; Node would take it for an end, or read on to where nobody expects it.
+      else socket.destroy(new SystemError('read', -length));
     }
   });
   socket.once('close', () => {
@@ -104,29 +92,69 @@ export function readPromptly(socket: Socket, { buffer, received }: Into): void {
 }
 
 function createWatching(): Watching {
-  const { wait, nodeTime, nodeTimeout } = calls();
-  const epoll = checked('epoll_create1', calls().create(closeOnExec));
-  const node = calls().nodeLoop();
-  const nodeFd: number = calls().nodeDescriptor(node);
-  const events = Buffer.alloc(eventSize * mostEvents);
+  const epoll = createEpoll();
   const handlers = new Map<number, () => void>();
-  const spin = createSpin();
-  const back = createWayBack(turn);
+  const want = beginWaiting(epoll, handlers);
+  let keys = nodeKey;
+  return {
+    watch: (fd, onReadable) => {
+      const key = ++keys;
+      epoll.add(fd, key);
+      handlers.set(key, onReadable);
+      want();
+      return {
+        [Symbol.dispose]: () => {
+          if (!handlers.delete(key)) return;
+          epoll.remove(fd);
+          want();
+        },
+      };
+    },
+  };
+}
 
-  function control(operation: number, fd: number): void {
-    const event = Buffer.alloc(eventSize);
-    event.writeUInt32LE(readable, 0);
-    event.writeInt32LE(fd, 4);
-    checked('epoll_ctl', calls().control(epoll, operation, fd, event));
+/** By what the system tells them by. */
+type Handlers = ReadonlyMap<number, () => void>;
+
+/** What it gives is called whenever there is another handler, or one less. */
+function beginWaiting(epoll: Epoll, handlers: Handlers): () => void {
+  try {
+    return besideNode(openNodeLoop(), epoll, handlers);
+  } catch (cause) {
+    process.emitWarning(`descriptors are waited for by a thread, which is slower: ${String(cause)}`);
+    return byThread(epoll, handlers);
   }
-  control(add, nodeFd);
+}
+
+function byThread(epoll: Epoll, handlers: Handlers): () => void {
+  let isWaiting = false;
+
+  function wait(): void {
+    if (isWaiting || handlers.size === 0) return;
+    isWaiting = true;
+    epoll.waitApart(waitApartMs, (count) => {
+      isWaiting = false;
+      try {
+        for (let i = 0; i < count; i++) handlers.get(epoll.ready(i))?.();
+      } finally {
+        wait();
+      }
+    });
+  }
+  return wait;
+}
+
+function besideNode(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => void {
+  const spin = createSpin();
+  epoll.add(node.fd, nodeKey);
+  const back = createWayBack(turn);
 
   /** How many there are, after `ms` at the latest. */
   function waited(ms: number): number {
     const begun = performance.now();
     let now = begun;
     for (const until = begun + spin.ms; now < until; ) {
-      const count: number = wait(epoll, events, mostEvents, 0);
+      const count = epoll.wait(0);
       const before = now;
       now = performance.now();
       spin.looked(now - before);
@@ -135,7 +163,7 @@ function createWatching(): Watching {
         return count;
       }
     }
-    const count: number = wait(epoll, events, mostEvents, ms);
+    const count = epoll.wait(ms);
     spin.waited(performance.now() - begun);
     return count;
   }
@@ -143,35 +171,19 @@ function createWatching(): Watching {
   /** Until Node has something to do. */
   function turn(): void {
     for (let isNodes = false; !isNodes && handlers.size > 0; ) {
-      nodeTime(node);
-      const ms: number = nodeTimeout(node);
-      const count: number = ms === 0 ? wait(epoll, events, mostEvents, 0) : waited(ms);
+      const ms = node.sleepMs();
+      const count = ms === 0 ? epoll.wait(0) : waited(ms);
       isNodes = ms === 0;
-      // Fewer than none: a signal came.
       for (let i = 0; i < count; i++) {
-        const fd = events.readInt32LE(i * eventSize + 4);
-        if (fd === nodeFd) isNodes = true;
-        else handlers.get(fd)?.();
+        const key = epoll.ready(i);
+        if (key === nodeKey) isNodes = true;
+        else handlers.get(key)?.();
       }
-      runTicks();
+      node.runTicks();
     }
   }
 
-  return {
-    watch: (fd, onReadable) => {
-      control(add, fd);
-      handlers.set(fd, onReadable);
-      back.want(true);
-      return {
-        [Symbol.dispose]: () => {
-          if (handlers.get(fd) !== onReadable) return;
-          handlers.delete(fd);
-          control(remove, fd);
-          back.want(handlers.size > 0);
-        },
-      };
-    },
-  };
+  return () => back.want(handlers.size > 0);
 }
 
 /** Has Node's loop call, again and again for as long as that is wanted, each time after it has done what else there was. */

@@ -55,7 +55,7 @@ export const line = {
   listed: 344,
   /** How many data paths ended before it was answered. */
   outlived: 348,
-  /** When it was read, in ms since 1970; 0 where that was not noted. */
+  /** When it was read, in ms since the machine was started: nobody can set that. 0 where it was not noted. */
   readAt: 352,
   request: 360,
   /** Which those are: behind the request, which is short. */

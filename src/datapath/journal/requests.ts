@@ -79,7 +79,7 @@ const phases = ['empty', 'taken', 'sent', 'behind', 'done'] as const;
 const uniqueOf = (view: DataView): string => `${view.getUint32(12, true) & 0x7fff_ffff}.${view.getUint32(8, true)}`;
 
 /** Without a clock nothing has an age. */
-export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>): Requests {
+export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elapsed'>): Requests {
   const { words, view, bytes } = memory;
   const slots: readonly Slot[] = Array.from({ length: memory.slots }, (_, place) => ({ place, ...memory.slot(place) }));
   const slotAt = (number: number): Slot => slots[number] as Slot;
@@ -126,7 +126,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>
     words[word(place, line.proof)] = noProof;
     words[word(place, line.looked)] = words[word(place, line.opened)] = words[word(place, line.listed)] = 0;
     words[word(place, line.outlived)] = 0;
-    view.setFloat64(at(place, line.readAt), clock?.now() ?? 0, true);
+    view.setFloat64(at(place, line.readAt), clock?.elapsed() ?? 0, true);
     words[word(place, line.phase)] = phase.taken;
     store(word(place, line.mount), mount + 1);
   }
@@ -162,8 +162,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'now'>
 
   function ageAt(place: number): number {
     const readAt = view.getFloat64(at(place, line.readAt), true);
-    // The time may have been set meanwhile.
-    return readAt > 0 && clock !== undefined ? Math.max(0, clock.now() - readAt) : 0;
+    return readAt > 0 && clock !== undefined ? Math.max(0, clock.elapsed() - readAt) : 0;
   }
 
   function leftAt(place: number): Left | undefined {
