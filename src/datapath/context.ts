@@ -1,8 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { AttributeCache } from './attributes.ts';
+import type { Closing } from './closing.ts';
 import type { Marks } from './marks.ts';
 import type { NameCache } from './name-cache.ts';
+import type { Patience } from './patience.ts';
 import type { Nodes, Proofs } from './ports.ts';
 import type { Server } from './server.ts';
 import type { Turns } from './turns.ts';
@@ -18,6 +20,8 @@ export interface Context {
   readonly names: NameCache;
   readonly marks: Marks;
   readonly turns: Turns;
+  readonly closing: Closing;
+  readonly patience: Patience;
   /** How long names are relied on at least. */
   readonly ttlMs: number;
   /** Tells the kernel something unasked. */

@@ -13,6 +13,7 @@ const root = 1;
 const request: Request = {
   ...{ uid: 0, gid: 0, pid: 1, place: 0, resent: false, signal: new AbortController().signal },
 };
+const attributes = { type: 1, mode: 0, size: 0, used: 0, fileId: 1n } as never;
 const refusal = (status: NfsStatusName) => new NfsError('READDIRPLUS', nfsStatus[status], false);
 
 const entry = (name: string, cookie: number): EntryPlus => ({
@@ -27,7 +28,12 @@ function serving(nfs: Partial<NfsClient>) {
   }) as Operations;
 
   /** Reads on from a position, so many at once. */
-  async function read(fh: number, offset: bigint, most: number): Promise<{ names: string[]; offset: bigint }> {
+  async function read(
+    fh: number,
+    offset: bigint,
+    most: number,
+    node = root,
+  ): Promise<{ names: string[]; offset: bigint }> {
     const names: string[] = [];
     let last = offset;
     const add = ({ name, offset: next }: { name: Uint8Array; offset: bigint }): boolean => {
@@ -36,7 +42,7 @@ function serving(nfs: Partial<NfsClient>) {
       last = next;
       return true;
     };
-    await operations.readdir(root, { fh, offset, plus: false }, { add }, request);
+    await operations.readdir(node, { fh, offset, plus: false }, { add }, request);
     return { names, offset: last };
   }
 
@@ -78,6 +84,19 @@ describe('reading a directory', () => {
     expect((await read(fh, 0n, 2)).names).toEqual(['.', '..']);
     // Of a directory that a predecessor opened nothing is known.
     expect((await read(4711, first.offset, 1)).names).toEqual(['a']);
+  });
+
+  test('two directories that two processes have opened by the same number are two', async () => {
+    const { operations, read } = serving({
+      readdirplus: async (args) => paged(args.directory.length > 1 ? ['x', 'y', 'z'] : names, args),
+      lookup: async () => ({ handle: Uint8Array.of(7, 7), attributes, directory: undefined }),
+    });
+    const { node } = await operations.lookup(root, Buffer.from('other'), request);
+    const fh = 4711;
+    const { offset } = await read(fh, 0n, 2);
+    expect(offset).toBe(102n);
+    expect((await read(fh, offset, 2, node)).names).toEqual(['z']);
+    expect((await read(fh, offset, 2)).names).toEqual(['a', 'b']);
   });
 
   test('a server that lost its place is asked from the beginning, and nothing is told twice', async () => {
@@ -130,6 +149,19 @@ describe('reading a directory', () => {
     expect(sizes.slice(0, 4)).toEqual([65_536, 131_072, 262_144, 262_144]);
   });
 
+  test.each(['NOENT', 'STALE'] as const)('a name is removed meanwhile, and the server says %s', async (status) => {
+    let refused = 0;
+    const { list } = serving({
+      readdirplus: async (args) => {
+        if (args.cookie !== 0n && refused++ < 2) throw refusal(status);
+        return paged(names, args);
+      },
+    });
+    expect(await list(100)).toEqual(names);
+    const gone = serving({ readdirplus: () => Promise.reject(refusal(status)) });
+    await expect(gone.list(100)).rejects.toThrow(`E${status}`);
+  });
+
   test('a server that never comes to an end is not asked for ever', async () => {
     const { list } = serving({
       readdirplus: async ({ verifier }) => ({ entries: [entry('/', 5)], verifier, isEnd: false }),
@@ -138,7 +170,6 @@ describe('reading a directory', () => {
   });
 
   test('what did not fit is not counted as known to the kernel', async () => {
-    const attributes = await Promise.resolve({ type: 1, mode: 0, size: 0, used: 0, fileId: 1n } as never);
     const nodes = createMemoryNodes(Uint8Array.of(0));
     const operations = createFileSystem({
       ...{ nodes, proofs: createMemoryProofs(), clock: systemClock(), notify: () => undefined },

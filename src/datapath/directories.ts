@@ -7,6 +7,7 @@ import type { Entries } from './entries.ts';
 
 /** An open directory: a page of it, and where the kernel is. Of a large one there is never more in memory. */
 interface Stream {
+  readonly id: number;
   readonly pages: Pages;
   page: Page | undefined;
   /** Of the page: what the kernel gets next. */
@@ -27,18 +28,20 @@ interface Into {
 export type DirectoryOperations = Pick<Operations, 'opendir' | 'readdir' | 'releasedir'>;
 
 export function createDirectories(context: Context, entries: Entries): DirectoryOperations {
-  const { attributes, names } = context;
+  const { attributes, names, server, closing } = context;
   const streams = new Map<number, Stream>();
-  let lastFh = 0;
+  // Directories that were opened with a predecessor have their numbers too.
+  let lastFh = Math.floor(Math.random() * 2 ** 48);
 
   /** The stream where the kernel wants to go on. It may go back; and after a crash nothing is known of it. */
   function streamAt(id: number, fh: number, position: bigint): Stream {
-    const known = streams.get(fh);
+    const opened = streams.get(fh);
+    const known = opened?.id === id ? opened : undefined;
     if (known !== undefined && known.position === position && position !== 0n) return known;
     const pages = known === undefined || position === 0n ? createPages(context, id) : known.pages;
     const isWhole = position === 0n && attributes.last(id) !== undefined;
     const changes = isWhole ? names.changes(id) : undefined;
-    const stream: Stream = { pages, page: undefined, next: 0, position, changes };
+    const stream: Stream = { id, pages, page: undefined, next: 0, position, changes };
     streams.set(fh, stream);
     return stream;
   }
@@ -64,6 +67,8 @@ export function createDirectories(context: Context, entries: Entries): Directory
       streams.delete(fh);
     },
     readdir: async (id, { fh, offset, plus }, list, request) => {
+      const leaving = closing.gone(server.node(id).handle, request);
+      if (leaving !== undefined) await leaving;
       const stream = streamAt(id, fh, offset);
       for (let given = 0; ; ) {
         const { page } = stream;

@@ -23,6 +23,8 @@ export interface Pages {
 const pageBytes = 64 * 1024;
 const largestPage = 256 * 1024;
 const leastBytes = 4096;
+/** So often a refusal is taken for one of a name that was being removed. */
+const mostVanished = 5;
 /** Names that are remembered, so that a listing can begin anew without giving anything twice. */
 const mostRemembered = 100_000;
 
@@ -46,9 +48,12 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
       return { ...page, entries: entries.map((entry) => ({ ...entry, attributes: undefined, handle: undefined })) };
     });
 
-  /** In a size, and in a way, that the server can do. Undefined: it does not know the position. */
+  /**
+   * In a size, and in a way, that the server can do. Undefined: it does not know the position. What nfs-ganesha says of a name
+   * that is removed meanwhile, it says of the whole directory.
+   */
   async function suited(position: bigint, request: Request) {
-    for (;;) {
+    for (let vanished = 0; ; ) {
       try {
         return await ask(position, request);
       } catch (cause) {
@@ -56,7 +61,7 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
         if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
         else if (isNfsError(cause, 'TOOSMALL') && bytes < largestPage) bytes *= 2;
         else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) bytes = leastBytes;
-        else throw cause;
+        else if (!isNfsError(cause, 'NOENT', 'STALE') || ++vanished > mostVanished) throw cause;
       }
     }
   }

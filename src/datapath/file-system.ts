@@ -7,6 +7,7 @@ import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
 import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
 import { type Calls, createCalls } from './calls.ts';
+import { createClosing } from './closing.ts';
 import type { Context } from './context.ts';
 import { createDirectories } from './directories.ts';
 import { createEntries } from './entries.ts';
@@ -19,6 +20,7 @@ import { createMaking } from './making.ts';
 import { createMarks } from './marks.ts';
 import { createNameCache } from './name-cache.ts';
 import { createOutstanding } from './outstanding.ts';
+import { createPatience } from './patience.ts';
 import type { Kept, Nodes, Proofs } from './ports.ts';
 import { type Charges, createCharges, noCharges } from './quota/charges.ts';
 import type { Quota } from './quota/quota.ts';
@@ -94,8 +96,11 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     identities: createIdentities(options.identity),
   });
   const turns = createTurns(attributes);
+  const patience = createPatience({ clock, calls, patienceMs });
+  const ready = parts.behind?.ready ?? (() => undefined);
   const context: Context = {
     ...{ nfs, nodes, proofs, clock, server, attributes, names, marks: createMarks(clock), turns, ttlMs, notify },
+    ...{ patience, closing: createClosing(nodes, patience) },
   };
   const entries = createEntries(context);
   const making = createMaking(context, entries);
@@ -105,9 +110,9 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     return await server.look(request, id);
   };
   const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look });
-  const removing = createRemoving(context, entries, charges);
+  const removing = createRemoving(context, entries, { charges, ready });
   const uncharged = createWrites({
-    ...{ context, calls, kept: parts.behind?.kept, ready: parts.behind?.ready ?? (() => undefined) },
+    ...{ context, calls, kept: parts.behind?.kept, ready },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
     onDone: charges.written,
     budgets: [createBudget(mostBehindOfMount), ...(parts.behind === undefined ? [] : [parts.behind.budget])],
@@ -153,7 +158,6 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
   const { notifyApart } = parts;
   const outstanding = createOutstanding(clock);
-  const ready = parts.behind?.ready ?? (() => undefined);
   if (notifyApart !== undefined) nodes.onMany(createLettingGo({ nodes, server, notifyApart, outstanding, ready }));
   const bound = {
     ...bordered(outstanding.watched(options.readOnly === true ? withoutChanges(operations) : operations), turns),

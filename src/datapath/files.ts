@@ -33,7 +33,7 @@ const sentBackMs = 1_000;
 
 export function createFiles(parts: FileParts): FileOperations {
   const { context, entries, making, removing, writes, memory, maxRead } = parts;
-  const { nfs, nodes, server, attributes, clock, turns, notify } = context;
+  const { nfs, nodes, server, attributes, clock, turns, closing, notify } = context;
   const openFiles = createOpenFiles();
   /** The epoch of what the kernel has cached of a file. */
   const cached = new Map<number, number>();
@@ -153,7 +153,9 @@ export function createFiles(parts: FileParts): FileOperations {
       };
       // From memory maps, or by somebody who did not wait for the end: the kernel forgets the file after this.
       const left = writes.closed(id, fh);
-      return left === undefined ? closed() : left.then(closed);
+      const end = left === undefined ? closed() : left.then(closed);
+      if (end !== undefined) closing.add(id, end);
+      return end;
     },
   };
 }

@@ -1,23 +1,21 @@
 import { constants } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
-import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { createCalls } from './calls.ts';
+import { createPatience } from './patience.ts';
 import { until } from './until.ts';
 
 export interface HeldBackParts {
   readonly clock: Clock;
   /** Gives something to wait for before anything is changed. */
   readonly ready: () => Promise<void> | undefined;
-  /** Whether the file was removed while open: then its last name goes with the last close. */
-  readonly isHidden: (node: number) => boolean;
   /** `soft`: EIO for whoever has waited for so long. Undefined: `hard`. */
   readonly softMs: number | undefined;
 }
 
 const changing = [
-  ...(['setattr', 'symlink', 'mknod', 'mkdir', 'unlink', 'rmdir', 'rename', 'link', 'create', 'write'] as const),
-  ...(['open', 'release'] as const),
+  ...(['setattr', 'symlink', 'mknod', 'mkdir', 'unlink', 'rmdir', 'rename', 'link'] as const),
+  ...(['create', 'write', 'open'] as const),
 ];
 
 const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
@@ -25,27 +23,13 @@ const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 type Does = (...args: never[]) => unknown;
 
 /**
- * What changes something waits for as long as `ready` gives something to wait for; what only reads does not, nor do ends of
- * open files, of which the kernel lets only so many wait. FLUSH and FSYNC send nothing but what was written behind, which
- * waits by itself. Whoever waits can be interrupted, as when waiting for the server.
+ * What changes something waits for as long as `ready` gives something to wait for; what only reads does not. Nor do FLUSH, FSYNC
+ * and RELEASE: what was written behind, and the removal of a hidden name, wait by themselves. Whoever waits can be
+ * interrupted, as when waiting for the server.
  */
 export function heldBack(operations: Partial<Operations>, parts: HeldBackParts): Partial<Operations> {
-  const { clock, ready, isHidden, softMs = Number.POSITIVE_INFINITY } = parts;
-  const calls = createCalls({ clock, patienceMs: softMs });
-
-  async function patiently(what: Promise<void>, signal: AbortSignal): Promise<void> {
-    if (softMs === Number.POSITIVE_INFINITY) return await until(what, signal);
-    using limit = clock.deadline(softMs, signal);
-    await until(what, limit.signal);
-  }
-
-  async function wait(what: Promise<void>, request: Request): Promise<void> {
-    try {
-      await calls.wait(request, (signal) => patiently(what, signal));
-    } catch (cause) {
-      throw cause instanceof Errno ? cause : new Errno('EIO', cause);
-    }
-  }
+  const { clock, ready, softMs: patienceMs = Number.POSITIVE_INFINITY } = parts;
+  const patience = createPatience({ clock, patienceMs, calls: createCalls({ clock, patienceMs }) });
 
   /** Operations have the request as their last argument. */
   const later =
@@ -53,12 +37,11 @@ export function heldBack(operations: Partial<Operations>, parts: HeldBackParts):
     (...args) => {
       const first = ready();
       if (first === undefined || !(isMeant(...args) as boolean)) return does(...args);
-      return wait(first, args.at(-1) as unknown as Request).then(() => does(...args));
+      return patience(args.at(-1) as unknown as Request, (signal) => until(first, signal)).then(() => does(...args));
     };
 
   const conditions: Readonly<Partial<Record<keyof Operations, Does>>> = {
     open: (_id: number, flags: number) => (flags & writing) !== 0,
-    release: isHidden,
   };
   const all = changing.flatMap((name) => {
     const does = operations[name] as Does | undefined;

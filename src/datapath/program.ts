@@ -122,7 +122,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     const ages = new Map(unanswered.map(({ place, ageMs }) => [place, ageMs]));
     const held = heldBack(
       { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
-      { clock, ready, softMs, isHidden: (node) => known.hidden(node) !== undefined },
+      { clock, ready, softMs },
     );
     isGiven = true;
     const served = await serveMount({

@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto';
+import { createKeyedLock } from '#base/keyed-lock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
@@ -10,31 +11,43 @@ import type { Entries, There } from './entries.ts';
 import { isDefinite } from './errors.ts';
 import type { Who } from './identity.ts';
 import { keyOf } from './name-cache.ts';
-import type { Hidden } from './ports.ts';
+import type { Hidden, Node } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
+import { until } from './until.ts';
 
 export interface Removing extends Pick<Operations, 'unlink' | 'rmdir'> {
   /**
    * Gives another name to what is removed, if it is open: NFS has no files without a name. Undefined: that is not
-   * needed. Else how it is undone.
+   * needed. Else nothing becomes of that name until what is given is disposed of.
    */
-  hide(parent: number, name: Buffer, there: There, request: Request): Promise<(() => Promise<void>) | undefined>;
-  /** A file was closed for the last time: the name that it was given goes. */
-  closed(id: number, request: Request): Promise<void>;
+  hide(parent: number, name: Buffer, there: There, request: Request): Promise<Hiding | undefined>;
+  /** A file was closed for the last time: the name that it was given goes. Undefined: it was given none. */
+  closed(id: number, request: Request): Promise<void> | undefined;
+}
+
+export interface Hiding extends Disposable {
+  /** Gives it back the name that it had. */
+  undo(): Promise<void>;
+}
+
+export interface RemovingParts {
+  readonly charges: Pick<Charges, 'leaving' | 'removed'>;
+  /** Gives something to wait for before a hidden name is removed: whoever closes a file cannot be held back before that. */
+  readonly ready: () => Promise<void> | undefined;
 }
 
 /** As other NFS clients call them: backup programs leave them out. */
 const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
-export function createRemoving(
-  context: Context,
-  entries: Entries,
-  charges: Pick<Charges, 'leaving' | 'removed'>,
-): Removing {
-  const { nfs, nodes, server, attributes, names, proofs, clock } = context;
+export function createRemoving(context: Context, entries: Entries, { charges, ready }: RemovingParts): Removing {
+  const { nfs, nodes, server, attributes, names, proofs, clock, patience, closing } = context;
   /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
   const hiders = new Map<number, Who>();
+  /** By file. The server may do first what it was sent last: a name that is removed before it is given stays for ever. */
+  const hiding = createKeyedLock();
+  const alone = (id: number, request: Request): Promise<Disposable> =>
+    patience(request, (signal) => hiding.hold([String(id)], signal));
 
   const gone = (parent: number, name: Buffer): void =>
     names.set(parent, keyOf(name), { meant: undefined, at: clock.elapsed(), since: attributes.now() });
@@ -79,9 +92,18 @@ export function createRemoving(
     return found !== undefined && isSame(found.handle, there.handle);
   }
 
+  const openedAs = ({ handle }: There): Node | undefined => {
+    const node = nodes.find(handle);
+    return node === undefined || node.opens === 0 ? undefined : node;
+  };
+
   const hide: Removing['hide'] = async (parent, name, there, request) => {
-    const node = nodes.find(there.handle);
-    if (node === undefined || node.opens === 0) return undefined;
+    const opened = openedAs(there);
+    if (opened === undefined) return undefined;
+    using held = new DisposableStack();
+    held.use(await alone(opened.id, request));
+    const node = openedAs(there);
+    if (node === undefined) return undefined;
     const before = nodes.hidden(node.id);
     if (before !== undefined && (await isAt(before, there, request))) return undefined;
     const hidden = before ?? { directory: server.node(parent).handle, name: hiddenName() };
@@ -96,9 +118,13 @@ export function createRemoving(
     attributes.hides(node.id, true);
     attributes.expire(node.id);
     hiders.set(node.id, { uid: request.uid, gid: request.gid });
-    return async () => {
-      await move(parent, to, name, request);
-      shown(node.id);
+    const still = held.move();
+    return {
+      undo: async () => {
+        await move(parent, to, name, request);
+        shown(node.id);
+      },
+      [Symbol.dispose]: () => still.dispose(),
     };
   };
 
@@ -118,12 +144,41 @@ export function createRemoving(
     return await server.apart(request, (options) => nfs.getattr(hidden.directory, options));
   }
 
+  async function removeHidden(id: number, request: Request): Promise<void> {
+    const first = ready();
+    if (first !== undefined) await patience(request, (signal) => until(first, signal));
+    using _removing = await alone(id, request);
+    const hidden = nodes.hidden(id);
+    // It could not be hidden after all; or it was opened meanwhile, by another of its names, and goes when that is closed.
+    if (hidden === undefined || nodes.get(id)?.opens !== 0) return;
+    const who = hiders.get(id) ?? (await ownerOf(hidden, request));
+    hiders.delete(id);
+    const parent = nodes.find(hidden.directory)?.id;
+    const asHider: Request = withIdentity(request, who);
+    const before = await charges.leaving(id, request);
+    try {
+      if (parent !== undefined)
+        await remove(parent, Buffer.from(hidden.name), asHider, ({ directory }, options) =>
+          nfs.remove(directory, hidden.name, options),
+        );
+      else await server.apart(asHider, (options) => nfs.remove(hidden.directory, hidden.name, options));
+      charges.removed(id, before);
+    } catch (cause) {
+      // Somebody has cleared it away already.
+      if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+    }
+    shown(id);
+    // It may have other names.
+    attributes.expire(id);
+  }
+
   return {
     hide,
     unlink: async (parent, name, request) => {
       const there = await target(parent, name, request);
       if (there === undefined) return;
-      if ((await hide(parent, name, there, request)) !== undefined) return;
+      using hidden = await hide(parent, name, there, request);
+      if (hidden !== undefined) return;
       const id = nodes.find(there.handle)?.id;
       const before = await charges.leaving(id, request);
       await remove(parent, name, request, ({ directory }, options) => nfs.remove(directory, name, options));
@@ -133,6 +188,7 @@ export function createRemoving(
     rmdir: async (parent, name, request) => {
       const there = await target(parent, name, request);
       if (there === undefined) return;
+      await closing.gone(there.handle, request);
       try {
         await remove(parent, name, request, ({ directory }, options) => nfs.rmdir(directory, name, options));
       } catch (cause) {
@@ -141,29 +197,7 @@ export function createRemoving(
       const id = nodes.find(there.handle)?.id;
       if (id !== undefined) attributes.expire(id);
     },
-    closed: async (id, request) => {
-      const hidden = nodes.hidden(id);
-      if (hidden === undefined) return;
-      const who = hiders.get(id) ?? (await ownerOf(hidden, request));
-      hiders.delete(id);
-      const parent = nodes.find(hidden.directory)?.id;
-      const asHider: Request = withIdentity(request, who);
-      const before = await charges.leaving(id, request);
-      try {
-        if (parent !== undefined)
-          await remove(parent, Buffer.from(hidden.name), asHider, ({ directory }, options) =>
-            nfs.remove(directory, hidden.name, options),
-          );
-        else await server.apart(asHider, (options) => nfs.remove(hidden.directory, hidden.name, options));
-        charges.removed(id, before);
-      } catch (cause) {
-        // Somebody has cleared it away already.
-        if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
-      }
-      shown(id);
-      // It may have other names.
-      attributes.expire(id);
-    },
+    closed: (id, request) => (nodes.hidden(id) === undefined ? undefined : removeHidden(id, request)),
   };
 }
 

@@ -25,7 +25,7 @@ export function createRenaming(
   removing: Removing,
   charges: Pick<Charges, 'leaving' | 'removed'>,
 ): Pick<Operations, 'rename'> {
-  const { nfs, nodes, server, attributes, names, proofs, clock } = context;
+  const { nfs, nodes, server, attributes, names, proofs, clock, closing } = context;
 
   /** Undefined: a predecessor has moved it already. */
   async function source(from: At, to: At, request: Request): Promise<There | undefined> {
@@ -82,13 +82,14 @@ export function createRenaming(
         names.drop(to.parent, keyOf(to.name));
         return;
       }
-      const undo = replaced && (await removing.hide(to.parent, to.name, replaced, request));
-      const replacedId = replaced === undefined || undo !== undefined ? undefined : nodes.find(replaced.handle)?.id;
+      if (replaced !== undefined) await closing.gone(replaced.handle, request);
+      using hidden = replaced && (await removing.hide(to.parent, to.name, replaced, request));
+      const replacedId = replaced === undefined || hidden !== undefined ? undefined : nodes.find(replaced.handle)?.id;
       const leaves = await charges.leaving(replacedId, request);
       try {
         await move(from, to, request);
       } catch (cause) {
-        if (isDefinite(cause)) await undo?.().catch(() => undefined);
+        if (isDefinite(cause)) await hidden?.undo().catch(() => undefined);
         throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
       }
       charges.removed(replacedId, leaves);

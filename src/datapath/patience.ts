@@ -1,0 +1,33 @@
+import type { Clock } from '#base/clock.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Request } from '#wire/fuse/operations.ts';
+import type { Calls } from './calls.ts';
+
+/**
+ * Waits for what is done on behalf of somebody else, as long as for the server: whoever is interrupted is let go, and `soft` ends
+ * with EIO. The signal tells when nobody wants it any more.
+ */
+export type Patience = <R>(request: Request, work: (signal: AbortSignal) => Promise<R>) => Promise<R>;
+
+export interface PatienceParts {
+  readonly clock: Clock;
+  readonly calls: Pick<Calls, 'wait'>;
+  /** Infinity is `hard`. */
+  readonly patienceMs: number;
+}
+
+export function createPatience({ clock, calls, patienceMs }: PatienceParts): Patience {
+  async function within<R>(signal: AbortSignal, work: (signal: AbortSignal) => Promise<R>): Promise<R> {
+    if (patienceMs === Number.POSITIVE_INFINITY) return await work(signal);
+    using limit = clock.deadline(patienceMs, signal);
+    return await work(limit.signal);
+  }
+
+  return async (request, work) => {
+    try {
+      return await calls.wait(request, (signal) => within(signal, work));
+    } catch (cause) {
+      throw cause instanceof Errno ? cause : new Errno('EIO', cause);
+    }
+  };
+}
