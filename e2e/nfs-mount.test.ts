@@ -51,6 +51,8 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
       .filter((line) => line.includes(` ${top}/`));
     expect(shared).toHaveLength(2);
     for (const line of shared) expect(line).toMatch(/ shared:\d+ /);
+    const device = shared[0]?.split(' ')[2];
+    expect(await readFile(`/sys/class/bdi/${device}/read_ahead_kb`, 'utf8')).toBe('4096\n');
     const { pid } = await serving(server);
     const status = await readFile(`/proc/${pid}/status`, 'utf8');
     expect(status).toMatch(/^Uid:\t(6[1-5]\d{3})\t\1\t\1\t\1$/m);
@@ -123,6 +125,36 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
         .stdout;
     await expect.poll(looked, patience).toBe('kept\n');
     await expect.poll(told, patience).toContain('mount.repaired');
+    await succeeds(server, 'unmount', at);
+    expect(mountsIn(top)).toEqual([]);
+  });
+
+  test('a keeper that stands still when its data path is killed: nobody waits for ever, and it is told', {
+    timeout: 90_000,
+  }, async () => {
+    const { top, socket, server, at } = await withVolume();
+    await run('sh', ['-c', 'echo kept > "$1/file"', 'sh', at]);
+    const { pid } = await serving(server);
+    const told = follow(socket);
+    await expect.poll(told, patience).toContain('hello');
+    for (const keeper of keeperPids(top)) if (keeper !== pid) process.kill(keeper, 'SIGSTOP');
+    process.kill(pid, 'SIGKILL');
+    const waits = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
+      stdout: String(stderr),
+    }));
+    for (const args of [
+      ['client', 'status'],
+      ['volume', 'list'],
+      ['unmount', at],
+    ]) {
+      const since = performance.now();
+      await server.cli(...args);
+      expect(performance.now() - since).toBeLessThan(10_000);
+    }
+    expect((await waits).stdout).toMatch(/abort|not connected/);
+    await expect.poll(told, { timeout: 20_000 }).toContain('keeper.ended');
+    await expect.poll(told, { timeout: 20_000 }).toContain('mount.repaired');
+    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('kept\n');
     await succeeds(server, 'unmount', at);
     expect(mountsIn(top)).toEqual([]);
   });

@@ -123,9 +123,17 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('a volume wh
   });
 
   test('is switched on by whoever uses it, and never off', { timeout: 60_000 }, async () => {
-    const { server } = await node(ganesha.fresh().uri);
+    const { server, at } = await node(ganesha.fresh().uri);
     await succeeds(server, 'volume', 'create', 'silver/later', '--size', '64M');
+    await succeeds(server, 'mount', 'silver/later', at);
     await succeeds(server, 'volume', 'enforce', 'silver/later');
+    // What is mounted goes on without; nobody gets more of that.
+    expect((await server.cli('mount', 'silver/later', `${at}-more`)).stderr).toContain('Unmount it everywhere');
+    expect((await fill(join(at, 'file'), 80)).mib).toBe(80);
+    await succeeds(server, 'unmount', at);
+    for (const place of [at, `${at}-more`]) await succeeds(server, 'mount', 'silver/later', place);
+    expect((await df(`${at}-more`)).size).toBe(64);
+    for (const place of [at, `${at}-more`]) await succeeds(server, 'unmount', place);
     expect((await server.api('PATCH', '/v1/volumes/silver..later', { enforce: false })).status).toBeGreaterThanOrEqual(
       400,
     );

@@ -2,7 +2,6 @@ import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { coalesced } from '#base/coalesced.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
@@ -18,6 +17,7 @@ import { createEngine, type Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { NodeName, StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';
+import { createRepairing } from '#core/repairing.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -87,6 +87,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     createKeepers({
       ...{ clock, log, version, folder: keepersFolder(folders.socket) },
       doubted: () => void late.repair(),
+      gaveUp: ({ keeper, ...what }) => engine.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
   const engine = await assemble(records, kinds, state, keepers, clock, log);
@@ -104,11 +105,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   // A store that could not be opened without it need not wait for its turn.
   nfs?.whenReady(() => engine.stores.retry(scope));
   await engine.mounts.reconcile(scope);
-  late.repair = coalesced(async () => {
-    await engine.mounts
-      .repair(scope)
-      .catch((thrown: unknown) => log.warn('mounts were not looked at', { why: stowageError(thrown).message }));
-  });
+  const repairing = undo.use(createRepairing(engine.mounts, clock, scope));
+  late.repair = repairing.look;
   // A server that is silent holds up no start.
   void late.repair();
   // What a crash left unsaid; nobody waits for a store that is silent.
@@ -141,7 +139,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  const tending = tend(engine, keepers, clock, log, settings.signal);
+  const tending = tend(engine, keepers, repairing, clock, log, settings.signal);
   undo.move();
   return {
     engine,
@@ -220,7 +218,14 @@ async function assemble(
 }
 
 /** What is done now and then. */
-function tend(engine: Engine, keepers: Keepers, clock: Clock, log: Log, signal: AbortSignal): AsyncDisposable {
+function tend(
+  engine: Engine,
+  keepers: Keepers,
+  repairing: Disposable,
+  clock: Clock,
+  log: Log,
+  signal: AbortSignal,
+): AsyncDisposable {
   const stopping = new AbortController();
   const scope: Scope = { signal: AbortSignal.any([signal, stopping.signal]), log };
   let round: Promise<void> | undefined;
@@ -241,6 +246,7 @@ function tend(engine: Engine, keepers: Keepers, clock: Clock, log: Log, signal: 
   return {
     [Symbol.asyncDispose]: async () => {
       clearInterval(timer);
+      repairing[Symbol.dispose]();
       stopping.abort();
       if (round !== undefined) await endsWithin(round, roundMs, clock);
     },

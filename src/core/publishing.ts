@@ -1,12 +1,13 @@
 import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
-import type { Mount, Volume, VolumeId } from './model.ts';
+import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { otherThere, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import type { Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
+import { stagedAs } from './staged-as.ts';
 import { isOurs, type Staging } from './staging.ts';
 
 const mountDeadlineMs = 60_000;
@@ -72,6 +73,15 @@ function published({ events, records }: MountParts, type: 'mounted' | 'unmounted
 export function createPublish(parts: MountParts, staging: Staging, binding: Binding, uses: OwnUses): Mounts['publish'] {
   const { records, catalogue, operations, clock, mounter, node } = parts;
 
+  /** As it is staged already, if somebody serves that. */
+  async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
+    const mounts = found.kind === 'nfs' ? records.mounts.of(volume.id) : [];
+    const [first] = mounts;
+    if (first === undefined || !(await staging.isStaged(volume.id, scope))) return found;
+    const isDead = (await staging.dead(mounts, scope)).length > 0;
+    return isDead ? found : stagedAs(volume, found, first.source, scope.log);
+  }
+
   async function perform(mount: Mount, volume: Volume, store: Store, work: Work): Promise<void> {
     try {
       await uses.begin(volume, store, work);
@@ -110,7 +120,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const user = how.user ?? { kind: 'path', name: target, node };
       const found = await store.source(volume, call);
       const isBlock = found.kind === 'loop' && found.filesystem === undefined;
-      const source = isBlock ? { ...found, readOnly } : found;
+      const source = isBlock ? { ...found, readOnly } : await shared(volume, found, call);
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };

@@ -49,9 +49,13 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
     // Before anything is taken away: from here on a crash leaves what the next start must finish.
     note(id, true);
     // Nobody waits for a server that is silent: who uses the mount does that.
-    if (isDead) await staging.stage(source, id, scope, { unanswered: true });
+    if (isDead) {
+      await staging.stage(source, id, scope, { unanswered: true });
+      // What they share now, and further ones will: those that are not there at the moment, too.
+      for (const mount of mounts) records.mounts.put({ ...mount, source });
+    }
     const stray = new Set(await staging.stray(mounts, scope));
-    for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain({ ...mount, source }, scope);
+    for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain(mount, scope);
     note(id, false);
     log.warn('a dead mount was mounted anew', {
       volume: titled(parts, id),
@@ -62,14 +66,14 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
   async function bindAgain(mount: Mount, scope: Scope): Promise<void> {
     await mounter.detach(mount.target, scope);
     await mounter.bind(staging.path(mount.volumeId), mount.target, { readOnly: mount.readOnly }, scope);
-    records.mounts.put(mount);
     const store = records.volumes.byId(mount.volumeId)?.store;
     const { user, target } = mount;
     events.publish('mount.repaired', target, store, { volume: mount.volumeId, target, user });
   }
 
   return async (scope) => {
-    if (mounter.unable !== undefined) return;
+    if (mounter.unable !== undefined) return [];
+    const unrepaired: VolumeId[] = [];
     const all = records.mounts.list();
     const stray = (await staging.stray(all, scope)).map(({ volumeId }) => volumeId);
     const ids = new Set([...(await staging.dead(all, scope)), ...stray, ...repairing(records)]);
@@ -80,7 +84,9 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
       } catch (thrown) {
         const { message, action } = stowageError(thrown);
         log.error('a dead mount could not be repaired', { volume: titled(parts, id), why: message, action });
+        unrepaired.push(id);
       }
     });
+    return unrepaired;
   };
 }

@@ -49,6 +49,7 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
           folder: folder('keepers'),
           version: 'v',
           doubted: () => undefined,
+          gaveUp: () => undefined,
         }),
       }),
     },

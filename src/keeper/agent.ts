@@ -4,7 +4,7 @@ import { connectTo } from '#base/linux/descriptors.ts';
 import { longestFlushMs } from './flushes.ts';
 import { createLine } from './line.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
-import { peerOf } from './system.ts';
+import { killProcess, openProcess, peerOf } from './system.ts';
 import { within } from './waiting.ts';
 
 /** An agent's side. Every call throws KeeperError, what the signal says, or DeadlineExceeded. */
@@ -25,6 +25,8 @@ export interface KeeperClient extends Disposable {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
   /** Ends data path and keeper. Mounts that are still there answer ENOTCONN afterwards. */
   end(signal: AbortSignal): Promise<void>;
+  /** For one that does not answer any more. False: it runs where this process cannot end it. */
+  kill(): boolean;
 }
 
 interface ClientOptions {
@@ -52,12 +54,13 @@ const answerMsOf = (question: Question): number =>
 /** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed }: ClientOptions): KeeperClient {
   const fd = connectTo(path);
-  const { uid } = peerOf(fd);
+  const { uid, pid } = peerOf(fd);
   if (uid !== 0 && uid !== user) {
     closeSync(fd);
     throw new KeeperError('denied', 'who listens there is neither root nor the user of the keeper');
   }
   const line = createLine(fd, clock);
+  const behind = processOf(pid);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
   let asked = 0;
 
@@ -86,6 +89,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
     accepts: ['done', 'flushed', 'listed', 'state', 'failed'],
     message: heard,
     closed: (why) => {
+      behind?.[Symbol.dispose]();
       for (const asker of waiting.values()) asker.reject(gone());
       closed(why);
     },
@@ -118,8 +122,28 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
     },
     upgrade: async (program, signal) => void (await ask({ kind: 'upgrade', program }, signal)),
     end: async (signal) => void (await ask({ kind: 'end' }, signal)),
+    kill: () => line.isOpen && behind?.kill() === true,
     [Symbol.dispose]: () => line.close(),
   };
+}
+
+/**
+ * Opened with the line: as long as that is open the keeper has not ended, so nobody else can have had its number in between.
+ * Undefined: it cannot be seen from here.
+ */
+function processOf(pid: number): (Disposable & { kill(): boolean }) | undefined {
+  try {
+    const pidfd = openProcess(pid);
+    return {
+      kill: () => {
+        killProcess(pidfd);
+        return true;
+      },
+      [Symbol.dispose]: () => closeSync(pidfd),
+    };
+  } catch {
+    return undefined;
+  }
 }
 
 const gone = (): KeeperError => new KeeperError('gone', 'the keeper has gone');

@@ -1,4 +1,4 @@
-import { closeSync, openSync } from 'node:fs';
+import { closeSync, existsSync, openSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { tryLock } from './system.ts';
 
@@ -28,8 +28,10 @@ export function announcePresence(path: string, clock: Clock): Disposable {
   };
 }
 
+/** Makes no file: one that belongs to whoever looks could not be opened by a data path. */
 export function isServed(path: string): boolean {
-  const fd = openSync(fileOf(path), 'a', 0o600);
+  if (!existsSync(fileOf(path))) return false;
+  const fd = openSync(fileOf(path), 'r');
   try {
     return !tryLock(fd);
   } finally {

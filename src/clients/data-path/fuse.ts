@@ -10,8 +10,11 @@ import { inChild, type Run } from '../mounter/run.ts';
 
 export const fuseType = 'fuse.stowage';
 
-/** Much read in advance is what makes one reader fast over a network; the kernel's own choice is 128 KiB. */
-const readAheadKib = 1024;
+/**
+ * Much read in advance is what makes one reader fast over a network; the kernel's own choice is 128 KiB. Several READs of the
+ * most that one can carry: with one alone the server rests while its answer is copied.
+ */
+const readAheadKib = 4096;
 
 /** A descriptor that whoever holds it serves the mount by. Close it when it was given away. */
 export interface MountedFuse extends AsyncDisposable {

@@ -1,14 +1,16 @@
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
 import type { Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
+import { peerOf } from '#keeper/system.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { guard } from '#testing/fuse-mount.ts';
@@ -20,6 +22,7 @@ import { createLook } from '../mounter/look.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
 import { createRun } from '../mounter/run.ts';
 import { createKeepers } from './keepers.ts';
+import type { GivenUp } from './slots.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();
@@ -45,10 +48,23 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     for (const name of ['keepers', 'mounts']) mkdirSync(folder(name));
     const { scope } = ground;
     const doubted = { times: 0 };
+    const givenUp: GivenUp[] = [];
     const keepers = createKeepers({
       ...{ clock, log: scope.log, folder: folder('keepers'), version: 'test', stuckMs },
       doubted: () => void doubted.times++,
+      gaveUp: (what) => void givenUp.push(what),
     });
+    const keeperPid = (): number => {
+      const fd = connectTo(join(folder('keepers'), 'host', 'sock'));
+      const { pid } = peerOf(fd);
+      closeSync(fd);
+      return pid;
+    };
+    const stopped: number[] = [];
+    const stop = (pid: number): void => {
+      stopped.push(pid);
+      process.kill(pid, 'SIGSTOP');
+    };
     const mounts = createRun(clock, undefined, ground.folder);
     const mounter = createLinuxMounter({
       ...{ clock, run: mounts, owner: ground.folder, forbidden: () => [], storeRoots: () => [] },
@@ -57,25 +73,44 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       ...{ mounter, run: mounts, clock, keepers, instance: 'test', look: createLook(clock) },
       readTable: createTableReader(),
     });
-    const at = join(folder('mounts'), newVolumeId());
-    const guarding = guard(at);
+    const places: string[] = [];
+    const place = (): string => {
+      const at = join(folder('mounts'), newVolumeId());
+      const guarding = guard(at);
+      onTestFinished(() => guarding[Symbol.dispose]());
+      places.push(at);
+      return at;
+    };
     const state = async (): Promise<KeeperState | undefined> => (await keepers.status(unending))[0]?.state;
     onTestFinished(async () => {
-      const { active, standby } = (await state()) ?? {};
-      for (const one of [active, standby]) if (one?.pid !== undefined) process.kill(one.pid, 'SIGCONT');
-      await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
-      guarding[Symbol.dispose]();
-      await eventually(state, (found) => found?.mounts === 0);
+      for (const pid of stopped) goOn(pid);
+      for (const at of places) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
+      await eventually(state, (found) => (found?.mounts ?? 0) === 0);
       await keepers.endIdle(unending);
       await keepers[Symbol.asyncDispose]();
       ground[Symbol.dispose]();
     });
-    return { client, at, state, doubted, scope };
+    return { client, at: place(), place, state, doubted, givenUp, keeperPid, stop, scope };
+  }
+
+  function goOn(pid: number): void {
+    try {
+      process.kill(pid, 'SIGCONT');
+    } catch {
+      // It has ended.
+    }
+  }
+
+  /** Whoever reads the file, until it says what came of it. */
+  function reader(at: string): { readonly isWaiting: () => boolean; readonly said: Promise<string> } {
+    const child = spawn('cat', [join(at, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
+    const text: string[] = [];
+    for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
+    const isWaiting = (): boolean => child.exitCode === null;
+    return { isWaiting, said: once(child, 'close').then(() => text.join('')) };
   }
 
   const whole = (state: KeeperState | undefined): boolean => state?.active?.ready === true && state.standby !== null;
-  const ends = (child: ChildProcess): Promise<unknown> =>
-    child.exitCode === null && child.signalCode === null ? once(child, 'exit') : Promise.resolve();
 
   test('a mount that is there stays, whatever its store says by now', { timeout: 60_000 }, async () => {
     const { client, at, state, scope } = agent(10_000);
@@ -93,39 +128,107 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect((await state())?.mounts).toBe(1);
   });
 
-  test('mounts that nobody serves are ended when the time is up, and made anew', { timeout: 60_000 }, async () => {
-    const { client, at, state, doubted, scope } = agent(1_000);
+  test('mounts that nobody serves are ended when the time is up, all of them', { timeout: 60_000 }, async () => {
+    const { client, at, place, state, doubted, givenUp, stop, scope } = agent(1_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    // Nobody here knows of this one any more; the keeper does.
+    const other = place();
+    for (const each of [at, other]) await client.stage(source(), each, scope);
+    const file = await open(join(other, 'file'), 'r');
+    onTestFinished(() => file.close().catch(() => undefined));
+    await run('umount', ['--lazy', other]);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
     // The next one stands still before it has begun to serve. The keeper takes five seconds to find that out.
-    process.kill(standby?.pid ?? 0, 'SIGSTOP');
+    stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => found?.active?.pid === standby?.pid);
-    const waits = spawn('cat', [join(at, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
-    const said = once(waits.stderr, 'data');
+    const waits = reader(at);
     expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
+    expect(waits.isWaiting()).toBe(true);
+    expect(await waits.said).toMatch(/abort|not connected/);
+    await expect(file.stat()).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
+    const told = { keeper: 'host', why: 'no data path serves any more' };
     await eventually(
-      () => doubted.times,
-      (times) => times === 1,
+      () => givenUp,
+      ([first]) => first?.mounts?.length === 2,
     );
-    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([at]);
-    expect(waits.exitCode).toBeNull();
-    const again = client.stage(source(), at, scope);
-    expect(String(await said)).toMatch(/abort|not connected/);
-    await ends(waits);
-    await again;
+    expect(givenUp).toEqual([expect.objectContaining(told)]);
+    // It has answered, and ends in a moment.
+    await eventually(
+      () => client.dead?.([{ source: source(), at }], scope),
+      (dead) => dead?.[0] === at,
+    );
+    expect(doubted.times).toBeGreaterThan(0);
+    await client.stage(source(), at, scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
-    await eventually(state, whole);
+    expect((await eventually(state, whole))?.mounts).toBe(1);
     expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
   });
 
+  test('a data path whose keeper was killed serves on, and gets another', { timeout: 60_000 }, async () => {
+    const { client, at, state, doubted, keeperPid, scope } = agent(10_000);
+    writeFileSync(it.on('file'), 'data');
+    await client.stage(source(), at, scope);
+    const { active } = (await eventually(state, whole)) ?? expect.fail();
+    const file = await open(join(at, 'file'), 'r');
+    onTestFinished(() => file.close());
+    const before = keeperPid();
+    process.kill(before, 'SIGKILL');
+    await eventually(
+      () => doubted.times,
+      (times) => times > 0,
+    );
+    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
+    await client.stage(source(), at, scope);
+    expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
+    expect(keeperPid()).not.toBe(before);
+    expect((await state())?.active?.pid).toBe(active?.pid);
+  });
+
+  test('a keeper that does not answer is killed, and its data path gets another', { timeout: 60_000 }, async () => {
+    const { client, at, state, givenUp, keeperPid, stop, scope } = agent(10_000);
+    writeFileSync(it.on('file'), 'data');
+    await client.stage(source(), at, scope);
+    const { active } = (await eventually(state, whole)) ?? expect.fail();
+    const file = await open(join(at, 'file'), 'r');
+    onTestFinished(() => file.close());
+    stop(keeperPid());
+    expect(await state()).toBeUndefined();
+    expect((await eventually(state, whole))?.active?.pid).toBe(active?.pid);
+    expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
+    expect(givenUp).toEqual([{ keeper: 'host', why: 'the keeper does not answer any more', mounts: undefined }]);
+  });
+
+  test('a keeper that does not answer and a data path that is gone: nobody waits for ever', {
+    timeout: 60_000,
+  }, async () => {
+    const { client, at, state, doubted, keeperPid, stop, scope } = agent(10_000);
+    writeFileSync(it.on('file'), 'data');
+    await client.stage(source(), at, scope);
+    const { active } = (await eventually(state, whole)) ?? expect.fail();
+    stop(keeperPid());
+    process.kill(active?.pid ?? 0, 'SIGKILL');
+    const waits = reader(at);
+    using limit = clock.deadline(10_000, unending);
+    const unknown = { reason: 'data-path-unavailable' };
+    await expect(client.flush?.(source(), at, { ...scope, signal: limit.signal })).rejects.toMatchObject(unknown);
+    expect(doubted.times).toBe(0);
+    expect(await waits.said).toMatch(/abort|not connected/);
+    await eventually(
+      () => doubted.times,
+      (times) => times > 0,
+    );
+    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([at]);
+    await client.stage(source(), at, scope);
+    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+  });
+
   test('mounts of a data path that begins to serve in time are left alone', { timeout: 60_000 }, async () => {
-    const { client, at, state, doubted, scope } = agent(10_000);
+    const { client, at, state, doubted, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), at, scope);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
-    process.kill(standby?.pid ?? 0, 'SIGSTOP');
+    stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     await eventually(state, whole);

@@ -1,15 +1,14 @@
 import { createHash } from 'node:crypto';
-import { readdir } from 'node:fs/promises';
 import { dirname } from 'node:path';
-import type { Clock } from '#base/clock.ts';
-import { createKeyedLock } from '#base/keyed-lock.ts';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
+import type { StowageError } from '#core/errors.ts';
+import type { KeeperClient } from '#keeper/agent.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
-import { isErrno } from '../mounter/paths.ts';
+import { answerMs } from './answers.ts';
 import { keeperFailure } from './errors.ts';
+import { createSlots, type GivenUp, type Slot } from './slots.ts';
 import { createStarting, type KeeperKind, program } from './starting.ts';
-import { keeperUser } from './user.ts';
 
 export interface UsedKeeper extends KeeperClient {
   /** It has had no data path that serves for so long that nobody should wait for one any more. */
@@ -46,18 +45,10 @@ export interface KeepersOptions {
   readonly version: string;
   /** A keeper has gone, or lost a mount: somebody should see what is still served. */
   readonly doubted: () => void;
+  /** A keeper was ended, and why. */
+  readonly gaveUp: (what: GivenUp) => void;
   /** Nobody waits for longer than this for a data path that serves. Left out: a minute. */
   readonly stuckMs?: number;
-}
-
-interface Slot {
-  readonly name: string;
-  client: KeeperClient | undefined;
-  state: KeeperState | undefined;
-  users: number;
-  idleRounds: number;
-  /** Since when it has mounts and nobody who serves them. */
-  troubledSince: number | undefined;
 }
 
 const idleRounds = 2;
@@ -65,65 +56,11 @@ const idleRounds = 2;
 const usualStuckMs = 60_000;
 
 export function createKeepers(options: KeepersOptions): Keepers {
-  const { clock, log, folder, version, doubted, stuckMs = usualStuckMs } = options;
-  const slots = new Map<string, Slot>();
-  const opening = createKeyedLock();
-  const closing = new AbortController();
-
-  const slotOf = (name: string): Slot => {
-    const slot = slots.get(name) ?? {
-      ...{ name, client: undefined, state: undefined, users: 0, idleRounds: 0, troubledSince: undefined },
-    };
-    slots.set(name, slot);
-    return slot;
-  };
+  const { clock, log, folder, version, doubted, gaveUp, stuckMs = usualStuckMs } = options;
   const starting = createStarting({ clock, log, folder, version });
   const { socketOf } = starting;
-
-  const isStuck = ({ troubledSince }: Slot): boolean =>
-    troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
-
-  function watch(slot: Slot, { mounts, active }: KeeperState): void {
-    if (mounts === 0 || active?.ready === true) slot.troubledSince = undefined;
-    else if (slot.troubledSince === undefined) {
-      slot.troubledSince = clock.elapsed();
-      clock.after(stuckMs + 1_000, () => {
-        if (!isStuck(slot) || closing.signal.aborted) return;
-        log.error('no data path serves any more: its mounts are ended and made anew', { keeper: slot.name });
-        doubted();
-      });
-    }
-  }
-
-  /** Undefined: nobody listens there. */
-  async function connect(slot: Slot): Promise<KeeperClient | undefined> {
-    const user = await keeperUser(folder);
-    try {
-      const client: KeeperClient = connectKeeper({
-        ...{ path: socketOf(slot.name), user, clock, version },
-        changed: (state) => {
-          const hasLost = state.mounts < (slot.state?.mounts ?? 0);
-          slot.state = state;
-          watch(slot, state);
-          if (hasLost && !closing.signal.aborted) doubted();
-        },
-        closed: () => {
-          if (slot.client !== client) return;
-          slot.client = undefined;
-          slot.state = undefined;
-          slot.troubledSince = undefined;
-          if (closing.signal.aborted) return;
-          log.warn('a keeper is gone', { keeper: slot.name });
-          doubted();
-        },
-      });
-      slot.client = client;
-      return client;
-    } catch (cause) {
-      if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
-      throw cause;
-    }
-  }
+  const slots = createSlots({ clock, log, folder, version, stuckMs, starting, doubted, gaveUp });
+  const { opening, connect, running, mountsOf, isStuck } = slots;
 
   async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
     using _ = await opening.hold([slot.name], signal);
@@ -135,37 +72,49 @@ export function createKeepers(options: KeepersOptions): Keepers {
     return started;
   }
 
-  /** Of those that run, in use by this process or not. */
-  async function running(signal: AbortSignal): Promise<readonly Slot[]> {
-    const names = (await readdir(folder).catch(() => [])).filter(
-      (name) => /^(host|net-)/.test(name) && !name.includes('.'),
-    );
-    const found: Slot[] = [];
-    for (const name of names) {
-      const slot = slotOf(name);
-      using _ = await opening.hold([name], signal);
-      try {
-        if (slot.client !== undefined || (await connect(slot)) !== undefined) found.push(slot);
-      } catch (cause) {
-        log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
-        found.push(slot);
-      }
+  async function asked(slot: Slot, signal: AbortSignal): Promise<KeeperState | undefined> {
+    const { client, answers } = slot;
+    if (client === undefined || answers?.isSilent === true) return undefined;
+    using limit = clock.deadline(answerMs, signal);
+    try {
+      return await client.status(limit.signal);
+    } catch (cause) {
+      signal.throwIfAborted();
+      if (cause instanceof DeadlineExceeded) answers?.ask();
+      return undefined;
     }
-    return found;
   }
 
-  async function statusOf({ name, client }: Slot, signal: AbortSignal): Promise<KeeperStatus> {
-    return { name, state: await client?.status(signal).catch(() => undefined) };
+  const statusOf = async (slot: Slot, signal: AbortSignal): Promise<KeeperStatus> => ({
+    name: slot.name,
+    state: await asked(slot, signal),
+  });
+
+  /** The one that has a mount. Undefined: it is certain that none has it. */
+  async function holder(mount: string, signal: AbortSignal): Promise<Slot | undefined> {
+    const failures: StowageError[] = [];
+    const look = async (slot: Slot): Promise<Slot | undefined> => {
+      try {
+        return (await mountsOf(slot, signal)).includes(mount) ? slot : undefined;
+      } catch (cause) {
+        failures.push(keeperFailure(cause, dirname(socketOf(slot.name))));
+        return undefined;
+      }
+    };
+    const all = await Promise.all((await running(signal)).map(look));
+    signal.throwIfAborted();
+    const found = all.find((slot) => slot !== undefined);
+    if (found === undefined && failures[0] !== undefined) throw failures[0];
+    return found;
   }
 
   async function endIf(slot: Slot, isDue: () => boolean, signal: AbortSignal): Promise<void> {
     using _ = await opening.hold([slot.name], signal);
     const { client } = slot;
     if (client === undefined || slot.users > 0) return;
-    const state = await client.status(signal).catch(() => undefined);
+    const state = await asked(slot, signal);
     if (state?.mounts !== 0 || slot.users > 0 || !isDue()) return;
-    slot.client = undefined;
-    slot.state = undefined;
+    [slot.client, slot.answers, slot.state] = [undefined, undefined, undefined];
     await client.end(signal).catch((cause: unknown) => log.warn('a keeper could not be ended', { why: String(cause) }));
     client[Symbol.dispose]();
   }
@@ -191,21 +140,17 @@ export function createKeepers(options: KeepersOptions): Keepers {
 
   return {
     use: (kind, signal, work) => {
-      const slot = slotOf(nameOf(kind));
+      const slot = slots.of(nameOf(kind));
       return used(slot, signal, () => reach(slot, kind, signal), work);
     },
     holding: async (mount, signal, work) => {
-      for (const slot of await running(signal)) {
-        const client = async (): Promise<KeeperClient> => {
-          if (slot.client === undefined) throw new KeeperError('gone', 'the keeper has gone');
-          return slot.client;
-        };
-        const found = await used(slot, signal, client, async (keeper) =>
-          (await keeper.list(signal)).includes(mount) ? { result: await work(keeper) } : undefined,
-        );
-        if (found !== undefined) return found.result;
-      }
-      return undefined;
+      const slot = await holder(mount, signal);
+      if (slot === undefined) return undefined;
+      const client = async (): Promise<KeeperClient> => {
+        if (slot.client === undefined) throw new KeeperError('gone', 'the keeper has gone');
+        return slot.client;
+      };
+      return await used(slot, signal, client, work);
     },
     status: async (signal) => Promise.all((await running(signal)).map((slot) => statusOf(slot, signal))),
     upgrade: async (signal) => {
@@ -222,10 +167,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     endIdle: async (signal) => {
       for (const slot of await running(signal)) await endIf(slot, () => true, signal);
     },
-    [Symbol.asyncDispose]: async () => {
-      closing.abort();
-      for (const { client } of slots.values()) client?.[Symbol.dispose]();
-    },
+    [Symbol.asyncDispose]: async () => slots[Symbol.dispose](),
   };
 
   /** First the keeper, which takes everything over from the one before; then what it serves with. */
@@ -235,7 +177,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
       const before = slot.client;
       await starting.again(slot.name, signal);
       // The one before closes its end; until then it would be asked.
-      slot.client = undefined;
+      [slot.client, slot.answers] = [undefined, undefined];
       before?.[Symbol.dispose]();
       const client = await connect(slot);
       if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');

@@ -40,6 +40,8 @@ const undoMs = 10_000;
 const initMs = 300;
 /** For what lies in memory to get to the server; less than what an unmount may take. */
 const flushMs = 4_000;
+/** For a keeper to say what came of it. */
+const answerMs = 1_500;
 const unending = new AbortController().signal;
 
 /** A directory of an NFS server, by our own data path: nothing of the host but /dev/fuse. */
@@ -96,9 +98,10 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
 
   /** What was acknowledged to somebody is not dropped in passing. */
   async function refuseUnwritten(id: string, scope: Scope): Promise<void> {
-    const files = await keepers.holding(id, scope.signal, async (keeper) =>
-      keeper.isStuck ? 0 : await keeper.flush(id, flushMs, scope.signal),
-    );
+    const files = await keepers.holding(id, scope.signal, async (keeper) => {
+      using limit = clock.deadline(flushMs + answerMs, scope.signal);
+      return keeper.isStuck ? 0 : await keeper.flush(id, flushMs, limit.signal);
+    });
     if (files !== undefined && files > 0) throw unwritten(files);
   }
 

@@ -5,7 +5,7 @@
  */
 export const harmlessReasons: ReadonlySet<string> = new Set(
   `access-unsupported body-too-large cancel-pending canceled content-type-unsupported deadline duration-invalid
-  enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
+  enforcement-needs-unmount enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
   label-missing label-unfit-for-path labels-too-large method-not-allowed mount-not-found mount-other name-invalid
   operation-unknown page-limit path-empty path-invalid path-relative path-too-long path-unknown request-differs
   request-invalid request-malformed request-slow revision-differs role-insufficient shrink-refused size-invalid

@@ -1,0 +1,198 @@
+import { readdir } from 'node:fs/promises';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { createKeyedLock, type KeyedLock } from '#base/keyed-lock.ts';
+import type { Log } from '#base/log.ts';
+import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
+import { isServed } from '#keeper/presence.ts';
+import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
+import { isErrno } from '../mounter/paths.ts';
+import { type Answers, createAnswers } from './answers.ts';
+import type { Starting } from './starting.ts';
+import { keeperUser } from './user.ts';
+
+/** A keeper that is used, or may be there. */
+export interface Slot {
+  readonly name: string;
+  client: KeeperClient | undefined;
+  answers: Answers | undefined;
+  state: KeeperState | undefined;
+  users: number;
+  idleRounds: number;
+  /** Since when it has mounts and nobody who serves them. */
+  troubledSince: number | undefined;
+}
+
+/** A keeper was ended because it was of no more use, and with it what it had. */
+export interface GivenUp {
+  readonly keeper: string;
+  readonly why: string;
+  /** Undefined: it did not say. */
+  readonly mounts: readonly string[] | undefined;
+}
+
+export interface SlotsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly folder: string;
+  readonly version: string;
+  readonly stuckMs: number;
+  readonly starting: Starting;
+  readonly doubted: () => void;
+  readonly gaveUp: (what: GivenUp) => void;
+}
+
+export interface Slots extends Disposable {
+  of(name: string): Slot;
+  /** Who starts, connects to or ends a keeper holds its name. */
+  readonly opening: KeyedLock;
+  /** Undefined: nobody listens there. */
+  connect(slot: Slot): Promise<KeeperClient | undefined>;
+  /** Of those that run, in use by this process or not. One that its data path has lost is started again. */
+  running(signal: AbortSignal): Promise<readonly Slot[]>;
+  /** Throws soon where it does not answer. */
+  mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]>;
+  isStuck(slot: Slot): boolean;
+}
+
+/** Longer than a new keeper waits for a data path that has lost its own. */
+const listMs = 6_000;
+const endMs = 10_000;
+
+export function createSlots(options: SlotsOptions): Slots {
+  const { clock, log, folder, version, stuckMs, starting, doubted, gaveUp } = options;
+  const slots = new Map<string, Slot>();
+  const opening = createKeyedLock();
+  const closing = new AbortController();
+
+  const of = (name: string): Slot => {
+    const slot = slots.get(name) ?? {
+      ...{ name, client: undefined, answers: undefined, state: undefined, users: 0, idleRounds: 0 },
+      troubledSince: undefined,
+    };
+    slots.set(name, slot);
+    return slot;
+  };
+
+  const isStuck = ({ troubledSince }: Slot): boolean =>
+    troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
+
+  function watch(slot: Slot, { mounts, active }: KeeperState): void {
+    if (mounts === 0 || active?.ready === true) slot.troubledSince = undefined;
+    else if (slot.troubledSince === undefined) {
+      slot.troubledSince = clock.elapsed();
+      endLater(slot);
+    }
+  }
+
+  function endLater(slot: Slot): void {
+    clock.after(stuckMs + 1_000, () => {
+      if (slot.client !== undefined && isStuck(slot) && !closing.signal.aborted) void end(slot, slot.client);
+    });
+  }
+
+  /** With all that it has: what else it holds would only hold up the next data path, too. */
+  async function end(slot: Slot, client: KeeperClient): Promise<void> {
+    const why = 'no data path serves any more';
+    log.error(`${why}: the keeper is ended, and its mounts are made anew`, { keeper: slot.name });
+    const mounts = await mountsOf(slot, closing.signal).catch(() => undefined);
+    using limit = clock.deadline(endMs, closing.signal);
+    try {
+      await client.end(limit.signal);
+    } catch (cause) {
+      if (closing.signal.aborted) return;
+      log.warn('a keeper could not be ended, and is killed', { keeper: slot.name, why: String(cause) });
+      if (!client.kill()) unkillable(slot);
+    }
+    gaveUp({ keeper: slot.name, why, mounts });
+    // Usually told when its line is closed; if it lives on, at least what is known here is made anew.
+    doubted();
+    if (slot.client === client) endLater(slot);
+  }
+
+  function kill(slot: Slot, client: KeeperClient): void {
+    const why = 'the keeper does not answer any more';
+    log.error(`${why}, and is killed`, { keeper: slot.name });
+    if (client.kill()) gaveUp({ keeper: slot.name, why, mounts: undefined });
+    else unkillable(slot);
+  }
+
+  const unkillable = ({ name }: Slot): void =>
+    log.error('a keeper could not be killed: it runs where it cannot be seen from here', { keeper: name });
+
+  async function connect(slot: Slot): Promise<KeeperClient | undefined> {
+    const user = await keeperUser(folder);
+    try {
+      const client: KeeperClient = connectKeeper({
+        ...{ path: starting.socketOf(slot.name), user, clock, version },
+        changed: (state) => {
+          const hasLost = state.mounts < (slot.state?.mounts ?? 0);
+          slot.state = state;
+          watch(slot, state);
+          if (hasLost && !closing.signal.aborted) doubted();
+        },
+        closed: () => {
+          answers[Symbol.dispose]();
+          if (slot.client !== client) return;
+          [slot.client, slot.answers, slot.state, slot.troubledSince] = [undefined, undefined, undefined, undefined];
+          if (closing.signal.aborted) return;
+          log.warn('a keeper is gone', { keeper: slot.name });
+          doubted();
+        },
+      });
+      const answers = createAnswers({ clock, status: client.status, hangs: () => kill(slot, client) });
+      [slot.client, slot.answers] = [client, answers];
+      return client;
+    } catch (cause) {
+      if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
+      throw cause;
+    }
+  }
+
+  /** A data path that lives goes on serving, and waits for a keeper to give everything to. */
+  async function connectAgain(slot: Slot, signal: AbortSignal): Promise<boolean> {
+    if (slot.client !== undefined || (await connect(slot)) !== undefined) return true;
+    if (!isServed(starting.socketOf(slot.name))) return false;
+    log.info('a data path has lost its keeper, and gets another', { keeper: slot.name });
+    await starting.again(slot.name, signal);
+    return (await connect(slot)) !== undefined;
+  }
+
+  async function found(name: string, signal: AbortSignal): Promise<readonly Slot[]> {
+    const slot = of(name);
+    // Nobody waits for an upgrade to see what there is.
+    if (slot.client !== undefined) return [slot];
+    using _ = await opening.hold([name], signal);
+    try {
+      return (await connectAgain(slot, signal)) ? [slot] : [];
+    } catch (cause) {
+      log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
+      return [slot];
+    }
+  }
+
+  async function mountsOf({ client, answers }: Slot, signal: AbortSignal): Promise<readonly string[]> {
+    if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
+    if (answers?.isSilent === true) throw new KeeperError('silent', 'the keeper does not answer');
+    using limit = clock.deadline(listMs, signal);
+    try {
+      return await client.list(limit.signal);
+    } catch (cause) {
+      if (cause instanceof DeadlineExceeded) answers?.ask();
+      throw cause;
+    }
+  }
+
+  return {
+    ...{ of, opening, connect, mountsOf, isStuck },
+    running: async (signal) => {
+      const names = (await readdir(folder).catch(() => [])).filter(
+        (name) => /^(host|net-)/.test(name) && !name.includes('.'),
+      );
+      return (await Promise.all(names.map((name) => found(name, signal)))).flat();
+    },
+    [Symbol.dispose]: () => {
+      closing.abort();
+      for (const { client } of slots.values()) client?.[Symbol.dispose]();
+    },
+  };
+}

@@ -1,0 +1,48 @@
+import { expect, test } from 'vitest';
+import { scope } from '#testing/contracts/store.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { VolumeId } from './model.ts';
+import { createRepairing } from './repairing.ts';
+
+function mounts() {
+  const clock = createFakeClock();
+  const all = { dead: true, throws: false, at: [] as number[] };
+  const repair = async (): Promise<readonly VolumeId[]> => {
+    all.at.push(clock.elapsed() / 1_000);
+    if (all.throws) throw new Error('no');
+    return all.dead ? ['a' as VolumeId] : [];
+  };
+  const repairing = createRepairing({ repair }, clock, scope);
+  const pass = async (seconds: number): Promise<void> => {
+    for (let second = 0; second < seconds; second++) {
+      clock.advance(1_000);
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+  };
+  return { all, repairing, pass };
+}
+
+test('what could not be repaired is tried again, ever more rarely, until it is', async () => {
+  const { all, repairing, pass } = mounts();
+  await repairing.look();
+  await pass(10);
+  all.throws = true;
+  await pass(110);
+  expect(all.at).toEqual([0, 1, 3, 7, 15, 31, 61, 91]);
+  all.throws = all.dead = false;
+  await pass(200);
+  expect(all.at.slice(8)).toEqual([121]);
+});
+
+test('whoever doubts again does not wait for the next try; at the end there is none', async () => {
+  const { all, repairing, pass } = mounts();
+  await repairing.look();
+  await pass(8);
+  expect(all.at).toEqual([0, 1, 3, 7]);
+  await repairing.look();
+  expect(all.at).toEqual([0, 1, 3, 7, 8]);
+  repairing[Symbol.dispose]();
+  await pass(100);
+  await repairing.look();
+  expect(all.at).toEqual([0, 1, 3, 7, 8]);
+});

@@ -1,0 +1,46 @@
+import { expect, test } from 'vitest';
+import { type Facts, silentLog } from '#base/log.ts';
+import type { NfsWay, Source, Volume } from './model.ts';
+import { stagedAs } from './staged-as.ts';
+
+const volume = { store: 'silver', name: 'photos' } as Volume;
+const way: NfsWay = {
+  ...{ client: 'built-in', addresses: ['10.0.0.1'], port: 2049, mountPort: undefined, root: 'AA==', connections: 1 },
+  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined },
+  ...{ maxRead: 4096, maxWrite: 4096, locks: 'node', readOnly: false, quota: undefined },
+};
+const quota = { bytes: 1024, ledger: 'BAUG' };
+const by = (more: Partial<NfsWay>): Source => ({
+  ...{ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } },
+});
+/** As it comes back from the records. */
+const kept = (source: Source): Source => JSON.parse(JSON.stringify(source));
+
+function further(wanted: Source, staged: Source): { readonly source: Source; readonly warned: readonly Facts[] } {
+  const warned: Facts[] = [];
+  const log = { ...silentLog(), warn: (_: string, facts?: Facts) => void warned.push(facts ?? {}) };
+  return { source: stagedAs(volume, wanted, kept(staged), log), warned };
+}
+
+test('a volume that is to be held to its size is not mounted once more where it is not', () => {
+  expect(() => further(by({ quota }), by({}))).toThrow(
+    expect.objectContaining({
+      ...{ code: 'conflict', reason: 'enforcement-needs-unmount' },
+      action: expect.stringContaining('Unmount it everywhere on this node'),
+    }),
+  );
+  const larger = { ...quota, bytes: 2048 };
+  expect(further(by({ quota: larger }), by({ quota }))).toEqual({ source: kept(by({ quota })), warned: [] });
+});
+
+test('one more mount has the options of the first, and it is said which are others by now', () => {
+  const first = by({ softMs: 1000, tls: { folder: undefined } });
+  const { source, warned } = further(by({ squash: 'all' }), first);
+  expect(source).toEqual(kept(first));
+  expect(warned).toEqual([{ volume: 'silver/photos', differing: ['tls', 'squash', 'softMs'] }]);
+});
+
+test('that the server is reached elsewhere is no matter', () => {
+  const moved = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==' });
+  expect(further(moved, by({}))).toEqual({ source: kept(by({})), warned: [] });
+});
