@@ -34,7 +34,7 @@ const flags = ['--disable-warning=ExperimentalWarning'];
 const never = new AbortController().signal;
 const mib = 1024 * 1024;
 const cacheMs = 1000;
-const readAheadKib = 1024;
+const readAheadKib = 4096;
 const connections = 1;
 
 /** What is in the sources now, as it is shipped: one file, without types. */
