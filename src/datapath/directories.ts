@@ -38,7 +38,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
     const opened = streams.get(fh);
     const known = opened?.id === id ? opened : undefined;
     if (known !== undefined && known.position === position && position !== 0n) return known;
-    const pages = known === undefined || position === 0n ? createPages(context, id) : known.pages;
+    const pages = known === undefined || position === 0n ? createPages(context, id, { remembers: true }) : known.pages;
     const isWhole = position === 0n && attributes.last(id) !== undefined;
     const changes = isWhole ? names.changes(id) : undefined;
     const stream: Stream = { id, pages, page: undefined, next: 0, position, changes };

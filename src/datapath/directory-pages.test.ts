@@ -8,6 +8,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createGround } from '#testing/ground.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
+import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 
 const run = promisify(execFile);
 
@@ -51,5 +52,34 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that lists a directory in a 
       print scalar(keys %seen), ' ', $rest;`;
     const { stdout } = await run('perl', ['-e', script, mount.at], { timeout: 20_000 });
     expect(stdout).toBe('302 297');
+  });
+});
+
+describe.skipIf(needs('fuse', 'ganesha'))('a server that can never go on with a directory', () => {
+  const it = exportedByGanesha();
+  let calls = 0;
+
+  /** The first few names, and then it has forgotten where it was. */
+  const forgetting: NfsClient['readdirplus'] = async (args, options) => {
+    calls++;
+    if (args.cookie !== 0n) throw new NfsError('READDIRPLUS', nfsStatus.BAD_COOKIE, false);
+    const page = await it.nfs.readdirplus(args, options);
+    return { ...page, entries: page.entries.slice(0, 5), isEnd: false };
+  };
+  const neverContent: NfsClient['readdirplus'] = async () => {
+    throw new NfsError('READDIRPLUS', calls++ % 2 === 0 ? nfsStatus.TOOSMALL : nfsStatus.INVAL, false);
+  };
+
+  test.each([
+    ['it forgets where it was', forgetting],
+    ['what it is asked for is too little, and too much', neverContent],
+  ])('%s: an error, after a few calls', async (_, readdirplus) => {
+    using ground = createGround();
+    calls = 0;
+    for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
+    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, readdirplus }, root: it.directory });
+    await expect(run('ls', [mount.at], { timeout: 20_000 })).rejects.toThrow(/Input\/output error|Invalid argument/);
+    expect(calls).toBeLessThan(50);
+    expect(mount.faults).toEqual([]);
   });
 });

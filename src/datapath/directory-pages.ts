@@ -25,18 +25,24 @@ const largestPage = 256 * 1024;
 const leastBytes = 4096;
 /** So often a refusal is taken for one of a name that was being removed. */
 const mostVanished = 5;
+/** So often the server may lose its place before it has given anything new, and so many pages may have nothing new. */
+const mostAnew = 5;
+const mostInVain = 10_000;
 /** Names that are remembered, so that a listing can begin anew without giving anything twice. */
 const mostRemembered = 100_000;
 
 /**
  * A server may say that it no longer knows where it was. It is then asked from the beginning, and what was given before is
- * left out.
+ * left out; unless nothing is remembered of that, where it is not worth the memory.
  */
-export function createPages({ nfs, server, attributes, names, clock }: Context, id: number): Pages {
+export function createPages(context: Context, id: number, { remembers }: { readonly remembers: boolean }): Pages {
+  const { nfs, server, attributes, names, clock } = context;
   const given = new Set<string>();
   let verifier = 0n;
   let bytes = pageBytes;
   let hasPlus = true;
+  /** The server takes no more than the least. */
+  let isSmall = false;
   let hasBegunAnew = false;
   const circle = createCircleCheck();
 
@@ -59,8 +65,8 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
       } catch (cause) {
         if (isNfsError(cause, 'BAD_COOKIE') && position !== 0n) return undefined;
         if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
-        else if (isNfsError(cause, 'TOOSMALL') && bytes < largestPage) bytes *= 2;
-        else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) bytes = leastBytes;
+        else if (isNfsError(cause, 'TOOSMALL') && bytes < largestPage && !isSmall) bytes *= 2;
+        else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) [bytes, isSmall] = [leastBytes, true];
         else if (!isNfsError(cause, 'NOENT', 'STALE') || ++vanished > mostVanished) throw cause;
       }
     }
@@ -71,18 +77,19 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
     if (name !== '.' && name !== '..' && !isPossibleName(name)) return false;
     const key = keyOfEntry(entry);
     if (hasBegunAnew && given.has(key)) return false;
-    if (given.size < mostRemembered) given.add(key);
+    if (remembers && given.size < mostRemembered) given.add(key);
     return true;
   };
 
   return {
     after: async (position, request) => {
       let from = position;
-      for (;;) {
+      for (let [anew, inVain] = [0, 0]; inVain < mostInVain; inVain++) {
         const [since, changes] = [attributes.now(), names.changes(id)];
         const page = await suited(from, request);
         if (page === undefined) {
-          if (given.size >= mostRemembered) throw new XdrError('the server lost its place in a large directory');
+          const isKnown = remembers && given.size < mostRemembered;
+          if (!isKnown || ++anew > mostAnew) throw new XdrError('the server lost its place in a directory');
           hasBegunAnew = true;
           circle.beginAnew();
           from = 0n;
@@ -97,6 +104,7 @@ export function createPages({ nfs, server, attributes, names, clock }: Context, 
         if (last === undefined || last === from) throw new XdrError('the server lists a directory without end');
         from = last;
       }
+      throw new XdrError('the server lists nothing new');
     },
   };
 }

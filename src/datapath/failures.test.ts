@@ -32,6 +32,16 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that does not answer', () =>
     return { mount, path, [Symbol.asyncDispose]: end };
   };
 
+  test('a link to somewhere too far away is told to whoever reads it, and to nobody else', async () => {
+    using ground = createGround();
+    const readlink = async (): Promise<string> => 'x'.repeat(4096);
+    await fs.symlink('somewhere', it.on('link'));
+    await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, readlink }, root: it.directory });
+    await expect(run('cat', [join(mount.at, 'link')])).rejects.toThrow('File name too long');
+    expect((await run('ls', [mount.at])).stdout).toContain('link');
+    expect(mount.faults).toEqual([]);
+  });
+
   test('soft: EIO when the time is up, and all is well when it answers again', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');

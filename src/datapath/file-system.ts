@@ -143,7 +143,9 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     setattr: setting.setattr,
     readlink: async (id, request) => {
       const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how));
-      return typeof target === 'string' ? Buffer.from(target) : target;
+      const bytes = typeof target === 'string' ? Buffer.from(target) : target;
+      if (bytes.length > longestTarget) throw new Errno('ENAMETOOLONG');
+      return bytes;
     },
     statfs: async (id, request) => {
       if (quota !== undefined) return enforced(quota.statfs());
@@ -177,6 +179,8 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
 }
 
+/** The kernel takes no longer target of a link. */
+const longestTarget = 4095;
 const statfsBlock = 4096;
 
 /** The volume's own, not the export's. Files are not counted. */

@@ -73,7 +73,7 @@ export function createNamesAhead(context: Context): NamesAhead {
 
   function begin(id: number): Listing {
     const changes = attributes.last(id) === undefined ? undefined : names.changes(id);
-    return { pages: createPages(context, id), changes, position: 0n, isUnderWay: false };
+    return { pages: createPages(context, id, { remembers: false }), changes, position: 0n, isUnderWay: false };
   }
 
   async function list(id: number, ahead: Ahead, request: Request): Promise<void> {
@@ -96,7 +96,6 @@ export function createNamesAhead(context: Context): NamesAhead {
       ahead.isOver = true;
     }
     listing.isUnderWay = false;
-    // It remembers every name that it gave.
     if (ahead.isOver) ahead.listing = undefined;
   }
 

@@ -189,6 +189,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('writes that were answered', (
 function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): void; disk: Promise<void> } {
   let verifier = 1n;
   let memory: (readonly [Parameters<NfsClient['write']>[0], number, Buffer])[] = [];
+  let putting = Promise.resolve();
+  const put = (): Promise<void> => {
+    putting = putting.then(async () => {
+      for (const [handle, offset, data] of memory.splice(0)) await nfs.write(handle, offset, data, stability.fileSync);
+    });
+    return putting;
+  };
   const it = {
     ...nfs,
     disk: Promise.resolve(),
@@ -205,8 +212,13 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
     commit: async () => {
       said.push('commit');
       await it.disk;
-      for (const [handle, offset, data] of memory.splice(0)) await nfs.write(handle, offset, data, stability.fileSync);
+      await put();
       return { verifier };
+    },
+    // Whatever it has answered is read from it, also when it is not on the disk.
+    read: async (...args) => {
+      await put();
+      return await nfs.read(...args);
     },
   } satisfies NfsClient & { disk: Promise<void>; restart(): void };
   return it;

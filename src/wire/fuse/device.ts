@@ -16,6 +16,8 @@ export interface DeviceOptions {
   readonly next: () => Slot | undefined;
   /** A request of so many bytes lies there. */
   readonly onRequest: (slot: Slot, length: number) => void;
+  /** The kernel could make nothing of what was written; if it was an answer, whoever waited was told EIO. */
+  readonly onRefused?: (cause: unknown) => void;
   /** Unmounted (ENODEV) or aborted (ECONNABORTED), or whatever else ended it. */
   readonly onEnd: (code: string) => void;
 }
@@ -41,7 +43,7 @@ const mostAtOnce = 8;
 /** Interrupted before it was read, or nothing there: not an end. */
 const passing = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 
-export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Device {
+export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOptions): Device {
   using failing = new DisposableStack();
   failing.defer(() => closeSync(fd));
   let slot = next();
@@ -90,7 +92,9 @@ export function openDevice({ fd, next, onRequest, onEnd }: DeviceOptions): Devic
   // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
   const refused = (cause: unknown): false => {
     if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
-    throw cause;
+    if (!isCode(cause, 'EINVAL')) throw cause;
+    onRefused?.(cause);
+    return false;
   };
   return {
     write: (bytes) => {

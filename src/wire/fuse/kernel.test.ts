@@ -33,6 +33,17 @@ const mounted = async (ground: Ground, wishes = usualWishes) => {
 };
 
 describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
+  test('an answer that the kernel can make nothing of ends its request, and nothing else', async () => {
+    using ground = createGround();
+    const memory = createMemoryFileSystem();
+    const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
+    await using mount = await mountFuse(ground, { ...memory.operations, readlink }, usualWishes);
+    await fs.symlink('somewhere', join(mount.at, 'link'));
+    await expect(fs.readlink(join(mount.at, 'link'))).rejects.toThrow('EIO');
+    await fs.writeFile(join(mount.at, 'file'), 'data');
+    expect(await fs.readFile(join(mount.at, 'file'), 'utf8')).toBe('data');
+  });
+
   test('files: made, written in large and small pieces, read back, cut, removed', async () => {
     using ground = createGround();
     const { memory, mount, path } = await mounted(ground);
