@@ -103,7 +103,10 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
           // An earlier one over the same bytes may have to be sent again: then this one must follow it.
           else if (isStable && !isBehindAnother(entries, entry)) drop(entry);
         },
-        (cause: unknown) => fail([entry], cause),
+        (cause: unknown) => {
+          if (entry === guessed) wrongGuess();
+          fail([entry], cause);
+        },
       )
       .finally(() => {
         sending.delete(entry);
@@ -241,7 +244,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
       }
       isHeldBack = true;
       parts.clock.after(holdBackMs, () => {
-        if (isHeldBack) letGo();
+        if (isHeldBack && queue[0] === entry) letGo();
       });
     },
     settled: (range) => {

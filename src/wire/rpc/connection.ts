@@ -72,9 +72,16 @@ export async function dial(options: DialOptions): Promise<Connection> {
   });
   if (options.reading !== undefined) socket.pause();
   await connected(socket, address, signal);
-  options.onOpened?.(socket);
-  options.reading?.(socket, receiver);
-  return carry({ ...bare(socket), address, receiver: receives }, ended, end);
+  // First: whatever fails from here on is found by who listens.
+  const connection = carry({ ...bare(socket), address, receiver: receives }, ended, end);
+  try {
+    options.onOpened?.(socket);
+    options.reading?.(socket, receiver);
+  } catch (cause) {
+    resetSocket(socket);
+    throw cause;
+  }
+  return connection;
 }
 
 /** The TCP connection alone. */
