@@ -1,9 +1,10 @@
 import { cp, mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { startSftpServer } from '#testbed/sshfs.ts';
+import { startSftpServer, startSshServer } from '#testbed/sshfs.ts';
 import { createGround } from '#testing/ground.ts';
 import type { Bench } from './bench.ts';
+import { command } from './datapath/command.ts';
 import { memoryName, memoryRow, memoryRows } from './datapath/memory.ts';
 import type { Mounting } from './datapath/mounting.ts';
 import { type OursOptions, startOurs } from './datapath/ours.ts';
@@ -18,7 +19,8 @@ import { type Row, toRow } from './report.ts';
 const usualRounds = 5;
 /** For one task without a mount. */
 const rawMs = 60_000;
-const sides = ['ours', 'sshfs', 'raw'] as const;
+/** `ssh` is sshfs as people use it, encrypted: to know where we are, not to be measured by. */
+const sides = ['ours', 'sshfs', 'ssh', 'raw'] as const;
 type Side = (typeof sides)[number];
 
 /** What was measured of one task: by side, round by round, the values. */
@@ -58,9 +60,11 @@ async function speedRows(about: About, rounds: number, only: string): Promise<re
   const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
   if (wanted.length === 0) return [];
   await using sftp = await startSftpServer();
+  const run = async (file: string, args: readonly string[]) => (await command([file, ...args], signal)).stdout;
+  await using ssh = await startSshServer(folder, run);
   await using ours = await startOurs(about);
   await using raw = startRaw(server, signal);
-  const mountings = { ours, sshfs: sshfsMounting(sftp, folder, signal) };
+  const mountings = { ours, sshfs: sshfsMounting(sftp, folder, signal), ssh: sshfsMounting(ssh, folder, signal) };
   const measure = async (task: Task, side: Side): Promise<readonly number[]> => {
     await using place = await folderFor(task, exported);
     if (side !== 'raw') return await onMount(task, mountings[side], place.path, signal);
@@ -108,7 +112,7 @@ async function compare(
   measure: (task: Task, side: Side) => Promise<readonly number[]>,
   note: (text: string) => void,
 ): Promise<readonly Measured[]> {
-  const all = wanted.map((task): Measured => ({ task, values: { ours: [], sshfs: [], raw: [] } }));
+  const all = wanted.map((task): Measured => ({ task, values: { ours: [], sshfs: [], ssh: [], raw: [] } }));
   // In the first, code is not compiled yet and caches of the servers are cold.
   for (let round = 0; round <= rounds; round++) {
     for (const { task, values } of all) {
@@ -131,7 +135,12 @@ function rowsOf({ task, values }: Measured): readonly Row[] {
     const goal = (ratio: number | undefined) => (ratio === undefined ? {} : { goal: { ratioAtLeast: ratio } });
     const mine = { unit, values: of('ours') };
     const beside = toRow({ ...mine, name: `${name}, beside sshfs`, yardsticks: of('sshfs'), ...goal(atLeast) });
-    if (task.raw === undefined || i > 0) return [beside];
-    return [beside, toRow({ ...mine, name: `${name}, beside our client`, yardsticks: of('raw'), ...goal(ofRaw) })];
+    const encrypted = toRow({ ...mine, name: `${name}, beside sshfs by ssh`, yardsticks: of('ssh') });
+    if (task.raw === undefined || i > 0) return [beside, encrypted];
+    return [
+      beside,
+      encrypted,
+      toRow({ ...mine, name: `${name}, beside our client`, yardsticks: of('raw'), ...goal(ofRaw) }),
+    ];
   });
 }

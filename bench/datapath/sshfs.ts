@@ -7,7 +7,7 @@ import { unmount } from './ours.ts';
 
 const withoutCaching = ['dir_cache=no', 'attr_timeout=0', 'entry_timeout=0', 'negative_timeout=0'];
 
-/** For other users too, whose rights the kernel checks, as on our mount; and by plain TCP, so nothing is encrypted. */
+/** For other users too, whose rights the kernel checks, as on our mount. */
 const shared = ['allow_other', 'default_permissions'];
 
 export function sshfsMounting(server: SftpServer, folder: string, signal: AbortSignal): Mounting {
@@ -16,7 +16,7 @@ export function sshfsMounting(server: SftpServer, folder: string, signal: AbortS
     mount: async (path, { isCaching }) => {
       const at = join(folder, `sshfs-${++count}`);
       mkdirSync(at);
-      const options = [`directport=${server.port}`, ...shared, ...(isCaching ? [] : withoutCaching)].join(',');
+      const options = [...server.options, ...shared, ...(isCaching ? [] : withoutCaching)].join(',');
       const daemon = await startDaemon({
         command: ['sshfs', '-f', '-o', options, `${server.host}:${path}`, at],
         logFile: join(folder, 'sshfs.log'),

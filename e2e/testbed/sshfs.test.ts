@@ -1,8 +1,14 @@
+import { execFile } from 'node:child_process';
 import { once } from 'node:events';
+import { existsSync } from 'node:fs';
 import { connect } from 'node:net';
+import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
+import { createGround } from '#testing/ground.ts';
 import { needs } from './needs.ts';
-import { startSftpServer } from './sshfs.ts';
+import { startSftpServer, startSshServer } from './sshfs.ts';
+
+const run = promisify(execFile);
 
 const [init, version] = [1, 2];
 
@@ -17,5 +23,14 @@ describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
       expect([...answer.subarray(4, 9)]).toEqual([version, 0, 0, 0, 3]);
       socket.destroy();
     }
+  });
+
+  test.skipIf(needs('root'))('has ssh around it, if that is wanted', async () => {
+    using ground = createGround();
+    await using server = await startSshServer(ground.folder, async (file, args) => (await run(file, args)).stdout);
+    const options = server.options.map((option) => `-o${option}`);
+    const { stdout } = await run('ssh', [...options, server.host, 'echo', 'hello'], { timeout: 20_000 });
+    expect(stdout).toBe('hello\n');
+    expect(existsSync('/run/sshd')).toBe(false);
   });
 });

@@ -1,9 +1,11 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { globSync } from 'node:fs';
+import { globSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
-import { byTestbed, type Component, missingPrograms } from './component.ts';
+import { join } from 'node:path';
+import { byTestbed, type Component, missingPrograms, onPath, type Run } from './component.ts';
 import { loopbackAddress } from './daemon.ts';
+import { slaveMounts } from './mount-namespace.ts';
 
 const places = '/usr/{lib,libexec}{,/openssh,/ssh}/sftp-server';
 const program = (): string | undefined => globSync(places)[0];
@@ -11,26 +13,58 @@ const program = (): string | undefined => globSync(places)[0];
 /** Files of another host without an NFS client: what people use instead of our mounts. Only benchmarks need it. */
 export const sshfs: Component = {
   what: 'sshfs, and the server that it talks to',
-  probe: () => missingPrograms('sshfs', 'setpriv') ?? (program() === undefined ? `not found: ${places}` : undefined),
+  probe: () =>
+    missingPrograms('sshfs', 'setpriv', 'ssh', 'sshd', 'ssh-keygen') ??
+    (program() === undefined ? `not found: ${places}` : undefined),
   command: byTestbed,
-  packages: () => ['sshfs', 'openssh-sftp-server'],
+  packages: () => ['sshfs', 'openssh-client', 'openssh-server', 'openssh-sftp-server'],
 };
 
 export interface SftpServer extends AsyncDisposable {
   readonly host: string;
   readonly port: number;
+  /** For sshfs, to reach it. */
+  readonly options: readonly string[];
 }
 
-/** Without ssh, so without encryption: for sshfs with `directport`. Each connection is given to a process of its own. */
+/** Without ssh, so without encryption: for sshfs with `directport`. */
 export async function startSftpServer(): Promise<SftpServer> {
+  const server = await servedBy([sftpServer()]);
+  return { ...server, options: [`directport=${server.port}`] };
+}
+
+// It insists on a folder that only its service makes. Nothing of that is seen outside.
+const inside = 'mount -t tmpfs -o mode=0755 stowage-run /run && mkdir /run/sshd && exec "$@"';
+
+/** As people use it: encrypted. Keys and settings are in the folder; whoever has the key is root. */
+export async function startSshServer(folder: string, run: Run): Promise<SftpServer> {
+  const [hostKey, ownKey, settings] = [join(folder, 'host'), join(folder, 'own'), join(folder, 'sshd_config')];
+  for (const file of [hostKey, ownKey]) await run('ssh-keygen', ['-q', '-t', 'ed25519', '-N', '', '-f', file]);
+  const lines = [
+    ...[`HostKey ${hostKey}`, `AuthorizedKeysFile ${ownKey}.pub`, `Subsystem sftp ${sftpServer()}`, 'StrictModes no'],
+    ...['UsePAM no', 'PasswordAuthentication no', 'PermitRootLogin prohibit-password', 'PidFile none'],
+  ];
+  writeFileSync(settings, `${lines.join('\n')}\n`);
+  const sshd = [onPath('sshd') ?? 'sshd', '-i', '-e', '-f', settings];
+  const server = await servedBy(['unshare', ...slaveMounts, 'sh', '-c', inside, 'sh', ...sshd]);
+  const anyHost = ['StrictHostKeyChecking=no', 'UserKnownHostsFile=/dev/null', 'LogLevel=ERROR'];
+  return { ...server, options: [`port=${server.port}`, `IdentityFile=${ownKey}`, 'IdentitiesOnly=yes', ...anyHost] };
+}
+
+function sftpServer(): string {
   const file = program();
   if (file === undefined) throw new Error(`not found: ${places}. Get it: ${byTestbed}`);
+  return file;
+}
+
+/** Each connection is given to a process of its own. */
+async function servedBy([file = '', ...args]: readonly string[]): Promise<Omit<SftpServer, 'options'>> {
   const host = loopbackAddress();
   const children = new Set<ChildProcess>();
   // Nothing is read here: the first bytes are the other process's.
   const server = createServer({ pauseOnConnect: true }, (socket) => {
     socket.setNoDelay(true);
-    const child = spawn(file, [], { stdio: [socket, socket, 'ignore'] });
+    const child = spawn(file, args, { stdio: [socket, socket, 'ignore'] });
     children.add(child);
     child.once('error', () => children.delete(child)).once('exit', () => children.delete(child));
     // It has a descriptor of its own by now.
