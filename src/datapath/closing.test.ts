@@ -292,11 +292,11 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     const removal = gate('remove', 'answers');
     const closed = close(file, before.fh);
     await expect.poll(() => readdirSync(it.folder)).toEqual(['other']);
-    const { fh } = await on.open(file, constants.O_RDONLY, request());
+    const opening = on.open(file, constants.O_RDONLY, request());
     const unlinked = on.unlink(root, name('other'), request());
     for (const text of ['1', '2', '3']) await look(root, text);
     removal.open();
-    await Promise.all([closed, unlinked]);
+    const [{ fh }] = await Promise.all([opening, closed, unlinked]);
     expect(await list(root)).toEqual([hidden]);
     await close(file, fh);
     expect(readdirSync(it.folder)).toEqual([]);

@@ -128,10 +128,11 @@ export function createFiles(parts: FileParts): FileOperations {
   }
 
   return {
-    open: async (id, flags, request) => {
-      await refresh(id, flags, request);
-      return opened(id, flags, request);
-    },
+    open: (id, flags, request) =>
+      removing.opening(id, request, async () => {
+        await refresh(id, flags, request);
+        return opened(id, flags, request);
+      }),
     create: async (parent, name, how, request) => {
       const made = await making.create(parent, name, how, request);
       const entry = await entries.entry(parent, keyOf(name), made, request);
@@ -145,6 +146,7 @@ export function createFiles(parts: FileParts): FileOperations {
       cached.delete(id);
       sentBack.delete(id);
       writes.forget(id);
+      removing.forget(id);
     },
     release: (id, { fh }, request) => {
       const closed = (): Promise<void> | undefined => {

@@ -6,7 +6,7 @@ export interface GoingOnParts {
   readonly clock: Clock;
   /** `soft`: EIO after so long. Undefined: `hard`. */
   readonly softMs: number | undefined;
-  /** By the place of a request that a predecessor had read: how long ago. To be emptied when all of them have come. */
+  /** By the place of a request that a predecessor had read: how long ago. There while it is begun, and no longer: places are used again. */
   readonly ages: ReadonlyMap<number, number>;
 }
 
@@ -17,7 +17,7 @@ type Does = (...args: never[]) => unknown;
  * When it is over, the request is ended as if he had been interrupted, and he is told EIO.
  */
 export function goingOn(operations: Partial<Operations>, { clock, softMs, ages }: GoingOnParts): Partial<Operations> {
-  if (softMs === undefined || ages.size === 0) return operations;
+  if (softMs === undefined) return operations;
 
   async function within(does: Does, args: readonly unknown[], request: Request, ms: number): Promise<unknown> {
     using limit = clock.deadline(ms, request.signal);

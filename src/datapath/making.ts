@@ -9,17 +9,12 @@ import { majorOf, minorOf, typeByBits } from './attr.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { isMarked, verifierOf } from './marks.ts';
+import { isMarked, type Mark, verifierOf } from './marks.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
-/** What is made gets this time, that it is known by. */
-interface Marked {
-  readonly mtime: Time;
-}
-
-/** Makes something in a directory. */
-type Make = (directory: FileHandle, set: Marked, options: CallOptions) => Promise<New>;
+/** Makes something in a directory, with a time that it is known by. */
+type Make = (directory: FileHandle, mark: Mark, options: CallOptions) => Promise<New>;
 
 interface Making {
   readonly parent: number;
@@ -90,16 +85,16 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     const before = proofs.find(request.place);
     // Before anything is made that the kernel could not be told of.
     if (before === undefined && !nodes.hasRoom()) throw new Errno('ENOMEM');
-    const mark = before?.kind === 'made' ? before : marks.next();
+    const { seconds, nanoseconds } = before?.kind === 'made' ? before : marks.next();
+    const mark = marks.at({ seconds, nanoseconds });
     if (before?.kind === 'made') {
       const made = await madeBefore(what, before, request);
       if (made !== undefined) return made;
-    } else proofs.write(request.place, { kind: 'made', ...mark });
+    } else proofs.write(request.place, { kind: 'made', seconds, nanoseconds });
     const since = attributes.now();
-    const set = { mtime: { seconds: mark.seconds, nanoseconds: mark.nanoseconds } };
     const isSure = before === undefined && marks.areKept === true;
     const call = isSure ? what.make : (what.exclusively ?? what.make);
-    const send = () => server.on(request, parent, (directory, options) => call(directory, set, options));
+    const send = () => server.on(request, parent, (directory, options) => call(directory, mark, options));
     try {
       const { handle, attributes: found, change } = await changing(attributes, parent, send, (made) => made.change);
       marks.saw(change?.after);
@@ -108,7 +103,7 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     } catch (cause) {
       // It was sent twice, over two connections, and the first may have made it.
       const isDoubtful = isNfsError(cause, 'EXIST') && cause.resent;
-      const made = isDoubtful ? await madeBefore(what, mark, request) : undefined;
+      const made = isDoubtful ? await madeBefore(what, mark.time, request) : undefined;
       if (made === undefined) throw cause;
       return made;
     }
@@ -131,19 +126,19 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
 
   function regular(parent: number, name: Buffer, bits: number, isExclusive: boolean): Making {
     const mode = bits & 0o7777;
-    const make: Make = (directory, set, options) =>
+    const make: Make = (directory, { set }, options) =>
       nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode } }, options);
     /** The server itself knows what was made by the same call before, until the file is given its time. */
-    const exclusively: Make = async (directory, set, options) => {
-      if (!hasExclusive) return await make(directory, set, options);
+    const exclusively: Make = async (directory, mark, options) => {
+      if (!hasExclusive) return await make(directory, mark, options);
       try {
-        const made = await nfs.create(directory, name, { mode: 'exclusive', verifier: verifierOf(set.mtime) }, options);
-        const { after } = await nfs.setattr(made.handle, { ...set, mode, atime: 'now' }, options);
+        const made = await nfs.create(directory, name, { mode: 'exclusive', verifier: verifierOf(mark.time) }, options);
+        const { after } = await nfs.setattr(made.handle, { atime: 'now', mtime: 'now', ...mark.set, mode }, options);
         return { ...made, attributes: after };
       } catch (cause) {
         if (!isNfsError(cause, 'NOTSUPP')) throw cause;
         hasExclusive = false;
-        return await make(directory, set, options);
+        return await make(directory, mark, options);
       }
     };
     return { parent, name, type: fileType.regular, make, exclusively: isExclusive ? exclusively : undefined };
@@ -161,7 +156,7 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
       }
     },
     mkdir: async (parent, name, mode, request) => {
-      const make: Make = (directory, set, options) => nfs.mkdir(directory, name, { ...set, mode }, options);
+      const make: Make = (directory, { set }, options) => nfs.mkdir(directory, name, { ...set, mode }, options);
       const entry = await made({ parent, name, type: fileType.directory, make }, request);
       // There is nothing in it.
       names.complete(entry.node, names.changes(entry.node));
@@ -171,7 +166,7 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
       const type = typeByBits(mode);
       if (type === fileType.regular) return made(regular(parent, name, mode, true), request);
       const special = { name, type, major: majorOf(rdev), minor: minorOf(rdev) };
-      const make: Make = (directory, set, options) =>
+      const make: Make = (directory, { set }, options) =>
         nfs.mknod({ directory, ...special, set: { ...set, mode: mode & 0o7777 } }, options);
       return made({ parent, name, type, make }, request);
     },

@@ -113,6 +113,28 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     expect(told.unserved).toEqual(['bad', 'bad']);
   });
 
+  test('is stopped also while a server is silent, and that is no fault of what waits for it', async () => {
+    const { start, open, journal } = await started();
+    const before = await start();
+    await before.add({ id: 'one', spec, fd: open() });
+    const requests = createRequests(openJournal(journal));
+    requests.left();
+    const slot = requests.arm(0) ?? expect.fail();
+    slot.buffer.fill(0, 0, inHeaderSize + 16);
+    slot.view.setUint32(0, inHeaderSize + 16, true);
+    slot.view.setUint32(4, opcode.getattr, true);
+    slot.view.setUint32(8, 2, true);
+    slot.view.setUint32(16, 1, true);
+    requests.take(0, slot, inHeaderSize + 16);
+    const program = await start([{ id: 'one', spec, fd: open() }]);
+    await program.stop();
+    const left = (): unknown => createRequests(openJournal(journal)).left();
+    expect(left()).toMatchObject([{ outlived: 1 }]);
+    // Nobody told this one to stop.
+    expect(left()).toMatchObject([{ outlived: 2 }]);
+    program.remove('one');
+  });
+
   test('has no hold on a mount of which the predecessor left what nobody can read', async () => {
     const { start, told, open, journal } = await started();
     const before = await start();

@@ -19,6 +19,7 @@ import { createMountQuota } from './quota/mount-quota.ts';
 import type { Quota } from './quota/quota.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
 import { createShared } from './shared.ts';
+import { createSuspicion } from './suspicion.ts';
 import { until } from './until.ts';
 import type { Behind } from './writes.ts';
 
@@ -53,9 +54,14 @@ export interface Program {
   remove(id: string): void;
   /** Has what was written put on the server's disk; gives how many files are not whole there, after `ms` at the latest. */
   flush(id: string, ms: number): Promise<number>;
-  /** Reads nothing more; resolves when everything that was read is answered. */
+  /**
+   * Reads nothing more; resolves when everything that was read is answered, or after a second: whoever waits for a server that is silent
+   * shall not keep all others waiting. This process is to be ended then, and its successor does the rest, as after a crash.
+   */
   stop(): Promise<void>;
 }
+
+const stopMs = 1_000;
 
 interface MountedQuota extends Disposable {
   readonly quota: Quota | undefined;
@@ -83,6 +89,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     clientsOf: (about) => [...rented].filter((server) => server.about === about).map(({ nfs }) => nfs),
   });
   const shared = createShared();
+  const suspicion = createSuspicion(clock, requests.suspect);
 
   async function serve({ id, spec: told, fd }: GivenMount): Promise<void> {
     using parting = new DisposableStack();
@@ -119,15 +126,16 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     parting.defer(() => void behind.stop());
     server.onConnected(behind.doubt);
     const unanswered = left.get(row.index) ?? [];
-    const ages = new Map(unanswered.map(({ place, ageMs }) => [place, ageMs]));
+    const ages = new Map<number, number>();
     const held = heldBack(
       { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
       { clock, ready, softMs },
     );
     isGiven = true;
     const served = await serveMount({
-      ...{ fd, mount: row.index, requests, paused, left: unanswered },
-      operations: goingOn(held, { clock, softMs, ages }),
+      ...{ fd, mount: row.index, requests, paused, left: unanswered, clock, suspicion, ages },
+      operations: unanswered.length === 0 ? held : goingOn(held, { clock, softMs, ages }),
+      onUnreleased: known.closed,
       wishes: asked(spec),
       onBehind: behind.restore,
       // Memory that one mount waits for may be held by another.
@@ -145,7 +153,6 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         parts.ended(id);
       },
     });
-    ages.clear();
     left.delete(row.index);
     parting.use(served);
     const kept = parting.move();
@@ -243,9 +250,14 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       return known.behind.files;
     },
     stop: async () => {
+      requests.stopping();
       const all = [...running.values()];
-      await Promise.all(all.map(({ served }) => served.stop()));
-      await Promise.all(all.map(({ behind }) => behind.stop()));
+      const quiet = async (): Promise<void> => {
+        await Promise.all(all.map(({ served }) => served.stop()));
+        await Promise.all(all.map(({ behind }) => behind.stop()));
+      };
+      using limit = clock.deadline(stopMs, signal);
+      await until(quiet(), limit.signal).catch(() => undefined);
     },
   };
 }

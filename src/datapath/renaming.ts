@@ -5,16 +5,11 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { isDefinite } from './errors.ts';
+import { type At, type Take, withoutEnd } from './hiding.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
 import type { Removing } from './removing.ts';
 import { isSame } from './server.ts';
-
-interface At {
-  readonly parent: number;
-  readonly name: Buffer;
-}
 
 /** NFS version 3 can neither exchange two names nor refuse to replace one, not in one step. */
 const impossible = renameFlag.noReplace | renameFlag.exchange | renameFlag.whiteout;
@@ -44,10 +39,15 @@ export function createRenaming(
     return there;
   }
 
-  async function move(from: At, to: At, request: Request): Promise<void> {
+  /** `isHidden`: what it replaces has lost its name already, so it is not given up half-way. */
+  async function move(from: At, to: At, request: Request, isHidden = false): Promise<void> {
     const send = () =>
       server.onTwo(request, from.parent, to.parent, (one, other, options) =>
-        nfs.rename({ directory: one, name: from.name }, { directory: other, name: to.name }, options),
+        nfs.rename(
+          { directory: one, name: from.name },
+          { directory: other, name: to.name },
+          isHidden ? withoutEnd(options) : options,
+        ),
       );
     // In one directory both tell of the same change.
     const within = () => changing(attributes, to.parent, send, (renamed) => renamed.to);
@@ -82,18 +82,20 @@ export function createRenaming(
         names.drop(to.parent, keyOf(to.name));
         return;
       }
-      if (replaced !== undefined) await closing.gone(replaced.handle, request);
-      using hidden = replaced && (await removing.hide(to.parent, to.name, replaced, request));
-      const replacedId = replaced === undefined || hidden !== undefined ? undefined : nodes.find(replaced.handle)?.id;
-      const leaves = await charges.leaving(replacedId, request);
-      try {
-        await move(from, to, request);
-      } catch (cause) {
-        if (isDefinite(cause)) await hidden?.undo().catch(() => undefined);
-        throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
-      }
-      charges.removed(replacedId, leaves);
-      remember(from, to, moved, replaced);
+      const take: Take = async (isHidden, itself) => {
+        const replacedId = replaced === undefined || isHidden ? undefined : nodes.find(replaced.handle)?.id;
+        const leaves = await charges.leaving(replacedId, itself);
+        try {
+          await move(from, to, itself, isHidden);
+        } catch (cause) {
+          throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
+        }
+        charges.removed(replacedId, leaves);
+        remember(from, to, moved, replaced);
+      };
+      if (replaced === undefined) return await take(false, request);
+      await closing.gone(replaced.handle, request);
+      await removing.takeName(to, replaced, request, take);
     },
   };
 }

@@ -95,7 +95,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
   const keepingNoTime = (): NfsClient => ({
     ...it.nfs,
     create: (directory, file, how, options) => {
-      const { mtime: _, ...set } = how.mode === 'exclusive' ? {} : how.set;
+      const { atime: _a, mtime: _m, ...set } = how.mode === 'exclusive' ? {} : how.set;
       return it.nfs.create(directory, file, how.mode === 'exclusive' ? how : { ...how, set }, options);
     },
   });
@@ -128,7 +128,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       await exclusive(process(keepingNoTime()));
       expect(statSync(it.on('made')).ino).toBe(ino);
       expect(statSync(it.on('made')).mode & 0o7777).toBe(0o640);
-      expect(Math.abs(statSync(it.on('made')).atimeMs - Date.now())).toBeLessThan(60_000);
+      expect(Math.abs(statSync(it.on('made')).mtimeMs - Date.now())).toBeLessThan(60_000);
     });
 
     test('it was not done, and somebody else made it meanwhile: it is there', async () => {
@@ -136,6 +136,30 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       await expect(exclusive(process(dyingAt('create')))).rejects.toThrow('EINTR');
       writeFileSync(it.on('made'), '');
       await expect(exclusive(process(keepingNoTime()))).rejects.toThrow('EEXIST');
+    });
+  });
+
+  describe('on a server that keeps only times of modification', () => {
+    /** As go-nfs. */
+    const keepingNoAccess = (): NfsClient => ({
+      ...it.nfs,
+      create: (directory, file, how, options) =>
+        it.nfs.create(
+          ...([directory, file] as const),
+          how.mode === 'exclusive' ? how : { ...how, set: { ...how.set, atime: undefined } },
+          options,
+        ),
+      mkdir: (directory, file, set, options) => it.nfs.mkdir(directory, file, { ...set, atime: undefined }, options),
+    });
+
+    test('mkdir, after a file has told so: it is found', async () => {
+      const { process, proofs } = mount();
+      const on = process(keepingNoAccess());
+      await on.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
+      const first = await on.mkdir(root, name('made'), 0o750, request());
+      expect((await process(keepingNoAccess()).mkdir(root, name('made'), 0o750, request())).node).toBe(first.node);
+      proofs.clear(place);
+      await expect(on.mkdir(root, name('made'), 0o750, request())).rejects.toThrow('EEXIST');
     });
   });
 
@@ -159,12 +183,12 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
   describe('the server remembers another time than is on its disk', () => {
     /** As when somebody looks the name up while it is made: nfs-ganesha then tells for a minute what it saw in between. */
     async function rememberOtherTime(): Promise<void> {
-      const { mtimeNs } = statSync(it.on('made'), { bigint: true });
+      const { atimeNs } = statSync(it.on('made'), { bigint: true });
       const { handle } = await it.nfs.lookup(it.directory, 'made');
-      await it.nfs.setattr(handle, { mtime: { seconds: 1, nanoseconds: 0 } });
-      const exactly = `@${mtimeNs / 1_000_000_000n}.${String(mtimeNs % 1_000_000_000n).padStart(9, '0')}`;
-      execFileSync('touch', ['-m', '-d', exactly, it.on('made')]);
-      expect((await it.nfs.getattr(handle)).mtime).toBe(1);
+      await it.nfs.setattr(handle, { atime: { seconds: 1, nanoseconds: 0 } });
+      const exactly = `@${atimeNs / 1_000_000_000n}.${String(atimeNs % 1_000_000_000n).padStart(9, '0')}`;
+      execFileSync('touch', ['-a', '-d', exactly, it.on('made')]);
+      expect((await it.nfs.getattr(handle)).atime).toBe(1);
     }
 
     test.each(Object.entries(making).filter(([kind]) => kind !== 'symlink'))(

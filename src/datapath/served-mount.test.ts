@@ -1,22 +1,30 @@
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, constants, mkdirSync, openSync } from 'node:fs';
+import { closeSync, constants, mkdirSync, openSync, readSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/memory.ts';
 import { needs } from '#testbed/needs.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import { usualWishes } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
+import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
+import { Errno } from '#wire/fuse/errno.ts';
 import { lines } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
 import { serveMount } from './served-mount.ts';
+import { createSuspicion } from './suspicion.ts';
+import { until } from './until.ts';
 
 const run = promisify(execFile);
+
+const trying = (clock: Clock = createFakeClock()) => ({ clock, suspicion: createSuspicion(clock, () => undefined) });
 const statfs = { opcode: 17, length: 40 } as const;
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
@@ -28,16 +36,21 @@ interface Started {
   readonly busy: Promise<unknown>;
 }
 
-/** Mounted, and served by a process that can be killed and followed by another. */
-async function mounted(at: string) {
+async function mountAt(at: string): Promise<number> {
   mkdirSync(at);
   const fuse = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
-  const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
   const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other';
   const mount = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
     stdio: ['ignore', 'inherit', 'inherit', fuse],
   });
   expect(await once(mount, 'exit')).toEqual([0, null]);
+  return fuse;
+}
+
+/** Mounted, and served by a process that can be killed and followed by another. */
+async function mounted(at: string) {
+  const fuse = await mountAt(at);
+  const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
   const start = async (...how: readonly string[]): Promise<Started> => {
     const flags = how.includes('by-a-thread') ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
     const child: ChildProcess = spawn(process.execPath, ['--no-warnings', ...flags, program, ...how], {
@@ -53,6 +66,184 @@ async function mounted(at: string) {
   return { start, close };
 }
 
+const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: number = statfs.length): number => {
+  slot.buffer.fill(0, 0, length);
+  slot.view.setUint32(0, length, true);
+  slot.view.setUint32(4, code, true);
+  slot.view.setUint32(8, unique, true);
+  slot.view.setUint32(16, 1, true);
+  return length;
+};
+
+/** Nobody has anything to tell. */
+const untold = {
+  ...{ wishes: usualWishes, onBehind: () => expect.fail(), onAgreed: () => undefined, onEnd: () => undefined },
+  onFault: (_operation: string, cause: unknown) => expect.fail(String(cause)),
+};
+
+describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
+  /** A device that nobody uses, and two requests. */
+  function left() {
+    const ground = createGround();
+    const device = join(ground.folder, 'device');
+    execFileSync('mkfifo', [device]);
+    const journal = createJournal(8);
+    const open = (): number => openSync(device, constants.O_RDWR | constants.O_NONBLOCK);
+    const answers = open();
+    onTestFinished(() => {
+      for (const fd of [journal, answers]) closeSync(fd);
+      ground[Symbol.dispose]();
+    });
+    const before = createRequests(openJournal(journal));
+    const armed = before.arm(0) ?? expect.fail();
+    before.take(0, armed, put(armed, 1));
+    before.take(0, armed, put(armed, 2, opcode.release, inHeaderSize + 24));
+    put(armed, 3, opcode.interrupt, inHeaderSize + 8);
+    armed.view.setUint32(inHeaderSize, 1, true);
+    before.take(0, armed, inHeaderSize + 8);
+    const requests = createRequests(openJournal(journal));
+    const [one, other, interrupt] = requests.left();
+    /** The number of the request, and the error. */
+    const answer = (): readonly [number, number] => {
+      const bytes = Buffer.alloc(64);
+      expect(readSync(answers, bytes)).toBe(16);
+      return [bytes.readUInt32LE(8), bytes.readInt32LE(4)];
+    };
+    return {
+      fd: open(),
+      again: open,
+      requests,
+      one: one ?? expect.fail(),
+      other: other ?? expect.fail(),
+      interrupt: interrupt ?? expect.fail(),
+      answer,
+    };
+  }
+  const waits = (): Promise<never> => new Promise(() => undefined);
+
+  test('have an age while they are begun, and who gets their place has none', async () => {
+    const { fd, requests, one, other } = left();
+    const ages = new Map<number, number>();
+    const seen: unknown[] = [];
+    const statfs = (): Promise<never> => {
+      seen.push([...ages]);
+      return waits();
+    };
+    const release = (): undefined => void seen.push([...ages]);
+    const given = [
+      { ...one, ageMs: 50 },
+      { ...other, ageMs: 60 },
+    ];
+    using _served = await serveMount({
+      ...{ fd, mount: 0, requests, paused: new Set(), ...trying(), ages, left: given, ...untold },
+      operations: { statfs, release },
+    });
+    expect(seen).toEqual([[[one.place, 50]], [[other.place, 60]]]);
+    expect(ages.size).toBe(0);
+  });
+
+  test('are tried later if data paths may have ended over them; who is interrupted does not wait for that', async () => {
+    const { fd, again, requests, one, interrupt, answer } = left();
+    const clock = createFakeClock();
+    let begun = 0;
+    const statfs = (): Promise<never> => {
+      begun++;
+      return waits();
+    };
+    const options = {
+      ...{ mount: 0, requests, paused: new Set<() => void>(), ...untold, operations: { statfs } },
+    };
+    const suspected = { ...one, outlived: 3 };
+    using _served = await serveMount({ ...options, ...trying(clock), fd, left: [suspected] });
+    expect(begun).toBe(0);
+    clock.advance(1_000);
+    expect(begun).toBe(1);
+    // The kernel says so now, or has said so to a predecessor.
+    for (const given of [[suspected, interrupt], [{ ...suspected, isInterrupted: true }]]) {
+      using _again = await serveMount({ ...options, ...trying(), fd: again(), left: given });
+      expect([begun, answer()]).toEqual([1, [1, -4]]);
+    }
+  });
+
+  test('the end of an open file is counted, also if it is given up', async () => {
+    const { fd, requests, other, answer } = left();
+    const counted: unknown[] = [];
+    using _served = await serveMount({
+      ...{ fd, mount: 0, requests, paused: new Set(), ...trying(), ...untold, operations: {} },
+      onFault: () => undefined,
+      onUnreleased: (node, place) => void counted.push([node, place, requests.held.lines]),
+      left: [{ ...other, outlived: 10 }],
+    });
+    // Before the answer: a crash in between must not lose it.
+    expect(counted).toEqual([[1, other.place, 3]]);
+    expect(answer()).toEqual([2, -5]);
+  });
+});
+
+describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
+  async function silent() {
+    const ground = createGround();
+    const at = join(ground.folder, 'mnt');
+    const fd = await mountAt(at);
+    const journal = createJournal(8);
+    const requests = createRequests(openJournal(journal));
+    const asked: string[] = [];
+    const paused = new Set<() => void>();
+    const thawed = Promise.withResolvers<void>();
+    const served = await serveMount({
+      ...{ fd, mount: 0, requests, paused, left: [], ...trying(systemClock()), ...untold },
+      operations: {
+        lookup: async (_parent, name, { signal }) => {
+          asked.push(name.toString());
+          await until(thawed.promise, signal).catch(() => {
+            throw new Errno('EINTR');
+          });
+          throw new Errno('ENOENT');
+        },
+      },
+    });
+    onTestFinished(async () => {
+      thawed.resolve();
+      await run('umount', ['--lazy', at]);
+      served[Symbol.dispose]();
+      closeSync(journal);
+      ground[Symbol.dispose]();
+    });
+    const ask = (name: string): ChildProcess => spawn('stat', [join(at, name)], { stdio: 'ignore' });
+    return { requests, paused, served, asked, thaw: thawed.resolve, ask };
+  }
+
+  test('is stopped when everything is answered, whatever was before', async () => {
+    const { served, asked, thaw, ask } = await silent();
+    const asking = once(ask('x'), 'exit');
+    await expect.poll(() => asked).toEqual(['x']);
+    let isStopped = false;
+    const stopping = served.stop().then(() => {
+      isStopped = true;
+    });
+    await new Promise(setImmediate);
+    expect(isStopped).toBe(false);
+    thaw();
+    await stopping;
+    expect(await asking).toEqual([1, null]);
+  });
+
+  test('hears who is killed, also when all that it may have is in use', async () => {
+    const { requests, paused, asked, ask } = await silent();
+    const other = requests.arm(0) ?? expect.fail();
+    for (let i = 1; i < lines / 2; i++) expect(requests.take(0, other, put(other, 1_000_000 + i))).toBeDefined();
+    const last = ask('last');
+    await expect.poll(() => asked).toEqual(['last']);
+    expect(requests.take(0, other, put(other, 1))).toBeUndefined();
+    const [more, ended] = [ask('more'), once(last, 'exit')];
+    await expect.poll(() => paused.size, { interval: 5 }).toBe(1);
+    last.kill('SIGKILL');
+    expect(await ended).toEqual([null, 'SIGKILL']);
+    more.kill('SIGKILL');
+    await once(more, 'exit');
+  });
+});
+
 test.skipIf(needs('linux'))(
   'a request for which the one before had no room is answered when there is some',
   async () => {
@@ -62,17 +253,9 @@ test.skipIf(needs('linux'))(
     execFileSync('mkfifo', [device]);
     const journal = createJournal(8);
     onTestFinished(() => closeSync(journal));
-    const put = (slot: Slot, unique: number): number => {
-      slot.buffer.fill(0, 0, statfs.length);
-      slot.view.setUint32(0, statfs.length, true);
-      slot.view.setUint32(4, statfs.opcode, true);
-      slot.view.setUint32(8, unique, true);
-      slot.view.setUint32(16, 1, true);
-      return statfs.length;
-    };
     const before = createRequests(openJournal(journal));
-    const [own, others] = [before.arm(0) ?? expect.fail(), before.arm(1) ?? expect.fail()];
-    for (let i = 1; i <= lines; i++) before.take(1, others, put(others, i));
+    const own = before.arm(0) ?? expect.fail();
+    for (let i = 1; i <= lines / 2; i++) before.take(0, own, put(own, i));
     put(own, lines + 1);
 
     const requests = createRequests(openJournal(journal));
@@ -80,15 +263,21 @@ test.skipIf(needs('linux'))(
     const paused = new Set<() => void>();
     let asked = 0;
     using _served = await serveMount({
-      ...{ fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK), mount: 0, requests, paused, left: [] },
+      ...{
+        fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK),
+        mount: 0,
+        requests,
+        paused,
+        left: [],
+        ...trying(),
+      },
       operations: {
         statfs: () => {
           asked++;
           return new Promise<never>(() => undefined);
         },
       },
-      ...{ wishes: usualWishes, onBehind: () => expect.fail(), onAgreed: () => undefined, onEnd: () => undefined },
-      onFault: (_operation, cause) => expect.fail(String(cause)),
+      ...untold,
     });
     expect([asked, paused.size]).toEqual([0, 1]);
     requests.free(5);
@@ -98,7 +287,7 @@ test.skipIf(needs('linux'))(
 );
 
 describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and again', () => {
-  test('a request over which ten have ended is given up, and the mount goes on', async () => {
+  test('a request over which ten have ended is given up, and the mount goes on', { timeout: 60_000 }, async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);

@@ -1,9 +1,15 @@
+import type { Clock } from '#base/clock.ts';
+import { opcode } from '#wire/fuse/abi.ts';
 import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
+import { Errno } from '#wire/fuse/errno.ts';
 import type { Agreement, Wishes } from '#wire/fuse/init.ts';
+import { header } from '#wire/fuse/message.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession, type Desk } from '#wire/fuse/session.ts';
+import { mostByChance } from './journal/blame.ts';
 import type { Left, Requests, Stuck } from './journal/requests.ts';
 import type { Written } from './ports.ts';
+import type { Suspicion } from './suspicion.ts';
 import { answerTo, writtenBy } from './written.ts';
 
 export interface ServedMountOptions {
@@ -18,6 +24,13 @@ export interface ServedMountOptions {
   readonly paused: Set<() => void>;
   /** What a predecessor left, in the order it came. */
   readonly left: readonly Left[];
+  readonly clock: Clock;
+  /** Of all mounts of this process. */
+  readonly suspicion: Suspicion;
+  /** By place: how long ago one of those was read. It is there while that one is begun. */
+  readonly ages?: Map<number, number>;
+  /** A file was closed, and nobody will work on it: it is to be counted. */
+  readonly onUnreleased?: (node: number, place: number) => void;
   /** Data of a WRITE that was answered before; all of them come before anything else is done. */
   readonly onBehind: (written: Written) => void;
   /** Nothing can be read for lack of memory: data that are behind must get to the disk. */
@@ -40,17 +53,28 @@ export interface ServedMount extends Disposable {
 
 /**
  * A request that ends whoever works on it would do so for ever, and whoever waits for it could not even be killed. If so many
- * have ended over it, each after so long at most, it is not by chance.
+ * have ended over it, most of them while no other was being begun, it is not by chance.
  */
 const mostOutlived = 10;
-const eachMs = 15_000;
-const isDeadly = ({ outlived, ageMs }: Left): boolean => outlived >= mostOutlived && ageMs <= outlived * eachMs;
+
+/** What is done at once, without an answer, needs no line: so it is done also where there is none. */
+const brief: ReadonlySet<number> = new Set([opcode.interrupt, opcode.forget, opcode.batchForget]);
+const noLine = -1;
+
+/**
+ * A mount that has its share of the lines still reads a request now and then, less and less often: the kernel gives out first who was
+ * interrupted, but only to who reads. That may bring it to three quarters of all lines.
+ */
+const late = { firstMs: 100, mostMs: 5_000, share: 3 } as const;
 
 /** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
-  const { fd, mount, requests, paused } = options;
+  const { fd, mount, requests, paused, clock, suspicion, ages } = options;
   let isStopping = false;
-  const idle = Promise.withResolvers<void>();
+  /** Whoever waits for everything to be answered. */
+  let idle: (() => void) | undefined;
+  let lateMs: number = late.firstMs;
+  let readingLate: Disposable | undefined;
   /** Read, and without a line: there was no room. */
   let stuck: Stuck | undefined = requests.stuck(mount);
   let armed = stuck?.slot;
@@ -61,25 +85,43 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     if (paused.size > 0) setImmediate(() => wakeAll(paused));
   };
 
+  const over = (place: number): void => {
+    suspicion.over(place);
+    if (session.pending === 0) idle?.();
+  };
+
   const finished = (place: number): void => {
+    if (place === noLine) {
+      if (armed !== undefined) requests.empty(armed);
+      return;
+    }
     free(place);
-    if (session.pending === 0) idle.resolve();
+    over(place);
   };
 
   const desk: Desk = {
     answer: (place, bytes) => {
       requests.keepAnswer(place, bytes);
       device.write(bytes);
-      if (!requests.isBehind(place)) finished(place);
-      else if (session.pending === 0) idle.resolve();
+      if (requests.isBehind(place)) over(place);
+      else finished(place);
     },
     finished,
-    interrupted: requests.interrupted,
+    interrupted: (place) => {
+      requests.interrupted(place);
+      if (suspicion.has(place)) giveUp(suspects.get(place), new Errno('EINTR'));
+    },
   };
   const session = createSession({ ...options, desk });
+  /** Of this mount, as long as they may not have been begun. */
+  const suspects = new Map<number, Left>();
 
-  function take(slot: Slot, length: number): void {
-    const taken = requests.take(mount, slot, length);
+  function take(slot: Slot, length: number, share?: number): void {
+    if (brief.has(slot.view.getUint32(4, true))) {
+      session.take(noLine, { buffer: slot.buffer, view: slot.view, end: length });
+      return;
+    }
+    const taken = requests.take(mount, slot, length, share);
     if (taken === undefined) stuck = { slot, length };
     else session.take(taken.place, taken.message);
   }
@@ -91,26 +133,41 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       if (armed !== undefined) return armed;
     }
     paused.add(wake);
+    if (stuck !== undefined) readingLate ??= clock.after(lateMs, readLate);
     options.onFull?.();
     return undefined;
   }
 
-  function wake(): void {
+  function goOn(share?: number): void {
     paused.delete(wake);
     // It stays where it is, for the next one.
     if (isStopping) return;
     const waiting = stuck;
     stuck = undefined;
-    if (waiting !== undefined) take(waiting.slot, waiting.length);
+    if (waiting !== undefined) take(waiting.slot, waiting.length, share);
+    if (stuck === undefined && share === undefined) lateMs = late.firstMs;
     device.resume();
+  }
+
+  const wake = (): void => goOn();
+
+  function readLate(): void {
+    readingLate = undefined;
+    lateMs = Math.min(lateMs * 2, late.mostMs);
+    if (stuck !== undefined) goOn(late.share);
   }
 
   function close(): void {
     paused.delete(wake);
+    readingLate?.[Symbol.dispose]();
+    for (const place of suspects.keys()) suspicion.over(place);
     device[Symbol.dispose]();
   }
 
-  const device: Device = openDevice({ fd, next, onRequest: take, onEnd: options.onEnd });
+  const device: Device = openDevice({
+    ...{ fd, next, onRequest: take, onEnd: options.onEnd },
+    onRefused: (cause) => options.onFault('an answer', cause),
+  });
   using failing = new DisposableStack();
   failing.defer(close);
   const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
@@ -131,9 +188,33 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       // Refused where the kernel has it already.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
-    } else if (isDeadly(left))
-      session.giveUp(left.place, left.message, new Error(`${mostOutlived} data paths have ended over it`));
-    else session.take(left.place, left.message, left.isInterrupted);
+    } else if (left.outlived >= mostOutlived) giveUp(left, new Error(`${mostOutlived} data paths have ended over it`));
+    else if (left.outlived < mostByChance) begin(left);
+    else if (left.isInterrupted) giveUp(left, new Errno('EINTR'));
+    else suspect(left);
+  }
+
+  function begin(left: Left, by = (): void => session.take(left.place, left.message, left.isInterrupted)): void {
+    ages?.set(left.place, left.ageMs);
+    by();
+    ages?.delete(left.place);
+  }
+
+  function suspect(left: Left): void {
+    const run = session.hold(left.place, left.message, left.isInterrupted);
+    suspects.set(left.place, left);
+    const heldAt = clock.elapsed();
+    suspicion.add(left.place, () => {
+      suspects.delete(left.place);
+      begin({ ...left, ageMs: left.ageMs + clock.elapsed() - heldAt }, run);
+    });
+  }
+
+  function giveUp(left: Left | undefined, why: Error): void {
+    if (left === undefined) return;
+    suspects.delete(left.place);
+    if (header.opcode(left.message) === opcode.release) options.onUnreleased?.(header.node(left.message), left.place);
+    session.giveUp(left.place, left.message, why);
   }
 
   failing.move();
@@ -144,7 +225,9 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     stop: async () => {
       isStopping = true;
       device.pause();
-      if (session.pending > 0) await idle.promise;
+      const { promise, resolve } = Promise.withResolvers<void>();
+      idle = resolve;
+      if (session.pending > 0) await promise;
     },
     [Symbol.dispose]: close,
   };

@@ -18,7 +18,7 @@ export interface DataPathHandlers {
   remove(id: string): void;
   /** Puts on the server's disk what was written; when that is done, or the time is up, gives how many files are not whole there. */
   flush(id: string, ms: number): Promise<number>;
-  /** At a boundary between requests. Once it resolves nothing may be read, written or changed any more. */
+  /** At a boundary between requests, if there is one soon. Once it resolves nothing more is read, and `unneeded` follows. */
   stop(): Promise<void>;
   /** Nobody needs this process: to be ended. */
   unneeded(): void;
@@ -113,6 +113,8 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     clean[Symbol.dispose]();
     estate = undefined;
     line.send({ kind: 'stopped' });
+    // Now: it cannot do what its successor does not know of.
+    handlers.unneeded();
   }
 
   async function flush(line: Line, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {

@@ -297,14 +297,32 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(1).isEnding).toBe(true);
       expect(kinds(nth(2))).toEqual([]);
       nth(0).says({ kind: 'stopped' });
+      await settled();
+      // It may still have something under way.
+      expect([nth(0).isEnding, kinds(nth(2))]).toEqual([true, []]);
+      await nth(0).dies();
       expect(nth(2).sent[0]).toMatchObject({ kind: 'serve', as: 'successor' });
       nth(2).says({ kind: 'ready' });
       await upgrade;
-      expect(nth(0).isEnding).toBe(true);
-      await nth(0).dies();
       await nth(1).dies();
       expect(supervisor.state).toMatchObject({ doing: 'serving', active: { version: 'new' }, deaths: 0, takeovers: 1 });
       expect(nth(3).program).toBe('new');
+    });
+
+    test('one that has stopped and cannot be seen to end is waited for no longer than two seconds', async () => {
+      serving();
+      const upgrade = supervisor.upgrade('new', signal);
+      nth(2).hello();
+      await settled();
+      nth(0).says({ kind: 'stopped' });
+      live(1_750);
+      await settled();
+      expect(kinds(nth(2))).toEqual([]);
+      live(250);
+      await settled();
+      expect(kinds(nth(2))).toContain('serve');
+      nth(2).says({ kind: 'ready' });
+      await upgrade;
     });
 
     test('one that does not stop is killed', async () => {
@@ -340,6 +358,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       nth(2).hello();
       await settled();
       nth(0).says({ kind: 'stopped' });
+      await nth(0).dies();
       await nth(2).dies();
       await failed;
       live(2_000);
@@ -356,6 +375,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       nth(2).hello();
       await settled();
       nth(0).says({ kind: 'stopped' });
+      await nth(0).dies();
       live(1_000);
       // Another of the new program is loaded already.
       nth(3).hello();

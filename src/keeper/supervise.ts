@@ -7,6 +7,7 @@ import { createHangWatch } from './hang-watch.ts';
 import { createPace } from './pace.ts';
 import type { KeeperState, MessageOf } from './protocol.ts';
 import { type Crew, createUpgrades, stopWorker } from './upgrade.ts';
+import { within } from './waiting.ts';
 import { type About, type Child, createWorker, type Worker } from './worker.ts';
 
 export interface SupervisorOptions {
@@ -50,6 +51,8 @@ export interface Supervisor {
 /** The successor shall have the processor to itself, as long as it is not ready. */
 const undisturbedMs = 1_000;
 const failing = { deaths: 5, ms: 60_000 } as const;
+const goneMs = 2_000;
+const neverAborted = new AbortController().signal;
 
 export function createSupervisor(options: SupervisorOptions): Supervisor {
   const { clock, log, start, path, estate, changed } = options;
@@ -114,10 +117,17 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     settle();
   }
 
+  /**
+   * It does nothing more for the mounts, but what it had begun besides might still reach the journal: the next one begins when it is
+   * gone. One that cannot be seen to go (its process is out of reach) is believed after a while.
+   */
   function stopped(worker: Worker): void {
-    if (worker === crew.active) crew.active = undefined;
-    void retire(worker);
-    settle();
+    void within(retire(worker), goneMs, clock, neverAborted)
+      .catch(() => log.warn('a data path has stopped, and does not end', { pid: worker.about?.pid }))
+      .then(() => {
+        if (worker === crew.active) crew.active = undefined;
+        settle();
+      });
   }
 
   type Said = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;

@@ -1,7 +1,9 @@
 import { fstatSync, readSync, writeSync } from 'node:fs';
+import { systemClock } from '#base/clock.ts';
 import { openJournal } from '#datapath/journal/memory.ts';
 import { createRequests } from '#datapath/journal/requests.ts';
 import { serveMount } from '#datapath/served-mount.ts';
+import { createSuspicion } from '#datapath/suspicion.ts';
 import { outHeaderSize } from '#wire/fuse/abi.ts';
 import type { Attr, Operations } from '#wire/fuse/operations.ts';
 import { usualWishes } from './fuse-mount.ts';
@@ -13,6 +15,7 @@ import { usualWishes } from './fuse-mount.ts';
  */
 const [fuse, journal, data] = [3, 4, 5];
 const file = 2;
+const clock = systemClock();
 const requests = createRequests(openJournal(journal));
 let hasToSay = false;
 const pause = (): Promise<void> => {
@@ -56,7 +59,8 @@ const operations: Partial<Operations> = {
 
 const left = requests.left();
 await serveMount({
-  ...{ fd: fuse, mount: 0, requests, operations, wishes: usualWishes, paused: new Set(), left },
+  ...{ fd: fuse, mount: 0, requests, operations, wishes: usualWishes, paused: new Set(), left, clock },
+  suspicion: createSuspicion(clock, requests.suspect),
   onBehind: ({ place, offset, data: bytes }) => {
     writeSync(data, bytes, 0, bytes.length, offset);
     requests.free(place);

@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { mostListed } from './layout.ts';
-import { createJournal, openJournal } from './memory.ts';
+import { line, lineWord, mostListed, record } from './layout.ts';
+import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createNodeTable, type NodeTable } from './nodes.ts';
 import { createRequests, type Requests } from './requests.ts';
 import { createSteps } from './steps.ts';
@@ -46,6 +46,12 @@ function journal(): { next(): Process; open(): ReturnType<typeof openJournal> } 
       return { requests, table, nodes: table.of(0, root), take };
     },
   };
+}
+
+/** As if it had been killed before it could say that it had counted. */
+function beganOnly({ words }: JournalMemory, step: number, node: number): void {
+  expect(words[step]).toBe(node | 0x2000_0000);
+  words[step] = node | 0x4000_0000;
 }
 
 describe('what a request counts is counted once, however often it comes', () => {
@@ -164,7 +170,37 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(() => createSteps(open()).once({ ...about, becomes: 3 }, killed)).toThrow('killed');
     const counts: number[] = [];
     // It was counted, or not: that cannot be seen.
-    for (const becomes of [3, 4]) createSteps(open()).once({ ...about, becomes }, (count) => void counts.push(count));
-    expect(counts).toEqual([3]);
+    createSteps(open()).end(({ node, what, becomes }) => void counts.push(node, becomes, what.length));
+    createSteps(open()).once({ ...about, becomes: 4 }, (count) => void counts.push(count));
+    expect(counts).toEqual([7, 3, 'opened'.length]);
+  });
+
+  test('killed in the middle of it: who counts before it comes again is not forgotten', () => {
+    const { next, open } = journal();
+    const first = next();
+    const { id } = first.nodes.looked(handle('a'));
+    const place = first.take();
+    first.nodes.opened(id, place);
+    beganOnly(open(), lineWord(place, line.opened), id);
+    const second = next();
+    second.nodes.opened(id, second.take());
+    second.nodes.opened(id, place);
+    expect(second.nodes.get(id)?.opens).toBe(2);
+  });
+
+  test('killed while a node was made: it is there, and counted once', () => {
+    const { next, open } = journal();
+    const first = next();
+    const place = first.take();
+    const { id } = first.nodes.looked(handle('a'), place);
+    // As it was a moment before.
+    const memory = open();
+    memory.chunks[0]?.setUint32((id - 2) * record.size + record.owner, 0, true);
+    beganOnly(memory, lineWord(place, line.looked), id);
+    const second = next();
+    const other = second.nodes.looked(handle('b')).id;
+    expect(second.nodes.looked(handle('a'), place).id).toBe(id);
+    for (const one of [id, other]) second.nodes.forget(one, 1);
+    expect(second.table.size).toBe(0);
   });
 });

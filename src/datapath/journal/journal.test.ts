@@ -11,7 +11,7 @@ import { cellCount, chunkSize, head, lines, mostMounts, record } from './layout.
 import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createMountRows } from './mounts.ts';
 import { createNodeTable } from './nodes.ts';
-import { createRequests } from './requests.ts';
+import { createRequests, type Requests } from './requests.ts';
 
 /** A journal and what a successor finds in it: the same memory, opened anew. */
 function journal(slots = 4): Disposable & { readonly fd: number; open(): JournalMemory } {
@@ -138,7 +138,7 @@ describe('requests', () => {
   });
 
   test('requests of middle size are moved out of the way, while there is room for them', () => {
-    using kept = journal(4);
+    using kept = journal(8);
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
     const sizes = [700, 4096 + 80, 8192, 8193, 65_536 + 80];
@@ -154,13 +154,16 @@ describe('requests', () => {
       next.free(place);
     }
     // All cells of both classes, then the slots themselves.
-    let slot = next.arm(1) ?? expect.fail();
-    for (let i = 0; i < cellCount + 2; i++) {
-      if (!next.isArmed(1, slot)) slot = next.arm(1) ?? expect.fail();
-      next.take(1, slot, put(slot, 1000 + i, 5000));
+    const mounts = [1, 2];
+    for (const mount of mounts) {
+      let slot = next.arm(mount) ?? expect.fail();
+      for (let i = 0; i < cellCount / 2 + (mount === 2 ? 2 : 0); i++) {
+        if (!next.isArmed(mount, slot)) slot = next.arm(mount) ?? expect.fail();
+        expect(next.take(mount, slot, put(slot, 1000 + i, 5000))).toBeDefined();
+      }
     }
-    expect(next.held).toEqual({ lines: cellCount + 2, slots: 2 });
-    next.freeAll(1);
+    expect(next.held).toEqual({ lines: cellCount + 2, slots: 3 });
+    for (const mount of mounts) next.freeAll(mount);
     expect(next.held).toEqual({ lines: 0, slots: 0 });
   });
 
@@ -217,21 +220,84 @@ describe('requests', () => {
     using kept = journal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
-    for (let i = 1; i <= lines; i++) expect(requests.take(0, armed, put(armed, i, 60))).toBeDefined();
+    for (let i = 1; i <= lines / 2; i++) expect(requests.take(0, armed, put(armed, i, 60))).toBeDefined();
     expect(requests.take(0, armed, put(armed, lines + 1, 60))).toBeUndefined();
     expect(armed.view.getUint32(0, true)).toBe(60);
     requests.free(5);
     expect(requests.take(0, armed, 60)).toMatchObject({ place: 5 });
   });
 
+  test('however much others want, there is something for one more, also for a successor', () => {
+    using kept = journal(16);
+    let requests = createRequests(kept.open());
+    for (let mount = 0; mount < 5; mount++) {
+      if (mount === 3) requests = createRequests(kept.open());
+      if (mount === 3) requests.left();
+      const armed = requests.arm(mount) ?? expect.fail();
+      let [taken, unique] = [0, 0];
+      while (requests.take(mount, armed, put(armed, ++unique, 60)) !== undefined) taken++;
+      expect(taken).toBeGreaterThan(lines / 100);
+      // What is read only so that reading goes on.
+      expect(requests.take(mount, armed, 60, 3)).toBeDefined();
+    }
+  });
+
+  test('long requests of one mount leave memory to read those of others into', () => {
+    using kept = journal(16);
+    const requests = createRequests(kept.open());
+    let [taken, armed] = [0, requests.arm(0) ?? expect.fail()];
+    while (requests.take(0, armed, put(armed, 1 + taken, long)) !== undefined) {
+      taken++;
+      armed = requests.arm(0) ?? expect.fail();
+    }
+    expect(taken).toBe(8);
+    for (let mount = 1; mount <= 5; mount++) {
+      const other = requests.arm(mount) ?? expect.fail();
+      expect(requests.take(mount, other, put(other, 1, long))).toBeDefined();
+    }
+  });
+
+  describe('data paths that ended over requests', () => {
+    /** Each process is one that ended; gives how often each request was blamed for it. */
+    function ends(kept: ReturnType<typeof journal>, how: (requests: Requests) => void): readonly number[] {
+      const requests = createRequests(kept.open());
+      const left = requests.left();
+      how(requests);
+      return left.map(({ outlived }) => outlived);
+    }
+    const taking = (requests: Requests): void => {
+      const armed = requests.arm(0) ?? expect.fail();
+      for (const unique of [1, 2]) requests.take(0, armed, put(armed, unique, 60));
+    };
+    const nothing = (): void => undefined;
+
+    test('are no fault of theirs if they were told to stop', () => {
+      using kept = journal();
+      ends(kept, taking);
+      ends(kept, (requests) => requests.stopping());
+      expect(ends(kept, nothing)).toEqual([1, 1]);
+      expect(ends(kept, nothing)).toEqual([2, 2]);
+    });
+
+    test('are the fault of all for three times, then of the one that was just being tried', () => {
+      using kept = journal();
+      ends(kept, taking);
+      for (let i = 1; i <= 3; i++) expect(ends(kept, nothing)).toEqual([i, i]);
+      expect(ends(kept, (requests) => requests.suspect(1))).toEqual([3, 3]);
+      expect(ends(kept, (requests) => requests.suspect(1))).toEqual([3, 4]);
+      expect(ends(kept, nothing)).toEqual([3, 5]);
+      expect(ends(kept, nothing)).toEqual([3, 5]);
+    });
+  });
+
   test('what there was no room for is there for a successor, too', () => {
     using kept = journal();
     const requests = createRequests(kept.open());
     const [own, others] = [requests.arm(0) ?? expect.fail(), requests.arm(1) ?? expect.fail()];
-    for (let i = 1; i <= lines; i++) requests.take(0, own, put(own, i, 60));
+    for (let i = 1; i <= lines / 2; i++) requests.take(0, own, put(own, i, 60));
     put(own, lines + 1, 60);
     const next = createRequests(kept.open());
-    expect(next.left()).toHaveLength(lines);
+    expect(next.left()).toHaveLength(lines / 2);
     expect(next.stuck(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
     expect(next.isArmed(0, own)).toBe(true);
     // The other had only memory for one.

@@ -12,7 +12,18 @@ const pageSize = 4096;
 export const maxTransfer = 1024 * 1024;
 export const slotSize = maxTransfer + pageSize;
 
-export const head = { magic: 0, version: 4, heartbeat: 8, slots: 12, chunks: 16, size: pageSize } as const;
+export const head = {
+  magic: 0,
+  version: 4,
+  heartbeat: 8,
+  slots: 12,
+  chunks: 16,
+  /** 1: the data path was told to stop. Its end is no request's fault. */
+  stopping: 20,
+  /** The line (plus one) of the request that alone is to blame if the data path ends now; 0: any may be. */
+  suspect: 24,
+  size: pageSize,
+} as const;
 
 export const mountRow = {
   used: 0,
@@ -53,7 +64,7 @@ export const line = {
   opened: 336,
   /** How many nodes a listing has counted. */
   listed: 344,
-  /** How many data paths ended before it was answered. */
+  /** How many data paths ended while it may have been the cause. */
   outlived: 348,
   /** When it was read, in ms since the machine was started: nobody can set that. 0 where it was not noted. */
   readAt: 352,

@@ -213,6 +213,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     name: view(id, record.name + 4, get(id, record.name)).toString(),
   });
 
+  /** Of a node that was just being made, too: all but whose it is was there. */
+  steps.end(({ mount, what, node, becomes }) => {
+    if (!isThere(node) || ![0, mount + 1].includes(get(node, record.owner))) return;
+    if (what === 'looked') own(node, mount + 1);
+    set(node, what === 'looked' ? record.lookups : record.opens, becomes);
+  });
   restore();
   return {
     of,

@@ -2,6 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import type { Proofs } from '../ports.ts';
+import { type Blame, createBlame } from './blame.ts';
 import {
   lineAt as at,
   cellCount,
@@ -17,6 +18,7 @@ import {
 } from './layout.ts';
 import type { JournalMemory, Piece } from './memory.ts';
 import { createProofs, noProof } from './proofs.ts';
+import { createShares, usualShare } from './shares.ts';
 
 /** A request that was read. */
 export interface Taken {
@@ -34,7 +36,7 @@ export interface Left extends Taken {
   readonly isInterrupted: boolean;
   /** How long ago it was read, as far as that is known. */
   readonly ageMs: number;
-  /** How many data paths ended before it was answered. */
+  /** How many data paths ended while it may have been the cause. `mostByChance`: it shall be tried by itself. */
   readonly outlived: number;
 }
 
@@ -45,11 +47,13 @@ export interface Stuck {
 }
 
 /** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
-export interface Requests extends Proofs {
+export interface Requests extends Proofs, Blame {
   /** Memory for the next request of a mount, which stays the mount's until a long one was read into it. */
   arm(mount: number): Slot | undefined;
-  /** The kernel has put a request there. Undefined: there is no room for it; it stays where it is. */
-  take(mount: number, slot: Slot, length: number): Taken | undefined;
+  /** The kernel has put a request there. Undefined: there is no room for it, or for this mount; it stays where it is. */
+  take(mount: number, slot: Slot, length: number, share?: number): Taken | undefined;
+  /** What the kernel has put there is done, and had no line. */
+  empty(slot: Slot): void;
   /** Whether the memory is still the mount's next. */
   isArmed(mount: number, slot: Slot): boolean;
   /** It was answered, and its data must stay until they are on the server's disk. */
@@ -91,7 +95,9 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     (place) => words[word(place, line.cell)] ?? 0,
   );
   const present = new Set<number>();
+  const [shares, blame] = [createShares(memory), createBlame(memory)];
   let order = 0;
+  const hasCell = (kind: number): boolean => (idleCells[kind]?.length ?? 0) > 0;
 
   /** A process can be killed between any two stores: the one that makes a line mean something else comes last, by this. */
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
@@ -114,9 +120,13 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
 
   function freeLine(place: number): void {
     const cell = (words[word(place, line.cell)] ?? 0) - 1;
+    const mount = (words[word(place, line.mount)] ?? 0) - 1;
     store(word(place, line.mount), 0);
-    if (cell >= cellCount) freeSlot(cell - cellCount);
-    else if (cell >= 0) idleCells[classOf(cell)].push(cell);
+    shares.lines.add(mount, -1);
+    if (cell >= cellCount) {
+      shares.slots.add(mount, -1);
+      freeSlot(cell - cellCount);
+    } else if (cell >= 0) idleCells[classOf(cell)].push(cell);
     idleLines.push(place);
   }
 
@@ -129,9 +139,14 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     view.setFloat64(at(place, line.readAt), clock?.elapsed() ?? 0, true);
     words[word(place, line.phase)] = phase.taken;
     store(word(place, line.mount), mount + 1);
+    shares.lines.add(mount, 1);
   }
 
-  function take(mount: number, slot: Slot, length: number): Taken | undefined {
+  function take(mount: number, slot: Slot, length: number, share = usualShare): Taken | undefined {
+    if (!shares.lines.isWithin(mount, idleLines.length * share)) return undefined;
+    const cell = length <= longestInline ? -1 : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
+    const staysThere = length > longestInline && cell < 0;
+    if (staysThere && !shares.slots.isWithin(mount, idleSlots.length * share)) return undefined;
     const place = idleLines.pop();
     if (place === undefined) return undefined;
     if (length <= longestInline) {
@@ -140,11 +155,11 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       slot.view.setUint32(0, 0, true);
       return { place, message: inline(place, length) };
     }
-    const cell = cells.findIndex(({ size }, i) => length <= size && (idleCells[i]?.length ?? 0) > 0);
     const moved = idleCells[cell]?.pop();
     if (moved === undefined) {
       begin(mount, place, cellCount + slot.place);
       store(ownerWord(slot.place), inUse);
+      shares.slots.add(mount, 1);
       return { place, message: { buffer: slot.buffer, view: slot.view, end: length } };
     }
     const into = memory.cell(moved);
@@ -174,13 +189,11 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     const interrupted = (words[word(place, line.interrupted)] ?? 0) >>> 0;
     const answered = found === 'behind' ? view.getFloat64(at(place, line.order), true) : 0;
     order = Math.max(order, answered);
-    const outlived = (words[word(place, line.outlived)] ?? 0) + 1;
-    words[word(place, line.outlived)] = outlived;
     return {
       ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
       isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
       ageMs: ageAt(place),
-      outlived,
+      outlived: blame.count(place),
       message: { buffer, view: request, end },
     };
   }
@@ -203,7 +216,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       const taken = isKnown ? undefined : take(mount, each, length);
       return taken === undefined
         ? []
-        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0, outlived: 1 }];
+        : [{ ...taken, mount, phase: 'taken' as const, order: 0, isInterrupted: false, ageMs: 0, outlived: 0 }];
     });
   }
 
@@ -219,6 +232,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       return slotAt(slot);
     },
     take,
+    empty: (slot) => slot.view.setUint32(0, 0, true),
     isArmed: (mount, { place }) => words[ownerWord(place)] === mount + 1,
     behind: (place) => {
       view.setFloat64(at(place, line.order), ++order, true);
@@ -243,6 +257,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     },
     left: () => {
       const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
+      blame.counted();
       const inLines = new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`));
       const late = inArmed(inLines);
       const used = new Set(
@@ -255,6 +270,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       }
       return [...known, ...late];
     },
+    ...{ stopping: blame.stopping, suspect: blame.suspect },
     stuck: (mount) => slots.map(armedAt).find((found) => found?.mount === mount),
     ...createProofs(memory),
     get held() {

@@ -3,12 +3,14 @@ import type { JournalMemory } from './memory.ts';
 
 /**
  * What a request has counted, kept in its line: when it comes again after a crash, it is not counted again. It is said what a
- * count becomes, never that it is one more. A process does one such step at a time: at most one was cut off in the middle, and
- * nothing has changed that count since.
+ * count becomes, never that it is one more. A process does one such step at a time: at most one was cut off in the middle. It is
+ * ended by the successor before anything else counts.
  */
 export interface Steps {
   /** Left out as a place: for no request that could come again. */
   once(step: Step, put: (count: number) => void): void;
+  /** Ends what was cut off. To be called first: later the count may be another. */
+  end(put: (step: Ended) => void): void;
   /** Whether the same listing has counted the node before a crash; true as often as it did. */
   wasListed(place: number, node: number): boolean;
   /** A listing has counted the node. Of a crash before this is said, the count stays too high: that costs memory only. */
@@ -21,8 +23,12 @@ export interface Step {
   readonly place: number | undefined;
   readonly what: 'looked' | 'opened';
   readonly node: number;
-  /** The count, if it is not said already what it becomes. */
+  /** The count. */
   readonly becomes: number;
+}
+
+export interface Ended extends Omit<Step, 'place'> {
+  readonly mount: number;
 }
 
 const began = 0x4000_0000;
@@ -38,6 +44,15 @@ export function createSteps({ words }: JournalMemory): Steps {
   for (let place = 0; place < lines; place++)
     if (words[at(place, line.mount)] !== 0 && lengthOf(place) > 0) left.set(place, [...listOf(place)]);
 
+  function endOne(place: number, mount: number, what: Step['what'], put: (step: Ended) => void): void {
+    const step = at(place, line[what]);
+    const known = words[step] ?? 0;
+    if ((known & began) === 0) return;
+    const node = known & ~began;
+    put({ mount, what, node, becomes: words[step + 1] ?? 0 });
+    store(step, node | ended);
+  }
+
   return {
     once: ({ place, what, node, becomes }, put) => {
       if (place === undefined) {
@@ -47,11 +62,16 @@ export function createSteps({ words }: JournalMemory): Steps {
       const step = at(place, line[what]);
       const known = words[step];
       if (known === (node | ended)) return;
-      const count = known === (node | began) ? (words[step + 1] ?? becomes) : becomes;
-      words[step + 1] = count;
+      words[step + 1] = becomes;
       store(step, node | began);
-      put(count);
+      put(becomes);
       store(step, node | ended);
+    },
+    end: (put) => {
+      for (let place = 0; place < lines; place++) {
+        const mount = (words[at(place, line.mount)] ?? 0) - 1;
+        if (mount >= 0) for (const what of ['looked', 'opened'] as const) endOne(place, mount, what, put);
+      }
     },
     wasListed: (place, node) => {
       // The line belongs to another request by now.

@@ -32,7 +32,9 @@ export interface SessionOptions {
 export interface Session {
   /** Works on the request that lies at a place of the desk's. Never throws. `isInterrupted`: as a predecessor was told. */
   take(place: number, message: Message, isInterrupted?: boolean): void;
-  /** Nobody works on it: it is answered with EIO, if it is one to be answered. */
+  /** It is worked on when the function is called that this gives, and counts as pending from now on: it can be interrupted. */
+  hold(place: number, message: Message, isInterrupted: boolean): () => void;
+  /** Nobody works on it: it is answered with an error (EIO, or that of an `Errno`), if it is one to be answered. */
   giveUp(place: number, message: Message, why: Error): void;
   /** Requests that have no answer yet. */
   readonly pending: number;
@@ -79,10 +81,14 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     desk.answer(request.place, head(out, message, end, 0));
   }
 
-  function run(operation: Operation, place: number, message: Message, isInterrupted: boolean): void {
+  function enter(place: number, message: Message, isInterrupted: boolean): Taken {
     const request = new Taken(place, message);
     if (isInterrupted) request.interrupt();
     pending.set(request.unique, request);
+    return request;
+  }
+
+  function run(operation: Operation, message: Message, request: Taken): void {
     try {
       const result = operation.run(operations, message, request);
       if (result instanceof Promise)
@@ -148,7 +154,7 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     const operation = table[code];
     try {
       if (special !== undefined) special(place, message);
-      else if (operation !== undefined) run(operation, place, message, isInterrupted);
+      else if (operation !== undefined) run(operation, message, enter(place, message, isInterrupted));
       else refuse(message, place, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
@@ -158,11 +164,16 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
 
   return {
     take,
+    hold: (place, message, isInterrupted) => {
+      const operation = table[header.opcode(message)];
+      if (operation === undefined) return () => take(place, message);
+      const request = enter(place, message, isInterrupted);
+      return () => run(operation, message, request);
+    },
     giveUp: (place, message, why) => {
       const operation = table[header.opcode(message)];
       if (operation === undefined) return take(place, message);
-      onFault?.(operation.name, why);
-      refuse(message, place, 'EIO');
+      fail(operation, message, new Taken(place, message), why);
     },
     get pending() {
       return pending.size;

@@ -1,0 +1,249 @@
+import { randomBytes } from 'node:crypto';
+import { createKeyedLock } from '#base/keyed-lock.ts';
+import type { Request } from '#wire/fuse/operations.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import type { FileHandle, Place, Wcc } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { changing } from './attributes.ts';
+import type { Context } from './context.ts';
+import type { There } from './entries.ts';
+import { asErrno, isDefinite } from './errors.ts';
+import type { Who } from './identity.ts';
+import { keyOf } from './name-cache.ts';
+import type { Hidden } from './ports.ts';
+import type { Charges } from './quota/charges.ts';
+import { isSame } from './server.ts';
+import { until } from './until.ts';
+
+/** NFS has no files without a name: one that is open gets another before it loses its own, a hidden one. */
+export interface Hiding {
+  /**
+   * Has a name taken away from what is there. What is open gets a hidden name before (`isHidden`), and its own back if `take`
+   * is refused. Nothing else becomes of its names meanwhile. `take` is to use the request that it is given.
+   */
+  takeName(at: At, there: There, request: Request, take: Take): Promise<void>;
+  /** A file is being opened: until that has failed, it is open. */
+  opening<R>(id: number, request: Request, open: () => Promise<R>): Promise<R>;
+  /** A file was closed for the last time: the name that it was given goes. Undefined: it was given none. */
+  closed(id: number, request: Request): Promise<void> | undefined;
+  /** The kernel no longer knows the node. */
+  forget(id: number): void;
+}
+
+export interface At {
+  readonly parent: number;
+  readonly name: Buffer;
+}
+
+export type Take = (isHidden: boolean, request: Request) => Promise<void>;
+
+export type CallOnPlace = (place: Place, options: CallOptions) => Promise<Wcc>;
+
+export interface HidingParts {
+  readonly charges: Pick<Charges, 'leaving' | 'removed'>;
+  /** Gives something to wait for before a hidden name is removed: whoever closes a file cannot be held back before that. */
+  readonly ready: () => Promise<void> | undefined;
+  readonly remove: (at: At, request: Request, call: CallOnPlace) => Promise<void>;
+  /** The name means nothing any more. */
+  readonly gone: (at: At) => void;
+}
+
+/** As other NFS clients call them: backup programs leave them out. */
+const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
+
+const never = new AbortController().signal;
+
+export function createHiding(context: Context, { charges, ready, remove, gone }: HidingParts): Hiding {
+  const { nfs, nodes, server, attributes, names, patience } = context;
+  /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
+  const hiders = new Map<number, Who>();
+  /** OPENs under way, by file. They are counted in the journal when they have succeeded. */
+  const openings = new Map<number, number>();
+  /** Files that may be about to lose their last name, with what is open of them: nothing. */
+  const leaving = new Set<number>();
+  /** By file. The server may do first what it was sent last: a name that is removed before it is given stays for ever. */
+  const lock = createKeyedLock();
+  const alone = (id: number, request: Request): Promise<Disposable> =>
+    patience(request, (signal) => lock.hold([String(id)], signal));
+
+  const isOpen = (id: number): boolean => openings.has(id) || (nodes.get(id)?.opens ?? 0) > 0;
+
+  /**
+   * Goes on also when whoever asked for it is let go: the server may do a call that was given up at any time later, and until it
+   * has answered nobody can tell what becomes of the name.
+   */
+  function lasting(request: Request, work: (request: Request) => Promise<void>): Promise<void> {
+    const { uid, gid, pid, resent } = request;
+    const end = work({ uid, gid, pid, resent, place: -1, signal: never }).catch((cause: unknown) => {
+      throw asErrno(cause);
+    });
+    return patience(request, (signal) => until(end, signal));
+  }
+
+  async function whileLeaving(id: number, work: () => Promise<void>): Promise<void> {
+    leaving.add(id);
+    try {
+      await work();
+    } finally {
+      leaving.delete(id);
+      // Whoever opens it asks the server, whatever was known.
+      attributes.expire(id);
+    }
+  }
+
+  /** The file has no hidden name any more, which was not counted among its links. */
+  function shown(id: number): void {
+    nodes.hide(id, undefined);
+    attributes.hides(id, false);
+    hiders.delete(id);
+  }
+
+  async function move({ parent, name: from }: At, to: Buffer, request: Request): Promise<void> {
+    const send = () =>
+      server.on(request, parent, (directory, options) =>
+        nfs.rename({ directory, name: from }, { directory, name: to }, withoutEnd(options)),
+      );
+    await changing(attributes, parent, send, ({ to: change }) => change);
+    gone({ parent, name: from });
+    names.drop(parent, keyOf(to));
+  }
+
+  /** The owner of the directory has the right to remove a hidden name, if it is not known who gave it. */
+  const ownerOf = async ({ directory }: Hidden, request: Request): Promise<Who> =>
+    await server.apart(request, (options) => nfs.getattr(directory, options));
+
+  /** In a directory that the kernel does not know: by which group he might use it is not known either. */
+  async function apart<R>(hidden: Hidden, request: Request, call: (options: CallOptions) => Promise<R>): Promise<R> {
+    return await server.apart(request, call).catch(async (cause: unknown) => {
+      if (!isNfsError(cause, 'ACCES')) throw cause;
+      return await server.apart(withIdentity(request, await ownerOf(hidden, request)), call);
+    });
+  }
+
+  /** Whether the file has that name: it was hidden before, and nobody has cleared it away. */
+  async function isAt(hidden: Hidden, there: There, request: Request): Promise<boolean> {
+    const lookup = (directory: FileHandle, options: CallOptions) => nfs.lookup(directory, hidden.name, options);
+    const parent = nodes.find(hidden.directory)?.id;
+    const found = await (parent === undefined
+      ? apart(hidden, request, (options) => lookup(hidden.directory, options))
+      : server.on(request, parent, lookup)
+    ).catch((cause: unknown) => {
+      if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+      return undefined;
+    });
+    return found !== undefined && isSame(found.handle, there.handle);
+  }
+
+  async function clear(id: number, hidden: Hidden, request: Request): Promise<void> {
+    const parent = nodes.find(hidden.directory)?.id;
+    const before = await charges.leaving(id, request);
+    const call: CallOnPlace = ({ directory, name }, options) => nfs.remove(directory, name, options);
+    try {
+      if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
+      else await apart(hidden, request, (options) => call(hidden, options));
+      charges.removed(id, before);
+    } catch (cause) {
+      // Somebody has cleared it away already.
+      if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+    }
+    // The kernel may have forgotten it, if whoever closed it was let go.
+    if (nodes.hidden(id)?.name === hidden.name) shown(id);
+  }
+
+  async function hideAndTake(id: number, at: At, request: Request, take: Take): Promise<void> {
+    const hidden: Hidden = { directory: server.node(at.parent).handle, name: hiddenName() };
+    const name = Buffer.from(hidden.name);
+    const isNoted = (): boolean => nodes.hidden(id)?.name === hidden.name;
+    nodes.hide(id, hidden);
+    try {
+      await move(at, name, request);
+    } catch (cause) {
+      if (isDefinite(cause) && isNoted()) shown(id);
+      throw cause;
+    }
+    if (isNoted()) {
+      attributes.hides(id, true);
+      attributes.expire(id);
+      hiders.set(id, { uid: request.uid, gid: request.gid });
+    }
+    let isThere = true;
+    const undo = async (): Promise<void> => {
+      await move({ parent: at.parent, name }, at.name, request);
+      isThere = false;
+      if (isNoted()) shown(id);
+    };
+    try {
+      await take(true, request);
+    } catch (cause) {
+      if (isDefinite(cause)) await undo().catch(() => undefined);
+      throw cause;
+    } finally {
+      // It was closed meanwhile, perhaps by somebody who was let go before its hidden name was known to be there.
+      if (isThere && !isOpen(id)) await whileLeaving(id, () => clear(id, hidden, request)).catch(() => undefined);
+    }
+  }
+
+  async function clearIfClosed(id: number, request: Request): Promise<void> {
+    const first = ready();
+    if (first !== undefined) await patience(request, (signal) => until(first, signal));
+    using _removing = await alone(id, request);
+    const hidden = nodes.hidden(id);
+    // It could not be hidden after all; or it was opened meanwhile, and goes when that is closed.
+    if (hidden === undefined || isOpen(id)) return;
+    await whileLeaving(id, async () => {
+      const who = hiders.get(id) ?? (await ownerOf(hidden, request));
+      await clear(id, hidden, withIdentity(request, who));
+    });
+  }
+
+  const closed: Hiding['closed'] = (id, request) =>
+    nodes.hidden(id) === undefined ? undefined : clearIfClosed(id, request);
+
+  function opened(id: number): void {
+    const others = (openings.get(id) ?? 0) - 1;
+    if (others > 0) openings.set(id, others);
+    else openings.delete(id);
+  }
+
+  return {
+    ...{ closed, forget: (id) => void hiders.delete(id) },
+    takeName: async (at, there, request, take) => {
+      const id = nodes.find(there.handle)?.id;
+      if (id === undefined) return await take(false, request);
+      using held = new DisposableStack();
+      held.use(await alone(id, request));
+      const takeOnly = () => whileLeaving(id, () => take(false, request));
+      if (!isOpen(id)) return await takeOnly();
+      const before = nodes.hidden(id);
+      if (before !== undefined && (await isAt(before, there, request))) return await takeOnly();
+      const still = held.move();
+      await lasting(request, (itself) => hideAndTake(id, at, itself, take).finally(() => still.dispose()));
+    },
+    opening: async (id, request, open) => {
+      openings.set(id, (openings.get(id) ?? 0) + 1);
+      try {
+        if (leaving.has(id)) (await alone(id, request))[Symbol.dispose]();
+        const result = await open();
+        opened(id);
+        return result;
+      } catch (cause) {
+        opened(id);
+        // It may have been hidden only for this, or left by whoever closed it.
+        if (!isOpen(id) && nodes.hidden(id) !== undefined)
+          await lasting(request, async (itself) => await closed(id, itself)).catch(() => undefined);
+        throw cause;
+      }
+    },
+  };
+}
+
+/** Also on a `soft` mount: only whoever waits for it is let go. */
+export const withoutEnd = (options: CallOptions): CallOptions => ({ ...options, deadlineMs: Number.POSITIVE_INFINITY });
+
+/** The same request, by somebody else. Its signal is made when it is asked for. */
+const withIdentity = (request: Request, { uid, gid }: Who): Request => ({
+  ...{ uid, gid, pid: request.pid, place: request.place, resent: request.resent },
+  get signal() {
+    return request.signal;
+  },
+});

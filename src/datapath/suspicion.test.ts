@@ -1,0 +1,48 @@
+import { expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createSuspicion } from './suspicion.ts';
+
+function trying() {
+  const clock = createFakeClock();
+  const begun: number[] = [];
+  let marked: number | undefined;
+  const suspicion = createSuspicion(clock, (place) => {
+    marked = place;
+  });
+  return { clock, suspicion, begun, add, state: () => ({ begun: [...begun], marked }) };
+
+  function add(...places: readonly number[]): void {
+    for (const place of places) suspicion.add(place, () => void begun.push(place));
+  }
+}
+
+test('those that are suspected are begun one by one, after all others, and the journal knows which', () => {
+  const { clock, suspicion, add, state } = trying();
+  add(5, 6, 7);
+  clock.advance(999);
+  expect(state()).toEqual({ begun: [], marked: undefined });
+  clock.advance(1);
+  expect(state()).toEqual({ begun: [5], marked: 5 });
+  // Its server is silent.
+  clock.advance(1_000);
+  expect(state()).toEqual({ begun: [5, 6], marked: 6 });
+  suspicion.over(6);
+  expect(state()).toEqual({ begun: [5, 6], marked: undefined });
+  clock.advance(0);
+  expect(state()).toEqual({ begun: [5, 6, 7], marked: 7 });
+  clock.advance(1_000);
+  expect(state()).toEqual({ begun: [5, 6, 7], marked: undefined });
+});
+
+test('one that is over before its turn is not begun', () => {
+  const { clock, suspicion, add, begun } = trying();
+  add(5, 6);
+  expect(suspicion.has(5)).toBe(true);
+  suspicion.over(5);
+  expect(suspicion.has(5)).toBe(false);
+  clock.advance(10_000);
+  expect(begun).toEqual([6]);
+  add(8);
+  clock.advance(1_000);
+  expect(begun).toEqual([6, 8]);
+});
