@@ -28,6 +28,8 @@ const programs = [
   'umount',
   'losetup',
   'setpriv',
+  'prlimit',
+  'choom',
   'mkfs.xfs',
   'xfs_growfs',
   'xfs_repair',

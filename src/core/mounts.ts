@@ -44,7 +44,10 @@ export interface Mounts {
   reconcile(scope: Scope): Promise<void>;
   /** Finishes the mounts and unmounts that a crash interrupted: an unmount is completed, a mount undone. */
   replay(scope: Scope): Promise<void>;
-  /** Mounts anew, at the same places, what the kernel still shows and nobody serves any more. Gives what could not be. */
+  /**
+   * Mounts anew, at the same places, what the kernel still shows and nobody serves any more. Gives what could not be, and
+   * that of which it could not be found out.
+   */
   repair(scope: Scope): Promise<readonly VolumeId[]>;
   /** Unmounts what nobody uses, names what is still in use and leaves that working. */
   unmountIdle(scope: Scope): Promise<{

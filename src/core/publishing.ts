@@ -7,7 +7,7 @@ import type { MountParts, Mounts } from './mounts.ts';
 import type { Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
-import { stagedAs } from './staged-as.ts';
+import { mountedAnew, stagedAs } from './staged-as.ts';
 import { isOurs, type Staging } from './staging.ts';
 
 const mountDeadlineMs = 60_000;
@@ -73,13 +73,13 @@ function published({ events, records }: MountParts, type: 'mounted' | 'unmounted
 export function createPublish(parts: MountParts, staging: Staging, binding: Binding, uses: OwnUses): Mounts['publish'] {
   const { records, catalogue, operations, clock, mounter, node } = parts;
 
-  /** As it is staged already, if somebody serves that. */
+  /** As it is staged already. */
   async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
     const mounts = found.kind === 'nfs' ? records.mounts.of(volume.id) : [];
     const [first] = mounts;
     if (first === undefined || !(await staging.isStaged(volume.id, scope))) return found;
     const isDead = (await staging.dead(mounts, scope)).length > 0;
-    return isDead ? found : stagedAs(volume, found, first.source, scope.log);
+    return isDead ? mountedAnew(first.source, found) : stagedAs(volume, found, first.source, scope.log);
   }
 
   async function perform(mount: Mount, volume: Volume, store: Store, work: Work): Promise<void> {

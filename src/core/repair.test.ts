@@ -7,7 +7,7 @@ import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createEvents } from './events.ts';
-import type { Mount, NodeName, Source, VolumeId } from './model.ts';
+import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import type { Client, Mounter, MountPoint, Records } from './ports.ts';
@@ -21,6 +21,10 @@ let served: Set<string>;
 let bindFails: Set<string>;
 let staged: number;
 let repaired: string[];
+let unknown: Set<string>;
+/** What the store says, and how the client was asked to mount. */
+let now: Source | undefined;
+let stagedBy: Source[];
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as Source;
 const stageOf = (id: VolumeId): string => `/s/${id}`;
@@ -33,6 +37,7 @@ beforeEach(() => {
     rmSync(folder, { recursive: true });
   });
   [table, served, bindFails, staged, repaired] = [new Map(), new Set(), new Set(), 0, []];
+  [unknown, now, stagedBy] = [new Set(), undefined, []];
 });
 
 const point = ([at, from]: [string, string]): MountPoint => ({
@@ -51,9 +56,12 @@ const mounter = {
 
 const nfs = {
   kind: 'nfs',
-  dead: async (all: readonly { readonly at: string }[]) =>
-    all.map(({ at }) => at).filter((at) => !served.has(table.get(at) ?? '')),
-  stage: async (_source: Source, at: string) => {
+  dead: async (all: readonly { readonly at: string }[]) => {
+    if (all.some(({ at }) => unknown.has(at))) throw new Error('the keeper does not answer');
+    return all.map(({ at }) => at).filter((at) => !served.has(table.get(at) ?? ''));
+  },
+  stage: async (from: Source, at: string) => {
+    stagedBy.push(from);
     const id = at.slice('/s/'.length) as VolumeId;
     const fresh = ownSource(id, `${++staged}`);
     table.set(at, fresh);
@@ -67,15 +75,21 @@ function parts(): MountParts {
   events.subscribe(({ type, subject }) => type === 'mount.repaired' && repaired.push(subject));
   return {
     ...{ records, mounter, clients: { nfs }, mountsFolder: '/s', clock, events, log: silentLog(), instance: 'i' },
-    ...{ node: 'n' as NodeName, stores: () => ({}), catalogue: {} },
+    ...{ node: 'n' as NodeName, catalogue: {} },
+    stores: () => ({
+      use: async (_: string, work: (store: unknown) => unknown) => {
+        if (now === undefined) throw new Error('the store does not answer');
+        return await work({ source: async () => now });
+      },
+    }),
     operations: { lock: async () => ({ [Symbol.dispose]: () => undefined }) },
   } as unknown as MountParts;
 }
 
 /** As after a start. */
-async function repair(): Promise<void> {
+async function repair(): Promise<readonly VolumeId[]> {
   const own = parts();
-  await createRepair(own, createStaging(own))(scope);
+  return await createRepair(own, createStaging(own))(scope);
 }
 
 async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
@@ -88,6 +102,11 @@ async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
   }
   return id;
 }
+
+const volumeOf = (id: VolumeId): Volume => ({
+  ...{ id, name: 'a' as VolumeName, store: 'silver' as StoreName, bytes: undefined, enforce: false, labels: {} },
+  ...{ access: 'filesystem', requestId: 'r', createdAt: 1, revision: 1, instance: 'i' },
+});
 
 const shown = (id: VolumeId, target: string): boolean =>
   table.get(target) === table.get(stageOf(id)) && served.has(table.get(target) ?? '');
@@ -145,4 +164,37 @@ test('one volume that cannot be repaired keeps no other from it', async () => {
   await repair();
   expect(shown(good, '/good')).toBe(true);
   expect(shown(bad, '/bad')).toBe(false);
+});
+
+test('what is not known to be served counts as not repaired, and keeps no other from it', async () => {
+  const silent = await volumeAt('/silent');
+  const dead = await volumeAt('/dead');
+  served.delete(table.get(stageOf(dead)) ?? '');
+  unknown.add(stageOf(silent));
+  const before = table.get('/silent');
+  expect(await repair()).toEqual([silent]);
+  expect(shown(dead, '/dead')).toBe(true);
+  expect(table.get('/silent')).toBe(before);
+  unknown.clear();
+  expect(await repair()).toEqual([]);
+});
+
+test('options of the store that have changed meanwhile are not for those who have it mounted', async () => {
+  const id = await volumeAt('/a');
+  const way = { client: 'built-in', addresses: ['10.0.0.1'], port: 2049, root: 'AAAA', softMs: undefined, uid: 0 };
+  const known = { ...source, way } as unknown as Source;
+  for (const mount of records.mounts.of(id)) records.mounts.put({ ...mount, source: known });
+  const moved = { addresses: ['10.0.0.2'], port: 2050, mountPort: 635, root: 'BBBB', quota: { bytes: 1, ledger: 'C' } };
+  now = {
+    ...known,
+    hosts: ['other'],
+    way: { ...way, client: 'host', softMs: 1, uid: 7, ...moved },
+  } as unknown as Source;
+  records.volumes.put(volumeOf(id));
+  served.clear();
+  stagedBy = [];
+  expect(await repair()).toEqual([]);
+  const anew = { ...known, hosts: ['other'], way: { ...way, ...moved } };
+  expect(stagedBy).toEqual([anew]);
+  expect(records.mounts.of(id).map((mount) => mount.source)).toEqual([JSON.parse(JSON.stringify(anew))]);
 });

@@ -5,6 +5,7 @@ import { stageKey } from './keys.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import { titled } from './publishing.ts';
+import { mountedAnew } from './staged-as.ts';
 import { noteRepairing, repairing, type Staging } from './staging.ts';
 
 /** For one volume; others have their own. */
@@ -21,7 +22,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
   const { records, operations, mounter, events, log, clock } = parts;
   const note = (id: VolumeId, isBeing: boolean): void => noteRepairing(records, id, isBeing);
 
-  /** As it is now: the server may have got another address, or handle. Else as it was. */
+  /** The server may have got another address, or handle. Else as it was. */
   async function sourceNow(id: VolumeId, known: Source, scope: Scope): Promise<Source> {
     const volume = records.volumes.byId(id);
     if (volume === undefined) return known;
@@ -32,7 +33,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
       const asked = parts
         .stores()
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
-      return await Promise.race([asked, late.promise]);
+      return mountedAnew(known, await Promise.race([asked, late.promise]));
     } catch (thrown) {
       log.info('a dead mount is repaired by what was known of it', { volume: id, why: stowageError(thrown).message });
       return known;
@@ -74,16 +75,21 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
   return async (scope) => {
     if (mounter.unable !== undefined) return [];
     const unrepaired: VolumeId[] = [];
-    const all = records.mounts.list();
-    const stray = (await staging.stray(all, scope)).map(({ volumeId }) => volumeId);
-    const ids = new Set([...(await staging.dead(all, scope)), ...stray, ...repairing(records)]);
-    await eachBounded([...ids], inParallel, async (id) => {
+    const all = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
+    const stray = (await staging.stray([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
+    const wanted = new Set([...stray, ...repairing(records)]);
+    await eachBounded([...new Set([...all.keys(), ...wanted])], inParallel, async (id) => {
       using limit = clock.deadline(repairMs, scope.signal);
+      const own = { ...scope, signal: limit.signal };
+      let failure = 'whether a mount is served is not known';
       try {
-        await repairOne(id, { ...scope, signal: limit.signal });
+        // Each by itself: what is wrong with one says nothing about the others.
+        if (!wanted.has(id) && (await staging.dead(all.get(id) ?? [], own)).length === 0) return;
+        failure = 'a dead mount could not be repaired';
+        await repairOne(id, own);
       } catch (thrown) {
         const { message, action } = stowageError(thrown);
-        log.error('a dead mount could not be repaired', { volume: titled(parts, id), why: message, action });
+        log.error(failure, { volume: titled(parts, id), why: message, action });
         unrepaired.push(id);
       }
     });

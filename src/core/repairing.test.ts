@@ -6,9 +6,10 @@ import { createRepairing } from './repairing.ts';
 
 function mounts() {
   const clock = createFakeClock();
-  const all = { dead: true, throws: false, at: [] as number[] };
+  const all = { dead: true, throws: false, at: [] as number[], meanwhile: (): void => undefined };
   const repair = async (): Promise<readonly VolumeId[]> => {
     all.at.push(clock.elapsed() / 1_000);
+    all.meanwhile();
     if (all.throws) throw new Error('no');
     return all.dead ? ['a' as VolumeId] : [];
   };
@@ -34,15 +35,35 @@ test('what could not be repaired is tried again, ever more rarely, until it is',
   expect(all.at.slice(8)).toEqual([121]);
 });
 
-test('whoever doubts again does not wait for the next try; at the end there is none', async () => {
+test('whoever doubts later does not wait for the next try; at the end there is none', async () => {
   const { all, repairing, pass } = mounts();
   await repairing.look();
-  await pass(8);
+  await pass(9);
   expect(all.at).toEqual([0, 1, 3, 7]);
   await repairing.look();
-  expect(all.at).toEqual([0, 1, 3, 7, 8]);
+  expect(all.at).toEqual([0, 1, 3, 7, 9]);
   repairing[Symbol.dispose]();
   await pass(100);
   await repairing.look();
-  expect(all.at).toEqual([0, 1, 3, 7, 8]);
+  expect(all.at).toEqual([0, 1, 3, 7, 9]);
+});
+
+test.each([
+  ['and fails', true],
+  ['and seems done', false],
+])('a repair that is itself what makes somebody doubt has its pause, %s', async (_, dead) => {
+  const { all, repairing, pass } = mounts();
+  all.dead = dead;
+  all.meanwhile = () => void repairing.look();
+  await repairing.look();
+  // And at once afterwards.
+  await repairing.look();
+  await pass(100);
+  expect(all.at).toEqual([0, 1, 3, 7, 15, 31, 61, 91]);
+  all.dead = false;
+  all.meanwhile = () => undefined;
+  await pass(100);
+  expect(all.at.slice(8)).toEqual([121]);
+  await repairing.look();
+  expect(all.at.slice(9)).toEqual([191 + 9]);
 });

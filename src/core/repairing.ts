@@ -1,11 +1,11 @@
 import type { Clock } from '#base/clock.ts';
-import { coalesced } from '#base/coalesced.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import type { Mounts } from './mounts.ts';
 
 /** Repairs when somebody doubts that all mounts are served, and goes on for as long as one could not be repaired. */
 export interface Repairing extends Disposable {
+  /** At once, unless a repair has just been made: it may be what the doubt comes from, and is given its pause. */
   look(): Promise<void>;
 }
 
@@ -15,8 +15,11 @@ const pause = { shortest: 1_000, longest: 30_000 } as const;
 export function createRepairing({ repair }: Pick<Mounts, 'repair'>, clock: Clock, scope: Scope): Repairing {
   const over = new AbortController();
   const own: Scope = { ...scope, signal: AbortSignal.any([scope.signal, over.signal]) };
+  let running: Promise<void> | undefined;
+  let isDoubted = false;
   let next: Disposable | undefined;
   let ms: number = pause.shortest;
+  let restsUntil = 0;
 
   /** False: some mounts are dead still, or it is not known. */
   async function repaired(): Promise<boolean> {
@@ -28,19 +31,38 @@ export function createRepairing({ repair }: Pick<Mounts, 'repair'>, clock: Clock
     }
   }
 
-  const look = coalesced(async () => {
-    if (own.signal.aborted) return;
+  function later(): void {
+    if (next !== undefined || own.signal.aborted) return;
+    next = clock.after(ms, () => void start());
+    ms = Math.min(pause.longest, ms * 2);
+  }
+
+  async function round(): Promise<void> {
     next?.[Symbol.dispose]();
+    next = undefined;
+    isDoubted = false;
     const isDone = await repaired();
-    if (isDone) ms = pause.shortest;
-    else if (!own.signal.aborted) {
-      next = clock.after(ms, () => void look());
-      ms = Math.min(pause.longest, ms * 2);
-    }
-  });
+    running = undefined;
+    restsUntil = clock.elapsed() + pause.shortest;
+    if (!isDone || isDoubted) later();
+  }
+
+  function start(): Promise<void> {
+    // Who doubts while it begins doubts during it.
+    running = Promise.resolve().then(round);
+    return running;
+  }
 
   return {
-    look,
+    look: async () => {
+      if (own.signal.aborted) return;
+      isDoubted = true;
+      if (running !== undefined) return await running;
+      if (clock.elapsed() < restsUntil) return later();
+      // Nothing is left of earlier troubles.
+      if (next === undefined) ms = pause.shortest;
+      await start();
+    },
     [Symbol.dispose]: () => {
       over.abort();
       next?.[Symbol.dispose]();

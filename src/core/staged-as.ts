@@ -23,6 +23,16 @@ export function stagedAs(volume: Volume, wanted: Source, staged: Source, log: Lo
   return staged;
 }
 
+/**
+ * How a mount that nobody serves any more is made anew, for those who have it: by the options it was made with, to wherever
+ * its server is reached by now.
+ */
+export function mountedAnew(known: Source, now: Source): Source {
+  if (known.kind !== 'nfs' || now.kind !== 'nfs') return known;
+  const { addresses, port, mountPort, root, quota } = now.way;
+  return { ...known, hosts: now.hosts, path: now.path, way: { ...known.way, addresses, port, mountPort, root, quota } };
+}
+
 function unenforced({ store, name }: Volume): StowageError {
   return new StowageError(
     `volume '${store}/${name}' is to be held to its size, and is mounted here since before that was so`,

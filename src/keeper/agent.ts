@@ -136,8 +136,13 @@ function processOf(pid: number): (Disposable & { kill(): boolean }) | undefined 
     const pidfd = openProcess(pid);
     return {
       kill: () => {
-        killProcess(pidfd);
-        return true;
+        try {
+          killProcess(pidfd);
+          return true;
+        } catch {
+          // Another user's, or a kernel or profile that has no such call.
+          return false;
+        }
       },
       [Symbol.dispose]: () => closeSync(pidfd),
     };

@@ -1,4 +1,4 @@
-import { closeSync, existsSync, openSync } from 'node:fs';
+import { closeSync, constants, fstatSync, openSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { tryLock } from './system.ts';
 
@@ -28,13 +28,25 @@ export function announcePresence(path: string, clock: Clock): Disposable {
   };
 }
 
-/** Makes no file: one that belongs to whoever looks could not be opened by a data path. */
+/**
+ * Makes no file: one that belongs to whoever looks could not be opened by a data path. Who looks may be root, and the folder is
+ * the keeper's: whatever else was put there is not followed, nor waited for.
+ */
 export function isServed(path: string): boolean {
-  if (!existsSync(fileOf(path))) return false;
-  const fd = openSync(fileOf(path), 'r');
+  const fd = opened(fileOf(path));
+  if (fd === undefined) return false;
   try {
-    return !tryLock(fd);
+    return fstatSync(fd).isFile() && !tryLock(fd);
   } finally {
     closeSync(fd);
+  }
+}
+
+function opened(file: string): number | undefined {
+  try {
+    return openSync(file, constants.O_RDONLY | constants.O_NONBLOCK | constants.O_NOFOLLOW);
+  } catch (cause) {
+    if (['ENOENT', 'ELOOP', 'ENXIO'].includes((cause as NodeJS.ErrnoException).code ?? '')) return undefined;
+    throw cause;
   }
 }

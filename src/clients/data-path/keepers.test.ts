@@ -9,6 +9,7 @@ import { systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import type { Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
+import { announcePresence } from '#keeper/presence.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { peerOf } from '#keeper/system.ts';
 import { needs } from '#testbed/needs.ts';
@@ -90,7 +91,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       await keepers[Symbol.asyncDispose]();
       ground[Symbol.dispose]();
     });
-    return { client, at: place(), place, state, doubted, givenUp, keeperPid, stop, scope };
+    return { client, at: place(), place, state, doubted, givenUp, keeperPid, stop, scope, folder: folder('keepers') };
   }
 
   function goOn(pid: number): void {
@@ -155,7 +156,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(givenUp).toEqual([expect.objectContaining(told)]);
     // It has answered, and ends in a moment.
     await eventually(
-      () => client.dead?.([{ source: source(), at }], scope),
+      () => client.dead?.([{ source: source(), at }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
     );
     expect(doubted.times).toBeGreaterThan(0);
@@ -219,6 +220,27 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       (times) => times > 0,
     );
     expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([at]);
+    await client.stage(source(), at, scope);
+    expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
+  });
+
+  test('a keeper that cannot be reached says nothing about mounts that are not for it', {
+    timeout: 60_000,
+  }, async () => {
+    const { client, at, state, keeperPid, folder, scope } = agent(10_000);
+    writeFileSync(it.on('file'), 'data');
+    await client.stage(source(), at, scope);
+    const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
+    // Its data path lives, and its network is gone: it cannot be started again.
+    mkdirSync(join(folder, 'net-deadbeef'), { mode: 0o700 });
+    writeFileSync(join(folder, 'net-deadbeef.json'), JSON.stringify({ network: 'gone', privilegedPorts: false }));
+    const presence = announcePresence(join(folder, 'net-deadbeef', 'sock'), clock);
+    onTestFinished(() => presence[Symbol.dispose]());
+    for (const pid of [keeperPid(), active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
+    await eventually(
+      () => client.dead?.([{ source: source(), at }], scope).catch(() => []),
+      (dead) => dead?.[0] === at,
+    );
     await client.stage(source(), at, scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });

@@ -2,7 +2,6 @@ import { createHash } from 'node:crypto';
 import { dirname } from 'node:path';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import type { StowageError } from '#core/errors.ts';
 import type { KeeperClient } from '#keeper/agent.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
 import { answerMs } from './answers.ts';
@@ -25,8 +24,16 @@ export interface KeeperStatus {
 export interface Keepers extends AsyncDisposable {
   /** With the keeper for such mounts, which is started where there is none. */
   use<T>(kind: KeeperKind, signal: AbortSignal, work: (keeper: UsedKeeper) => Promise<T>): Promise<T>;
-  /** With the keeper that has a mount, whatever its store says by now. Undefined: none has it. */
-  holding<T>(mount: string, signal: AbortSignal, work: (keeper: UsedKeeper) => Promise<T>): Promise<T | undefined>;
+  /**
+   * With the keeper that has a mount: the one for such mounts, or another where its store says something else by now.
+   * Undefined: none has it. Throws where the one for such mounts cannot be asked, whatever is wrong with the others.
+   */
+  holding<T>(
+    mount: string,
+    kind: KeeperKind,
+    signal: AbortSignal,
+    work: (keeper: UsedKeeper) => Promise<T>,
+  ): Promise<T | undefined>;
   /** Every keeper there is: those in use, and those that an earlier process left. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
@@ -90,22 +97,24 @@ export function createKeepers(options: KeepersOptions): Keepers {
     state: await asked(slot, signal),
   });
 
-  /** The one that has a mount. Undefined: it is certain that none has it. */
-  async function holder(mount: string, signal: AbortSignal): Promise<Slot | undefined> {
-    const failures: StowageError[] = [];
-    const look = async (slot: Slot): Promise<Slot | undefined> => {
-      try {
-        return (await mountsOf(slot, signal)).includes(mount) ? slot : undefined;
-      } catch (cause) {
-        failures.push(keeperFailure(cause, dirname(socketOf(slot.name))));
-        return undefined;
-      }
+  /** The one that has a mount. Undefined: none has it. */
+  async function holder(mount: string, kind: KeeperKind, signal: AbortSignal): Promise<Slot | undefined> {
+    const has = async (slot: Slot): Promise<boolean> => (await mountsOf(slot, signal)).includes(mount);
+    const look = async (): Promise<readonly [Slot | undefined, boolean]> => {
+      const slot = await slots.runningOf(nameOf(kind), signal);
+      return [slot, slot !== undefined && (await has(slot))];
     };
-    const all = await Promise.all((await running(signal)).map(look));
+    // What one that is just ending leaves, a data path or nothing, is seen at the second look.
+    const [own, isIt] = await look().catch((cause: unknown) => {
+      if (isGone(cause)) return look();
+      throw cause;
+    });
+    // Usually that is all: the others, and what may be wrong with them, are nobody's business then.
+    if (isIt) return own;
+    const others = (await running(signal)).filter((slot) => slot !== own);
+    const found = await Promise.all(others.map((slot) => has(slot).catch(() => false)));
     signal.throwIfAborted();
-    const found = all.find((slot) => slot !== undefined);
-    if (found === undefined && failures[0] !== undefined) throw failures[0];
-    return found;
+    return others.find((_, at) => found[at]);
   }
 
   async function endIf(slot: Slot, isDue: () => boolean, signal: AbortSignal): Promise<void> {
@@ -114,7 +123,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     if (client === undefined || slot.users > 0) return;
     const state = await asked(slot, signal);
     if (state?.mounts !== 0 || slot.users > 0 || !isDue()) return;
-    [slot.client, slot.answers, slot.state] = [undefined, undefined, undefined];
+    slots.forget(slot);
     await client.end(signal).catch((cause: unknown) => log.warn('a keeper could not be ended', { why: String(cause) }));
     client[Symbol.dispose]();
   }
@@ -143,8 +152,11 @@ export function createKeepers(options: KeepersOptions): Keepers {
       const slot = slots.of(nameOf(kind));
       return used(slot, signal, () => reach(slot, kind, signal), work);
     },
-    holding: async (mount, signal, work) => {
-      const slot = await holder(mount, signal);
+    holding: async (mount, kind, signal, work) => {
+      const slot = await holder(mount, kind, signal).catch((cause: unknown) => {
+        signal.throwIfAborted();
+        throw keeperFailure(cause, dirname(socketOf(nameOf(kind))));
+      });
       if (slot === undefined) return undefined;
       const client = async (): Promise<KeeperClient> => {
         if (slot.client === undefined) throw new KeeperError('gone', 'the keeper has gone');
@@ -177,7 +189,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
       const before = slot.client;
       await starting.again(slot.name, signal);
       // The one before closes its end; until then it would be asked.
-      [slot.client, slot.answers] = [undefined, undefined];
+      slots.forget(slot);
       before?.[Symbol.dispose]();
       const client = await connect(slot);
       if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
@@ -188,6 +200,8 @@ export function createKeepers(options: KeepersOptions): Keepers {
     }
   }
 }
+
+const isGone = (cause: unknown): boolean => cause instanceof KeeperError && cause.reason === 'gone';
 
 /** Short: a socket's path has little room. */
 function nameOf({ network, privilegedPorts }: KeeperKind): string {

@@ -1,8 +1,12 @@
+import { execFile } from 'node:child_process';
 import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
-import { keeperRights } from './rights.ts';
+import { needs } from '#testbed/needs.ts';
+import { searchPath } from '../mounter/tools.ts';
+import { keeperRights, protection } from './rights.ts';
 import { keeperUser, knownKeeperUser } from './user.ts';
 
 let folder: string;
@@ -37,6 +41,35 @@ test('root without rights, where others cannot get at the program; and it says w
   expect({ user, why }).toEqual({ user: 0, why: `other users may not pass ${closed}` });
   expect(enter.some((word) => word.startsWith('--reuid'))).toBe(false);
   expect(enter).toContain('--bounding-set=-all');
+});
+
+test('what protects it when memory is short, as far as it is permitted and there', async () => {
+  const has = (...names: readonly string[]): string => {
+    const bin = mkdtempSync(join(folder, 'bin-'));
+    for (const name of names) writeFileSync(join(bin, name), '', { mode: 0o755 });
+    return `/nowhere:${bin}`;
+  };
+  const [limit, score] = [
+    ['prlimit', '--memlock=unlimited', '--'],
+    ['choom', '-n', '-900', '--'],
+  ] as const;
+  expect(await protection(true, has('prlimit', 'choom'))).toEqual({ enter: [...limit, ...score], missing: [] });
+  expect(await protection(true, has('prlimit'))).toEqual({ enter: limit, missing: ['choom'] });
+  expect(await protection(true, has('choom'))).toEqual({ enter: score, missing: ['prlimit'] });
+  expect(await protection(true, has())).toEqual({ enter: [], missing: ['prlimit', 'choom'] });
+  expect(await protection(false, has('prlimit', 'choom'))).toEqual({ enter: [], missing: [] });
+});
+
+test.skipIf(needs('linux'))('the programs do that, and run what comes after them', async () => {
+  const { enter, missing } = await protection(true, searchPath());
+  // What everybody may do: to be chosen sooner, and to lock less.
+  const [file = '', ...rest] = [...enter, 'cat', '/proc/self/oom_score_adj', '/proc/self/limits'].map((word) =>
+    word.replace('-900', '1000').replace('unlimited', '8192'),
+  );
+  const { stdout } = await promisify(execFile)(file, rest);
+  expect(missing).toEqual([]);
+  expect(stdout).toMatch(/^1000\n/);
+  expect(stdout).toMatch(/Max locked memory +8192 +8192/);
 });
 
 test('the user is chosen once, of those for services, and not by anybody else', async () => {

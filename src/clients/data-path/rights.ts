@@ -1,6 +1,8 @@
-import { stat } from 'node:fs/promises';
-import { dirname } from 'node:path';
+import { constants } from 'node:fs';
+import { access, stat } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { hasCapability } from '../mounter/capabilities.ts';
+import { searchPath } from '../mounter/tools.ts';
 
 /** As whom, and with which rights, a keeper and its data paths run. */
 export interface KeeperRights {
@@ -9,6 +11,8 @@ export interface KeeperRights {
   readonly enter: readonly string[];
   /** Why it is not the user without any rights. */
   readonly why: string | undefined;
+  /** Programs that would protect it further, and are not there. */
+  readonly missing: readonly string[];
 }
 
 export interface WantedRights {
@@ -34,13 +38,11 @@ export async function keeperRights({ user: own, privilegedPorts, paths }: Wanted
   const rights = privilegedPorts ? ['+net_bind_service'] : [];
   const identity = user === 0 ? [] : [`--reuid=${user}`, `--regid=${user}`, '--clear-groups'];
   const kept = user === 0 || !privilegedPorts ? [] : [`--ambient-caps=${rights.join(',')}`];
-  // What only we can give them: not to be chosen when memory runs short, and to keep their code in it.
-  const mayProtect = await hasCapability('CAP_SYS_RESOURCE');
-  const protection = ['prlimit', '--memlock=unlimited', '--', 'choom', '-n', String(oomScore), '--'];
+  const { enter, missing } = await protection(await hasCapability('CAP_SYS_RESOURCE'), searchPath());
   return {
-    user,
+    ...{ user, missing },
     enter: [
-      ...(mayProtect ? protection : []),
+      ...enter,
       'setpriv',
       ...identity,
       ...['--no-new-privs', `--inh-caps=${['-all', ...rights].join(',')}`, ...kept],
@@ -48,6 +50,35 @@ export async function keeperRights({ user: own, privilegedPorts, paths }: Wanted
     ],
     why: closed === undefined ? undefined : `other users may not pass ${closed}`,
   };
+}
+
+/** What only we can give them: to keep their code in memory when that runs short, and not to be chosen then. */
+const protecting = [
+  ['prlimit', '--memlock=unlimited', '--'],
+  ['choom', '-n', String(oomScore), '--'],
+] as const;
+
+/** Nothing works less well without it, so a program that is not there is left out. */
+export async function protection(isPermitted: boolean, path: string): Promise<Pick<KeeperRights, 'enter' | 'missing'>> {
+  if (!isPermitted) return { enter: [], missing: [] };
+  const found = await Promise.all(protecting.map(async ([program]) => await isOnPath(program, path)));
+  return {
+    enter: protecting.filter((_, at) => found[at]).flat(),
+    missing: protecting.filter((_, at) => !found[at]).map(([program]) => program),
+  };
+}
+
+async function isOnPath(program: string, path: string): Promise<boolean> {
+  const files = path.split(':').map((folder) => join(folder, program));
+  const found = await Promise.all(
+    files.map((file) =>
+      access(file, constants.X_OK).then(
+        () => true,
+        () => false,
+      ),
+    ),
+  );
+  return found.includes(true);
 }
 
 async function firstClosed(paths: readonly string[]): Promise<string | undefined> {

@@ -20,6 +20,8 @@ export interface Slot {
   idleRounds: number;
   /** Since when it has mounts and nobody who serves them. */
   troubledSince: number | undefined;
+  /** What becomes of it if that lasts. */
+  ending: Disposable | undefined;
 }
 
 /** A keeper was ended because it was of no more use, and with it what it had. */
@@ -49,6 +51,10 @@ export interface Slots extends Disposable {
   connect(slot: Slot): Promise<KeeperClient | undefined>;
   /** Of those that run, in use by this process or not. One that its data path has lost is started again. */
   running(signal: AbortSignal): Promise<readonly Slot[]>;
+  /** The one of that name, if it runs. */
+  runningOf(name: string, signal: AbortSignal): Promise<Slot | undefined>;
+  /** Whoever is connected to next is another one. */
+  forget(slot: Slot): void;
   /** Throws soon where it does not answer. */
   mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]>;
   isStuck(slot: Slot): boolean;
@@ -67,7 +73,7 @@ export function createSlots(options: SlotsOptions): Slots {
   const of = (name: string): Slot => {
     const slot = slots.get(name) ?? {
       ...{ name, client: undefined, answers: undefined, state: undefined, users: 0, idleRounds: 0 },
-      troubledSince: undefined,
+      ...{ troubledSince: undefined, ending: undefined },
     };
     slots.set(name, slot);
     return slot;
@@ -76,22 +82,32 @@ export function createSlots(options: SlotsOptions): Slots {
   const isStuck = ({ troubledSince }: Slot): boolean =>
     troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
 
-  function watch(slot: Slot, { mounts, active }: KeeperState): void {
-    if (mounts === 0 || active?.ready === true) slot.troubledSince = undefined;
+  function forget(slot: Slot): void {
+    [slot.client, slot.answers, slot.state] = [undefined, undefined, undefined];
+    calm(slot);
+  }
+
+  function calm(slot: Slot): void {
+    slot.ending?.[Symbol.dispose]();
+    [slot.troubledSince, slot.ending] = [undefined, undefined];
+  }
+
+  function watch(slot: Slot, client: KeeperClient, { mounts, active }: KeeperState): void {
+    if (mounts === 0 || active?.ready === true) calm(slot);
     else if (slot.troubledSince === undefined) {
       slot.troubledSince = clock.elapsed();
-      endLater(slot);
+      endLater(slot, client);
     }
   }
 
-  function endLater(slot: Slot): void {
-    clock.after(stuckMs + 1_000, () => {
-      if (slot.client !== undefined && isStuck(slot) && !closing.signal.aborted) void end(slot, slot.client);
+  function endLater(slot: Slot, client: KeeperClient, isTold = false): void {
+    slot.ending = clock.after(stuckMs + 1_000, () => {
+      if (slot.client === client && isStuck(slot) && !closing.signal.aborted) void end(slot, client, isTold);
     });
   }
 
   /** With all that it has: what else it holds would only hold up the next data path, too. */
-  async function end(slot: Slot, client: KeeperClient): Promise<void> {
+  async function end(slot: Slot, client: KeeperClient, isTold: boolean): Promise<void> {
     const why = 'no data path serves any more';
     log.error(`${why}: the keeper is ended, and its mounts are made anew`, { keeper: slot.name });
     const mounts = await mountsOf(slot, closing.signal).catch(() => undefined);
@@ -103,10 +119,10 @@ export function createSlots(options: SlotsOptions): Slots {
       log.warn('a keeper could not be ended, and is killed', { keeper: slot.name, why: String(cause) });
       if (!client.kill()) unkillable(slot);
     }
-    gaveUp({ keeper: slot.name, why, mounts });
+    if (!isTold) gaveUp({ keeper: slot.name, why, mounts });
     // Usually told when its line is closed; if it lives on, at least what is known here is made anew.
     doubted();
-    if (slot.client === client) endLater(slot);
+    if (slot.client === client) endLater(slot, client, true);
   }
 
   function kill(slot: Slot, client: KeeperClient): void {
@@ -125,15 +141,17 @@ export function createSlots(options: SlotsOptions): Slots {
       const client: KeeperClient = connectKeeper({
         ...{ path: starting.socketOf(slot.name), user, clock, version },
         changed: (state) => {
+          // What one says that was replaced meanwhile is not about the next.
+          if (slot.client !== client) return;
           const hasLost = state.mounts < (slot.state?.mounts ?? 0);
           slot.state = state;
-          watch(slot, state);
+          watch(slot, client, state);
           if (hasLost && !closing.signal.aborted) doubted();
         },
         closed: () => {
           answers[Symbol.dispose]();
           if (slot.client !== client) return;
-          [slot.client, slot.answers, slot.state, slot.troubledSince] = [undefined, undefined, undefined, undefined];
+          forget(slot);
           if (closing.signal.aborted) return;
           log.warn('a keeper is gone', { keeper: slot.name });
           doubted();
@@ -157,16 +175,16 @@ export function createSlots(options: SlotsOptions): Slots {
     return (await connect(slot)) !== undefined;
   }
 
-  async function found(name: string, signal: AbortSignal): Promise<readonly Slot[]> {
+  async function runningOf(name: string, signal: AbortSignal): Promise<Slot | undefined> {
     const slot = of(name);
     // Nobody waits for an upgrade to see what there is.
-    if (slot.client !== undefined) return [slot];
+    if (slot.client !== undefined) return slot;
     using _ = await opening.hold([name], signal);
     try {
-      return (await connectAgain(slot, signal)) ? [slot] : [];
+      return (await connectAgain(slot, signal)) ? slot : undefined;
     } catch (cause) {
       log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
-      return [slot];
+      return slot;
     }
   }
 
@@ -183,12 +201,12 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   return {
-    ...{ of, opening, connect, mountsOf, isStuck },
+    ...{ of, opening, connect, forget, runningOf, mountsOf, isStuck },
     running: async (signal) => {
       const names = (await readdir(folder).catch(() => [])).filter(
         (name) => /^(host|net-)/.test(name) && !name.includes('.'),
       );
-      return (await Promise.all(names.map((name) => found(name, signal)))).flat();
+      return (await Promise.all(names.map((name) => runningOf(name, signal)))).filter((slot) => slot !== undefined);
     },
     [Symbol.dispose]: () => {
       closing.abort();

@@ -46,11 +46,17 @@ export function createStarting({ clock, log, folder, version }: StartingOptions)
       ...{ user: await keeperUser(folder), privilegedPorts },
       paths: [folder, program, process.execPath],
     });
-    if (rights.why !== undefined && !told.has(rights.why)) {
-      told.add(rights.why);
-      log.info('the data path runs as root, without rights', { why: rights.why });
-    }
+    if (rights.why !== undefined) tellOnce('the data path runs as root, without rights', { why: rights.why });
+    if (rights.missing.length > 0)
+      tellOnce('the data path is not protected when memory is short', { missing: rights.missing.join(', ') });
     return rights;
+  }
+
+  function tellOnce(message: string, facts: Readonly<Record<string, string>>): void {
+    const all = JSON.stringify([message, facts]);
+    if (told.has(all)) return;
+    told.add(all);
+    log.info(message, facts);
   }
 
   async function start(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void> {

@@ -33,6 +33,11 @@ export interface NfsClientParts {
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
 
+interface OurMount {
+  readonly id: string;
+  readonly kind: KeeperKind;
+}
+
 /** For the kernel to end what was unmounted; what it has not ended by then somebody else still uses. */
 const endingMs = 2_000;
 const lookMs = 20;
@@ -48,25 +53,26 @@ const unending = new AbortController().signal;
 export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   const { mounter, clock, keepers, readTable } = parts;
 
-  const isServed = async (id: string, scope: Scope): Promise<boolean> =>
-    (await keepers.holding(id, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
+  const isServed = async ({ id, kind }: OurMount, scope: Scope): Promise<boolean> =>
+    (await keepers.holding(id, kind, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
 
   /** A mount that the kernel shows, and nobody serves any more, is in the way of a new one. */
-  async function stagedAlready(place: string, scope: Scope): Promise<boolean> {
+  async function stagedAlready(source: NfsSource, place: string, scope: Scope): Promise<boolean> {
     const there = (await readTable()).at(place);
     if (there === undefined) return false;
-    const id = ourId(there, place);
-    if (await isServed(id, scope)) return true;
+    const ours = ourMount(there, place, source);
+    if (await isServed(ours, scope)) return true;
     scope.log.warn('a mount that nobody serves is replaced', { at: place });
     // Whoever still waits for it gets an error, now that nobody will answer.
     await mounter.detach(place, scope, { abort: true });
-    await keepers.holding(id, scope.signal, (keeper) => keeper.drop(id, scope.signal));
+    const { id, kind } = ours;
+    await keepers.holding(id, kind, scope.signal, (keeper) => keeper.drop(id, scope.signal));
     return false;
   }
 
   async function stage(source: NfsSource, at: string, scope: Scope, how: Staged | undefined): Promise<void> {
     const place = await makeStage(at, 'filesystem');
-    if (await stagedAlready(place, scope)) return;
+    if (await stagedAlready(source, place, scope)) return;
     const spec = await specOf(source, parts.instance);
     // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
     const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
@@ -97,19 +103,21 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   }
 
   /** What was acknowledged to somebody is not dropped in passing. */
-  async function refuseUnwritten(id: string, scope: Scope): Promise<void> {
-    const files = await keepers.holding(id, scope.signal, async (keeper) => {
+  async function refuseUnwritten({ id, kind }: OurMount, scope: Scope): Promise<void> {
+    const files = await keepers.holding(id, kind, scope.signal, async (keeper) => {
       using limit = clock.deadline(flushMs + answerMs, scope.signal);
       return keeper.isStuck ? 0 : await keeper.flush(id, flushMs, limit.signal);
     });
     if (files !== undefined && files > 0) throw unwritten(files);
   }
 
-  async function waitForEnd(id: string, scope: Scope): Promise<void> {
+  async function waitForEnd(ours: OurMount, scope: Scope): Promise<void> {
     const since = clock.elapsed();
-    while (await isServed(id, scope)) {
+    while (await isServed(ours, scope)) {
       if (clock.elapsed() - since > endingMs) {
-        scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', { mount: id });
+        scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', {
+          mount: ours.id,
+        });
         return;
       }
       await clock.sleep(lookMs, scope.signal);
@@ -125,7 +133,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       if (source.way.client === 'host') await mountByHost(parts, source, await makeStage(at, 'filesystem'), scope);
       else await stage(source, at, scope, how);
     },
-    unstage: async (_, at, scope, how) => {
+    unstage: async (source, at, scope, how) => {
       requireMounting(mounter);
       const place = await located(at);
       if (place === undefined) return;
@@ -134,16 +142,16 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       else await mounter.unmount(place, scope);
       // It is unmounted, whatever the keeper says to that.
       if (there?.type === fuseType)
-        await waitForEnd(ourId(there, place), scope).catch((cause: unknown) =>
+        await waitForEnd(ourMount(there, place, source), scope).catch((cause: unknown) =>
           scope.log.info('whether a mount has ended is not known', { at: place, why: String(cause) }),
         );
       await removeStage(place, scope);
     },
     grow: async () => undefined,
-    flush: async (_, at, scope) => {
+    flush: async (source, at, scope) => {
       const place = await located(at);
       const there = place === undefined ? undefined : (await readTable()).at(place);
-      if (place !== undefined && there?.type === fuseType) await refuseUnwritten(ourId(there, place), scope);
+      if (place !== undefined && there?.type === fuseType) await refuseUnwritten(ourMount(there, place, source), scope);
     },
     dead: async (staged, scope) => {
       const table = await readTable();
@@ -152,12 +160,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         const place = await located(at);
         if (place === undefined || source.way.client === 'host') continue;
         const there = table.at(place);
-        try {
-          if (there === undefined || !(await isServed(ourId(there, place), scope))) dead.push(at);
-        } catch (cause) {
-          // What is wrong with one says nothing about the others.
-          scope.log.warn('whether a mount is served is not known', { at, why: String(cause) });
-        }
+        if (there === undefined || !(await isServed(ourMount(there, place, source), scope))) dead.push(at);
       }
       return dead;
     },
@@ -168,8 +171,9 @@ function kindOf({ way: { network, sourcePorts } }: NfsSource): KeeperKind {
   return { network, privilegedPorts: sourcePorts === 'privileged' };
 }
 
-function ourId(there: MountEntry, place: string): string {
-  if (there.type === fuseType && there.source.startsWith(ownSource(basename(place) as VolumeId))) return there.source;
+function ourMount(there: MountEntry, place: string, source: NfsSource): OurMount {
+  if (there.type === fuseType && there.source.startsWith(ownSource(basename(place) as VolumeId)))
+    return { id: there.source, kind: kindOf(source) };
   throw new StowageError(`something else is mounted at ${place}: ${there.source} (${there.type})`, {
     code: 'conflict',
     reason: 'mount-occupied',

@@ -109,12 +109,22 @@ async function existing(path: string, place: string | undefined): Promise<HeldPa
   try {
     if (place !== undefined) return await holdPath(place);
   } catch (cause) {
+    if (isErrno(cause, 'ENOTCONN', 'ECONNABORTED')) throw unserved(path, cause);
     if (!isErrno(cause, 'ENOENT', 'ENOTDIR')) throw cause;
   }
   throw new StowageError(`${path} does not exist`, {
     code: 'not-found',
     reason: 'path-missing',
     action: 'Give a path that exists.',
+  });
+}
+
+function unserved(path: string, cause: unknown): StowageError {
+  return new StowageError(`nobody serves what is mounted at ${path}`, {
+    code: 'unavailable',
+    reason: 'mount-unanswered',
+    action: 'Try again in a moment. If it persists, see why: stowage client status, and stowage store check STORE',
+    cause,
   });
 }
 

@@ -9,6 +9,7 @@ import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { mountFuse } from '../data-path/fuse.ts';
 import { createLinuxMounter } from './linux.ts';
 import { readMountTable } from './mountinfo.ts';
 import { CommandFailed, createRun, type Run } from './run.ts';
@@ -47,6 +48,15 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     await new Promise((done) => child.once('spawn', done));
     return child;
   }
+
+  test.skipIf(needs('fuse'))('what nobody serves any more is called so', async () => {
+    const mounted = await mountFuse(real, 'nobody', at('other'), writable, ground.scope);
+    await mounted[Symbol.asyncDispose]();
+    const told = { code: 'unavailable', reason: 'mount-unanswered', message: expect.stringContaining('nobody serves') };
+    await expect(mounter.bind(at('other'), at('to'), writable, ground.scope)).rejects.toMatchObject(told);
+    await mounter.detach(at('other'), ground.scope, { abort: true });
+    expect(ground.mounts()).toEqual([]);
+  });
 
   test('binds a folder; a second time changes nothing', async () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);

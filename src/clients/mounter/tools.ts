@@ -1,3 +1,5 @@
+const protection = 'keeping the data path of NFS stores when memory is short';
+
 /** The programs of the host that are run, the packages that bring them, and what cannot be had without them. */
 export const tools = {
   mount: { debian: 'mount', alpine: 'mount', for: 'mounting' },
@@ -10,6 +12,8 @@ export const tools = {
   resize2fs: { debian: 'e2fsprogs', alpine: 'e2fsprogs-extra', for: 'image volumes' },
   e2fsck: { debian: 'e2fsprogs', alpine: 'e2fsprogs', for: 'image volumes' },
   setpriv: { debian: 'util-linux', alpine: 'setpriv', for: 'mounting volumes of NFS stores' },
+  prlimit: { debian: 'util-linux', alpine: 'util-linux-misc', for: protection },
+  choom: { debian: 'util-linux', alpine: 'util-linux-misc', for: protection },
   // Only where an administrator asks for it, so nobody else need hear of it.
   'mount.nfs': { debian: 'nfs-common', alpine: 'nfs-utils', for: undefined },
 } as const satisfies Record<string, { debian: string; alpine: string; for: string | undefined }>;

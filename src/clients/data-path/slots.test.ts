@@ -1,0 +1,82 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { openDoor } from '#keeper/door.ts';
+import type { Line } from '#keeper/line.ts';
+import type { KeeperState } from '#keeper/protocol.ts';
+import { needs } from '#testbed/needs.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createSlots, type GivenUp } from './slots.ts';
+
+const unending = new AbortController().signal;
+const troubled: KeeperState = {
+  ...{ doing: 'taking over', active: null, standby: null, mounts: 1, sockets: 0, takeovers: 1, deaths: 1, report: '' },
+};
+
+describe.skipIf(needs('linux'))('keepers that are known', () => {
+  test('one that has just replaced another has all the time to serve, whatever that one had', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-slots-'));
+    const clock = createFakeClock();
+    const socketOf = (name: string): string => join(folder, name, 'sock');
+    const givenUp: GivenUp[] = [];
+    const lines: Line[] = [];
+    const door = openDoor({
+      ...{ path: socketOf('host'), clock, log: silentLog() },
+      connected: (line) => {
+        lines.push(line);
+        line.handle({
+          accepts: ['hello', 'list', 'end'],
+          message: (message) => {
+            if (message.kind === 'hello') line.send({ kind: 'state', ask: 0, state: troubled });
+            else if (message.kind === 'list')
+              line.send({ kind: 'listed', ask: message.ask, mounts: ['m'], more: false });
+            else line.send({ kind: 'done', ask: message.ask });
+          },
+          closed: () => undefined,
+        });
+      },
+    });
+    const slots = createSlots({
+      ...{ clock, folder, version: 'test', log: silentLog(), stuckMs: 2_000, doubted: () => undefined },
+      starting: { socketOf, start: () => expect.fail(), again: () => expect.fail() },
+      gaveUp: (what) => void givenUp.push(what),
+    });
+    onTestFinished(() => {
+      for (const each of [slots, door]) each[Symbol.dispose]();
+      for (const line of lines) line.close();
+      rmSync(folder, { recursive: true });
+    });
+    const slot = slots.of('host');
+    const since = (at: number) =>
+      eventually(
+        () => slot.troubledSince,
+        (found) => found === at,
+      );
+    const before = await slots.connect(slot);
+    await since(0);
+    clock.advance(1_999);
+    // As an upgrade does.
+    slots.forget(slot);
+    before?.[Symbol.dispose]();
+    await slots.connect(slot);
+    await since(1_999);
+    clock.advance(1_001);
+    expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
+    expect(givenUp).toEqual([]);
+    // Well again for a moment: what comes then begins anew, too.
+    for (const state of [{ ...troubled, mounts: 0 }, troubled]) lines.at(-1)?.send({ kind: 'state', ask: 0, state });
+    await since(3_000);
+    clock.advance(2_500);
+    // To end one takes two questions.
+    for (let asked = 0; asked < 3; asked++) await slots.mountsOf(slot, unending);
+    expect([slots.isStuck(slot), givenUp]).toEqual([true, []]);
+    clock.advance(500);
+    await eventually(
+      () => givenUp,
+      ([first]) => first?.why === 'no data path serves any more',
+    );
+  });
+});

@@ -1,0 +1,51 @@
+import { execFile } from 'node:child_process';
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { announcePresence, isServed } from './presence.ts';
+
+const run = promisify(execFile);
+const clock = systemClock();
+
+describe.skipIf(needs('linux'))('presence', () => {
+  let folder: string;
+  let path: string;
+
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'stowage-presence-'));
+    path = join(folder, 'sock');
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+  });
+
+  test('is seen for as long as it lasts, and looking makes nothing', () => {
+    expect(isServed(path)).toBe(false);
+    const presence = announcePresence(path, clock);
+    expect(isServed(path)).toBe(true);
+    presence[Symbol.dispose]();
+    expect(isServed(path)).toBe(false);
+  });
+
+  test('a link is not followed, and a folder is nobody', () => {
+    using _ = announcePresence(join(folder, 'other'), clock);
+    symlinkSync(join(folder, 'other.serving'), `${path}.serving`);
+    expect(isServed(path)).toBe(false);
+    mkdirSync(join(folder, 'third.serving'));
+    expect(isServed(join(folder, 'third'))).toBe(false);
+  });
+
+  test('a pipe that nobody writes to holds up nobody', { timeout: 30_000 }, async () => {
+    await run('mkfifo', [`${path}.serving`]);
+    const program = join(folder, 'look.mjs');
+    const presence = JSON.stringify(join(import.meta.dirname, 'presence.ts'));
+    writeFileSync(program, `import { isServed } from ${presence};\nconsole.log(isServed(${JSON.stringify(path)}));\n`);
+    // In a process of its own: one that waits for the pipe does nothing else any more.
+    const flags = ['--disable-warning=ExperimentalWarning'];
+    expect((await run(process.execPath, [...flags, program], { timeout: 15_000, killSignal: 'SIGKILL' })).stdout).toBe(
+      'false\n',
+    );
+  });
+});
