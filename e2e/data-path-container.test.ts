@@ -7,10 +7,10 @@ import { lastStage } from '#testbed/dockerfile.ts';
 import { needs } from '#testbed/needs.ts';
 import { rootfs } from '#testbed/rootfs.ts';
 import { runner } from '#testbed/run.ts';
-import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { run } from '#testing/workloads.ts';
+import { mountsIn, place, serving, started, succeeds } from './nfs-mounted.ts';
 
 /** Adds lines, reads each back, and ends with another status as soon as anything fails. */
 const work = `
@@ -21,9 +21,9 @@ const work = `
     [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
   done`;
 
-describe.skipIf(needs('root', 'docker', 'fuse', 'ganesha'))('a container that binds a mount itself', () => {
+describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a container that binds a mount itself', () => {
   const end = new AbortController();
-  const it = exportedByGanesha();
+  const ganesha = ganeshaFolders('container');
   let root: string;
 
   beforeAll(async () => {
@@ -32,36 +32,51 @@ describe.skipIf(needs('root', 'docker', 'fuse', 'ganesha'))('a container that bi
   }, 300_000);
   afterAll(() => end.abort());
 
-  const lines = (): readonly string[] =>
-    existsSync(it.on('log')) ? readFileSync(it.on('log'), 'utf8').split('\n').slice(0, -1) : [];
+  test('works through kills, upgrades and restarts', { timeout: 120_000 }, async () => {
+    const where = await place();
+    let server = await started(where);
+    const { folder, uri } = ganesha.fresh();
+    const { port, mountport } = portsOf(ganesha.server);
+    await succeeds(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}`);
+    await succeeds(server, 'volume', 'create', 'silver/photos');
+    const at = join(where.top, 'mnt');
+    await succeeds(server, 'mount', 'silver/photos', at);
+    const log = join(folder, 'photos', 'log');
+    const lines = (): readonly string[] => (existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : []);
+    /** As the container sees it, work goes on after each. */
+    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+      const before = lines().length;
+      await disturb();
+      await eventually(
+        () => lines().length,
+        (count) => count > before,
+      );
+    };
+    const killDataPath = async (): Promise<void> => void process.kill((await serving(server)).pid, 'SIGKILL');
 
-  /** As the container sees it, work goes on after each. */
-  async function goesOn(disturb: () => Promise<void>): Promise<void> {
-    const before = lines().length;
-    await disturb();
-    await eventually(
-      () => lines().length,
-      (count) => count > before,
-    );
-  }
-
-  test('works through kills, upgrades and another keeper', { timeout: 90_000 }, async () => {
-    await using mounts = await keepMounts();
-    const mount = await mounts.mount(await sourceOf(it.server, it.folder));
     // Where mounts are not shared, the engine sees only those that were there before it.
     await using engine = await startDockerd(end.signal);
     await engine.docker('import', root, 'plain');
-    const bind = ['--network', 'none', '-v', `${mount.at}:/data`];
-    const id = await engine.docker('run', '-d', ...bind, 'plain', 'sh', '-c', work);
+    const id = await engine.docker('run', '-d', '--network', 'none', '-v', `${at}:/data`, 'plain', 'sh', '-c', work);
     await goesOn(() => Promise.resolve());
     for (let i = 0; i < 2; i++) {
-      await goesOn(() => mounts.killDataPath());
-      await goesOn(() => mounts.upgrade());
+      await goesOn(killDataPath);
+      // Another keeper, and another data path.
+      await goesOn(() => succeeds(server, 'client', 'upgrade'));
     }
-    await goesOn(() => mounts.replaceKeeper());
-    await goesOn(() => mounts.killDataPath());
-    await run('touch', [mount.on('stop')]);
+    await goesOn(async () => {
+      server.signal('SIGKILL');
+      await server.ended();
+    });
+    await goesOn(async () => {
+      server = await started(where);
+    });
+    await goesOn(killDataPath);
+    await run('touch', [join(at, 'stop')]);
     expect(await engine.docker('wait', id)).toBe('0');
     expect(lines()).toEqual(lines().map((_, i) => `line ${i + 1}`));
+    await engine.docker('rm', id);
+    await succeeds(server, 'unmount', at);
+    expect(mountsIn(where.top)).toEqual([]);
   });
 });
