@@ -1,0 +1,44 @@
+import { existsSync, mkdirSync, rmdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { run } from '#testing/workloads.ts';
+
+const mebibyte = 1024 * 1024;
+
+/** A control group of its own, in which a process gets no more memory than this beside what it has: then the kernel kills it. */
+function limitMemory(pid: number, bytes: number): void {
+  const first = '/sys/fs/cgroup/memory';
+  const isFirst = existsSync(join(first, 'cgroup.procs'));
+  const folder = join(isFirst ? first : '/sys/fs/cgroup', `stowage-test-${process.pid}`);
+  mkdirSync(folder);
+  onTestFinished(() => rmdirSync(folder));
+  writeFileSync(join(folder, isFirst ? 'memory.limit_in_bytes' : 'memory.max'), String(bytes));
+  writeFileSync(join(folder, 'cgroup.procs'), String(pid));
+}
+
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path that is given little memory', () => {
+  const it = exportedByGanesha();
+
+  test('is killed by the kernel, and nobody who uses its mounts notices', { timeout: 60_000 }, async () => {
+    await using mounts = await keepMounts();
+    const mount = await mounts.mount(await sourceOf(it.server, it.folder));
+    const { active, takeovers } = await mounts.whole();
+    const pid = active?.pid ?? expect.fail();
+    limitMemory(pid, 2 * mebibyte);
+    await run('dd', ['if=/dev/urandom', `of=${it.on('source')}`, 'bs=1M', 'count=32', 'status=none']);
+    // Whatever it is doing then.
+    await run('cp', [mount.on('source'), mount.on('copy')]);
+    await run('cmp', [it.on('source'), it.on('copy')]);
+    const after = await mounts.whole();
+    expect(after.takeovers).toBeGreaterThan(takeovers);
+    expect(after.active?.pid).not.toBe(pid);
+    await eventually(
+      () => mounts.log(),
+      (log) => log.includes(`"a data path is gone"`) && log.includes(`"pid":${pid}`),
+    );
+  });
+});
