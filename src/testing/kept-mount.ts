@@ -59,10 +59,12 @@ interface KeepOptions {
   readonly enter?: readonly string[];
   /** The data path's. */
   readonly program?: string;
+  /** Of the folder that they are in. A socket's path has at most 107 characters. */
+  readonly prefix?: string;
 }
 
-export async function keepMounts({ enter = [], program = sources }: KeepOptions = {}): Promise<KeptMounts> {
-  const ground = createGround();
+export async function keepMounts({ enter = [], program = sources, prefix }: KeepOptions = {}): Promise<KeptMounts> {
+  const ground = createGround(prefix);
   const keepers = createKeeperGround();
   const { signal } = keepers;
   const start = () => keepers.startKeeper({ program, enter, flags: ['--disable-warning=ExperimentalWarning'] });
