@@ -167,7 +167,10 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
   grow(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
   /** Present where what was written may lie in memory of ours: throws when the server does not take it within seconds. */
   flush?(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
-  /** Present where a mount can die while the kernel still shows it: which of these have. Never looks into them. */
+  /**
+   * Present where a mount can die while the kernel still shows it: which of these have. Never looks into them, and throws
+   * where that cannot be known.
+   */
   dead?(
     staged: readonly { readonly source: Extract<Source, { kind: K }>; readonly at: string }[],
     scope: Scope,

@@ -22,7 +22,7 @@ export interface Staging {
   unstageIfIdle(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
   /** Before the last target goes: what was acknowledged is on the store, or it throws. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
-  /** Those whose stage the kernel shows, and nobody serves. */
+  /** Those whose stage the kernel shows, and nobody serves. Throws where that cannot be known. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
   /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
   stray(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
