@@ -10,7 +10,7 @@ import { type Answer, type Stowage, startStowage } from './stowage.ts';
 // One store's server stands still: who uses another store must not notice, and who asks for all of them must be answered.
 
 /** What has nothing to do with the silent server is answered by then: less than anybody waits for that one. */
-const promptMs = 1_000;
+const promptMs = 4_000;
 /** What has to do with it is answered by then: its `timeout`, or the patience of a list, and some. */
 const boundedMs = 12_000;
 const patience = { timeout: 30_000, interval: 200 };

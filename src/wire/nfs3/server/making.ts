@@ -192,8 +192,8 @@ const symlink: Run = (exported, reader, who) => {
   return handOver(site, name, { ...set, mode: undefined }, groupIn(site.around, who), started);
 };
 
-/** Clocks of file systems go in ticks. */
-const tickMs = 20;
+/** Clocks of file systems go in ticks, which come late where others have the processor. */
+const tickMs = 1_000;
 
 /**
  * Gives what was made to the caller. By its name, as the system has no other way: so it must be what was made just now,
