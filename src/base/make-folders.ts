@@ -9,13 +9,21 @@ const codeOf = (thrown: unknown): unknown => (thrown instanceof Error && 'code' 
  */
 export async function makeFolders(path: string, mode: number): Promise<void> {
   try {
+    await makeOne(path, mode);
+  } catch (cause) {
+    const above = dirname(path);
+    if (codeOf(cause) !== 'ENOENT' || above === path) throw cause;
+    if (!(await isThere(above))) await makeFolders(above, mode);
+    // Once more, and no more: somebody else may have made it just now.
+    await makeOne(path, mode);
+  }
+}
+
+async function makeOne(path: string, mode: number): Promise<void> {
+  try {
     await mkdir(path, { mode });
   } catch (cause) {
-    if (codeOf(cause) === 'EEXIST' && (await stat(path)).isDirectory()) return;
-    const above = dirname(path);
-    if (codeOf(cause) !== 'ENOENT' || above === path || (await isThere(above))) throw cause;
-    await makeFolders(above, mode);
-    await makeFolders(path, mode);
+    if (codeOf(cause) !== 'EEXIST' || !(await stat(path)).isDirectory()) throw cause;
   }
 }
 

@@ -5,10 +5,11 @@
 
 import process from 'node:process';
 import { DatabaseSync } from 'node:sqlite';
+import { setTimeout as delay } from 'node:timers/promises';
 
 const [, , file = '', writer = '', count = '0', mode = 'DELETE', timeout = '20000'] = process.argv;
 using database = new DatabaseSync(file, { timeout: Number(timeout) });
-const { journal_mode: chosen } = database.prepare(`PRAGMA journal_mode = ${mode}`).get() as { journal_mode: string };
+const chosen = await chosenMode(performance.now() + Number(timeout));
 if (chosen.toUpperCase() !== mode) throw new Error(`the journal's mode is ${chosen}`);
 database.exec('CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, writer TEXT, text TEXT) STRICT');
 const last = database.prepare('SELECT coalesce(max(number), 0) AS number FROM entries');
@@ -18,4 +19,17 @@ for (let i = 0; i < Number(count); i++) {
   const { number } = last.get() as { number: number };
   add.run(number + 1, writer, 'text '.repeat(i % 200));
   database.exec('COMMIT');
+}
+
+/** SQLite itself does not wait when two change the mode at once: one of them is told at once that the database is locked. */
+async function chosenMode(until: number): Promise<string> {
+  for (;;) {
+    try {
+      return (database.prepare(`PRAGMA journal_mode = ${mode}`).get() as { journal_mode: string }).journal_mode;
+    } catch (cause) {
+      const isBusy = cause instanceof Error && 'errcode' in cause && cause.errcode === 5;
+      if (!isBusy || performance.now() > until) throw cause;
+      await delay(10);
+    }
+  }
 }
