@@ -13,6 +13,8 @@ export default defineConfig({
     testTimeout: 60_000,
     hookTimeout: 120_000,
     teardownTimeout: 30_000,
+    // A second, as usual, is little where others have the processor.
+    expect: { poll: { timeout: 10_000 } },
     reporters: ['default', summaryReporter()],
   },
 });

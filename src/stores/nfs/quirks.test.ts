@@ -109,10 +109,10 @@ describe.each([
     await using server = await start(folder);
     const open = (instance: string): Promise<Store> =>
       openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), instance });
-    const stores = await Promise.all(['one', 'two', 'three'].map(open));
+    // One after the other, here and below: go-nfs looks and then creates, so of two at once both may be told that they did.
+    const stores = [await open('one'), await open('two'), await open('three')];
     expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
     const want = spec('a');
-    // One after the other: go-nfs looks and then creates, so of two at once both may be told that they did.
     const [first, ...rest] = stores as [Store, ...Store[]];
     const volume = await first.create(want, scope);
     for (const store of rest) {
