@@ -97,8 +97,8 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     await expect
       .poll(() => idle.filter(({ destroyed, readableEnded }) => destroyed || readableEnded).length)
       .toBeGreaterThan(700);
-    // 256 places, each with the memory to receive and to send.
-    expect(heldMib() - before).toBeLessThan(256 * 0.6);
+    // 256 places, each with the memory to receive and to send. What those had who lost theirs is given back a moment later.
+    await expect.poll(() => heldMib() - before).toBeLessThan(256 * 0.6);
   });
 
   test('calls of which only a part comes hold what they sent, and keep nobody out', async () => {
