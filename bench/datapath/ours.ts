@@ -4,6 +4,7 @@ import { closeSync, constants, mkdirSync, openSync, readFileSync, rmdirSync, wri
 import { join } from 'node:path';
 import type { MountSpec } from '#datapath/mount-spec.ts';
 import type { KeeperClient } from '#keeper/agent.ts';
+import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { repository } from '#testbed/component.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
@@ -29,7 +30,6 @@ export interface OursOptions {
 }
 
 /** What follows is as the program itself has it (src/clients/data-path, and the defaults of an NFS store). */
-const flags = ['--disable-warning=ExperimentalWarning'];
 /** For what is done also when the run was stopped. */
 const never = new AbortController().signal;
 const mib = 1024 * 1024;
@@ -49,7 +49,7 @@ export async function startOurs({ server, folder, signal }: OursOptions): Promis
   mkdirSync(built, { recursive: true });
   const program = await bundle(built, signal);
   const keepers: KeeperGround = stack.use(createKeeperGround());
-  await keepers.startKeeper({ program, flags });
+  await keepers.startKeeper({ program, flags: dataPathFlags });
   const client = keepers.client();
   let count = 0;
 

@@ -33,7 +33,7 @@ export function receiveDataPath({ child, about, clock, offered }: ArrivalOptions
   let estate: Estate | undefined;
   let isLost = false;
 
-  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: readonly number[]): void {
+  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     if (message.kind === 'ready' || message.kind === 'report') return;
     if (estate !== undefined) update(estate, message, descriptors);
     else if (message.kind === 'letGo') throw new ProtocolError('a socket was let go that never came');
@@ -76,7 +76,7 @@ export function receiveDataPath({ child, about, clock, offered }: ArrivalOptions
 function update(
   estate: Estate,
   message: MessageOf<'everything' | 'add' | 'holding' | 'letGo'>,
-  descriptors: readonly number[],
+  descriptors: number[],
 ): void {
   if (message.kind === 'holding') holdSockets(estate, message, descriptors);
   else if (message.kind === 'letGo') estate.letGo(message.socket);

@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import { duplicate } from '#base/linux/socket-pair.ts';
 import type { Log } from '#base/log.ts';
 import { addMounts, createCollector, type Estate, type HeldMount, type HeldSocket } from './estate.ts';
 import { beat } from './heartbeat.ts';
@@ -7,7 +8,6 @@ import { announcePresence } from './presence.ts';
 import { keeperSocket } from './processes.ts';
 import { type MessageOf, ProtocolError } from './protocol.ts';
 import { createReconnecting } from './reconnecting.ts';
-import { duplicate } from './system.ts';
 
 /** A data path's side. Descriptors that it is given are its own, to be closed when it has no use for them. */
 export interface DataPathHandlers {
@@ -88,17 +88,17 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     });
   }
 
-  function collect(order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: readonly number[]): void {
+  function collect(order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
     if (order.kind === 'serve') ({ path, as } = order);
     const whole = collector.take(order, descriptors);
     if (whole !== undefined) begin(whole);
   }
 
-  function add(served: Estate, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: readonly number[]): void {
+  function add(served: Estate, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
     if (order.kind !== 'add') throw new ProtocolError(`a message (${order.kind}) came after everything`);
     addMounts(served, order, descriptors);
-    for (const [i, { mount, spec }] of order.mounts.entries())
-      handlers.add({ id: mount, spec, fd: duplicate(descriptors[i] ?? -1) });
+    for (const { mount, spec } of order.mounts)
+      handlers.add({ id: mount, spec, fd: duplicate(served.mounts.get(mount)?.fd ?? -1) });
   }
 
   function over(mount: string, unserved: boolean): void {
@@ -123,7 +123,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     if (!isOver) line.send({ kind: 'flushed', ask, files });
   }
 
-  function obey(line: Line, order: Order, descriptors: readonly number[]): void {
+  function obey(line: Line, order: Order, descriptors: number[]): void {
     switch (order.kind) {
       case 'serve':
       case 'add':

@@ -34,11 +34,11 @@ const mostListed = 200;
 export function attend(line: Line, { clock, log, inCharge, state, end, ended, closed }: DeskPorts): void {
   const gone = new AbortController();
 
-  async function done(question: Question, descriptors: readonly number[], signal: AbortSignal): Promise<Message> {
+  async function done(question: Question, descriptors: number[], signal: AbortSignal): Promise<Message> {
     const { ask } = question;
     switch (question.kind) {
       case 'adopt':
-        await adopt(question, descriptors[0] ?? -1, signal);
+        await adopt(question, descriptors.shift() ?? -1, signal);
         return { kind: 'done', ask };
       case 'drop':
         (await unlessAborted(inCharge(), signal)).supervisor.remove(question.mount);
@@ -76,7 +76,7 @@ export function attend(line: Line, { clock, log, inCharge, state, end, ended, cl
     }
   }
 
-  async function answer(question: Question, descriptors: readonly number[]): Promise<void> {
+  async function answer(question: Question, descriptors: number[]): Promise<void> {
     const { ask, kind } = question;
     using limit = clock.deadline(patienceFor(question), gone.signal);
     try {

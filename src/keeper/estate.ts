@@ -27,7 +27,7 @@ export interface HeldSocket {
   readonly fd: number;
 }
 
-/** As many as the journal has rows for. */
+/** As many as the journal has rows and memory for. */
 export const mostMounts = 1024;
 const mostSockets = 4096;
 
@@ -104,7 +104,7 @@ function* together<T extends { readonly entry: unknown }>(all: readonly T[]): Ge
 /** Puts together what `sendEstate` sent. */
 export interface Collector extends Disposable {
   /** The estate when it is whole, which is then the caller's. */
-  take(message: EstateMessage, descriptors: readonly number[]): Estate | undefined;
+  take(message: EstateMessage, descriptors: number[]): Estate | undefined;
 }
 
 export type EstateMessage = MessageOf<'serve' | 'everything' | 'add' | 'holding'>;
@@ -118,13 +118,13 @@ export function createCollector(): Collector {
     return estate;
   }
 
-  function put(message: EstateMessage, descriptors: readonly number[]): void {
+  function put(message: EstateMessage, descriptors: number[]): void {
     const { kind } = message;
     if (kind === 'add') addMounts(begun(), message, descriptors);
     else if (kind === 'holding') holdSockets(begun(), message, descriptors);
     else if (estate !== undefined) throw new ProtocolError('a second journal came');
     else {
-      estate = createEstate(descriptors[0] ?? -1);
+      estate = createEstate(descriptors.shift() ?? -1);
       want = message;
     }
   }
@@ -142,12 +142,12 @@ export function createCollector(): Collector {
   };
 }
 
-export function addMounts(estate: Estate, { mounts }: MessageOf<'add'>, descriptors: readonly number[]): void {
+export function addMounts(estate: Estate, { mounts }: MessageOf<'add'>, descriptors: number[]): void {
   if (estate.mounts.size + mounts.length > mostMounts) throw new ProtocolError('too many mounts');
-  for (const [i, { mount, spec }] of mounts.entries()) estate.addMount({ id: mount, spec, fd: descriptors[i] ?? -1 });
+  for (const { mount, spec } of mounts) estate.addMount({ id: mount, spec, fd: descriptors.shift() ?? -1 });
 }
 
-export function holdSockets(estate: Estate, { sockets }: MessageOf<'holding'>, descriptors: readonly number[]): void {
+export function holdSockets(estate: Estate, { sockets }: MessageOf<'holding'>, descriptors: number[]): void {
   if (estate.sockets.size + sockets.length > mostSockets) throw new ProtocolError('too many sockets');
-  for (const [i, { socket, about }] of sockets.entries()) estate.hold({ id: socket, about, fd: descriptors[i] ?? -1 });
+  for (const { socket, about } of sockets) estate.hold({ id: socket, about, fd: descriptors.shift() ?? -1 });
 }

@@ -139,9 +139,10 @@ export function createKeeper(options: KeeperOptions): Keeper {
     });
   }
 
-  function introduced(line: Line, { role, pid, version }: MessageOf<'hello'>, descriptors: readonly number[]): void {
+  function introduced(line: Line, { role, pid, version }: MessageOf<'hello'>, descriptors: number[]): void {
     if (role === 'data path') {
       const child = { line, ...processOf(descriptors[0] ?? -1) };
+      descriptors.shift();
       receiveDataPath({
         ...{ child, about: { pid, version }, clock },
         offered: (arrival) => (successor?.isOver === false ? successor.offered(arrival) : void offered(arrival)),

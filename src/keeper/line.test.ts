@@ -3,8 +3,9 @@ import { once } from 'node:events';
 import { closeSync, fstatSync, openSync, readdirSync, readSync, writeSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { sendParcel, socketPair } from '#base/linux/descriptors.ts';
+import { sendParcel } from '#base/linux/descriptors.ts';
 import { createMemory } from '#base/linux/memory.ts';
+import { socketPair } from '#base/linux/socket-pair.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createCollector, createEstate, type Estate, sendEstate } from './estate.ts';
@@ -12,6 +13,7 @@ import { createLine, type Line } from './line.ts';
 import { encode, type Message } from './protocol.ts';
 
 const clock = systemClock();
+const faulty = 'a message could not be dealt with';
 const open = (): number => readdirSync('/proc/self/fd').length;
 let before = 0;
 
@@ -38,7 +40,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
       accepts,
       message: (message, descriptors) => {
         heard.messages.push(message);
-        heard.descriptors.push(...descriptors);
+        heard.descriptors.push(...descriptors.splice(0));
       },
       closed: (why) => {
         heard.why = why;
@@ -140,6 +142,30 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     peer.close();
   });
 
+  test.each([new Error('a fault of ours'), undefined])(
+    'what whoever is told does not take is closed, also when he fails: %s',
+    async (fault) => {
+      const [here, there] = socketPair();
+      const taken: number[] = [];
+      const closed = Promise.withResolvers<string>();
+      createLine(here, clock).handle({
+        accepts: ['add'],
+        message: (_, descriptors) => {
+          taken.push(descriptors.shift() ?? -1);
+          if (fault !== undefined) throw fault;
+        },
+        closed: closed.resolve,
+      });
+      const mounts = ['one', 'two', 'three'].map((mount) => ({ mount, spec: 1 }));
+      const sent = mounts.map((_, i) => marked(i + 1));
+      sendParcel(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
+      for (const fd of [...sent, there]) closeSync(fd);
+      expect(await closed.promise).toBe(fault === undefined ? 'the other end has gone' : faulty);
+      expect(taken.map(markOf)).toEqual([1]);
+      for (const fd of taken) closeSync(fd);
+    },
+  );
+
   test('what comes after the line was closed here is not heard, and its descriptors are closed', async () => {
     const [here, there] = socketPair();
     const line = createLine(here, clock);
@@ -158,7 +184,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
   test('a process can end while it waits for a message', async () => {
     const script = `
     import { systemClock } from ${JSON.stringify(import.meta.resolve('../base/clock.ts'))};
-    import { socketPair } from ${JSON.stringify(import.meta.resolve('../base/linux/descriptors.ts'))};
+    import { socketPair } from ${JSON.stringify(import.meta.resolve('../base/linux/socket-pair.ts'))};
     import { createLine } from ${JSON.stringify(import.meta.resolve('./line.ts'))};
     createLine(socketPair()[0], systemClock()).handle({ accepts: [], message: () => {}, closed: () => {} });
     setTimeout(() => process.exit(7), 100);`;

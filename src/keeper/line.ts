@@ -1,14 +1,19 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptors.ts';
+import { duplicate } from '#base/linux/socket-pair.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
-import { duplicate, endsWithProcess } from './system.ts';
+import { endsWithProcess } from './system.ts';
 
-/** What whoever is at this end of a line takes. Descriptors belong to whom they are given. */
+/** What whoever is at this end of a line takes. */
 export interface Handlers<K extends Kind> {
   /** Anything else ends the line. `failed` is always taken: it is told by `closed`. */
   readonly accepts: readonly K[];
-  message(message: MessageOf<K>, descriptors: readonly number[]): void;
+  /**
+   * Descriptors are taken, in their order, by being removed from the list. What is left when this returns or throws is closed: in
+   * a keeper a forgotten copy of /dev/fuse would keep the kernel from ending a mount that nobody serves.
+   */
+  message(message: MessageOf<K>, descriptors: number[]): void;
   /** The last thing that is heard of it: everything that was sent before it ended has been told. */
   closed(why: string): void;
 }
@@ -110,7 +115,7 @@ export function createLine(fd: number, clock: Clock): Line {
     else retryLater();
   }
 
-  function take(bytes: Buffer, descriptors: readonly number[]): void {
+  function take(bytes: Buffer, descriptors: number[]): void {
     try {
       if (!isOpen) throw new ProtocolError('the line is closed');
       const message = decode(bytes, descriptors.length);
@@ -119,9 +124,9 @@ export function createLine(fd: number, clock: Clock): Line {
       else throw new ProtocolError(`a message (${message.kind}) is not expected here`);
     } catch (cause) {
       // One line must not end a keeper. What else was thrown may quote what is secret.
-      const isTheirs = cause instanceof ProtocolError;
-      if (isTheirs) closeAll(descriptors);
-      refuse(isTheirs ? cause.message : 'a message could not be dealt with');
+      refuse(cause instanceof ProtocolError ? cause.message : 'a message could not be dealt with');
+    } finally {
+      closeAll(descriptors);
     }
   }
 
@@ -138,7 +143,7 @@ export function createLine(fd: number, clock: Clock): Line {
       if (parcel === undefined) ends++;
       else {
         ends = 0;
-        take(parcel.bytes, parcel.descriptors);
+        take(parcel.bytes, [...parcel.descriptors]);
       }
     }
     end();

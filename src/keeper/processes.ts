@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
-import { socketPair } from '#base/linux/descriptors.ts';
+import { socketPair } from '#base/linux/socket-pair.ts';
 import { hasMainThreadEnded, stuckThreads } from './dying.ts';
 import { createLine } from './line.ts';
 import { hasEnded, killProcess, openProcess } from './system.ts';

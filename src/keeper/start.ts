@@ -4,6 +4,7 @@ import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { threadsOfKeeper } from './door.ts';
+import { keeperFlags } from './node-flags.ts';
 import { KeeperError } from './protocol.ts';
 import { peerOf } from './system.ts';
 
@@ -30,7 +31,6 @@ export interface StartedKeeper {
 
 const startMs = 20_000;
 const lookMs = 10;
-const small = ['--max-semi-space-size=1', '--optimize-for-size', '--disable-warning=ExperimentalWarning'];
 
 /** Beside this file, in the sources as in the bundle. */
 const isSource = extname(import.meta.filename) === '.ts';
@@ -43,7 +43,7 @@ const program = join(import.meta.dirname, isSource ? 'main.ts' : 'keeper.mjs');
 export async function startKeeper(options: StartOptions, signal: AbortSignal): Promise<StartedKeeper> {
   const { clock, enter, socket, log, flags, env } = options;
   const args = ['--socket', socket, '--program', options.program, '--log', log, '--', ...flags];
-  const [file = process.execPath, ...rest] = [...enter, process.execPath, ...small, program, ...args];
+  const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
   const child = spawn(file, rest, {
     detached: true,
     stdio: 'ignore',

@@ -32,7 +32,7 @@ export function succeed(
   let pending: { readonly estate: Estate; readonly arrival: Arrival | undefined } | undefined;
   let isOver = false;
 
-  function collected(message: EstateMessage, descriptors: readonly number[]): void {
+  function collected(message: EstateMessage, descriptors: number[]): void {
     const estate = collector.take(message, descriptors);
     if (estate !== undefined) take({ estate, arrival: undefined });
   }

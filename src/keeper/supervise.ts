@@ -1,4 +1,3 @@
-import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { type Estate, type HeldMount, holdSockets, sendEstate } from './estate.ts';
@@ -131,10 +130,10 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   }
 
   type Said = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;
-  function said(worker: Worker, message: Said, descriptors: readonly number[]): void {
+  function said(worker: Worker, message: Said, descriptors: number[]): void {
     // One that has given up may have said more than we had heard by then.
-    if (worker !== crew.active) for (const fd of descriptors) closeSync(fd);
-    else if (message.kind === 'holding') holdSockets(estate, message, descriptors);
+    if (worker !== crew.active) return;
+    if (message.kind === 'holding') holdSockets(estate, message, descriptors);
     else if (message.kind === 'letGo') estate.letGo(message.socket);
     else if (message.kind === 'ended') over(worker, message);
     else if (message.kind === 'flushed') flushes.answered(message);

@@ -1,40 +1,21 @@
 import { shutDown } from '#base/linux/descriptors.ts';
-import { checked, type ForeignFunction, libc, SystemError } from '#base/linux/libc.ts';
+import { checked, foreign, libc, SystemError } from '#base/linux/libc.ts';
 
 /** Calls that Node does not offer, about descriptors, sockets and other processes. */
 
-interface Calls {
-  readonly control: ForeignFunction;
-  readonly option: ForeignFunction;
-  readonly poll: ForeignFunction;
-  readonly lock: ForeignFunction;
-  readonly system: ForeignFunction;
-}
+const calls = foreign({
+  option: 'int getsockopt(int fd, int level, int name, void *value, void *length)',
+  poll: 'int poll(void *which, uint64_t count, int ms)',
+  lock: 'int flock(int fd, int how)',
+  // The C library of Ubuntu 22.04 has no names for these yet.
+  system: 'int64_t syscall(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)',
+});
 
-let made: Calls | undefined;
-
-function calls(): Calls {
-  const { func } = libc();
-  made ??= {
-    control: func('int fcntl(int fd, int command, int64_t value)'),
-    option: func('int getsockopt(int fd, int level, int name, void *value, void *length)'),
-    poll: func('int poll(void *which, uint64_t count, int ms)'),
-    lock: func('int flock(int fd, int how)'),
-    // The C library of Ubuntu 22.04 has no names for these yet.
-    system: func('int64_t syscall(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)'),
-  };
-  return made;
-}
-
-const duplicateTo = 1030;
 const solSocket = 1;
 const peerCredentials = 17;
 const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
 const sigkill = 9;
 const readable = 1;
-
-/** Another descriptor of the same thing; the programs that this process starts do not get it. */
-export const duplicate = (fd: number): number => checked('fcntl', calls().control(fd, duplicateTo, 3));
 
 export interface Peer {
   /** As this process sees it; 0 if it is in a process namespace that cannot be seen from here. */

@@ -1,4 +1,3 @@
-import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Line } from './line.ts';
 import type { MessageOf } from './protocol.ts';
@@ -43,7 +42,7 @@ export interface WorkerEvents {
   said(
     worker: Worker,
     message: MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>,
-    descriptors: readonly number[],
+    descriptors: number[],
   ): void;
   /** Its line is closed. The process may live: end it before somebody else gets what it had. */
   lost(worker: Worker, why: string): void;
@@ -71,10 +70,9 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     if (about === undefined) void worker.end();
   });
 
-  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: readonly number[]): void {
+  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     switch (message.kind) {
       case 'hello':
-        for (const fd of descriptors) closeSync(fd);
         about = { pid: message.pid, version: message.version };
         greeted.set(true);
         events.changed(worker);

@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { MountSpec } from '#datapath/mount-spec.ts';
 import type { KeeperClient } from '#keeper/agent.ts';
+import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import type { StartedKeeper } from '#keeper/start.ts';
 import { guard } from './fuse-mount.ts';
@@ -67,7 +68,7 @@ export async function keepMounts({ enter = [], program = sources, prefix }: Keep
   const ground = createGround(prefix);
   const keepers = createKeeperGround();
   const { signal } = keepers;
-  const start = () => keepers.startKeeper({ program, enter, flags: ['--disable-warning=ExperimentalWarning'] });
+  const start = () => keepers.startKeeper({ program, enter, flags: dataPathFlags });
   const control = join(ground.folder, 'fusectl');
   let keeper = await start();
   let client: KeeperClient = keepers.client();

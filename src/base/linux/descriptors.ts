@@ -29,7 +29,6 @@ const controlSize = controlHeader + 4 * mostDescriptors + 4;
 
 interface Calls {
   readonly socket: ForeignFunction;
-  readonly pair: ForeignFunction;
   readonly bind: ForeignFunction;
   readonly connect: ForeignFunction;
   readonly listen: ForeignFunction;
@@ -61,7 +60,6 @@ function make(): Calls {
   });
   return {
     socket: func('int socket(int family, int type, int protocol)'),
-    pair: func('int socketpair(int family, int type, int protocol, _Out_ int *both)'),
     bind: func('int bind(int fd, void *address, uint32_t length)'),
     connect: func('int connect(int fd, void *address, uint32_t length)'),
     listen: func('int listen(int fd, int waiting)'),
@@ -71,12 +69,6 @@ function make(): Calls {
     shutdown: func('int shutdown(int fd, int how)'),
     control: func('int fcntl(int fd, int command, int64_t value)'),
   };
-}
-
-export function socketPair(): readonly [number, number] {
-  const both = [0, 0];
-  checked('socketpair', calls().pair(unix, seqpacket | cloexec, 0, both));
-  return both as unknown as readonly [number, number];
 }
 
 /** The longest path that a socket can have. */

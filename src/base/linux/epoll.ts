@@ -1,4 +1,4 @@
-import { checked, type ForeignFunction, libc } from './libc.ts';
+import { checked, foreign } from './libc.ts';
 
 /** Waits for several descriptors at once: for those that have something to read, or an end or error to find by reading. */
 export interface Epoll {
@@ -13,23 +13,11 @@ export interface Epoll {
   ready(index: number): number;
 }
 
-interface Calls {
-  readonly create: ForeignFunction;
-  readonly control: ForeignFunction;
-  readonly wait: ForeignFunction;
-}
-
-let made: Calls | undefined;
-
-function calls(): Calls {
-  const { func } = libc();
-  made ??= {
-    create: func('int epoll_create1(int flags)'),
-    control: func('int epoll_ctl(int epoll, int operation, int fd, void *event)'),
-    wait: func('int epoll_wait(int epoll, void *events, int most, int ms)'),
-  };
-  return made;
-}
+const calls = foreign({
+  create: 'int epoll_create1(int flags)',
+  control: 'int epoll_ctl(int epoll, int operation, int fd, void *event)',
+  wait: 'int epoll_wait(int epoll, void *events, int most, int ms)',
+});
 
 const closeOnExec = 0o2000000;
 const adding = 1;

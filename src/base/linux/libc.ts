@@ -30,6 +30,23 @@ export function libc(): Libc {
   return loaded;
 }
 
+/** Functions by their prototypes, bound when they are first asked for. */
+export function foreign<N extends string>(
+  prototypes: Readonly<Record<N, string>>,
+): () => Readonly<Record<N, ForeignFunction>> {
+  let bound: Readonly<Record<N, ForeignFunction>> | undefined;
+  return () => {
+    bound ??= bind(prototypes);
+    return bound;
+  };
+}
+
+function bind<N extends string>(prototypes: Readonly<Record<N, string>>): Readonly<Record<N, ForeignFunction>> {
+  const { func } = libc();
+  const all = Object.entries<string>(prototypes).map(([name, prototype]) => [name, func(prototype)]);
+  return Object.fromEntries(all) as Record<N, ForeignFunction>;
+}
+
 function load(): Libc {
   const koffi = native();
   const library = koffi.load(null);

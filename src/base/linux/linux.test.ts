@@ -1,11 +1,12 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, mkdtempSync, openSync, readSync, rmSync, writeSync } from 'node:fs';
+import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown, socketPair } from './descriptors.ts';
+import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown } from './descriptors.ts';
 import { createMemory, growMemory, mapMemory } from './memory.ts';
+import { socketPair } from './socket-pair.ts';
 
 const text = (words: string): Buffer => Buffer.from(words);
 
@@ -44,6 +45,18 @@ describe('memory that outlives a process', () => {
     bytes.fill(1);
     seen.forget(4096, 4096);
     expect([bytes[4095], bytes[4096], bytes[8191], bytes[8192]]).toEqual([1, 0, 0, 1]);
+    closeSync(fd);
+  });
+
+  test('it can be made present also where the system does not know how, and stays as it is', () => {
+    const fd = createMemory('test', 4 * 4096);
+    using seen = mapMemory(fd, 0, 4 * 4096);
+    const bytes = new Uint8Array(seen.bytes);
+    bytes[9000] = 7;
+    // As kernels before 5.14 answer it; this one does so where it does not begin with a page (madvise(2)).
+    seen.populate(8, 3 * 4096);
+    expect(fstatSync(fd).blocks * 512).toBe(4 * 4096);
+    expect(bytes.every((byte, at) => byte === (at === 9000 ? 7 : 0))).toBe(true);
     closeSync(fd);
   });
 

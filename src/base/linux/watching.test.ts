@@ -8,7 +8,7 @@ import { setTimeout as delay, setImmediate as immediate } from 'node:timers/prom
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
 import { beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { socketPair } from './descriptors.ts';
+import { socketPair } from './socket-pair.ts';
 import { readNow } from './watching.ts';
 
 interface Pair extends Disposable {
@@ -63,7 +63,7 @@ async function program(how: How, script: string): Promise<readonly string[]> {
   const before = how === 'by a thread' ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
   const whole = `
     import { writeSync } from 'node:fs';
-    import { socketPair } from ${path('descriptors.ts')};
+    import { socketPair } from ${path('socket-pair.ts')};
     import { readNow, watchReadable } from ${path('watching.ts')};
     ${script}`;
   const flags = ['--disable-warning=ExperimentalWarning', ...before, '--input-type=module-typescript', '--eval', whole];
@@ -242,7 +242,7 @@ test('in another thread than the main one', { timeout: 20_000 }, async () => {
     process.on('warning', ({ message }) => parentPort.postMessage(message));
     (async () => {
       const { readNow, watchReadable } = await import(${path('watching.ts')});
-      const { socketPair } = await import(${path('descriptors.ts')});
+      const { socketPair } = await import(${path('socket-pair.ts')});
       const [here, there] = socketPair();
       const into = Buffer.alloc(10);
       const watch = watchReadable(here, () => {

@@ -4,8 +4,9 @@ import { Socket } from 'node:net';
 import { performance } from 'node:perf_hooks';
 import { descriptorOf } from '../socket-descriptor.ts';
 import { createEpoll, type Epoll } from './epoll.ts';
-import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
+import { foreign, libc, SystemError } from './libc.ts';
 import { type NodeLoop, openNodeLoop } from './node-loop.ts';
+import { duplicate, streamPair } from './socket-pair.ts';
 import { createSpin } from './spin.ts';
 
 /*
@@ -16,29 +17,8 @@ import { createSpin } from './spin.ts';
  * for that, another thread waits, which is slower.
  */
 
-interface Calls {
-  readonly pair: ForeignFunction;
-  readonly duplicate: ForeignFunction;
-  readonly read: ForeignFunction;
-}
+const calls = foreign({ read: 'int64_t read(int fd, void *into, size_t most)' });
 
-let made: Calls | undefined;
-
-function calls(): Calls {
-  const { func } = libc();
-  made ??= {
-    pair: func('int socketpair(int family, int type, int protocol, _Out_ int *both)'),
-    duplicate: func('int fcntl(int fd, int command, int lowest)'),
-    read: func('int64_t read(int fd, void *into, size_t most)'),
-  };
-  return made;
-}
-
-const closeOnExec = 0o2000000;
-const nonblock = 0o4000;
-const unix = 1;
-const stream = 1;
-const duplicateClosedOnExec = 1030;
 const tryAgain = -11;
 /** Of Node's own loop, among those that are watched. */
 const nodeKey = 0;
@@ -74,7 +54,7 @@ export function readPromptly(socket: Socket, { buffer, received }: Into): void {
   const fd = descriptorOf(socket);
   if (fd === undefined) return void socket.resume();
   // A number of our own: Node closes its own without asking, and it may then be somebody else's.
-  const own = checked('fcntl', calls().duplicate(fd, duplicateClosedOnExec, 0));
+  const own = duplicate(fd);
   const watch = watchReadable(own, () => {
     const length = socket.destroyed ? 0 : readNow(own, buffer());
     if (length > 0) received(length);
@@ -188,9 +168,7 @@ function besideNode(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => voi
 
 /** Has Node's loop call, again and again for as long as that is wanted, each time after it has done what else there was. */
 function createWayBack(call: () => void): { want(isWanted: boolean): void } {
-  const both = [0, 0];
-  checked('socketpair', calls().pair(unix, stream | closeOnExec | nonblock, 0, both));
-  const [from, to] = both as unknown as readonly [number, number];
+  const [from, to] = streamPair();
   let isWanted = false;
   /** It is called, or will be. */
   let isOnItsWay = false;

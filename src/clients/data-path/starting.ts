@@ -3,6 +3,7 @@ import { dirname, extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { enterNetwork } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
+import { dataPathFlags } from '#keeper/node-flags.ts';
 import { startKeeper } from '#keeper/start.ts';
 import { searchPath } from '../mounter/tools.ts';
 import { type KeeperRights, keeperRights } from './rights.ts';
@@ -34,7 +35,6 @@ const isSource = extname(import.meta.filename) === '.ts';
 export const program = isSource
   ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
   : join(import.meta.dirname, 'data-path.mjs');
-const flags = ['--disable-warning=ExperimentalWarning'];
 
 export function createStarting({ clock, log, folder, version }: StartingOptions): Starting {
   const told = new Set<string>();
@@ -72,7 +72,7 @@ export function createStarting({ clock, log, folder, version }: StartingOptions)
     const there = kind.network === undefined ? [] : await enterNetwork(kind.network);
     await startKeeper(
       {
-        ...{ clock, enter: [...there, ...rights.enter], socket: socketOf(name), program, flags },
+        ...{ clock, enter: [...there, ...rights.enter], socket: socketOf(name), program, flags: dataPathFlags },
         log: join(own, 'log'),
         env: { PATH: searchPath(), STOWAGE_VERSION: version },
       },

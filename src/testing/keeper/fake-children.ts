@@ -61,7 +61,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
     },
     close,
   };
-  const says: FakeChild['says'] = (message, descriptors = []) => handlers?.message(message, descriptors);
+  const says: FakeChild['says'] = (message, descriptors = []) => handlers?.message(message, [...descriptors]);
   return {
     child: {
       line,

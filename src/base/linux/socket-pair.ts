@@ -1,0 +1,28 @@
+import { checked, foreign } from './libc.ts';
+
+const calls = foreign({
+  pair: 'int socketpair(int family, int type, int protocol, _Out_ int *both)',
+  control: 'int fcntl(int fd, int command, int64_t value)',
+});
+
+const unix = 1;
+const stream = 1;
+const seqpacket = 5;
+const cloexec = 0o2000000;
+const nonblock = 0o4000;
+const duplicateTo = 1030;
+
+/** For parcels (`descriptors.ts`). */
+export const socketPair = (): readonly [number, number] => pairOf(seqpacket);
+
+/** For bytes, as Node's sockets want them: never waited for. */
+export const streamPair = (): readonly [number, number] => pairOf(stream | nonblock);
+
+function pairOf(type: number): readonly [number, number] {
+  const both = [0, 0];
+  checked('socketpair', calls().pair(unix, type | cloexec, 0, both));
+  return both as unknown as readonly [number, number];
+}
+
+/** Another descriptor of the same thing; the programs that this process starts do not get it. */
+export const duplicate = (fd: number): number => checked('fcntl', calls().control(fd, duplicateTo, 3));
