@@ -11,9 +11,13 @@ export interface DrainParts {
 const patienceMs = 10_000;
 
 /**
- * Ends connections that a predecessor left, and waits until the server has ended them too: what was sent over them and not
- * done by then will never be done. Else an old call could be done after a new one: remove what was made since, or write
- * over what was written since. A server that does not end them although it answers is hung up on.
+ * Ends connections that a predecessor left, and waits until the server has ended them too: what it has not read of them by then
+ * will never be done. Else an old call could be done after a new one: remove what was made since, or write over what was
+ * written since. A server that does not end them although it answers is hung up on.
+ *
+ * What it has read and not done yet is another matter. nfs-ganesha and our own server end a connection when its last call is
+ * done. Linux' nfsd ends it at once, while its threads go on with calls they have taken from it, and nothing that a client sees
+ * tells when those are done: there an old call can still come late, if it takes longer than all of a takeover.
  */
 export async function drain(descriptors: readonly number[], parts: DrainParts, signal: AbortSignal): Promise<void> {
   const sockets = descriptors.map((fd) => new Socket({ fd, readable: true, writable: true, allowHalfOpen: true }));

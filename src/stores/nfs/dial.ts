@@ -60,9 +60,7 @@ const programs = {
 
 async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: string): Promise<ConnectionOptions> {
   const servername = isIP(host) === 0 ? { servername: host } : {};
-  // RFC 9289, section 5.
-  const version = { minVersion: 'TLSv1.3' } as const;
-  if (folder === undefined) return { ...servername, ...version };
+  if (folder === undefined) return servername;
   const [ca, cert, key] = await Promise.all(
     ['ca.pem', 'client.pem', 'client.key'].map((name) => ifThere(folder, name)),
   );
@@ -71,7 +69,7 @@ async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: stri
     throw new TlsFilesUnreadable(join(folder, cert === undefined ? 'client.pem' : 'client.key'));
   const options = { ...(ca === undefined ? {} : { ca }), ...(cert === undefined ? {} : { cert, key: key ?? '' }) };
   refuseUnfit(folder, options);
-  return { ...servername, ...version, ...options };
+  return { ...servername, ...options };
 }
 
 const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>

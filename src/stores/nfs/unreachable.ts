@@ -1,3 +1,4 @@
+import { DeadlineExceeded } from '#base/clock.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { errno } from '../shelf/files.ts';
 import type { About, Blamed } from './failures.ts';
@@ -96,9 +97,13 @@ const noService = ({ server }: Blamed): About => ({
   action: 'Have NFS version 3 enabled on the server (version 4 alone is not enough), or give the right port.',
 });
 
+/** No connection came about in time. */
+const isLate = (cause: RpcError): boolean => causesOf(cause).some((one) => one instanceof DeadlineExceeded);
+
 export function unanswered(cause: RpcError, about: Blamed, maybeDone = cause.maybeDone): About {
   switch (cause.failure) {
     case 'unreachable': {
+      if (isLate(cause)) return timedOut(about, maybeDone);
       const { code = '', port = '' } = systemError(cause) ?? {};
       return unreachables[code]?.(about, port) ?? connectionLost(about, maybeDone);
     }
@@ -143,7 +148,7 @@ export function mountUnanswered(cause: MountUnanswered, about: Blamed): About {
   const code = systemError(inner)?.code;
   const isAbsent = inner.failure === 'unsupported' || inner.failure === 'no-procedure' || inner.failure === 'garbled';
   if (isAbsent || code === 'ECONNREFUSED') return noMountService(about, cause);
-  if (inner.failure === 'deadline' || code === 'ETIMEDOUT') return mountTimedOut(about, cause);
+  if (inner.failure === 'deadline' || code === 'ETIMEDOUT' || isLate(inner)) return mountTimedOut(about, cause);
   return unanswered(inner, about, false);
 }
 

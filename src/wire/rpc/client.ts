@@ -242,7 +242,11 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
           preferred = addresses.indexOf(address);
           return connection;
         } catch (cause) {
-          failure = cause;
+          const isLate = limit.signal.aborted && !closing.aborted;
+          // The time of this attempt is over, not the caller's.
+          failure = isLate
+            ? new RpcError(`no connection to ${shown(address)} in time`, { failure: 'unreachable', cause })
+            : cause;
         }
       }
       throw failure;

@@ -1,4 +1,5 @@
 import { connect, isIP, type Socket } from 'node:net';
+import { constants } from 'node:os';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { RpcError } from './errors.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
@@ -194,7 +195,7 @@ async function connected(
   const fail = (cause: Error): void =>
     reject(
       new RpcError(`no connection to ${shown(address)}`, {
-        failure: event === 'connect' ? 'unreachable' : 'tls',
+        failure: event === 'connect' || isOfTheWay(cause) ? 'unreachable' : 'tls',
         cause,
       }),
     );
@@ -214,6 +215,13 @@ async function connected(
   }
 }
 
+/**
+ * A handshake ended because the connection did, which another one may not do: what the system says, or nobody. Else one of both
+ * sides has said what it does not like. (EPROTO is what Node makes of some of that.)
+ */
+const isOfTheWay = ({ code }: NodeJS.ErrnoException): boolean =>
+  code === undefined || (code in constants.errno && code !== 'EPROTO');
+
 export const shown = ({ host, port }: Address): string =>
   host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
 
@@ -230,6 +238,8 @@ async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> 
     // The certificate must be for the host that was meant; a name is also told to the server, an address cannot be.
     host: address.host,
     ...(isIP(address.host) === 0 ? { servername: address.host } : {}),
+    // RFC 9289, section 5.
+    minVersion: 'TLSv1.3',
     ...tls.options,
     socket: plain,
     ALPNProtocols: [rpcOverTls],

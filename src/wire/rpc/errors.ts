@@ -1,5 +1,5 @@
 /**
- * - `unreachable`: no connection could be made (cause: the system's error)
+ * - `unreachable`: no connection could be made, or none in time; another attempt may succeed (cause: the system's error)
  * - `lost`: the connection broke and could not be made again in time; whether the call was done is not known
  * - `deadline`: no reply in time; whether the call was done is not known
  * - `canceled`: the caller gave up
@@ -7,7 +7,7 @@
  * - `unsupported`: no such program or version there
  * - `no-procedure`: the program is there, the procedure is not
  * - `garbled`: what came back does not follow the protocol
- * - `tls`: encryption was asked for and could not be had
+ * - `tls`: encryption was asked for, and one side said no: it is not offered, or a certificate is not what it should be
  * - `closed`: we closed the connection ourselves
  */
 export type RpcFailure =

@@ -26,7 +26,8 @@ export function readDirectly(accepted: Socket, receiver: Input): Socket {
       return true;
     },
   };
-  const socket = new Socket({ handle, onread } as unknown as SocketConstructorOpts);
+  const { allowHalfOpen } = accepted;
+  const socket = new Socket({ handle, onread, allowHalfOpen } as unknown as SocketConstructorOpts);
   socket.on('close', () => accepted.destroy());
   accepted.on('close', () => socket.destroy());
   socket.resume();

@@ -102,12 +102,45 @@ function client(port: number, options: Partial<RpcClientOptions> = {}): RpcClien
   return rpc;
 }
 
+/** A server with a procedure 5, which is done when the test says so. */
+async function serveSlowly(options: Partial<RpcServerOptions>) {
+  const { promise: told, resolve: finish } = Promise.withResolvers<void>();
+  const handle: ServedProcedure['handle'] = async () => {
+    await told;
+    return (writer) => void writer.u32(42) as undefined;
+  };
+  const procedures = new Map([...served().procedures, [5, { name: 'SLOW', handle }]]);
+  const { port } = await listening({ programs: [{ number: program, version: 3, procedures }], ...options });
+  return { port, finish };
+}
+
+/** Asks for what is slow, and says that nothing more comes. */
+async function expectEndAfter(socket: Socket, finish: () => void, port: number): Promise<void> {
+  const seen: (Buffer | 'end')[] = [];
+  socket.on('data', (chunk: Buffer) => seen.push(chunk)).on('end', () => seen.push('end'));
+  socket.end(words(0x8000_0028, 9, 0, 2, program, 3, 5, 0, 0, 0, 0));
+  const other = client(port);
+  for (let i = 0; i < 20; i++) await other.call(double, i);
+  expect(seen).toEqual([]);
+  finish();
+  await expect.poll(() => seen, { timeout: 10_000 }).toHaveLength(2);
+  expect(seen[1]).toBe('end');
+  expect(seen[0]).toEqual(words(0x8000_001c, 9, 1, 0, 0, 0, 0, 42));
+}
+
 describe('an RPC server', () => {
   test('answers many calls at once, of several connections', async () => {
     const { port } = await listening();
     const rpc = client(port, { connections: 3 });
     const all = await Promise.all(Array.from({ length: 1000 }, (_, i) => rpc.call(double, i)));
     expect(all).toEqual(Array.from({ length: 1000 }, (_, i) => i * 2));
+  });
+
+  test('ends with a client that says no more, and not before all it asked for is done', async () => {
+    const { port, finish } = await serveSlowly({});
+    const socket = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
+    onTestFinished(() => void socket.destroy());
+    await expectEndAfter(socket, finish, port);
   });
 
   test('says what is not there, what cannot be read and what failed, and goes on', async () => {
@@ -348,6 +381,18 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     await once(secured, 'secureConnect');
     secured.write(words(0x8000_0028, 3, 0, 2, program, 3, 2, 0, 0, 0, 0));
     expect(((await once(secured, 'data')) as [Buffer])[0].readUInt32BE(4)).toBe(3);
+  });
+
+  test('ends with a client that says no more, and not before all it asked for is done', async () => {
+    const own = certificate('server');
+    const { port, finish } = await serveSlowly({ tls: own });
+    const plain = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
+    onTestFinished(() => void plain.destroy());
+    plain.write(words(0x8000_0028, 1, 0, 2, program, 3, 0, 7, 0, 0, 0));
+    await once(plain, 'data');
+    const secure = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+    await once(secure, 'secureConnect');
+    await expectEndAfter(secure, finish, port);
   });
 
   test('a client shows its own certificate where that is required', async () => {

@@ -93,7 +93,13 @@ export function createRpcServer(options: RpcServerOptions): Server {
     crowd: createCrowd(maxConnections),
     halfCalls: createHalfCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.halfCalls }),
   };
-  const how = { noDelay: true, keepAlive: true, keepAliveInitialDelay: 30_000, pauseOnConnect: true };
+  const how = {
+    noDelay: true,
+    keepAlive: true,
+    keepAliveInitialDelay: 30_000,
+    pauseOnConnect: true,
+    allowHalfOpen: true,
+  };
   return createServer(how, (socket) => {
     if (!mayConnect(plain(socket.remoteAddress), socket)) socket.destroy();
     else serve(socket, shared);
@@ -137,6 +143,7 @@ function carry(
   let held = 0;
   let isWorking = false;
   let hasLeft = false;
+  let hasEnded = false;
 
   const drop = (what: string, cause: unknown): void => {
     shared.onError(what, cause);
@@ -227,7 +234,7 @@ function carry(
     isBusy();
     setImmediate(() => {
       socket.removeAllListeners('data').removeAllListeners('timeout').setTimeout(0);
-      socket.off('drain', work).off('close', onClose).off('error', destroy);
+      socket.off('drain', work).off('end', onEnd).off('close', onClose).off('error', destroy);
       next();
     });
   }
@@ -249,9 +256,18 @@ function carry(
     isWorking = false;
     const isFull = waiting.length > 0 || isBusy();
     if (hasLeft) return;
+    if (hasEnded && waiting.length === 0 && inFlight === 0) {
+      sender.flush();
+      socket.end();
+    }
     if (isFull !== socket.isPaused()) isFull ? socket.pause() : socket.resume();
   }
 
+  /** A client that says no more sees the connection end when all it asked for is done: so it knows that nothing comes late. */
+  const onEnd = (): void => {
+    hasEnded = true;
+    work();
+  };
   const onClose = (): void => {
     watched[Symbol.dispose]();
     waiting.length = 0;
@@ -259,7 +275,7 @@ function carry(
     held = 0;
   };
   const destroy = (): void => void socket.destroy();
-  socket.on('drain', work).on('close', onClose).on('error', destroy);
+  socket.on('drain', work).on('end', onEnd).on('close', onClose).on('error', destroy);
   socket.setTimeout(stuckMs, () => {
     if (sender.queued > 0) drop('a client took nothing for too long', undefined);
   });

@@ -30,6 +30,10 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const refused = (cause?: unknown): void =>
     reject(new RpcError('the server does not offer TLS', { failure: 'tls', cause }));
+  // It has not said no: a server that is being started, or what stands in front of it, ends connections without a word.
+  const broken = (cause?: unknown): void =>
+    reject(new RpcError('the connection ended at the question for TLS', { failure: 'unreachable', cause }));
+  const closed = (): void => broken();
   const receiver = createReceiver({
     maxRecord: 1024,
     onRecord: (buffer, view, from, end) => {
@@ -49,9 +53,9 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
   };
   const stop = (): void =>
     reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason }));
-  socket.on('data', read).once('error', refused).once('close', refused);
+  socket.on('data', read).once('error', broken).once('close', closed);
   signal.addEventListener('abort', stop, { once: true });
-  const sender = createSender(socket, { onError: refused, isBare: false });
+  const sender = createSender(socket, { onError: broken, isBare: false });
   sender.record((writer, { program, version }) => {
     writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
     return undefined;
@@ -61,6 +65,6 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
     await promise;
   } finally {
     signal.removeEventListener('abort', stop);
-    socket.off('data', read).off('error', refused).off('close', refused);
+    socket.off('data', read).off('error', broken).off('close', closed);
   }
 }

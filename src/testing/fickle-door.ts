@@ -1,0 +1,89 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { onTestFinished } from 'vitest';
+
+/** What happens to who connects. The question for TLS is the first that a client sends, the handshake comes after it. */
+export type Mood =
+  | 'passes'
+  | 'closes'
+  | 'resets'
+  | 'says nothing'
+  | 'closes in the handshake'
+  | 'resets in the handshake'
+  | 'says nothing in the handshake';
+
+/** What stands in front of a server that is being started, whatever is spoken through it. It ends with the test. */
+export interface Door {
+  readonly host: string;
+  readonly port: number;
+  /** For whoever comes from now on. */
+  mood: Mood;
+  /** Connections that were taken so far. */
+  readonly connections: number;
+  /** Who is connected is cut off. */
+  cut(): void;
+  /** Whoever comes from now on is led to another server. */
+  leadTo(server: Place): void;
+}
+
+interface Place {
+  readonly host: string;
+  readonly port: number;
+}
+
+export async function startDoor(first: Place): Promise<Door> {
+  const open = new Set<Socket>();
+  let to = first;
+  let connections = 0;
+
+  function isLeft(socket: Socket, mood: Mood): boolean {
+    if (mood.startsWith('closes')) socket.destroy();
+    else if (mood.startsWith('resets')) socket.resetAndDestroy();
+    return mood !== 'passes';
+  }
+
+  function carry(client: Socket): void {
+    connections++;
+    const { mood } = door;
+    const server = connect(to);
+    for (const [one, other] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      open.add(one);
+      one
+        .on('error', () => undefined)
+        .on('close', () => {
+          open.delete(one);
+          other.destroy();
+        });
+    }
+    let said = 0;
+    client.on('data', (chunk) => {
+      said++;
+      if (!(mood.endsWith('in the handshake') && said === 1) && isLeft(client, mood)) return;
+      server.write(chunk);
+    });
+    server.on('data', (chunk) => client.write(chunk));
+  }
+
+  const listener = createServer({ noDelay: true }, carry).listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  const door = {
+    ...{ host: '127.0.0.1', port: (listener.address() as AddressInfo).port, mood: 'passes' as Mood },
+    get connections() {
+      return connections;
+    },
+    leadTo: ({ host, port }: Place) => {
+      to = { host, port };
+    },
+    cut: () => {
+      for (const socket of open) socket.destroy();
+    },
+  };
+  onTestFinished(() => {
+    listener.close();
+    door.cut();
+  });
+  return door;
+}

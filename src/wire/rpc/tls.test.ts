@@ -1,0 +1,129 @@
+import { once } from 'node:events';
+import type { AddressInfo } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { certificate } from '#testing/certificate.ts';
+import { type Door, type Mood, startDoor } from '#testing/fickle-door.ts';
+import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
+import type { Procedure } from './procedure.ts';
+import { createRpcServer, type RpcServerOptions } from './server.ts';
+
+const program = 200_000;
+const slow: Procedure<number, number> = {
+  ...{ program, version: 3, number: 1, name: 'SLOW' },
+  encode: (writer, value) => {
+    writer.u32(value);
+    return undefined;
+  },
+  decode: (reader) => reader.u32(),
+};
+
+const moods: readonly Mood[] = [
+  'closes',
+  'resets',
+  'says nothing',
+  'closes in the handshake',
+  'resets in the handshake',
+  'says nothing in the handshake',
+];
+
+describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', () => {
+  const own = certificate('server');
+
+  interface Behind {
+    readonly door: Door;
+    /** Calls that came to the server. */
+    readonly asked: readonly number[];
+    /** Until then it answers none. */
+    answer(): void;
+    rpc(options?: Partial<RpcClientOptions>): RpcClient;
+  }
+
+  /** A server that gives back what it is given, when it is told to. */
+  async function serve(options: Partial<RpcServerOptions> = {}): Promise<Behind> {
+    const asked: number[] = [];
+    const { promise: told, resolve: answer } = Promise.withResolvers<void>();
+    const handle = async (reader: { u32(): number }) => {
+      const value = reader.u32();
+      asked.push(value);
+      await told;
+      return (writer: { u32(value: number): unknown }) => void writer.u32(value) as undefined;
+    };
+    const procedures = new Map([[1, { name: 'SLOW', handle }]]);
+    const server = createRpcServer({ programs: [{ number: program, version: 3, procedures }], ...options });
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    onTestFinished(() => void server.close());
+    const door = await startDoor({ host: '127.0.0.1', port: (server.address() as AddressInfo).port });
+    const rpc = (more: Partial<RpcClientOptions> = {}): RpcClient => {
+      const tls = { options: { ca: own.cert }, program, version: 3 };
+      const client = createRpcClient({ clock: systemClock(), addresses: [door], tls, dialMs: 300, ...more });
+      onTestFinished(() => client.close());
+      return client;
+    };
+    return { door, asked, answer, rpc };
+  }
+
+  const within = { deadlineMs: Number.POSITIVE_INFINITY };
+
+  test.each(moods)('and what is there meanwhile %s: what was sent is asked for again', async (mood) => {
+    const { door, asked, answer, rpc } = await serve({ tls: own });
+    const called = rpc().call(slow, 7, within);
+    await expect.poll(() => asked, { timeout: 10_000 }).toEqual([7]);
+    door.mood = mood;
+    door.cut();
+    await expect.poll(() => door.connections, { timeout: 10_000 }).toBeGreaterThan(3);
+    answer();
+    door.mood = 'passes';
+    expect(await called).toBe(7);
+  });
+
+  test.each(moods)('and what is there meanwhile %s: what was not sent may be tried again', async (mood) => {
+    const { door, answer, rpc } = await serve({ tls: own });
+    door.mood = mood;
+    const client = rpc({ dialRounds: 2 });
+    await expect(client.call(slow, 7, within)).rejects.toMatchObject({ failure: 'unreachable', maybeDone: false });
+    expect(door.connections).toBe(2);
+    answer();
+    door.mood = 'passes';
+    expect(await client.call(slow, 7, within)).toBe(7);
+  });
+
+  test('and does not even take connections: the same', async () => {
+    const connect: RpcClientOptions['connect'] = ({ signal }) =>
+      new Promise((_, reject) => {
+        signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true });
+      });
+    const { rpc } = await serve();
+    const client = rpc({ connect, tls: undefined, dialMs: 50, dialRounds: 2 });
+    await expect(client.call(slow, 7, within)).rejects.toMatchObject({ failure: 'unreachable', maybeDone: false });
+  });
+
+  test('and knows only older versions of TLS: told at once', async () => {
+    const { door, rpc } = await serve({ tls: { ...own, maxVersion: 'TLSv1.2' } });
+    await expect(rpc().call(slow, 7, within)).rejects.toMatchObject({ failure: 'tls' });
+    expect(door.connections).toBe(1);
+  });
+
+  test.each([
+    ['with a certificate that nobody vouches for', 'self-signed certificate', { tls: certificate('other') }],
+    ['without TLS', 'the server does not offer TLS', {}],
+  ])('and comes back %s: told at once, also of what was sent', async (_how, why, options) => {
+    const { door, asked, rpc } = await serve({ tls: own });
+    const other = await serve(options);
+    const client = rpc({ addresses: [door] });
+    const called = client.call(slow, 7, within);
+    await expect.poll(() => asked, { timeout: 10_000 }).toEqual([7]);
+    door.leadTo(other.door);
+    door.cut();
+    await expect(called).rejects.toMatchObject({ failure: 'tls', maybeDone: true });
+    const unsent = await client.call(slow, 8, within).catch((cause: unknown) => cause);
+    expect(unsent).toMatchObject({ failure: 'tls', maybeDone: false });
+    expect(causes(unsent)).toContain(why);
+    expect(other.door.connections).toBe(2);
+  });
+});
+
+const causes = (thrown: unknown): string =>
+  thrown instanceof Error ? `${thrown.message} ${causes(thrown.cause)}` : '';
