@@ -18,6 +18,8 @@ let admitted: number[];
 let balance: number;
 let unsettled: number;
 let isFull: boolean;
+/** Before anybody is told that there is room. */
+let waits: Promise<void> | undefined;
 let isCounting: boolean;
 let charges: Charges;
 let places: number;
@@ -43,10 +45,11 @@ async function remove(id: number): Promise<void> {
 
 beforeEach(() => {
   [files, onServer, admitted, balance, unsettled] = [new Map(), new Map(), [], 0, 0];
-  [isFull, isCounting, places, ageMs, content, epoch] = [false, false, 0, 0, 1, 1];
+  [isFull, isCounting, places, ageMs, content, epoch, waits] = [false, false, 0, 0, 1, 1, undefined];
   charges = createCharges({
     quota: {
       admit: async (bytes) => {
+        await waits;
         if (isFull) throw new Errno('EDQUOT');
         admitted.push(bytes);
         balance += bytes;
@@ -69,7 +72,26 @@ beforeEach(() => {
       files.set(id, found);
       return found;
     },
+    patience: (asking, work) => work(asking.signal),
   });
+});
+
+test("who gives up before there is room has asked for it all the same, and his place is the next one's", async () => {
+  files.set(1, file(0));
+  files.set(2, file(0));
+  const { promise: room, resolve: answer } = Promise.withResolvers<void>();
+  waits = room;
+  const [first, next] = [request(7), request(7)];
+  const waiting = charges.write(1, 0, block, first);
+  charges.givenUp(first);
+  waits = undefined;
+  await charges.write(2, 0, block, next);
+  expect([balance, unsettled]).toEqual([block, block]);
+  answer();
+  await waiting;
+  expect([balance, unsettled]).toEqual([2 * block, block]);
+  charges.written(7);
+  expect([balance, unsettled]).toEqual([2 * block, 0]);
 });
 
 describe('writing', () => {

@@ -1,6 +1,7 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
 import type { AttributeCache } from '../attributes.ts';
+import type { Patience } from '../patience.ts';
 import { until } from '../until.ts';
 import type { Quota } from './quota.ts';
 
@@ -16,6 +17,8 @@ export interface Charges {
   restored(place: number, length: number): void;
   /** The write that came at this place is on the server's disk, or lost: until then no count has to have seen it. */
   written(place: number): void;
+  /** Its write failed, or was not waited for until there was room. What it asked for counts, and its place may become another's. */
+  givenUp(request: Request): void;
   /** Before it is cut, or loses a name: what there is of it. Undefined: not known, so nothing will be free. */
   leaving(id: number | undefined, request: Request): Promise<Leaving | undefined> | undefined;
   /** It was cut, or made longer, from one to the other. */
@@ -37,6 +40,7 @@ export interface ChargesParts {
   readonly attributes: Pick<AttributeCache, 'last' | 'epoch' | 'ageMs'>;
   /** Asks the server, when it has answered all that was written. */
   readonly look: (id: number, request: Request) => Promise<Attributes>;
+  readonly patience: Patience;
 }
 
 /** What was charged for a file since it was first written to, or since somebody else has changed it. */
@@ -62,9 +66,10 @@ const roundUp = (bytes: number): number => Math.ceil(bytes / block) * block;
 const freshMs = 1_000;
 const nothing: Pick<Attributes, 'size' | 'used'> = { size: 0, used: 0 };
 
-export function createCharges({ quota, attributes, look }: ChargesParts): Charges {
+export function createCharges({ quota, attributes, look, patience }: ChargesParts): Charges {
   const files = new Map<number, Charged>();
   const underWay = new Map<number, { bytes: number; readonly file?: Charged }>();
+  const gone = new WeakSet<Request>();
 
   const isOurs = ({ id, content }: Charged): boolean => content === attributes.epoch(id);
   const isOfThisEpoch = ({ ledger }: Charged): boolean => ledger === undefined || ledger === quota.epoch();
@@ -81,7 +86,7 @@ export function createCharges({ quota, attributes, look }: ChargesParts): Charge
     return made;
   }
 
-  function charge(id: number, offset: number, length: number, place: number): Promise<void> | undefined {
+  function charge(id: number, offset: number, length: number, request: Request): Promise<void> | undefined {
     const file = fileOf(id);
     const bytes = costOf(file, attributes.last(id) ?? nothing, offset, length);
     if (bytes === 0) return undefined;
@@ -92,6 +97,8 @@ export function createCharges({ quota, attributes, look }: ChargesParts): Charge
     return quota.admit(bytes).then(
       () => {
         file.ledger ??= quota.epoch();
+        if (gone.has(request)) return quota.changed(bytes, bytes);
+        const { place } = request;
         file.underWay += bytes;
         underWay.set(place, { bytes: bytes + (underWay.get(place)?.bytes ?? 0), file });
       },
@@ -120,9 +127,19 @@ export function createCharges({ quota, attributes, look }: ChargesParts): Charge
   }
 
   async function leaving(id: number, request: Request): Promise<Leaving | undefined> {
-    const epoch = await until(quota.freeing(), request.signal);
+    const epoch = await patience(request, (signal) => until(quota.freeing(), signal));
     const known = attributes.ageMs(id) <= freshMs ? attributes.last(id) : undefined;
     return epoch === undefined ? undefined : { attributes: known ?? (await look(id, request)), epoch };
+  }
+
+  function written(place: number): void {
+    const done = underWay.get(place);
+    if (done === undefined) return;
+    underWay.delete(place);
+    quota.changed(done.bytes, done.bytes);
+    if (done.file === undefined) return;
+    done.file.underWay -= done.bytes;
+    if (done.file.underWay === 0) takeMore(done.file);
   }
 
   function free(bytes: number, epoch: number): void {
@@ -131,22 +148,18 @@ export function createCharges({ quota, attributes, look }: ChargesParts): Charge
 
   return {
     write: (id, offset, length, request) => {
-      if (attributes.last(id) !== undefined) return charge(id, offset, length, request.place);
+      if (attributes.last(id) !== undefined) return charge(id, offset, length, request);
       // As after a crash of the process before this one: all of it may lie over what is there.
-      return look(id, request).then(() => charge(id, offset, length, request.place));
+      return look(id, request).then(() => charge(id, offset, length, request));
     },
     restored: (place, bytes) => {
       quota.adopt(bytes);
       underWay.set(place, { bytes });
     },
-    written: (place) => {
-      const done = underWay.get(place);
-      if (done === undefined) return;
-      underWay.delete(place);
-      quota.changed(done.bytes, done.bytes);
-      if (done.file === undefined) return;
-      done.file.underWay -= done.bytes;
-      if (done.file.underWay === 0) takeMore(done.file);
+    written,
+    givenUp: (request) => {
+      gone.add(request);
+      written(request.place);
     },
     leaving: (id, request) => (id === undefined ? undefined : leaving(id, request).catch(() => undefined)),
     resized: (id, before, after) => {
@@ -185,6 +198,7 @@ export const noCharges: Charges = {
   write: () => undefined,
   restored: () => undefined,
   written: () => undefined,
+  givenUp: () => undefined,
   leaving: () => undefined,
   resized: () => undefined,
   removed: () => undefined,

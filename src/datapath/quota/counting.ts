@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
-import { type Base, epochOf, grantPrefix, readBase, scratchName, sumOf, writeBase } from './ledger.ts';
+import { type Base, epochOf, readBase, scratchName, sumOf, writeBase } from './ledger.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 import type { Counted } from './scan.ts';
 
@@ -83,18 +83,16 @@ async function begin(files: LedgerFiles): Promise<Base> {
   return next;
 }
 
-/** Grants of epochs that are over. Their names tell, so that none of this epoch is hit. */
+/**
+ * Grants of epochs that are over: their names tell, so that none of this epoch is hit. And what processes that ended were
+ * writing; one that is writing at this moment does it again.
+ */
 async function tidy(files: LedgerFiles, epoch: number): Promise<void> {
-  const names = await files.names();
-  const live = new Set(names.filter((name) => epochOf(name) === epoch).map(memberOf));
-  for (const name of names) {
+  for (const name of await files.names()) {
     const isOver = (epochOf(name) ?? epoch) < epoch;
-    const isLeft = name.startsWith(scratchName('')) && !live.has(name.slice(scratchName('').length));
-    if (isOver || isLeft) await files.remove(name);
+    if (isOver || name.startsWith(scratchName(''))) await files.remove(name);
   }
 }
-
-const memberOf = (name: string): string => name.slice(name.indexOf('.', grantPrefix.length) + 1);
 
 function everySoOften(clock: Clock, ms: number, work: () => void): Disposable {
   let timer: Disposable;

@@ -4,6 +4,7 @@ import { listDirectory } from '#wire/nfs3/listing.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, stability } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
+import { until } from '../until.ts';
 
 /** The folder that the nodes of one volume share. Each call is one that a server does at once, or not at all. */
 export interface LedgerFiles {
@@ -29,7 +30,11 @@ export interface LedgerFilesParts {
   readonly options: CallOptions;
   /** The name of the file that is written before it gets its own: of nobody else. */
   readonly scratch: string;
+  /** Something to be waited for before anything is changed: what a predecessor sent may still be done. */
+  readonly ready?: (() => Promise<void> | undefined) | undefined;
 }
+
+const never = new AbortController().signal;
 
 /** A record is a line; a longer file is not ours. */
 const longest = 4096;
@@ -37,7 +42,12 @@ const mostNames = 100_000;
 /** How often a file can be replaced between finding and reading it. */
 const mostReplaced = 16;
 
-export function createLedgerFiles({ nfs, folder, options, scratch }: LedgerFilesParts): LedgerFiles {
+export function createLedgerFiles({ nfs, folder, options, scratch, ready }: LedgerFilesParts): LedgerFiles {
+  const drained = async (): Promise<void> => {
+    const first = ready?.();
+    if (first !== undefined) await until(first, options.signal ?? never);
+  };
+
   const find = async (name: string): Promise<{ handle: FileHandle; attributes: Attributes } | undefined> => {
     try {
       const { handle, attributes } = await nfs.lookup(folder, name, options);
@@ -55,6 +65,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch }: LedgerFiles
   }
 
   async function replace(name: string, text: string): Promise<void> {
+    await drained();
     const { handle } = await nfs.create(folder, scratch, { mode: 'unchecked', set: { mode: 0o600, size: 0 } }, options);
     await fill(scratch, handle, text);
     await nfs.rename({ directory: folder, name: scratch }, { directory: folder, name }, options);
@@ -96,6 +107,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch }: LedgerFiles
       }
     },
     remove: async (name) => {
+      await drained();
       try {
         await nfs.remove(folder, name, options);
       } catch (cause) {
@@ -103,6 +115,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch }: LedgerFiles
       }
     },
     take: async (name, text) => {
+      await drained();
       try {
         const { handle } = await nfs.create(folder, name, { mode: 'guarded', set: { mode: 0o600 } }, options);
         await fill(name, handle, text);
@@ -117,6 +130,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch }: LedgerFiles
       return found && looksOf(found.attributes);
     },
     renew: async (name, ifLooks) => {
+      await drained();
       const found = await find(name);
       if (found === undefined || (ifLooks !== undefined && looksOf(found.attributes) !== ifLooks)) return false;
       const { ctime: seconds, ctimeNs: nanoseconds } = found.attributes;

@@ -58,9 +58,9 @@ export const chunkOf = (limit: number): number => Math.min(largestChunk, Math.fl
 
 const baseName = 'base';
 const limitName = 'limit';
-export const grantPrefix = 'grant.';
-export const grantName = (epoch: number, member: string): string => `${grantPrefix}${epoch}.${member}`;
-export const scratchName = (member: string): string => `tmp.${member}`;
+export const grantName = (epoch: number, member: string): string => `grant.${epoch}.${member}`;
+/** Of one process: what another one wrote there, and is dead since, must not come in between. */
+export const scratchName = (writer: string): string => `tmp.${writer}`;
 /** Undefined: it is no grant. */
 export function epochOf(name: string): number | undefined {
   const [, epoch] = /^grant\.(\d{1,15})\./.exec(name) ?? [];

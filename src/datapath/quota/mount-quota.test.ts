@@ -1,5 +1,8 @@
-import { expect, test } from 'vitest';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { createMountQuota } from './mount-quota.ts';
@@ -40,4 +43,73 @@ test('a mount that is over does not wait for a server that is gone, also if it w
   clock.advance(1);
   await Promise.allSettled([closed]);
   await expect(admitted).rejects.toThrow('unmounted');
+});
+
+describe('what a predecessor sent may still be done', () => {
+  /** A mount of a volume on a server of ours, as each process that serves it makes it; and the names that it makes in the ledger. */
+  async function volume() {
+    const own = await startOwnServer();
+    for (const name of ['data', 'ledger']) mkdirSync(join(own.directory, name));
+    const { nfs, root } = await own.mount();
+    const [data, folder] = [(await nfs.lookup(root, 'data')).handle, (await nfs.lookup(root, 'ledger')).handle];
+    const uid = process.getuid?.() ?? 0;
+    const kept = { epoch: 0, growth: 0 };
+    return (ready?: Promise<void>) => {
+      const made: string[] = [];
+      const asked: string[] = [];
+      const spied: NfsClient = {
+        ...nfs,
+        readdir: (...args) => {
+          asked.push('readdir');
+          return nfs.readdir(...args);
+        },
+        create: (directory, name, ...how) => {
+          if (typeof name === 'string') made.push(name);
+          return nfs.create(directory, name, ...how);
+        },
+      };
+      const quota = createMountQuota({
+        ...{ nfs: spied, mount: 'one', signal: new AbortController().signal, ready: () => ready },
+        failed: (cause) => expect.fail(String(cause)),
+        quota: { bytes: 2 ** 30, ledger: Buffer.from(folder).toString('base64'), host: 'node-1' },
+        spec: { root: Buffer.from(data).toString('base64'), squash: 'all', uid, gid: uid, softMs: undefined },
+        kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
+      });
+      return { quota, made, asked };
+    };
+  }
+
+  test('nothing in the ledger is changed before that is over', async () => {
+    const start = await volume();
+    const { promise: drained, resolve } = Promise.withResolvers<void>();
+    const { quota, made, asked } = start(drained);
+    let isAdmitted = false;
+    const admitted = quota.admit(4096).then(() => {
+      isAdmitted = true;
+    });
+    await expect.poll(() => asked.length, { timeout: 10_000 }).toBeGreaterThan(0);
+    // Somebody else has all he wants meanwhile, so that there was time enough for the first.
+    const other = start();
+    await other.quota.admit(0);
+    expect([made, isAdmitted]).toEqual([[], false]);
+    resolve();
+    await admitted;
+    expect(made.length).toBeGreaterThan(0);
+    await quota.close();
+    await other.quota.close();
+  });
+
+  test('no process writes where another one did', async () => {
+    const start = await volume();
+    const processes = [start(), start()];
+    for (const { quota } of processes) {
+      await quota.admit(4096);
+      quota.changed(4096, 4096);
+      await quota.close();
+    }
+    const [first, second] = processes.map(({ made }) => new Set(made.filter((name) => name.startsWith('tmp.'))));
+    expect(first?.size).toBeGreaterThan(0);
+    expect(second?.size).toBeGreaterThan(0);
+    expect(first?.isDisjointFrom(second ?? new Set())).toBe(true);
+  });
 });

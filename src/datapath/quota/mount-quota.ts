@@ -1,4 +1,4 @@
-import { createHash } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
@@ -21,6 +21,8 @@ export interface MountQuotaParts {
   readonly mount: string;
   readonly kept: KeptGrowth;
   readonly clock?: Clock;
+  /** Something to be waited for before anything is changed on the server. */
+  readonly ready?: (() => Promise<void> | undefined) | undefined;
   /** The mount is over: nobody waits any more. `close` can still be called. */
   readonly signal: AbortSignal;
   failed(cause: unknown): void;
@@ -31,7 +33,7 @@ const closeMs = 10_000;
 
 /** The quota of a mount, with its ledger on the server. */
 export function createMountQuota(parts: MountQuotaParts): Quota {
-  const { nfs, spec, quota: given, mount, kept, clock = systemClock(), signal, failed } = parts;
+  const { nfs, spec, quota: given, mount, kept, clock = systemClock(), ready, signal, failed } = parts;
   const ending = new AbortController();
   const options: CallOptions = {
     ...{ credential: storeCredential(spec), deadlineMs: spec.softMs ?? Infinity },
@@ -40,13 +42,14 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   const member = `${given.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
   const folder: FileHandle = Buffer.from(given.ledger, 'base64');
   const root: FileHandle = Buffer.from(spec.root, 'base64');
-  // Each with a scratch of its own: both may be writing at the same time.
-  const filesOf = (scratch: string): LedgerFiles => createLedgerFiles({ nfs, folder, options, scratch });
+  // Each with a scratch of its own: both may be writing at the same time, and what a predecessor wrote may come late.
+  const filesOf = (): LedgerFiles =>
+    createLedgerFiles({ ...{ nfs, folder, options, ready }, scratch: scratchName(`${member}.${randomUUID()}`) });
   const limit = given.bytes;
   const quota = createQuota({
-    ledger: createLedger({ files: filesOf(scratchName(member)), clock, signal, member, limit }),
+    ledger: createLedger({ files: filesOf(), clock, signal, member, limit }),
     countAnew: createCountAnew({
-      ...{ files: filesOf(scratchName(`${member}.count`)), clock },
+      ...{ files: filesOf(), clock },
       count: (until) => countTree(nfs, root, { ...options, signal: AbortSignal.any([until, ending.signal]) }),
     }),
     ...{ kept, clock, limit, signal, failed },

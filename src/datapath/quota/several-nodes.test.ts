@@ -70,6 +70,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
       if (found === undefined) throw new Errno('ESTALE');
       return found;
     },
+    patience: (asking, work) => work(asking.signal),
   });
 
   async function send(name: string, first: number, count: number, place: number): Promise<void> {
