@@ -1,9 +1,10 @@
-import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { createGround } from '#testing/ground.ts';
 import type { Bench } from './bench.ts';
+import { command } from './datapath/command.ts';
 import { type Ours, startOurs } from './datapath/ours.ts';
+import { files, plantTree } from './datapath/tree.ts';
 import { requireComponents } from './needed.ts';
 import { makeFolder, places } from './nfs/folder.ts';
 import { type Application, startApplication } from './recovery/application-process.ts';
@@ -38,19 +39,23 @@ export const bench: Bench = {
     using ground = createGround('stowage-bench-');
     await using exported = await makeFolder(place, []);
     const folder = join(exported.path, 'volume');
-    await mkdir(folder);
+    plantTree(join(folder, 'tree'));
     await using ganesha = await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal });
     await using ours = await startOurs({ server: ganesha, folder: ground.folder, signal });
     await using mounted = await ours.mount(folder, { isCaching: true });
     await using application = await startApplication(mounted.at, signal);
     const rows: Row[] = [];
-    for (const kind of kinds.filter(({ name }) => name.includes(only))) {
-      const pauses: number[] = [];
-      while (pauses.length < rounds) {
-        pauses.push(await pauseOf(kind, ours, application, signal));
-        note(`${kind.name} ${pauses.length}/${rounds}: ${pauses.at(-1)?.toFixed(1)} ms`);
+    for (const memory of ['', `, ${files} files known`]) {
+      // Whoever takes over takes over all that the kernel knows.
+      if (memory !== '') await command(['ls', '-lR', join(mounted.at, 'tree')], signal);
+      for (const kind of kinds.filter(({ name }) => name.includes(only))) {
+        const pauses: number[] = [];
+        while (pauses.length < rounds) {
+          pauses.push(await pauseOf(kind, ours, application, signal));
+          note(`${kind.name}${memory} ${pauses.length}/${rounds}: ${pauses.at(-1)?.toFixed(1)} ms`);
+        }
+        rows.push(...rowsOf(kind, memory, pauses));
       }
-      rows.push(...rowsOf(kind, pauses));
     }
     const { errors, operations } = await application.end();
     for (const error of errors) note(error);
@@ -78,12 +83,16 @@ async function pauseOf(kind: Kind, ours: Ours, application: Application, signal:
   return application.longest();
 }
 
-function rowsOf({ name, goals }: Kind, pauses: readonly number[]): readonly Row[] {
+function rowsOf({ name, goals }: Kind, memory: string, pauses: readonly number[]): readonly Row[] {
   const sorted = pauses.toSorted((a, b) => a - b);
   const rank = (part: number): number => sorted[Math.ceil(part * sorted.length) - 1] ?? Number.NaN;
   const row = (what: string, part: number, below: number | undefined): Row =>
     toRow({
-      ...{ name: `data path ${name} ${pauses.length} times: pause, ${what}`, unit: 'ms', values: [rank(part)] },
+      ...{
+        name: `data path ${name} ${pauses.length} times${memory}: pause, ${what}`,
+        unit: 'ms',
+        values: [rank(part)],
+      },
       ...(below === undefined ? {} : { goal: { valueBelow: below } }),
     });
   return [row('p50', 0.5, goals.median), row('p99', 0.99, goals.worst)];

@@ -1,6 +1,6 @@
 import { type ChildProcess, execFile, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, constants, mkdirSync, openSync, readSync } from 'node:fs';
+import { closeSync, constants, mkdirSync, openSync, readSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -8,6 +8,8 @@ import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/memory.ts';
+import { streamPair } from '#base/linux/socket-pair.ts';
+import { readNow } from '#base/linux/watching.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { usualWishes } from '#testing/fuse-mount.ts';
@@ -15,7 +17,7 @@ import { createGround } from '#testing/ground.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { lines } from './journal/layout.ts';
+import { lines, mostMounts } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
 import { serveMount } from './served-mount.ts';
@@ -243,6 +245,53 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     await once(more, 'exit');
   });
 });
+
+test.skipIf(needs('linux'))(
+  'as many mounts as there can be are read from, whatever each of them waits for',
+  async () => {
+    using opened = new DisposableStack();
+    const journal = createJournal();
+    opened.defer(() => closeSync(journal));
+    // Pages that nobody touches are not needed here.
+    const requests = createRequests({ ...openJournal(journal), populate: () => undefined });
+    const paused = new Set<() => void>();
+    const waiting: number[] = [];
+    const serve = async (mount: number): Promise<number> => {
+      const [kernel, fd] = streamPair();
+      opened.defer(() => closeSync(kernel));
+      opened.use(
+        await serveMount({
+          ...{ fd, mount, requests, paused, left: [], ...trying(), ...untold },
+          operations: {
+            write: () => {
+              waiting.push(mount);
+              return new Promise<never>(() => undefined);
+            },
+            statfs: () => Promise.reject(new Errno('EDQUOT')),
+          },
+        }),
+      );
+      return kernel;
+    };
+    const kernels = await Promise.all(Array.from({ length: mostMounts }, (_, mount) => serve(mount)));
+    const longest = Buffer.alloc(80_000);
+    const slot: Slot = { place: 0, buffer: longest, view: new DataView(longest.buffer) };
+    const write = { end: inHeaderSize + 40, data: 76_000 };
+    put(slot, 2, opcode.write, write.end + write.data);
+    slot.view.setUint32(inHeaderSize + 16, write.data, true);
+    for (const kernel of kernels)
+      expect(writeSync(kernel, longest, 0, write.end + write.data)).toBe(write.end + write.data);
+    await expect.poll(() => waiting.length, { timeout: 10_000 }).toBe(mostMounts);
+    put(slot, 4);
+    for (const kernel of kernels) writeSync(kernel, longest, 0, statfs.length);
+    const answer = Buffer.alloc(64);
+    for (const kernel of kernels) {
+      await expect.poll(() => readNow(kernel, answer), { timeout: 10_000, interval: 5 }).toBe(16);
+      expect([answer.readUInt32LE(8), answer.readInt32LE(4)]).toEqual([4, -122]);
+    }
+    expect(paused.size).toBe(0);
+  },
+);
 
 test.skipIf(needs('linux'))(
   'a request for which the one before had no room is answered when there is some',

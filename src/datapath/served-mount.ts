@@ -77,7 +77,8 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   let readingLate: Disposable | undefined;
   /** Read, and without a line: there was no room. */
   let stuck: Stuck | undefined = requests.stuck(mount);
-  let armed = stuck?.slot;
+  /** What is done without a line lies there. */
+  let at: Slot | undefined;
 
   /** Later: whoever freed it is in the middle of something, and the answer to it may not be written yet. */
   const free = (place: number): void => {
@@ -92,7 +93,8 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   const finished = (place: number): void => {
     if (place === noLine) {
-      if (armed !== undefined) requests.empty(armed);
+      if (at !== undefined) requests.empty(at);
+      at = undefined;
       return;
     }
     free(place);
@@ -118,24 +120,29 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   function take(slot: Slot, length: number, share?: number): void {
     if (brief.has(slot.view.getUint32(4, true))) {
+      at = slot;
       session.take(noLine, { buffer: slot.buffer, view: slot.view, end: length });
       return;
     }
     const taken = requests.take(mount, slot, length, share);
-    if (taken === undefined) stuck = { slot, length };
-    else session.take(taken.place, taken.message);
+    if (taken !== undefined) session.take(taken.place, taken.message);
+    else {
+      stuck = { slot, length };
+      readingLate ??= clock.after(lateMs, readLate);
+      waitForRoom();
+    }
   }
 
   function next(): Slot | undefined {
-    if (isStopping) return undefined;
-    if (stuck === undefined) {
-      if (armed === undefined || !requests.isArmed(mount, armed)) armed = requests.arm(mount);
-      if (armed !== undefined) return armed;
-    }
+    if (isStopping || stuck !== undefined) return undefined;
+    const slot = requests.arm(mount);
+    if (slot === undefined) waitForRoom();
+    return slot;
+  }
+
+  function waitForRoom(): void {
     paused.add(wake);
-    if (stuck !== undefined) readingLate ??= clock.after(lateMs, readLate);
     options.onFull?.();
-    return undefined;
   }
 
   function goOn(share?: number): void {
@@ -145,7 +152,8 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     const waiting = stuck;
     stuck = undefined;
     if (waiting !== undefined) take(waiting.slot, waiting.length, share);
-    if (stuck === undefined && share === undefined) lateMs = late.firstMs;
+    if (stuck !== undefined) return;
+    if (share === undefined) lateMs = late.firstMs;
     device.resume();
   }
 

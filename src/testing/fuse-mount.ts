@@ -88,12 +88,15 @@ export async function mountFuse(
   const device = openDevice({
     fd,
     next: () => {
-      const slot = free.pop();
+      const slot = free.at(-1);
       if (slot === undefined) onFull();
-      else used.set(slot.place, slot);
       return slot;
     },
-    onRequest: ({ place, buffer, view }, end) => session.take(place, { buffer, view, end }),
+    onRequest: (slot, end) => {
+      free.pop();
+      used.set(slot.place, slot);
+      session.take(slot.place, { buffer: slot.buffer, view: slot.view, end });
+    },
     onEnd: end,
   });
   const agreement = await agreed;

@@ -13,7 +13,7 @@ export const usualLimits: NodeLimits = { many: 256 * 1024, most: mostChunks * re
 /** How many nodes there are, and what is done about it when there are too many. */
 export interface Crowding {
   readonly size: number;
-  grown(): void;
+  grown(by?: number): void;
   shrunk(): void;
   /** Whether there may be another. If not, room is asked for. */
   hasRoom(): boolean;
@@ -39,8 +39,9 @@ export function createCrowding({ many, most }: NodeLimits, sizeOf: (mount: numbe
     get size() {
       return size;
     },
-    grown: () => {
-      if (++size >= askAt) ask();
+    grown: (by = 1) => {
+      size += by;
+      if (size >= askAt) ask();
     },
     shrunk: () => {
       size--;

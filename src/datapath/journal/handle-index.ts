@@ -1,19 +1,19 @@
-/** Finds numbers by the bytes they belong to, without keeping those bytes: they lie where `bytesOf` finds them. */
+/** Finds numbers by the bytes they belong to, without keeping those bytes: only their hashes are asked for again. */
 export interface HandleIndex {
-  find(key: Uint8Array): number | undefined;
+  find(key: Uint8Array, hash: number): number | undefined;
   /** Must not be there yet. Numbers begin at 1. */
-  add(key: Uint8Array, value: number): void;
-  remove(key: Uint8Array, value: number): void;
+  add(hash: number, value: number): void;
+  remove(hash: number, value: number): void;
   readonly size: number;
 }
 
 const gone = -1;
 
-/** FNV-1a: handles differ in a few bytes, wherever a server puts them. */
-function hash(key: Uint8Array): number {
+/** FNV-1a: handles differ in a few bytes, wherever a server puts them. Never 0. */
+export function hashOf(key: Uint8Array): number {
   let sum = 0x811c9dc5;
   for (let i = 0; i < key.length; i++) sum = Math.imul(sum ^ (key[i] as number), 0x01000193);
-  return sum >>> 0;
+  return sum >>> 0 || 1;
 }
 
 /**
@@ -22,23 +22,17 @@ function hash(key: Uint8Array): number {
  */
 export function createHandleIndex(
   isKeyOf: (key: Uint8Array, value: number) => boolean,
-  keyOf: (value: number) => Uint8Array,
+  hashOfValue: (value: number) => number,
+  /** For so many at once, without growing. */
+  room = 0,
 ): HandleIndex {
-  let table = new Int32Array(1024);
+  let table = new Int32Array(2 ** Math.max(10, Math.ceil(Math.log2(2 * room + 2))));
   let used = 0;
   let size = 0;
 
-  const placeOf = (key: Uint8Array): number => {
+  function insert(hash: number, value: number): void {
     const mask = table.length - 1;
-    for (let at = hash(key) & mask; ; at = (at + 1) & mask) {
-      const value = table[at] as number;
-      if (value === 0 || (value !== gone && isKeyOf(key, value))) return at;
-    }
-  };
-
-  function insert(key: Uint8Array, value: number): void {
-    const mask = table.length - 1;
-    let at = hash(key) & mask;
+    let at = hash & mask;
     while ((table[at] as number) > 0) at = (at + 1) & mask;
     if (table[at] === 0) used++;
     table[at] = value;
@@ -48,21 +42,27 @@ export function createHandleIndex(
     const before = table;
     table = new Int32Array(size * 4 > before.length ? before.length * 2 : before.length);
     used = 0;
-    for (const value of before) if (value > 0) insert(keyOf(value), value);
+    for (const value of before) if (value > 0) insert(hashOfValue(value), value);
   }
 
   return {
-    find: (key) => {
-      const value = table[placeOf(key)] as number;
-      return value === 0 ? undefined : value;
+    find: (key, hash) => {
+      const mask = table.length - 1;
+      for (let at = hash & mask; ; at = (at + 1) & mask) {
+        const value = table[at] as number;
+        if (value === 0) return undefined;
+        if (value !== gone && isKeyOf(key, value)) return value;
+      }
     },
-    add: (key, value) => {
+    add: (hash, value) => {
       if (used * 2 >= table.length) grow();
-      insert(key, value);
+      insert(hash, value);
       size++;
     },
-    remove: (key, value) => {
-      const at = placeOf(key);
+    remove: (hash, value) => {
+      const mask = table.length - 1;
+      let at = hash & mask;
+      while (table[at] !== 0 && table[at] !== value) at = (at + 1) & mask;
       if (table[at] !== value) return;
       table[at] = gone;
       size--;

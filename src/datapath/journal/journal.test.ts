@@ -1,12 +1,12 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync } from 'node:fs';
+import { closeSync, fstatSync } from 'node:fs';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
-import { createHandleIndex } from './handle-index.ts';
+import { createHandleIndex, hashOf } from './handle-index.ts';
 import { cellCount, chunkSize, head, lines, mostMounts, record } from './layout.ts';
 import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createMountRows } from './mounts.ts';
@@ -60,13 +60,15 @@ describe('requests', () => {
     requests.write(done, { kind: 'gone', handle: handle('a handle') });
     requests.keepAnswer(done, Buffer.from('the answer'));
     requests.free(read(4));
-    expect(requests.isArmed(3, armed)).toBe(true);
+    // One for all, until a long one was read into it.
+    expect(requests.arm(4)).toBe(armed);
+    expect(requests.arm(3)).toBe(armed);
     const behind = read(5, long);
-    expect(requests.isArmed(3, armed)).toBe(false);
     requests.behind(behind);
     // Killed when the kernel had just put another one there.
-    put(requests.arm(3) ?? expect.fail(), 6, 200);
-    requests.arm(4);
+    const last = requests.arm(3) ?? expect.fail();
+    expect(last).not.toBe(armed);
+    put(last, 6, 200);
 
     const next = createRequests(kept.open());
     const left = next.left();
@@ -144,7 +146,7 @@ describe('requests', () => {
     const sizes = [700, 4096 + 80, 8192, 8193, 65_536 + 80];
     for (const [i, size] of sizes.entries()) {
       requests.take(0, armed, put(armed, i + 1, size));
-      expect(requests.isArmed(0, armed)).toBe(true);
+      expect(requests.arm(0)).toBe(armed);
     }
     const next = createRequests(kept.open());
     const left = next.left();
@@ -156,13 +158,12 @@ describe('requests', () => {
     // All cells of both classes, then the slots themselves.
     const mounts = [1, 2];
     for (const mount of mounts) {
-      let slot = next.arm(mount) ?? expect.fail();
       for (let i = 0; i < cellCount / 2 + (mount === 2 ? 2 : 0); i++) {
-        if (!next.isArmed(mount, slot)) slot = next.arm(mount) ?? expect.fail();
+        const slot = next.arm(mount) ?? expect.fail();
         expect(next.take(mount, slot, put(slot, 1000 + i, 5000))).toBeDefined();
       }
     }
-    expect(next.held).toEqual({ lines: cellCount + 2, slots: 3 });
+    expect(next.held).toEqual({ lines: cellCount + 2, slots: 2 });
     for (const mount of mounts) next.freeAll(mount);
     expect(next.held).toEqual({ lines: 0, slots: 0 });
   });
@@ -293,19 +294,98 @@ describe('requests', () => {
   test('what there was no room for is there for a successor, too', () => {
     using kept = journal();
     const requests = createRequests(kept.open());
-    const [own, others] = [requests.arm(0) ?? expect.fail(), requests.arm(1) ?? expect.fail()];
+    const own = requests.arm(0) ?? expect.fail();
     for (let i = 1; i <= lines / 2; i++) requests.take(0, own, put(own, i, 60));
-    put(own, lines + 1, 60);
+    requests.take(0, own, put(own, lines + 1, 60));
+    // Another had only memory for one.
+    requests.arm(1);
     const next = createRequests(kept.open());
     expect(next.left()).toHaveLength(lines / 2);
     expect(next.stuck(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
-    expect(next.isArmed(0, own)).toBe(true);
-    // The other had only memory for one.
     expect(next.stuck(1)).toBeUndefined();
-    expect(next.isArmed(1, others)).toBe(false);
+    expect(next.held.slots).toBe(1);
     next.free(5);
     expect(next.take(0, (next.stuck(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
     expect(next.stuck(0)).toBeUndefined();
+    expect(next.held.slots).toBe(0);
+  });
+
+  test('all mounts that there can be hold a long request, and one that has no line: each can still be read from', () => {
+    const fd = createJournal();
+    using memory = openJournal(fd);
+    // Pages that nobody touches are not needed here.
+    const requests = createRequests({ ...memory, populate: () => undefined });
+    const taken = (mount: number, unique: number): boolean => {
+      const slot = requests.arm(mount) ?? expect.fail();
+      slot.view.setUint32(0, long, true);
+      slot.view.setUint32(8, unique, true);
+      return requests.take(mount, slot, long) !== undefined;
+    };
+    let [first, unique] = [0, 0];
+    while (taken(0, ++unique)) first++;
+    expect(first).toBeGreaterThan(100);
+    for (let mount = 1; mount < mostMounts; mount++) {
+      expect(taken(mount, ++unique)).toBe(true);
+      while (taken(mount, ++unique)) expect(requests.held.slots).toBeLessThan(2 * mostMounts + 256);
+    }
+    expect(requests.arm(0)).toBeDefined();
+    closeSync(fd);
+  });
+
+  describe('memory of long requests', () => {
+    const mebibyte = 1024 * 1024;
+    /** Some of them at once, then none. */
+    function burst(requests: Requests, count: number): void {
+      const places = Array.from({ length: count }, (_, i) => {
+        const armed = requests.arm(i) ?? expect.fail();
+        return (requests.take(i, armed, put(armed, i + 1, mebibyte)) ?? expect.fail()).place;
+      });
+      for (const place of places) requests.free(place);
+    }
+
+    test('is given back when it has not been needed for some time, but for a little', () => {
+      using kept = journal(64);
+      const clock = createFakeClock();
+      const requests = createRequests(kept.open(), clock);
+      const held = (): number => (fstatSync(kept.fd).blocks * 512) / mebibyte;
+      const before = held();
+      burst(requests, 50);
+      expect(held() - before).toBeGreaterThan(45);
+      // While it is used it stays.
+      for (let i = 0; i < 10; i++) {
+        clock.advance(4_000);
+        burst(requests, 50);
+        expect(held() - before).toBeGreaterThan(45);
+      }
+      clock.advance(5_000);
+      clock.advance(5_000);
+      expect(held() - before).toBeLessThan(6);
+      burst(requests, 50);
+      expect(requests.held).toEqual({ lines: 0, slots: 0 });
+    });
+
+    test('is given back if a predecessor had it', () => {
+      using kept = journal(64);
+      burst(createRequests(kept.open()), 50);
+      const armed = createRequests(kept.open()).arm(0) ?? expect.fail();
+      const last = put(armed, 7, long);
+      const clock = createFakeClock();
+      const requests = createRequests(kept.open(), clock);
+      const left = requests.left();
+      clock.advance(5_000);
+      expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeLessThan(15);
+      expect(left[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);
+    });
+
+    test('is not given back by one that was stopped: it is its successor’s', () => {
+      using kept = journal(64);
+      const clock = createFakeClock();
+      const requests = createRequests(kept.open(), clock);
+      burst(requests, 50);
+      requests.stopping();
+      clock.advance(20_000);
+      expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeGreaterThan(45);
+    });
   });
 });
 
@@ -343,6 +423,12 @@ describe('nodes', () => {
     nodes.setLost(id, 'ENOSPC');
     const next = createNodeTable(kept.open()).of(0, root);
     expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
+    // Whether anybody was told is known, too, of this loss and not of the next one.
+    for (const each of [id, other.id]) next.setLossTold(each);
+    const third = createNodeTable(kept.open()).of(0, root);
+    expect([third.isLossTold(id), third.lost(id), third.isLossTold(other.id)]).toEqual([true, 'ENOSPC', false]);
+    next.setLost(id, 'EIO');
+    expect([next.isLossTold(id), next.lost(id)]).toEqual([false, 'EIO']);
     next.setLost(other.id, 'EDQUOT');
     next.setLost(other.id, undefined);
     next.forget(id, 1);
@@ -456,16 +542,16 @@ test('the index finds what was added and not removed, among many', () => {
   const keys = Array.from({ length: 5000 }, (_, i) => Buffer.from(`key ${i * 7}`));
   const index = createHandleIndex(
     (key, value) => (keys[value - 1] as Buffer).equals(key),
-    (value) => keys[value - 1] as Buffer,
+    (value) => hashOf(keys[value - 1] as Buffer),
   );
-  for (const [i, key] of keys.entries()) index.add(key, i + 1);
-  for (let i = 0; i < keys.length; i += 2) index.remove(keys[i] as Buffer, i + 1);
+  for (const [i, key] of keys.entries()) index.add(hashOf(key), i + 1);
+  for (let i = 0; i < keys.length; i += 2) index.remove(hashOf(keys[i] as Buffer), i + 1);
   for (let round = 0; round < 20; round++) {
-    for (let i = 0; i < keys.length; i += 2) index.add(keys[i] as Buffer, i + 1);
-    for (let i = 0; i < keys.length; i += 2) index.remove(keys[i] as Buffer, i + 1);
+    for (let i = 0; i < keys.length; i += 2) index.add(hashOf(keys[i] as Buffer), i + 1);
+    for (let i = 0; i < keys.length; i += 2) index.remove(hashOf(keys[i] as Buffer), i + 1);
   }
   expect(index.size).toBe(2500);
-  for (const [i, key] of keys.entries()) expect(index.find(key)).toBe(i % 2 === 0 ? undefined : i + 1);
+  for (const [i, key] of keys.entries()) expect(index.find(key, hashOf(key))).toBe(i % 2 === 0 ? undefined : i + 1);
 });
 
 describe('mounts', () => {
@@ -531,7 +617,7 @@ describe('the journal itself', () => {
     memory.populate(0);
     const { buffer } = memory.slot(0);
     buffer.fill(1);
-    memory.forget(0);
-    expect([buffer[0], buffer[4095], buffer[4096], buffer.at(-1)]).toEqual([1, 1, 0, 0]);
+    memory.forget(0, 1);
+    expect([buffer[0], buffer[4095], buffer[4096], buffer.at(-1)]).toEqual([0, 0, 0, 0]);
   });
 });

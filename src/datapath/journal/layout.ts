@@ -91,6 +91,12 @@ export const cellCount = cells[0].count + cells[1].count;
 /** One word per slot: 0 free, `inUse` its request has a line, else the mount (plus one) whose next request goes there. */
 export const inUse = 0x4000_0000;
 
+/**
+ * Two for each mount, whatever others hold: for a long request, and for one that was read and has no line yet. What a mount holds beyond
+ * that must leave these.
+ */
+export const reservedSlots = 2 * mostMounts;
+
 /** One record per node, or per place of a file that was removed while open. */
 export const record = {
   owner: 0,
@@ -100,11 +106,18 @@ export const record = {
   handleLength: 16,
   hidden: 20,
   handle: 24,
+  /** Of a node: the hash of its handle. 0: unknown. */
+  hash: 88,
+  /** Of a hidden file. */
   name: 88,
   /** Of a node: the error by which answered data of it got lost, and not everybody knows yet. Behind all names. */
   lost: 124,
   size: 128,
 } as const;
+/** Owner of a record that says where a removed file is. */
+export const hiding = 0xffff_ffff;
+/** Beside that error: somebody knows. */
+export const lossTold = 0x8000_0000;
 export const longestHandle = record.name - record.handle;
 export const longestName = record.lost - record.name - 4;
 export const chunkSize = 1024 * 1024;

@@ -8,6 +8,7 @@ import {
   head,
   magic,
   mostChunks,
+  reservedSlots,
   slotSize,
   slotsAt,
   version,
@@ -31,15 +32,18 @@ export interface JournalMemory extends Disposable {
   cell(place: number): Piece;
   /** Makes the memory of a slot present, so that the kernel finds it when it copies a request there. */
   populate(place: number): void;
-  /** Gives the memory of a slot back, but for its first page. */
-  forget(place: number): void;
+  /** Gives the memory of slots back, from one on so many. */
+  forget(place: number, count: number): void;
   readonly chunks: readonly DataView[];
   /** Room for more nodes. Undefined: there is no more. */
   addChunk(): DataView | undefined;
 }
 
 /** Memory is taken only for those that hold something: most never do. */
-export const usualSlots = 256;
+const usualSlots = reservedSlots + 256;
+
+/** Slots that V8 is told of at once: it cleans up its heap for all memory that it is told of, and most slots are never used. */
+const seenTogether = 64;
 
 export function createJournal(slots = usualSlots): number {
   const fd = createMemory('stowage-journal', head.size);
@@ -72,6 +76,7 @@ export function openJournal(fd: number): JournalMemory {
   const view = new DataView(front.bytes);
   const words = new Int32Array(front.bytes);
   const chunks: DataView[] = [];
+  const blocks: ArrayBuffer[] = [];
   const mapped: Mapped[] = [front, requests, moved];
   const addMapped = (): DataView => {
     const chunk = mapMemory(fd, chunksAt(slots) + chunks.length * chunkSize, chunkSize);
@@ -83,14 +88,19 @@ export function openJournal(fd: number): JournalMemory {
   for (let i = view.getUint32(head.chunks, true); i > 0; i--) addMapped();
   return {
     ...{ slots, words, view, chunks, bytes: Buffer.from(front.bytes) },
-    slot: (place) => piece(requests.bytes, place * slotSize, slotSize),
+    slot: (place) => {
+      const [block, within] = [Math.floor(place / seenTogether), place % seenTogether];
+      const count = Math.min(seenTogether, slots - block * seenTogether);
+      blocks[block] ??= requests.part(block * seenTogether * slotSize, count * slotSize);
+      return piece(blocks[block], within * slotSize, slotSize);
+    },
     cell: (place) => {
       const [small, large] = cells;
       if (place < small.count) return piece(moved.bytes, place * small.size, small.size);
       return piece(moved.bytes, small.count * small.size + (place - small.count) * large.size, large.size);
     },
     populate: (place) => requests.populate(place * slotSize, slotSize),
-    forget: (place) => requests.forget(place * slotSize + 4096, slotSize - 4096),
+    forget: (place, count) => requests.forget(place * slotSize, count * slotSize),
     addChunk: () => {
       if (chunks.length >= mostChunks) return undefined;
       growMemory(fd, chunksAt(slots) + (chunks.length + 1) * chunkSize);

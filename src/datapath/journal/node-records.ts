@@ -1,4 +1,5 @@
 import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { hashOf } from './handle-index.ts';
 import { longestHandle, record, recordsPerChunk } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
@@ -14,6 +15,7 @@ export interface NodeRecords {
   own(id: number, owner: number): void;
   view(id: number, field: number, length: number): Buffer;
   handleOf(id: number): FileHandle;
+  hashOfNode(id: number): number;
   putHandle(id: number, handle: FileHandle): void;
 }
 
@@ -36,9 +38,20 @@ export function createNodeRecords(memory: JournalMemory): NodeRecords {
 
   function putHandle(id: number, handle: FileHandle): void {
     if (handle.length > longestHandle) throw new RangeError('a handle longer than NFSv3 allows');
+    // Killed in between, nobody takes the one for the other.
+    set(id, record.hash, 0);
     view(id, record.handle, handle.length).set(handle);
     set(id, record.handleLength, handle.length);
   }
 
-  return { isThere, get, set, own, view, handleOf, putHandle };
+  /** Kept: it is asked of every node while applications wait. */
+  function hashOfNode(id: number): number {
+    const known = get(id, record.hash);
+    if (known !== 0) return known;
+    const hash = hashOf(handleOf(id));
+    set(id, record.hash, hash);
+    return hash;
+  }
+
+  return { isThere, get, set, own, view, handleOf, hashOfNode, putHandle };
 }

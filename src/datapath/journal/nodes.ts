@@ -1,10 +1,12 @@
 import { rootNode } from '#wire/fuse/abi.ts';
-import { Errno, type ErrnoName, errno } from '#wire/fuse/errno.ts';
+import { Errno } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { Hidden, Node, Nodes } from '../ports.ts';
 import { createCrowding, usualLimits } from './crowding.ts';
-import { createHandleIndex, type HandleIndex } from './handle-index.ts';
-import { longestName, record, recordsPerChunk } from './layout.ts';
+import { findNodes } from './find-nodes.ts';
+import { createHandleIndex, type HandleIndex, hashOf } from './handle-index.ts';
+import { hiding, longestName, record, recordsPerChunk } from './layout.ts';
+import { createLostData } from './lost-data.ts';
 import type { JournalMemory } from './memory.ts';
 import { createNodeRecords, firstId } from './node-records.ts';
 import { createSteps } from './steps.ts';
@@ -18,12 +20,6 @@ export interface NodeTable {
   readonly size: number;
 }
 
-/** Owner of a record that says where a removed file is. */
-const hiding = 0xffff_ffff;
-
-/** By their numbers. */
-const errors = new Map(Object.entries(errno).map(([name, number]) => [number as number, name as ErrnoName]));
-
 const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
   one.length === other.length && Buffer.compare(one, other) === 0;
 
@@ -33,7 +29,8 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
   const steps = createSteps(memory);
   const crowding = createCrowding(limits, (mount) => indexOf(mount).size);
 
-  const { get, set, own, view, handleOf, putHandle, isThere } = createNodeRecords(memory);
+  const records = createNodeRecords(memory);
+  const { get, set, own, view, handleOf, hashOfNode, putHandle, isThere } = records;
 
   function take(): number {
     const id = free.pop();
@@ -49,26 +46,24 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     free.push(id);
   }
 
-  const indexOf = (mount: number): HandleIndex => {
+  const indexOf = (mount: number, room = 0): HandleIndex => {
     const known = indexes.get(mount);
     if (known !== undefined) return known;
-    const made = createHandleIndex((key, id) => isSame(handleOf(id), key), handleOf);
+    const made = createHandleIndex((key, id) => isSame(handleOf(id), key), hashOfNode, room);
     indexes.set(mount, made);
     return made;
   };
 
-  /** Downwards, so that low numbers are given out first. */
   function restore(): void {
-    for (let id = firstId + memory.chunks.length * recordsPerChunk - 1; id >= firstId; id--) {
-      const owner = get(id, record.owner);
-      if (owner === 0) free.push(id);
-      else if (owner !== hiding) {
-        indexOf(owner - 1).add(handleOf(id), id);
-        crowding.grown();
-      }
+    const left = findNodes(memory);
+    for (const id of left.free) free.push(id);
+    for (const [owner, ids] of left.owned) {
+      const index = indexOf(owner - 1, ids.length / 2);
+      for (let i = 0; i < ids.length; i += 2) index.add(ids[i + 1] || hashOfNode(ids[i] as number), ids[i] as number);
+      crowding.grown(ids.length / 2);
     }
     // One whose file was closed, or not yet told of it: nobody points to it.
-    for (const id of everyId()) if (get(id, record.owner) === hiding && !isPointedTo(id)) letGo(id);
+    for (const id of left.hiding) if (!isPointedTo(id)) letGo(id);
   }
 
   function* everyId(): Generator<number> {
@@ -88,7 +83,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
   }
 
   function remove(mount: number, id: number): void {
-    indexOf(mount).remove(handleOf(id), id);
+    indexOf(mount).remove(hashOfNode(id), id);
     unhide(id);
     letGo(id);
     crowding.shrunk();
@@ -115,24 +110,26 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
         );
     };
 
-    function make(handle: FileHandle, place: number | undefined): number {
+    function make(handle: FileHandle, hash: number, place: number | undefined): number {
       if (!crowding.hasRoom()) throw new Errno('ENOMEM');
       const id = take();
       putHandle(id, handle);
+      set(id, record.hash, hash);
       set(id, record.generation, get(id, record.generation) + 1);
       set(id, record.lookups, 1);
       set(id, record.opens, 0);
       set(id, record.hidden, 0);
       set(id, record.lost, 0);
       steps.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
-      index.add(handle, id);
+      index.add(hash, id);
       crowding.grown();
       return id;
     }
 
     function look(handle: FileHandle, place?: number): number {
-      const known = index.find(handle);
-      if (known === undefined) return make(handle, place);
+      const hash = hashOf(handle);
+      const known = index.find(handle, hash);
+      if (known === undefined) return make(handle, hash, place);
       steps.once({ place, what: 'looked', node: known, becomes: get(known, record.lookups) + 1 }, (count) =>
         set(known, record.lookups, count),
       );
@@ -150,7 +147,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       looked: (handle, place) => (isSame(handle, root) ? rootOf() : node(look(handle, place))),
       listed: (handle, place) => {
         if (isSame(handle, root)) return rootOf();
-        const known = index.find(handle) ?? 0;
+        const known = index.find(handle, hashOf(handle)) ?? 0;
         if (steps.wasListed(place, known)) return node(known);
         const id = look(handle);
         steps.listed(place, id);
@@ -165,7 +162,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       get: (id) => (id === rootNode ? rootOf() : isOurs(id) ? node(id) : undefined),
       find: (handle) => {
         if (isSame(handle, root)) return rootOf();
-        const known = index.find(handle);
+        const known = index.find(handle, hashOf(handle));
         return known === undefined ? undefined : node(known);
       },
       forget,
@@ -173,26 +170,22 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       closed: (id, place) => countOpen(id, -1, place),
       changeHandle: (id, handle) => {
         if (!isOurs(id)) return;
-        index.remove(handleOf(id), id);
+        index.remove(hashOfNode(id), id);
         putHandle(id, handle);
-        index.add(handle, id);
+        index.add(hashOfNode(id), id);
       },
       hide: (id, place) => {
         if (!isOurs(id)) return;
-        unhide(id);
-        if (place !== undefined) set(id, record.hidden, hide(id, place));
+        const before = get(id, record.hidden);
+        set(id, record.hidden, place === undefined ? 0 : hide(id, place));
+        // Only now: killed in between, nobody would know where the file is.
+        if (before !== 0) letGo(before);
       },
       hidden: (id) => {
         const at = isOurs(id) ? get(id, record.hidden) : 0;
         return at === 0 ? undefined : hiddenAt(at);
       },
-      setLost: (id, code) => {
-        if (isOurs(id)) set(id, record.lost, code === undefined ? 0 : errno[code]);
-      },
-      lost: (id) => {
-        const number = isOurs(id) ? get(id, record.lost) : 0;
-        return number === 0 ? undefined : (errors.get(number) ?? 'EIO');
-      },
+      ...createLostData(records, isOurs),
     };
   }
 

@@ -12,13 +12,14 @@ import {
   lines,
   longestInline,
   longestReply,
-  ownersAt,
   phase,
+  reservedSlots,
   lineWord as word,
 } from './layout.ts';
 import type { JournalMemory, Piece } from './memory.ts';
 import { createProofs, noProof } from './proofs.ts';
 import { createShares, usualShare } from './shares.ts';
+import { createSlots } from './slots.ts';
 
 /** A request that was read. */
 export interface Taken {
@@ -48,14 +49,12 @@ export interface Stuck {
 
 /** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
 export interface Requests extends Proofs, Blame {
-  /** Memory for the next request of a mount, which stays the mount's until a long one was read into it. */
+  /** Memory for the next request of a mount. It is the same for all: one must be taken before the next is read. */
   arm(mount: number): Slot | undefined;
   /** The kernel has put a request there. Undefined: there is no room for it, or for this mount; it stays where it is. */
   take(mount: number, slot: Slot, length: number, share?: number): Taken | undefined;
   /** What the kernel has put there is done, and had no line. */
   empty(slot: Slot): void;
-  /** Whether the memory is still the mount's next. */
-  isArmed(mount: number, slot: Slot): boolean;
   /** It was answered, and its data must stay until they are on the server's disk. */
   behind(place: number): void;
   isBehind(place: number): boolean;
@@ -75,26 +74,23 @@ export interface Requests extends Proofs, Blame {
   readonly held: { readonly lines: number; readonly slots: number };
 }
 
-const ownerWord = (slot: number): number => ownersAt / 4 + slot;
-
 const phases = ['empty', 'taken', 'sent', 'behind', 'done'] as const;
 
 /** The bytes of a request that say which one it is; the highest bit says that it was sent before. */
 const uniqueOf = (view: DataView): string => `${view.getUint32(12, true) & 0x7fff_ffff}.${view.getUint32(8, true)}`;
 
-/** Without a clock nothing has an age. */
-export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elapsed'>): Requests {
+/** Without a clock nothing has an age, and memory is not given back. */
+export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elapsed' | 'after'>): Requests {
   const { words, view, bytes } = memory;
-  const slots: readonly Slot[] = Array.from({ length: memory.slots }, (_, place) => ({ place, ...memory.slot(place) }));
-  const slotAt = (number: number): Slot => slots[number] as Slot;
+  const slots = createSlots(memory, clock);
+  /** Smaller journals are there for tests, or older. */
+  const reserved = memory.slots > reservedSlots ? reservedSlots : 0;
   // What was free last is offered first: its memory is there already. Low numbers before high ones.
   const idleLines = free(lines, (place) => words[word(place, line.mount)] === 0);
-  const idleSlots = free(memory.slots, (slot) => words[ownerWord(slot)] === 0);
   const idleCells = idleCellsOf(
     (place) => words[word(place, line.mount)] === 0,
     (place) => words[word(place, line.cell)] ?? 0,
   );
-  const present = new Set<number>();
   const [shares, blame] = [createShares(memory), createBlame(memory)];
   let order = 0;
   const hasCell = (kind: number): boolean => (idleCells[kind]?.length ?? 0) > 0;
@@ -112,12 +108,6 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     };
   };
 
-  function freeSlot(slot: number): void {
-    slotAt(slot).view.setUint32(0, 0, true);
-    store(ownerWord(slot), 0);
-    idleSlots.push(slot);
-  }
-
   function freeLine(place: number): void {
     const cell = (words[word(place, line.cell)] ?? 0) - 1;
     const mount = (words[word(place, line.mount)] ?? 0) - 1;
@@ -125,7 +115,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     shares.lines.add(mount, -1);
     if (cell >= cellCount) {
       shares.slots.add(mount, -1);
-      freeSlot(cell - cellCount);
+      slots.free(cell - cellCount);
     } else if (cell >= 0) idleCells[classOf(cell)].push(cell);
     idleLines.push(place);
   }
@@ -143,36 +133,42 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   }
 
   function take(mount: number, slot: Slot, length: number, share = usualShare): Taken | undefined {
-    if (!shares.lines.isWithin(mount, idleLines.length * share)) return undefined;
-    const cell = length <= longestInline ? -1 : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
+    const cell = length <= longestInline ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
     const staysThere = length > longestInline && cell < 0;
-    if (staysThere && !shares.slots.isWithin(mount, idleSlots.length * share)) return undefined;
-    const place = idleLines.pop();
+    const isWithin =
+      shares.lines.isWithin(mount, idleLines.length * share) &&
+      (!staysThere || shares.slots.isWithin(mount, (slots.idle - reserved) * share));
+    const place = isWithin ? idleLines.pop() : undefined;
+    if (place === undefined || staysThere) slots.keep(slot);
     if (place === undefined) return undefined;
     if (length <= longestInline) {
       slot.buffer.copy(bytes, at(place, line.request), 0, length);
       begin(mount, place, here);
-      slot.view.setUint32(0, 0, true);
+      slots.empty(slot);
       return { place, message: inline(place, length) };
     }
     const moved = idleCells[cell]?.pop();
     if (moved === undefined) {
       begin(mount, place, cellCount + slot.place);
-      store(ownerWord(slot.place), inUse);
+      slots.setOwner(slot.place, inUse);
       shares.slots.add(mount, 1);
       return { place, message: { buffer: slot.buffer, view: slot.view, end: length } };
     }
     const into = memory.cell(moved);
     slot.buffer.copy(into.buffer, 0, 0, length);
     begin(mount, place, moved);
-    slot.view.setUint32(0, 0, true);
+    slots.empty(slot);
     return { place, message: { ...into, end: length } };
   }
+
+  /** Those that the requests lie in. */
+  const slotsOf = (taken: readonly Taken[]): readonly number[] =>
+    taken.map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount).filter((slot) => slot >= 0);
 
   const pieceOf = (place: number): Piece => {
     const cell = (words[word(place, line.cell)] ?? 0) - 1;
     if (cell < 0) return inline(place, 0);
-    return cell < cellCount ? memory.cell(cell) : slotAt(cell - cellCount);
+    return cell < cellCount ? memory.cell(cell) : slots.at(cell - cellCount);
   };
 
   function ageAt(place: number): number {
@@ -200,7 +196,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
 
   /** What lies in memory that is armed. */
   function armedAt(slot: Slot): (Stuck & { readonly mount: number }) | undefined {
-    const owner = words[ownerWord(slot.place)] ?? 0;
+    const owner = slots.owner(slot.place);
     const length = slot.view.getUint32(0, true);
     if (owner === 0 || owner === inUse || length === 0 || length > slot.buffer.length) return undefined;
     return { slot, length, mount: owner - 1 };
@@ -208,11 +204,11 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
 
   /** Read by the kernel into memory that was armed, and not yet in a line; or in a line too, when it was killed in between. */
   function inArmed(known: ReadonlySet<string>): readonly Left[] {
-    return slots.flatMap((each) => {
+    return slots.owned().flatMap((each) => {
       const { mount, length } = armedAt(each) ?? { mount: -1, length: 0 };
       if (length === 0) return [];
       const isKnown = known.has(`${mount} ${uniqueOf(each.view)}`);
-      if (isKnown) freeSlot(each.place);
+      if (isKnown) slots.free(each.place);
       const taken = isKnown ? undefined : take(mount, each, length);
       return taken === undefined
         ? []
@@ -221,19 +217,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   }
 
   return {
-    arm: (mount) => {
-      const slot = idleSlots.pop();
-      if (slot === undefined) return undefined;
-      // A process that is killed while the kernel copies into a page that is not there loses the request: it ends with EIO.
-      if (!present.has(slot)) memory.populate(slot);
-      present.add(slot);
-      slotAt(slot).view.setUint32(0, 0, true);
-      store(ownerWord(slot), mount + 1);
-      return slotAt(slot);
-    },
-    take,
-    empty: (slot) => slot.view.setUint32(0, 0, true),
-    isArmed: (mount, { place }) => words[ownerWord(place)] === mount + 1,
+    ...{ arm: slots.arm, take, empty: slots.empty },
     behind: (place) => {
       view.setFloat64(at(place, line.order), ++order, true);
       setPhase(place, phase.behind);
@@ -253,28 +237,33 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     free: freeLine,
     freeAll: (mount) => {
       for (let place = 0; place < lines; place++) if (words[word(place, line.mount)] === mount + 1) freeLine(place);
-      for (const { place } of slots) if (words[ownerWord(place)] === mount + 1) freeSlot(place);
+      for (const { place } of slots.owned()) if (slots.owner(place) === mount + 1) slots.free(place);
     },
     left: () => {
       const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
       blame.counted();
-      const inLines = new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`));
-      const late = inArmed(inLines);
-      const used = new Set(
-        [...known, ...late].map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount),
-      );
-      for (const slot of slots) {
+      // First: it may have been killed before it could say so, and nobody must take such memory for free.
+      for (const slot of slotsOf(known)) slots.setOwner(slot, inUse);
+      const late = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
+      const used = new Set(slotsOf([...known, ...late]));
+      for (const slot of slots.owned()) {
         // Also one that was said to be in use by a line that then never was. What there was no room for stays.
-        if (used.has(slot.place)) store(ownerWord(slot.place), inUse);
-        else if (words[ownerWord(slot.place)] !== 0 && armedAt(slot) === undefined) freeSlot(slot.place);
+        if (!used.has(slot.place) && armedAt(slot) === undefined) slots.free(slot.place);
       }
       return [...known, ...late];
     },
-    ...{ stopping: blame.stopping, suspect: blame.suspect },
-    stuck: (mount) => slots.map(armedAt).find((found) => found?.mount === mount),
+    suspect: blame.suspect,
+    stopping: () => {
+      slots.stop();
+      blame.stopping();
+    },
+    stuck: (mount) => {
+      const own = slots.owned().filter(({ place }) => slots.owner(place) === mount + 1);
+      return own.map(armedAt).find((found) => found !== undefined);
+    },
     ...createProofs(memory),
     get held() {
-      return { lines: lines - idleLines.length, slots: memory.slots - idleSlots.length };
+      return { lines: lines - idleLines.length, slots: slots.held };
     },
   };
 }

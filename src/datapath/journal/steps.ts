@@ -33,6 +33,8 @@ export interface Ended extends Omit<Step, 'place'> {
 
 const began = 0x4000_0000;
 const ended = 0x2000_0000;
+/** In a listing: a node that was taken back. */
+const nobody = -1;
 
 export function createSteps({ words }: JournalMemory): Steps {
   const at = (place: number, field: number): number => (linesAt + place * line.size + field) / 4;
@@ -90,11 +92,9 @@ export function createSteps({ words }: JournalMemory): Steps {
     takeBack: (place, node) => {
       const step = at(place, line.looked);
       if (((words[step] ?? 0) & ~(began | ended)) === node) store(step, 0);
-      const list = listOf(place);
-      const found = list.lastIndexOf(node);
-      if (found < 0) return;
-      list[found] = list[list.length - 1] ?? 0;
-      store(at(place, line.listed), list.length - 1);
+      const found = listOf(place).lastIndexOf(node);
+      // No other is moved there: killed in between, it would be listed twice, and counted too little.
+      if (found >= 0) store(at(place, line.list) + found, nobody);
     },
   };
 }

@@ -67,14 +67,15 @@ async function serve(fd: number, as: As): Promise<Device> {
   const device = openDevice({
     fd,
     next: () => {
-      const slot = free.pop() ?? createSlot(used.size + 100);
-      used.set(slot.place, slot);
-      return slot;
+      if (free.length === 0) free.push(createSlot(used.size + 100));
+      return free.at(-1);
     },
-    onRequest: ({ place, buffer, view }, end) => {
-      const message = { buffer, view, end };
+    onRequest: (slot, end) => {
+      free.pop();
+      used.set(slot.place, slot);
+      const message = { buffer: slot.buffer, view: slot.view, end };
       if (as === 'first' && header.opcode(message) === opcode.mkdir) hang(device, message);
-      else session.take(place, message);
+      else session.take(slot.place, message);
     },
     onEnd: () => undefined,
   });

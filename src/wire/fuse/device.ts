@@ -12,7 +12,7 @@ export interface Slot {
 export interface DeviceOptions {
   /** Its own: it is closed at the end, also if it cannot be opened. */
   readonly fd: number;
-  /** Gives the memory for the next request, which may be the same as before. Undefined: nothing is read until `resume`. */
+  /** Asked before each read, also if nothing comes of it, for memory that is then read into. Undefined: nothing is read until `resume`. */
   readonly next: () => Slot | undefined;
   /** A request of so many bytes lies there. */
   readonly onRequest: (slot: Slot, length: number) => void;
@@ -46,7 +46,6 @@ const passing = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOptions): Device {
   using failing = new DisposableStack();
   failing.defer(() => closeSync(fd));
-  let slot = next();
   let isClosed = false;
   let watch: Disposable | undefined;
   let writing: Promise<void> | undefined;
@@ -69,6 +68,7 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
 
   function readable(): void {
     for (let i = 0; i < mostAtOnce && watch !== undefined; i++) {
+      const slot = next();
       if (slot === undefined) {
         rest();
         return;
@@ -80,12 +80,11 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
         return;
       }
       onRequest(slot, length);
-      slot = next();
     }
   }
 
   const begin = (): void => {
-    if (slot !== undefined && !isClosed) watch ??= watchReadable(fd, readable);
+    if (!isClosed) watch ??= watchReadable(fd, readable);
   };
   begin();
   failing.move();
@@ -125,12 +124,7 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
         resolve();
       }
     },
-    resume: () => {
-      if (slot !== undefined) return;
-      slot = next();
-      begin();
-    },
-    pause: rest,
+    ...{ resume: begin, pause: rest },
     [Symbol.dispose]: () => end('closed'),
   };
 }

@@ -1,0 +1,36 @@
+import { chunkSize, hiding, record, recordsPerChunk } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+import { firstId } from './node-records.ts';
+
+/** What records of nodes there are. */
+export interface Found {
+  /** Downwards, so that low numbers are given out first. */
+  readonly free: readonly number[];
+  readonly hiding: readonly number[];
+  /** By owner: a node and its hash, in turn. */
+  readonly owned: ReadonlyMap<number, readonly number[]>;
+}
+
+/** Word by word, without calls: applications wait for this, and Node has compiled nothing yet. */
+export function findNodes(memory: JournalMemory): Found {
+  const free: number[] = [];
+  const hidings: number[] = [];
+  const owned = new Map<number, number[]>();
+  for (let chunk = memory.chunks.length - 1; chunk >= 0; chunk--) {
+    const { buffer, byteOffset } = memory.chunks[chunk] as DataView;
+    const words = new Uint32Array(buffer, byteOffset, chunkSize / 4);
+    let at = words.length;
+    for (let id = firstId + (chunk + 1) * recordsPerChunk - 1; at > 0; id--) {
+      at -= record.size / 4;
+      const owner = words[at] as number;
+      if (owner === 0) free.push(id);
+      else if (owner === hiding) hidings.push(id);
+      else {
+        const ids = owned.get(owner) ?? [];
+        if (ids.length === 0) owned.set(owner, ids);
+        ids.push(id, words[at + record.hash / 4] as number);
+      }
+    }
+  }
+  return { free, hiding: hidings, owned };
+}

@@ -1,0 +1,245 @@
+import { closeSync } from 'node:fs';
+import { describe, expect, test } from 'vitest';
+import type { Slot } from '#wire/fuse/device.ts';
+import type { Message } from '#wire/fuse/message.ts';
+import { createJournal, type JournalMemory, openJournal } from './memory.ts';
+import { createNodeTable } from './nodes.ts';
+import { createRequests, type Requests } from './requests.ts';
+
+/*
+ * A process can be killed between any two stores. Here it is, at each of them: the n-th one throws, nothing more is done, and whoever
+ * opens the journal next must find everything. Stores to what nobody reads yet (plain ones, to a line that is not in use) are left out.
+ */
+
+class Killed extends Error {}
+
+/** Whether there were so many stores that it was killed. What the kernel writes (`put`) goes another way. */
+function isKilled(after: number, work: () => void): boolean {
+  let stores = 0;
+  const stored = (): void => {
+    if (stores++ === after) throw new Killed();
+  };
+  const { store } = Atomics;
+  const { setUint32, setFloat64 } = DataView.prototype;
+  Atomics.store = ((...args: Parameters<typeof store>) => {
+    stored();
+    return store(...args);
+  }) as typeof store;
+  DataView.prototype.setUint32 = function (...args) {
+    stored();
+    setUint32.apply(this, args);
+  };
+  DataView.prototype.setFloat64 = function (...args) {
+    stored();
+    setFloat64.apply(this, args);
+  };
+  try {
+    work();
+    return false;
+  } catch (cause) {
+    if (!(cause instanceof Killed)) throw cause;
+    return true;
+  } finally {
+    Atomics.store = store;
+    Object.assign(DataView.prototype, { setUint32, setFloat64 });
+  }
+}
+
+/** Once for every store that the work makes, and once more when it is not killed. */
+function atEachStore(most: number, once: (after: number) => boolean): void {
+  let after = 0;
+  while (once(after)) expect(++after).toBeLessThan(most);
+  expect(after).toBeGreaterThan(0);
+}
+
+function put({ buffer }: Slot, unique: number, length: number): number {
+  buffer.fill(unique & 0xff, 16, length);
+  buffer.writeUInt32LE(unique, 8);
+  buffer.writeUInt32LE(0, 12);
+  buffer.writeUInt32LE(length, 0);
+  return length;
+}
+
+const slots = 4;
+const long = 100_000;
+
+/** What one process after the other does with the same memory. */
+function journal(): Disposable & { next(): JournalMemory } {
+  const fd = createJournal(slots);
+  const opened = new DisposableStack();
+  opened.defer(() => closeSync(fd));
+  // Pages that nobody touches are not needed here.
+  const next = (): JournalMemory => ({ ...opened.use(openJournal(fd)), populate: () => undefined });
+  return { next, [Symbol.dispose]: () => opened.dispose() };
+}
+
+describe('requests', () => {
+  /** By their numbers: those that a successor must find, and those that it may. */
+  interface Read {
+    readonly must: Map<number, { readonly mount: number; readonly length: number }>;
+    readonly may: Set<number>;
+  }
+
+  const read = (requests: Requests, { must }: Read, mount: number, unique: number, length: number): number => {
+    const slot = requests.arm(mount) ?? expect.fail();
+    put(slot, unique, length);
+    must.set(unique, { mount, length });
+    return (requests.take(mount, slot, length) ?? expect.fail()).place;
+  };
+
+  function work(requests: Requests, all: Read): void {
+    const going = (uniques: readonly number[], go: () => void): void => {
+      for (const unique of uniques) {
+        all.must.delete(unique);
+        all.may.add(unique);
+      }
+      go();
+      for (const unique of uniques) all.may.delete(unique);
+    };
+    const first = read(requests, all, 1, 2, long);
+    const [short, middle] = [read(requests, all, 2, 4, 50), read(requests, all, 1, 6, 5000)];
+    requests.behind(first);
+    const second = read(requests, all, 2, 8, long);
+    going([2], () => requests.free(first));
+    read(requests, all, 3, 10, long);
+    going([4], () => requests.free(short));
+    going([6], () => requests.free(middle));
+    read(requests, all, 1, 12, 70_000);
+    read(requests, all, 1, 14, long);
+    going([12, 14], () => requests.freeAll(1));
+    going([8], () => requests.free(second));
+    read(requests, all, 2, 16, 50);
+  }
+
+  const unique = ({ view }: Message): number => view.getUint32(8, true);
+  const isWhole = (message: Message): boolean =>
+    message.buffer.subarray(16, message.end).equals(Buffer.alloc(message.end - 16, unique(message) & 0xff));
+
+  function check(found: ReturnType<Requests['left']>, { must, may }: Read): void {
+    const numbers = found.map(({ message }) => unique(message));
+    expect(new Set(numbers).size).toBe(numbers.length);
+    expect(numbers).toEqual(expect.arrayContaining([...must.keys()]));
+    for (const { mount, message } of found) {
+      const known = must.get(unique(message));
+      if (known === undefined) expect(may).toContain(unique(message));
+      else expect({ mount, length: message.end }).toEqual(known);
+      expect(isWhole(message)).toBe(true);
+    }
+  }
+
+  const filler = 9;
+
+  /** Takes all memory that is still free. */
+  function fill(requests: Requests): void {
+    for (let number = 101; ; number += 2) {
+      const slot = requests.arm(filler);
+      if (slot === undefined) return;
+      put(slot, number, long);
+      requests.take(filler, slot, long);
+    }
+  }
+
+  test('are all there and each is there once, wherever a process is killed, and the next one too', () => {
+    atEachStore(500, (after) => {
+      using kept = journal();
+      const all: Read = { must: new Map(), may: new Set() };
+      const before = createRequests(kept.next());
+      const isOver = !isKilled(after, () => work(before, all));
+      // All of these would take long.
+      const between = createRequests(kept.next());
+      isKilled(after % 8, () => void between.left());
+      const requests = createRequests(kept.next());
+      const left = requests.left();
+      check(left, all);
+      fill(requests);
+      // Nobody was given memory in which one of them lies.
+      check(left, all);
+      const last = createRequests(kept.next());
+      const found = last.left().filter(({ mount }) => mount !== filler);
+      check(found, all);
+      for (const { place } of found) last.free(place);
+      last.freeAll(filler);
+      expect(last.held).toEqual({ lines: 0, slots: 0 });
+      return !isOver;
+    });
+  }, 120_000);
+});
+
+describe('nodes', () => {
+  const handle = (name: string): Buffer => Buffer.from(name);
+
+  interface Process {
+    readonly requests: Requests;
+    readonly nodes: ReturnType<ReturnType<typeof createNodeTable>['of']>;
+  }
+
+  function start(memory: JournalMemory): Process & { readonly left: readonly number[] } {
+    const requests = createRequests(memory);
+    const left = requests.left().map(({ place }) => place);
+    return { requests, nodes: createNodeTable(memory).of(0, handle('root')), left };
+  }
+
+  /** Requests, one after the other: what each of them does however often it is begun. */
+  const steps: readonly ((process: Process, place: number) => void)[] = [
+    ({ nodes }, place) => void nodes.looked(handle('a'), place),
+    ({ nodes }, place) => nodes.opened(nodes.looked(handle('a'), place).id, place),
+    ({ nodes }, place) => nodes.opened(nodes.find(handle('a'))?.id ?? expect.fail(), place),
+    ({ nodes }, place) => nodes.unlooked(nodes.looked(handle('b'), place).id, place),
+    ({ nodes }, place) => nodes.closed(nodes.find(handle('a'))?.id ?? expect.fail(), place),
+    ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'one' }),
+    ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'two' }),
+    // The second has two names.
+    ({ nodes }, place) => {
+      const { id } = nodes.listed(handle('x'), place);
+      nodes.listed(handle('y'), place);
+      nodes.unlooked(id, place);
+      nodes.listed(handle('y'), place);
+    },
+  ];
+
+  test('are counted once by each request, never too little, wherever a process is killed', () => {
+    atEachStore(500, (after) => {
+      using kept = journal();
+      const progress = { step: 0, read: -1 };
+      const go = (process: Process, place?: number): void => {
+        let again = place;
+        for (; progress.step < steps.length; progress.step++) {
+          const taken = again ?? takeOne(process, progress);
+          again = undefined;
+          steps[progress.step]?.(process, taken);
+          process.requests.free(taken);
+        }
+      };
+      const first = start(kept.next());
+      const isOver = !isKilled(after, () => go(first));
+      const next = start(kept.next());
+      expect(next.left.length).toBeLessThan(2);
+      const isHidden = next.nodes.hidden(next.nodes.find(handle('a'))?.id ?? 0) !== undefined;
+      expect(isHidden || progress.step < 6).toBe(true);
+      // It was read and is not there: it was answered.
+      if (!isOver && next.left.length === 0 && progress.read === progress.step) progress.step++;
+      go(next, next.left[0]);
+
+      const last = start(kept.next());
+      const { id, opens } = last.nodes.find(handle('a')) ?? expect.fail();
+      expect(opens).toBe(1);
+      expect(last.nodes.hidden(id)).toMatchObject({ name: 'two' });
+      last.nodes.forget(id, 1);
+      expect(last.nodes.get(id)).toBeDefined();
+      last.nodes.forget(id, 1);
+      expect(last.nodes.get(id)).toBeUndefined();
+      const twice = last.nodes.find(handle('y')) ?? expect.fail();
+      last.nodes.forget(twice.id, 1);
+      expect(last.nodes.get(twice.id)).toBeDefined();
+      return !isOver;
+    });
+  }, 120_000);
+
+  /** As the kernel does it: it is there, however far the process comes with it. */
+  function takeOne({ requests }: Process, progress: { readonly step: number; read: number }): number {
+    const slot = requests.arm(0) ?? expect.fail();
+    put(slot, 2 + 2 * progress.step, 60);
+    progress.read = progress.step;
+    return (requests.take(0, slot, 60) ?? expect.fail()).place;
+  }
+});
