@@ -6,7 +6,9 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { cutNetwork } from '#testing/cut-network.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
+import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import {
   dataPath,
   follow,
@@ -25,21 +27,62 @@ import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);
 
+interface Mounted extends Place {
+  readonly server: Stowage;
+  readonly at: string;
+}
+
+async function withVolumeOf(store: string): Promise<Mounted> {
+  const where = await place();
+  const server = await started(where);
+  await succeeds(server, 'store', 'add', 'silver', store);
+  await succeeds(server, 'volume', 'create', 'silver/photos');
+  const at = join(where.top, 'mnt');
+  await succeeds(server, 'mount', 'silver/photos', at);
+  return { ...where, server, at };
+}
+
+/** While nothing can be had from the NFS server, every command answers. Afterwards all is as it should be. */
+async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promise<AsyncDisposable>): Promise<void> {
+  const app = writer(join(at, 'log'));
+  await expect.poll(() => app.count(), patience).toBeGreaterThan(3);
+  await succeeds(server, 'volume', 'create', 'silver/idle');
+  const idle = join(top, 'idle');
+  await succeeds(server, 'mount', 'silver/idle', idle);
+  const inTime = async (...args: string[]) => {
+    const since = performance.now();
+    const finished = await server.cli(...args);
+    expect(performance.now() - since, args.join(' ')).toBeLessThan(10_000);
+    return finished;
+  };
+  {
+    await using _silent = await silence();
+    await delay(1_500);
+    for (const args of [['status'], ['mounts'], ['volume', 'list'], ['client', 'status'], ['unmount', idle]])
+      expect(await inTime(...args), args.join(' ')).toMatchObject({ status: 0 });
+    const refused = await inTime('unmount', at);
+    expect(refused.status).not.toBe(0);
+    expect(refused.stderr).toMatch(/in use|does not have yet/);
+    expect(await inTime('unmount', at, '--force')).toMatchObject({ status: 0 });
+    expect(await app.ended).toMatch(/ECONNABORTED|ENOTCONN|EIO|ESHUTDOWN|EINTR/);
+    expect(mountsIn(top)).toEqual([]);
+  }
+  await expect
+    .poll(async () => (await server.cli('volume', 'show', 'silver/photos')).stdout, {
+      timeout: 60_000,
+      interval: 500,
+    })
+    .toMatch(/^hosts +-$/m);
+}
+
 describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of an NFS store, mounted', () => {
   const ganesha = ganeshaFolders('nfs-mount');
 
-  async function withVolume(
-    more = '',
-  ): Promise<Place & { readonly server: Stowage; readonly at: string; exported: string }> {
-    const where = await place();
-    const server = await started(where);
+  async function withVolume(more = ''): Promise<Mounted & { readonly exported: string }> {
     const { folder, uri } = ganesha.fresh();
     const { port, mountport } = portsOf(ganesha.server);
-    await succeeds(server, 'store', 'add', 'silver', `${uri}?port=${port}&mountport=${mountport}${more}`);
-    await succeeds(server, 'volume', 'create', 'silver/photos');
-    const at = join(where.top, 'mnt');
-    await succeeds(server, 'mount', 'silver/photos', at);
-    return { ...where, server, at, exported: join(folder, 'photos') };
+    const mounted = await withVolumeOf(`${uri}?port=${port}&mountport=${mountport}${more}`);
+    return { ...mounted, exported: join(folder, 'photos') };
   }
 
   test('by nobody who has any rights, and gone without a trace', { timeout: 60_000 }, async () => {
@@ -186,40 +229,28 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     expect((await readFile(join(exported, 'file'))).length).toBe(300_000);
   });
 
-  test('a server that is silent holds up no command, and force frees who hangs on it', {
-    timeout: 90_000,
+  test('a server that stands still holds up no command, and force frees who hangs on it', {
+    timeout: 150_000,
   }, async () => {
-    const { top, server, at } = await withVolume('&hard');
-    const app = writer(join(at, 'log'));
-    await expect.poll(() => app.count(), patience).toBeGreaterThan(3);
-    await succeeds(server, 'volume', 'create', 'silver/idle');
-    const idle = join(top, 'idle');
-    await succeeds(server, 'mount', 'silver/idle', idle);
-    await ganesha.server.freeze();
-    try {
-      await delay(1_500);
-      const inTime = async (...args: string[]) => {
-        const since = performance.now();
-        const finished = await server.cli(...args);
-        expect(performance.now() - since, args.join(' ')).toBeLessThan(10_000);
-        return finished;
-      };
-      for (const args of [['status'], ['mounts'], ['volume', 'list'], ['client', 'status'], ['unmount', idle]])
-        expect(await inTime(...args), args.join(' ')).toMatchObject({ status: 0 });
-      const refused = await inTime('unmount', at);
-      expect(refused.status).not.toBe(0);
-      expect(refused.stderr).toMatch(/in use|does not have yet/);
-      expect(await inTime('unmount', at, '--force')).toMatchObject({ status: 0 });
-      expect(await app.ended).toMatch(/ECONNABORTED|ENOTCONN|EIO|ESHUTDOWN|EINTR/);
-      expect(mountsIn(top)).toEqual([]);
-    } finally {
-      ganesha.server.thaw();
-    }
-    await expect
-      .poll(async () => (await server.cli('volume', 'show', 'silver/photos')).stdout, {
-        timeout: 60_000,
-        interval: 500,
-      })
-      .toMatch(/^hosts +-$/m);
+    await holdsUpNothing(await withVolume('&hard'), async () => {
+      await ganesha.server.freeze();
+      return { [Symbol.asyncDispose]: async () => ganesha.server.thaw() };
+    });
+  });
+
+  test('nor does one that was killed', { timeout: 150_000 }, async () => {
+    await holdsUpNothing(await withVolume('&hard'), async () => {
+      await ganesha.server.kill();
+      return { [Symbol.asyncDispose]: () => ganesha.server.restart() };
+    });
+  });
+});
+
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'netns', 'firewall'))('a network that loses everything', () => {
+  test('holds up no command, and force frees who hangs on it', { timeout: 150_000 }, async () => {
+    await using far = await makeFarNetwork();
+    const ports = `port=${far.port}&mountport=${far.port}`;
+    const mounted = await withVolumeOf(`nfs://${far.host}/export?${ports}&network=netns:${far.name}&hard`);
+    await holdsUpNothing(mounted, () => cutNetwork(far, 'lose'));
   });
 });

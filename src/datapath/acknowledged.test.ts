@@ -1,12 +1,15 @@
-import { execFile } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { mountSmall } from '#testing/small-export.ts';
 
 const run = promisify(execFile);
@@ -55,7 +58,64 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('data that were answered and g
     expect([await user.sync(next), await user.close(next)]).toEqual(['ok', 'ok']);
     await run('umount', [mount.at]);
   });
+
+  test.each([
+    { what: 'nothing', between: () => Promise.resolve() },
+    { what: 'the data path is killed', between: (mounts: KeptMounts) => mounts.killDataPath() },
+  ])(
+    'and whose writer was killed are told to who opens the file next: $what in between',
+    {
+      timeout: 60_000,
+    },
+    async ({ between }) => {
+      await using small = await mountSmall();
+      const { mounts, mount, server } = small;
+      await using user = useFiles();
+      const path = mount.on('file');
+      const writer = spawn('python3', ['-c', writes, path], { stdio: ['pipe', 'pipe', 'inherit'] });
+      const says = createInterface({ input: writer.stdout })[Symbol.asyncIterator]();
+      await says.next();
+      await server.freeze();
+      try {
+        writer.stdin.write('go\n');
+        expect((await says.next()).value).toBe('written');
+        await eventually(
+          () => mount.waiting(),
+          (count) => count > 0,
+        );
+        writer.kill('SIGKILL');
+        await once(writer, 'exit');
+      } finally {
+        server.thaw();
+      }
+      expect(await mount.flush(30_000)).toBe(0);
+      await between(mounts);
+      const logged = mounts
+        .log()
+        .split('\n')
+        .filter((line) => line.includes('acknowledged data got lost'));
+      expect(JSON.parse(logged[0] ?? '{}')).toMatchObject({
+        ...{ level: 'error', mount: 'mnt-1', error: 'ENOSPC', file: `${statSync(join(small.folder, 'file')).ino}` },
+      });
+      const next = await user.open(path);
+      expect([await user.sync(next), await user.sync(next), await user.close(next)]).toEqual(['ENOSPC', 'ok', 'ok']);
+      const last = await user.open(path);
+      expect([await user.sync(last), await user.close(last)]).toEqual(['ok', 'ok']);
+      await run('umount', [mount.at]);
+    },
+  );
 });
+
+/** More than there is room for, and then waits for the end of it. */
+const writes = `
+import os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+print('open', flush=True)
+sys.stdin.readline()
+for i in range(6): os.pwrite(file, b'x' * 1048576, i * 1048576)
+print('written', flush=True)
+os.close(file)
+`;
 
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('before a mount is taken away', () => {
   const ganesha = ganeshaFolders('acknowledged');

@@ -25,7 +25,7 @@ const largestExact = BigInt(Number.MAX_SAFE_INTEGER);
 export const inoOf = (fileId: bigint): number =>
   fileId <= largestExact ? Number(fileId) : Number(BigInt.asUintN(53, fileId ^ (fileId >> 11n)));
 
-/** `hides`: a name was taken from it that the server still counts. */
+/** `hides`: it has a name that is not shown, and which the server counts. */
 export const attrOf = (a: Attributes, size: number, hides: boolean): Attr => ({
   ino: inoOf(a.fileId),
   size,

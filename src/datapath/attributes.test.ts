@@ -180,13 +180,36 @@ describe('what is known of attributes', () => {
 
   test('what the kernel was told: sizes, and changes by others', () => {
     const { attributes, saw } = cache();
-    expect(attributes.told(id)).toEqual({ size: undefined, isAll: false });
+    expect(attributes.told(id)).toEqual({ size: undefined, rights: undefined, isAll: false });
     saw(at(0));
     attributes.tell(id);
     attributes.grew(id, 500);
-    expect(attributes.told(id)).toEqual({ size: 500, isAll: true });
-    saw(at(1));
-    expect(attributes.told(id)).toEqual({ size: 500, isAll: false });
+    expect(attributes.told(id)).toEqual({ size: 500, rights: { uid: 0, gid: 0, mode: 0o644 }, isAll: true });
+    saw({ ...at(1), gid: 7 });
+    expect(attributes.told(id)).toMatchObject({ size: 500, rights: { gid: 0 }, isAll: false });
+    expect(attributes.allowing(id)).toMatchObject({ gid: 0 });
+    attributes.tell(id);
+    expect(attributes.allowing(id)).toMatchObject({ gid: 7 });
+  });
+
+  test('by what the kernel allows: as it was told; if that is not known, as it was seen last', () => {
+    const { attributes, saw } = cache();
+    expect(attributes.allowing(id)).toBeUndefined();
+    saw(at(0));
+    expect(attributes.allowing(id)).toMatchObject({ mode: 0o644 });
+    saw({ ...at(1), mode: 0o600 });
+    expect(attributes.allowing(id)).toMatchObject({ mode: 0o600 });
+  });
+
+  test('who may use it is learned at once, also while a change of our own is under way', () => {
+    const { attributes, saw, size } = cache();
+    saw(at(0));
+    const change = attributes.change(id);
+    saw({ ...at(3), mode: 0o600, gid: 7 });
+    saw({ ...at(0), ctime: 0, mode: 0o777 });
+    expect(attributes.tell(id).attr).toMatchObject({ mode: 0o100600, gid: 7, size: 10 });
+    change.ended(from(0, 4));
+    expect([size(), attributes.last(id)?.mode]).toEqual([14, 0o644]);
   });
 
   test('of very many nodes the oldest are dropped, and what was cached of them is not taken for what is there now', async () => {

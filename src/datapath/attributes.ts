@@ -5,6 +5,7 @@ import { createAges } from './ages.ts';
 import { attrOf } from './attr.ts';
 import type { CacheRoom } from './cache-room.ts';
 import { type Following, follow, isNewer, isSameContent, isUnchanged, sizeOf } from './following.ts';
+import { areSameRights, createRightsOf, type Rights } from './identity.ts';
 
 /**
  * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
@@ -34,11 +35,13 @@ export interface AttributeCache extends Disposable {
   epoch(id: number): number;
   /** The kernel is told what is known. */
   tell(id: number): AttrReply;
-  /** The size that the kernel has, and whether it knows of all changes by others. */
-  told(id: number): { readonly size: number | undefined; readonly isAll: boolean };
+  /** What the kernel has of it, undefined where a predecessor told it; and whether it knows of all changes by others. */
+  told(id: number): { readonly size: number | undefined; readonly rights: Rights | undefined; readonly isAll: boolean };
+  /** What the kernel goes by when it allows something; the last that was seen, if that is not known. */
+  allowing(id: number): Rights | undefined;
   /** The kernel knows by itself that the file is now at least that long. */
   grew(id: number, size: number): void;
-  /** The name it had is gone, and another, which the server counts, has been given to it. */
+  /** It has a name that is not shown, and which the server counts. */
   hides(id: number, isHidden: boolean): void;
   forget(id: number): void;
 }
@@ -63,6 +66,7 @@ interface Known extends Following {
   /** By ourselves. */
   isChanged: boolean;
   toldSize: number | undefined;
+  toldRights: Rights | undefined;
   toldEpoch: number;
   isHidden: boolean;
 }
@@ -99,6 +103,7 @@ export function createAttributeCache({
   /** Of nodes that are forgotten: when, in the order of events, one of them was changed by ourselves last. */
   let changedBefore = 0;
   const relyMs = createAges(clock, ttlMs);
+  const rightsOf = createRightsOf();
 
   function of(id: number): Known {
     const found = nodes.get(id);
@@ -118,7 +123,7 @@ export function createAttributeCache({
         isTouched: false,
         isChanged: false,
       },
-      ...{ toldSize: undefined, toldEpoch: -1, isHidden: isHidden(id) },
+      ...{ toldSize: undefined, toldRights: undefined, toldEpoch: -1, isHidden: isHidden(id) },
     };
     nodes.set(id, made);
     share.add(1);
@@ -163,7 +168,12 @@ export function createAttributeCache({
       const isSure = known.changing === 0 && since >= changedBefore;
       return learn(known, attributes, isSure ? at : never);
     }
-    if (known.changing > 0 || since < known.order) return isNewer(attributes, before) ? attributes : before;
+    if (known.changing > 0 || since < known.order) {
+      if (!isNewer(attributes, before)) return before;
+      // Who may use it counts from now on, whatever else becomes of it.
+      if (!areSameRights(before, attributes)) known.attributes = { ...before, ...rightsOf(attributes) };
+      return attributes;
+    }
     if (!isUnchanged(before, attributes)) {
       if (!known.isTouched || !isSameContent(before, attributes)) known.epoch = ++epochs;
       known.isTouched = false;
@@ -240,13 +250,18 @@ export function createAttributeCache({
       const ahead = end(id);
       const size = ahead === undefined ? known.attributes.size : Math.max(ahead, sizeOf(known));
       known.toldSize = size;
+      known.toldRights = rightsOf(known.attributes);
       known.toldEpoch = known.epoch;
       // When it was changed is known when the server has answered.
       return { attr: attrOf(known.attributes, size, known.isHidden), attrMs: ahead === undefined ? freshMs(id) : 0 };
     },
     told: (id) => {
-      const { toldSize: size, toldEpoch, epoch } = of(id);
-      return { size, isAll: toldEpoch === epoch };
+      const { toldSize: size, toldRights: rights, toldEpoch, epoch } = of(id);
+      return { size, rights, isAll: toldEpoch === epoch };
+    },
+    allowing: (id) => {
+      const known = nodes.get(id);
+      return known?.toldRights ?? known?.attributes;
     },
     grew: (id, size) => {
       const known = of(id);

@@ -12,12 +12,12 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
   }
 
   let rounds = 0;
-  /** Changes of names and of what is in files, in a folder of its own for each round. */
+  /** Changes of names and of what is in files, by several at once, each in a folder of its own. */
   async function names({ on }: KeptMount): Promise<void> {
     const round = ++rounds;
-    const folder = on(`round-${round}`);
-    await run('mkdir', [folder]);
-    await modelled(folder, round, 400);
+    const folders = Array.from({ length: 4 }, (_, i) => on(`round-${round}-${i}`));
+    await run('mkdir', folders);
+    await Promise.all(folders.map((folder, i) => modelled(folder, round * folders.length + i, 100)));
   }
 
   test('the data path is upgraded', { timeout: 120_000 }, async () => {

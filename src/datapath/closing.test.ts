@@ -242,26 +242,35 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     expect(readdirSync(it.folder)).toEqual([]);
   });
 
-  test('closed while it is being replaced, which then fails: it is there as before', async () => {
-    for (const text of ['new', 'old']) writeFileSync(it.on(text), text);
-    const { on, nfs, gate, look, request, close } = mount();
-    const file = await look(root, 'old');
-    const { fh } = await on.open(file, constants.O_RDONLY, request());
-    const refusal = Promise.withResolvers<never>();
-    nfs.rename = (...args) => (String(args[0].name) === 'new' ? refusal.promise : it.nfs.rename(...args));
-    const removal = gate('remove');
-    removal.open();
-    const [from, to] = ['new', 'old'].map((text) => ({ parent: root, name: name(text) }));
-    const moved = expect(on.rename(from ?? expect.fail(), to ?? expect.fail(), 0, request())).rejects.toThrow('EACCES');
-    await expect.poll(() => readdirSync(it.folder)).not.toContain('old');
-    for (const text of ['1', '2', '3']) await look(root, text);
-    const closed = close(file, fh);
-    for (const text of ['4', '5', '6']) await look(root, text);
-    refusal.reject(new NfsError('RENAME', nfsStatus.ACCES, false));
-    await Promise.all([moved, closed]);
-    expect(removal.calls).toBe(0);
-    expect(readdirSync(it.folder).toSorted()).toEqual(['new', 'old']);
-  });
+  test.each([
+    { server: 'can', removals: 1 },
+    { server: 'cannot', removals: 0 },
+  ])(
+    'closed while it is being replaced, which then fails: it is there as before (the server $server do LINK)',
+    async ({ server, removals }) => {
+      for (const text of ['new', 'old']) writeFileSync(it.on(text), text);
+      const { on, nfs, gate, look, request, close } = mount();
+      if (server === 'cannot') nfs.link = () => Promise.reject(new NfsError('LINK', nfsStatus.NOTSUPP, false));
+      const file = await look(root, 'old');
+      const { fh } = await on.open(file, constants.O_RDONLY, request());
+      const refusal = Promise.withResolvers<never>();
+      nfs.rename = (...args) => (String(args[0].name) === 'new' ? refusal.promise : it.nfs.rename(...args));
+      const removal = gate('remove');
+      removal.open();
+      const [from, to] = ['new', 'old'].map((text) => ({ parent: root, name: name(text) }));
+      const moved = expect(on.rename(from ?? expect.fail(), to ?? expect.fail(), 0, request())).rejects.toThrow(
+        'EACCES',
+      );
+      await expect.poll(() => readdirSync(it.folder).some((text) => text.startsWith('.nfs'))).toBe(true);
+      for (const text of ['1', '2', '3']) await look(root, text);
+      const closed = close(file, fh);
+      for (const text of ['4', '5', '6']) await look(root, text);
+      refusal.reject(new NfsError('RENAME', nfsStatus.ACCES, false));
+      await Promise.all([moved, closed]);
+      expect(removal.calls).toBe(removals);
+      expect(readdirSync(it.folder).toSorted()).toEqual(['new', 'old']);
+    },
+  );
 
   test('two of its names, removed at once: it is given one other', async () => {
     writeFileSync(it.on('file'), 'x');

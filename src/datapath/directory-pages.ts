@@ -1,9 +1,11 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import { isPossibleName } from '#wire/nfs3/names.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { type EntryPlus, nameOf } from '#wire/nfs3/structures.ts';
+import { type EntryPlus, type FileHandle, nameOf } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import type { Context } from './context.ts';
+import { access } from './identity.ts';
 
 /** A part of a directory. */
 export interface Page {
@@ -46,13 +48,15 @@ export function createPages(context: Context, id: number, { remembers }: { reado
   let hasBegunAnew = false;
   const circle = createCircleCheck();
 
-  const ask = (position: bigint, request: Request) =>
-    server.on(request, id, async (directory, options) => {
+  const ask = (position: bigint, request: Request) => {
+    const list = async (directory: FileHandle, options: CallOptions) => {
       const args = { directory, cookie: position, verifier: position === 0n ? 0n : verifier, bytes };
       if (hasPlus) return await nfs.readdirplus(args, options);
       const { entries, ...page } = await nfs.readdir(args, options);
       return { ...page, entries: entries.map((entry) => ({ ...entry, attributes: undefined, handle: undefined })) };
-    });
+    };
+    return server.on(request, id, list, access.list);
+  };
 
   /**
    * In a size, and in a way, that the server can do. Undefined: it does not know the position. What nfs-ganesha says of a name

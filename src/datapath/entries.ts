@@ -1,8 +1,10 @@
 import type { Entry, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, maxName } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
 import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
+import { access } from './identity.ts';
 import { keyOf, type Name } from './name-cache.ts';
 import { createNamesAhead } from './names-ahead.ts';
 import type { Node, Nodes } from './ports.ts';
@@ -109,9 +111,8 @@ export function createEntries(context: Context): Entries {
     const since = attributes.now();
     const changes = names.changes(parent);
     // That there is nothing is no failure: to throw it through all that is in between takes longer than to ask.
-    const found = await server.on(request, parent, (handle, options) =>
-      nfs.lookup(handle, name, options).catch(nothingThere),
-    );
+    const lookup = (handle: FileHandle, options: CallOptions) => nfs.lookup(handle, name, options).catch(nothingThere);
+    const found = await server.on(request, parent, lookup, access.search);
     names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
     if (found === undefined) return undefined;
     if (found.directory !== undefined) attributes.saw(parent, found.directory, since);

@@ -6,7 +6,7 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
 import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
-import { type Calls, createCalls } from './calls.ts';
+import { createCalls } from './calls.ts';
 import { createClosing } from './closing.ts';
 import type { Context } from './context.ts';
 import { createDirectories } from './directories.ts';
@@ -14,13 +14,14 @@ import { createEntries } from './entries.ts';
 import { asErrno } from './errors.ts';
 import { createFiles } from './files.ts';
 import { createGetting } from './getting.ts';
-import { createIdentities, type IdentityOptions } from './identity.ts';
+import { access, createIdentities, type IdentityOptions } from './identity.ts';
 import { createLettingGo } from './letting-go.ts';
+import type { Loss } from './losses.ts';
 import { createMaking } from './making.ts';
 import { createMarks } from './marks.ts';
 import { createNameCache } from './name-cache.ts';
 import { createOutstanding } from './outstanding.ts';
-import { createPatience } from './patience.ts';
+import { createPatience, type Patience } from './patience.ts';
 import type { Kept, Nodes, Proofs } from './ports.ts';
 import { type Charges, createCharges, noCharges } from './quota/charges.ts';
 import type { Quota } from './quota/quota.ts';
@@ -66,6 +67,8 @@ export interface FileSystemParts {
     readonly budget: Budget;
     /** Something to be waited for before anything is sent. */
     readonly ready: () => Promise<void> | undefined;
+    /** What was answered did not get to the server's disk, and will not. */
+    readonly onLost?: (loss: Loss) => void;
   };
 }
 
@@ -92,7 +95,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const names = createNameCache({ epochOf: attributes.epoch, clock, room: shared.names });
   const calls = createCalls({ clock, patienceMs });
   const server = createServer({
-    ...{ nfs, nodes, attributes, names, calls },
+    ...{ nfs, nodes, attributes, names, calls, notify },
     identities: createIdentities(options.identity),
   });
   const turns = createTurns(attributes);
@@ -109,15 +112,15 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     await writes.settled(id, request);
     return await server.look(request, id);
   };
-  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look });
+  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, patience });
   const removing = createRemoving(context, entries, { charges, ready });
   const uncharged = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
-    onDone: charges.written,
+    ...{ onDone: charges.written, onLost: parts.behind?.onLost },
     budgets: [createBudget(mostBehindOfMount), ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
-  const writes = charging(uncharged, charges, calls);
+  const writes = charging(uncharged, charges, patience);
   const setting = createSetting(context, writes, charges);
   const { forget: forgetFile, ...files } = createFiles({
     ...{ context, entries, making, removing, writes },
@@ -142,14 +145,14 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     lookup: entries.lookup,
     setattr: setting.setattr,
     readlink: async (id, request) => {
-      const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how));
+      const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
       const bytes = typeof target === 'string' ? Buffer.from(target) : target;
       if (bytes.length > longestTarget) throw new Errno('ENAMETOOLONG');
       return bytes;
     },
     statfs: async (id, request) => {
       if (quota !== undefined) return enforced(quota.statfs());
-      const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how));
+      const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
       const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
       return {
         ...{ blocks: blocks(found.totalBytes), bfree: blocks(found.freeBytes), bavail: blocks(found.availableBytes) },
@@ -196,7 +199,7 @@ function enforced({ bytes, used }: { readonly bytes: number; readonly used: numb
 }
 
 /** Nothing is accepted that there is no room for. */
-function charging(writes: Writes, charges: Charges, calls: Calls): Writes {
+function charging(writes: Writes, charges: Charges, patience: Patience): Writes {
   return {
     ...writes,
     get doubts() {
@@ -205,12 +208,10 @@ function charging(writes: Writes, charges: Charges, calls: Calls): Writes {
     write: (id, at, data, request) => {
       const room = charges.write(id, at.offset, data.length, request);
       if (room === undefined) return writes.write(id, at, data, request);
-      return calls
-        .wait(request, (signal) => until(room, signal))
+      return patience(request, (signal) => until(room, signal).catch(fail))
         .then(() => writes.write(id, at, data, request))
         .catch((cause: unknown) => {
-          // Nobody may tell any more that it is done.
-          void room.then(() => charges.written(request.place)).catch(() => undefined);
+          charges.givenUp(request);
           throw cause;
         });
     },
@@ -231,10 +232,11 @@ const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 type Does = (...args: never[]) => unknown;
 
 /** What went wrong is told in the kernel's words. */
+function fail(cause: unknown): never {
+  throw asErrno(cause);
+}
+
 function bordered(operations: Partial<Operations>, turns: Turns): Partial<Operations> {
-  const fail = (cause: unknown): never => {
-    throw asErrno(cause);
-  };
   const border =
     (does: Does): Does =>
     (...args) => {

@@ -16,7 +16,7 @@ export interface FileWritesParts<W> {
   readonly commit: (who: W) => Promise<{ readonly verifier: bigint }>;
   /** The data are on the server's disk, or lost. */
   readonly free: (piece: Piece<W>) => void;
-  readonly onLost: (cause: Errno) => void;
+  readonly onLost: (cause: Errno, lost: readonly Piece<W>[]) => void;
   /** Nothing is left. */
   readonly onIdle: () => void;
 }
@@ -82,9 +82,9 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     if (entries.delete(entry)) parts.free(entry);
   }
 
-  function fail(lost: Iterable<Entry<W>>, cause: unknown): void {
+  function fail(lost: readonly Entry<W>[], cause: unknown): void {
     // In this order: killed in between, a successor sends them once more, and it is told all the same.
-    parts.onLost(cause instanceof Errno ? cause : new Errno('EIO', cause));
+    parts.onLost(cause instanceof Errno ? cause : new Errno('EIO', cause), lost);
     for (const entry of lost) drop(entry);
   }
 

@@ -6,9 +6,10 @@ import type { Opened, Operations, ReadReply, Request } from '#wire/fuse/operatio
 import type { LateBuffer } from '#wire/nfs3/procedures.ts';
 import type { Context } from './context.ts';
 import type { Entries } from './entries.ts';
+import { access, areSameRights, isByGroup } from './identity.ts';
 import type { MakingOperations } from './making.ts';
 import { keyOf } from './name-cache.ts';
-import { createOpenFiles, writes as isForWriting, opener } from './open-files.ts';
+import { createOpenFiles, writes as isForWriting } from './open-files.ts';
 import type { ReadMemory } from './read-memory.ts';
 import type { Removing } from './removing.ts';
 import type { Writes } from './writes.ts';
@@ -30,6 +31,7 @@ export interface FileParts {
 
 /** After being sent back to look, the kernel comes again within this. */
 const sentBackMs = 1_000;
+const anything = 7;
 
 export function createFiles(parts: FileParts): FileOperations {
   const { context, entries, making, removing, writes, memory, maxRead } = parts;
@@ -39,10 +41,7 @@ export function createFiles(parts: FileParts): FileOperations {
   const cached = new Map<number, number>();
   const sentBack = new Map<number, number>();
 
-  /**
-   * Where to append is decided by the size that the kernel has. Nothing makes it ask for that, but to look the name up once
-   * more: which it does, of itself, when it is told that the handle is stale.
-   */
+  /** When the kernel is told that the handle is stale, it looks the name up once more, of itself, and comes back. */
   function sendBackToLook(id: number): void {
     const now = clock.elapsed();
     const before = sentBack.get(id);
@@ -54,12 +53,19 @@ export function createFiles(parts: FileParts): FileOperations {
 
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
     await writes.settled(id, request);
-    if (!turns.isJustLooked(id, request)) await server.look(request, id);
-    const told = attributes.told(id);
-    if (told.size === attributes.last(id)?.size) sentBack.delete(id);
-    else if ((flags & constants.O_APPEND) !== 0) sendBackToLook(id);
+    const known = turns.isJustLooked(id, request) ? attributes.last(id) : undefined;
+    const found = known ?? (await server.look(request, id));
+    const { size, rights, isAll } = attributes.told(id);
+    const isOld = rights !== undefined && !areSameRights(rights, found);
     // The kernel relies on attributes that somebody else has changed.
-    if (!told.isAll) notify(invalidateInode(id));
+    if (!isAll || isOld) notify(invalidateInode(id));
+    // By those it has allowed this. What it went by after a crash is not known: by a group that the file had, perhaps.
+    if (isOld) throw new Errno('ESTALE');
+    const isDoubtful = rights === undefined && isByGroup(request, anything, found);
+    // Where to append is decided by the size that the kernel has.
+    const isMoved = size !== attributes.last(id)?.size;
+    if (isDoubtful || (isMoved && (flags & constants.O_APPEND) !== 0)) sendBackToLook(id);
+    else if (!isMoved) sentBack.delete(id);
   }
 
   function opened(id: number, flags: number, request: Request): Opened {
@@ -75,12 +81,7 @@ export function createFiles(parts: FileParts): FileOperations {
   }
 
   const readInto = (id: number, fh: number, offset: number, into: Buffer | LateBuffer, request: Request) =>
-    server.on(
-      request,
-      id,
-      (handle, options) => nfs.read(handle, offset, into, options),
-      opener(fh, request, attributes.last(id)),
-    );
+    server.onOpen(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
 
   /** What is missing behind a piece that came: the kernel takes less than it asked for as the end of the file. */
   async function readRest(id: number, fh: number, offset: number, into: Buffer, request: Request): Promise<number> {

@@ -64,7 +64,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     }
 
     /** Calls of this kind wait until it is opened; or what they are answered does. */
-    function gate(procedure: 'remove' | 'rename' | 'getattr', what: 'calls' | 'answers' = 'calls'): Gate {
+    function gate(procedure: 'remove' | 'rename' | 'link' | 'getattr', what: 'calls' | 'answers' = 'calls'): Gate {
       const { promise, resolve } = Promise.withResolvers<number | undefined>();
       const made: Gate = { calls: 0, open: () => resolve(undefined), refuse: resolve };
       const call = it.nfs[procedure] as Call;
@@ -222,9 +222,62 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     interrupt.abort();
     for (let i = 0; i < 12; i++) clock.advance(250);
     await ended;
+    // Nor does anybody else ever see neither.
+    expect(mounted.list()).toEqual([hidden, 'file', 'new']);
     moving.open();
     await expect.poll(() => mounted.list()).toEqual([hidden, 'file']);
     expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
+  });
+
+  describe.each([
+    { server: 'a server that can give a file a second name', hasLink: true },
+    { server: 'one that cannot', hasLink: false },
+  ])('$server', ({ hasLink }) => {
+    async function opened() {
+      const mounted = mount();
+      if (!hasLink) mounted.nfs.link = () => Promise.reject(new NfsError('LINK', nfsStatus.NOTSUPP, false));
+      const file = await ground(mounted);
+      const { fh } = await mounted.open(file);
+      const replace = async () => await mounted.on.rename(at('new'), at('file'), 0, mounted.request());
+      const links = async () => (await mounted.on.getattr(file, undefined, mounted.request())).attr.nlink;
+      return { ...mounted, file, fh, replace, links };
+    }
+
+    test('replaced: it can be read, has no name any more, and goes with the last close', async () => {
+      const { file, fh, replace, links, list, read, close } = await opened();
+      await replace();
+      expect(list()).toEqual([hidden, 'file']);
+      expect([await read(file, fh), await links()]).toEqual(['file', 0]);
+      await close(file, fh);
+      expect(list()).toEqual(['file']);
+      expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
+    });
+
+    test('the server refuses to have it replaced: nothing has changed', async () => {
+      const { nfs, file, fh, replace, links, list, close } = await opened();
+      nfs.rename = (from, to, options) =>
+        from.name.toString() === 'new'
+          ? Promise.reject(new NfsError('RENAME', nfsStatus.ACCES, false))
+          : it.nfs.rename(from, to, options);
+      await expect(replace()).rejects.toThrow('EACCES');
+      expect([list(), await links()]).toEqual([['file', 'new'], 1]);
+      await close(file, fh);
+      expect(readFileSync(it.on('file'), 'utf8')).toBe('file');
+    });
+
+    test('nor does it take that back: what the file holds is not removed', async () => {
+      const { nfs, file, fh, replace, list, close } = await opened();
+      const refused = (what: string) => () => Promise.reject(new NfsError(what, nfsStatus.ACCES, false));
+      nfs.rename = (from, to, options) =>
+        from.name.toString() === 'file' ? it.nfs.rename(from, to, options) : refused('RENAME')();
+      nfs.remove = refused('REMOVE');
+      await expect(replace()).rejects.toThrow('EACCES');
+      nfs.remove = it.nfs.remove;
+      await close(file, fh);
+      const [name = ''] = list().filter((text) => text !== 'new');
+      expect(readFileSync(it.on(name), 'utf8')).toBe('file');
+      expect(list()).toEqual([hasLink ? 'file' : hidden, 'new']);
+    });
   });
 
   test('removed, and opened once more by its descriptor when it is closed: it can be read', async () => {

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Request } from '#wire/fuse/operations.ts';
-import { isNfsError } from '#wire/nfs3/status.ts';
+import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import type { FileHandle, Place, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { changing } from './attributes.ts';
@@ -18,10 +18,10 @@ import { until } from './until.ts';
 /** NFS has no files without a name: one that is open gets another before it loses its own, a hidden one. */
 export interface Hiding {
   /**
-   * Has a name taken away from what is there. What is open gets a hidden name before (`isHidden`), and its own back if `take`
-   * is refused. Nothing else becomes of its names meanwhile. `take` is to use the request that it is given.
+   * Has a name taken away from what is there. What is open gets a hidden name before, and keeps its own, or gets it back, if
+   * `take` is refused. Nothing else becomes of its names meanwhile.
    */
-  takeName(at: At, there: There, request: Request, take: Take): Promise<void>;
+  takeName(taking: Taking, request: Request): Promise<void>;
   /** A file is being opened: until that has failed, it is open. */
   opening<R>(id: number, request: Request, open: () => Promise<R>): Promise<R>;
   /** A file was closed for the last time: the name that it was given goes. Undefined: it was given none. */
@@ -35,7 +35,14 @@ export interface At {
   readonly name: Buffer;
 }
 
-export type Take = (isHidden: boolean, request: Request) => Promise<void>;
+export interface Taking {
+  readonly at: At;
+  readonly there: There;
+  /** Something else gets the name: until then it must mean what is there, whatever ends half-way. */
+  readonly isReplaced: boolean;
+  /** `isHidden`: what is there has a hidden name. If nothing else gets the name, it has lost that already. */
+  readonly take: (isHidden: boolean, request: Request) => Promise<void>;
+}
 
 export type CallOnPlace = (place: Place, options: CallOptions) => Promise<Wcc>;
 
@@ -95,6 +102,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   function shown(id: number): void {
     nodes.hide(id, undefined);
     attributes.hides(id, false);
+    attributes.expire(id);
     hiders.delete(id);
   }
 
@@ -106,6 +114,23 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     await changing(attributes, parent, send, ({ to: change }) => change);
     gone({ parent, name: from });
     names.drop(parent, keyOf(to));
+  }
+
+  /** Gives it one more name. False: the server cannot do that, or does not want to. */
+  async function addName(id: number, { parent, name }: At, request: Request): Promise<boolean> {
+    const send = () =>
+      server.onTwo(request, id, parent, (file, directory, options) =>
+        nfs.link(file, { directory, name }, withoutEnd(options)),
+      );
+    const onFile = () => changing(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
+    try {
+      await changing(attributes, parent, onFile, ({ change }) => change);
+    } catch (cause) {
+      if (cause instanceof NfsError) return false;
+      throw cause;
+    }
+    names.drop(parent, keyOf(name));
+    return true;
   }
 
   /** The owner of the directory has the right to remove a hidden name, if it is not known who gave it. */
@@ -150,13 +175,16 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     if (nodes.hidden(id)?.name === hidden.name) shown(id);
   }
 
-  async function hideAndTake(id: number, at: At, request: Request, take: Take): Promise<void> {
+  async function hideAndTake(id: number, { at, isReplaced, take }: Taking, request: Request): Promise<void> {
     const hidden: Hidden = { directory: server.node(at.parent).handle, name: hiddenName() };
     const name = Buffer.from(hidden.name);
     const isNoted = (): boolean => nodes.hidden(id)?.name === hidden.name;
     nodes.hide(id, hidden);
+    /** Beside its own. */
+    let isAdded = false;
     try {
-      await move(at, name, request);
+      isAdded = isReplaced && (await addName(id, { parent: at.parent, name }, request));
+      if (!isAdded) await move(at, name, request);
     } catch (cause) {
       if (isDefinite(cause) && isNoted()) shown(id);
       throw cause;
@@ -168,9 +196,12 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     }
     let isThere = true;
     const undo = async (): Promise<void> => {
-      await move({ parent: at.parent, name }, at.name, request);
+      // If this fails, it goes with the last close.
+      if (isAdded) await clear(id, hidden, request);
       isThere = false;
       if (isNoted()) shown(id);
+      // If this fails, it is better left than removed: whoever asked is told that nothing was done.
+      if (!isAdded) await move({ parent: at.parent, name }, at.name, request);
     };
     try {
       await take(true, request);
@@ -207,7 +238,8 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
 
   return {
     ...{ closed, forget: (id) => void hiders.delete(id) },
-    takeName: async (at, there, request, take) => {
+    takeName: async (taking, request) => {
+      const { there, take } = taking;
       const id = nodes.find(there.handle)?.id;
       if (id === undefined) return await take(false, request);
       using held = new DisposableStack();
@@ -217,7 +249,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
       const before = nodes.hidden(id);
       if (before !== undefined && (await isAt(before, there, request))) return await takeOnly();
       const still = held.move();
-      await lasting(request, (itself) => hideAndTake(id, at, itself, take).finally(() => still.dispose()));
+      await lasting(request, (itself) => hideAndTake(id, taking, itself).finally(() => still.dispose()));
     },
     opening: async (id, request, open) => {
       openings.set(id, (openings.get(id) ?? 0) + 1);

@@ -1,4 +1,5 @@
 import { execFile } from 'node:child_process';
+import { once } from 'node:events';
 import { chmodSync, chownSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -7,15 +8,15 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
-import type { Attributes } from '#wire/nfs3/structures.ts';
 import { credential } from '#wire/rpc/message.ts';
-import { createIdentities } from './identity.ts';
+import { access, createIdentities } from './identity.ts';
 
 const run = promisify(execFile);
 
-const object = (mode: number, uid: number, gid: number) => ({ mode, uid, gid }) as Attributes;
+const object = (mode: number, uid: number, gid: number) => ({ mode, uid, gid });
 const sent = (uid: number, gid: number, ...groups: readonly number[]): Buffer =>
   credential({ uid, gid, groups, machine: 'stowage-test' });
 
@@ -24,29 +25,41 @@ describe('as whom calls are sent', () => {
   const user = { uid: 1000, gid: 1000 };
 
   test('as the caller, with the group of what it is about where that group may do more than others', () => {
-    expect(of(user)).toEqual(sent(1000, 1000));
-    expect(of(user, object(0o664, 0, 2000))).toEqual(sent(1000, 1000, 2000));
-    expect(of(user, object(0o770, 0, 2000), object(0o730, 0, 3000))).toEqual(sent(1000, 1000, 2000, 3000));
+    expect(of(user, access.change)).toEqual(sent(1000, 1000));
+    expect(of(user, access.write, object(0o664, 0, 2000))).toEqual(sent(1000, 1000, 2000));
+    expect(of(user, access.change, object(0o770, 0, 2000), object(0o730, 0, 3000))).toEqual(
+      sent(1000, 1000, 2000, 3000),
+    );
   });
 
   test('without it where it is of no use', () => {
-    expect(of(user, object(0o644, 0, 2000))).toEqual(sent(1000, 1000));
-    expect(of(user, object(0o660, 1000, 2000))).toEqual(sent(1000, 1000));
-    expect(of(user, object(0o660, 0, 1000))).toEqual(sent(1000, 1000));
-    expect(of({ uid: 0, gid: 0 }, object(0o660, 5, 2000))).toEqual(sent(0, 0));
-    expect(of(user, undefined)).toEqual(sent(1000, 1000));
+    expect(of(user, access.write, object(0o644, 0, 2000))).toEqual(sent(1000, 1000));
+    expect(of(user, access.write, object(0o660, 1000, 2000))).toEqual(sent(1000, 1000));
+    expect(of(user, access.write, object(0o660, 0, 1000))).toEqual(sent(1000, 1000));
+    expect(of({ uid: 0, gid: 0 }, access.write, object(0o660, 5, 2000))).toEqual(sent(0, 0));
+    expect(of(user, access.write, undefined)).toEqual(sent(1000, 1000));
+  });
+
+  test('without it where others may do the same: he need not be in the group', () => {
+    expect(of(user, access.read, object(0o664, 0, 2000))).toEqual(sent(1000, 1000));
+    expect(of(user, access.list, object(0o775, 0, 2000))).toEqual(sent(1000, 1000));
+    expect(of(user, access.search, object(0o771, 0, 2000))).toEqual(sent(1000, 1000));
+    expect(of(user, access.none, object(0o770, 0, 2000))).toEqual(sent(1000, 1000));
+    // A program that may only be run is read, too.
+    expect(of(user, access.read, object(0o710, 0, 2000))).toEqual(sent(1000, 1000, 2000));
   });
 
   test("a squashed caller is the store's user, and nobody else", () => {
     const root = createIdentities({ ...asCaller, squash: 'root', uid: 7, gid: 8 });
-    expect(root.credential({ uid: 0, gid: 0 })).toEqual(sent(7, 8));
-    expect(root.credential(user)).toEqual(sent(1000, 1000));
+    const ofGroup = object(0o770, 0, 2000);
+    expect(root.credential({ uid: 0, gid: 0 }, access.change, ofGroup)).toEqual(sent(7, 8));
+    expect(root.credential(user, access.change, ofGroup)).toEqual(sent(1000, 1000, 2000));
     const all = createIdentities({ ...asCaller, squash: 'all', uid: 7, gid: 8 });
-    expect(all.credential({ ...user, group: 5 })).toEqual(sent(7, 8));
+    expect(all.credential({ ...user, group: 5 }, access.change, ofGroup)).toEqual(sent(7, 8));
   });
 
   test('of very many callers not all are remembered', () => {
-    for (let uid = 1; uid < 5_000; uid++) expect(of({ uid, gid: uid })).toEqual(sent(uid, uid));
+    for (let uid = 1; uid < 5_000; uid++) expect(of({ uid, gid: uid }, access.none)).toEqual(sent(uid, uid));
   });
 });
 
@@ -117,6 +130,150 @@ describe.skipIf(needs('fuse', 'ganesha'))('users of a mount', () => {
     await as(1000, '', 'umask 0777; echo written > "$1"', join(mount.at, 'file'));
     expect(readFileSync(it.on('file'), 'utf8')).toBe('written\n');
     expect(statSync(it.on('file'))).toMatchObject({ uid: 1000, gid: 1000, mode: 0o100000 });
+  });
+
+  describe('rights that somebody else has changed, before the kernel knows of it', () => {
+    const unaware = { cacheMs: 600_000 };
+    const ofFiles = {
+      read: 'cat "$1"',
+      append: 'echo x >> "$1"',
+      truncate: `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`,
+      touch: `perl -e 'utime(undef, undef, $ARGV[0]) or die "$!"' "$1"`,
+    };
+    const ofDirectories = {
+      list: 'ls "$1"',
+      look: 'cat "$1/other"',
+      create: 'echo x > "$1/new"',
+      mkdir: 'mkdir "$1/new"',
+      symlink: 'ln -s target "$1/new"',
+      link: 'ln "$1/file" "$1/new"',
+      remove: 'rm -f "$1/file"',
+      rename: 'mv "$1/file" "$1/new"',
+    };
+
+    /** As others know it before, and as it becomes. */
+    interface Change {
+      readonly mode: number;
+      readonly uid?: number;
+      readonly gid?: number;
+      readonly becomes: { readonly mode?: number; readonly uid?: number; readonly gid?: number };
+    }
+
+    function put(path: string, kind: 'file' | 'directory', { mode, uid = 0, gid = 2000 }: Change): void {
+      if (kind === 'directory') mkdirSync(path);
+      for (const file of kind === 'file' ? [path] : [`${path}/file`, `${path}/other`]) writeFileSync(file, 'data');
+      if (kind === 'directory') for (const file of ['file', 'other']) chmodSync(`${path}/${file}`, 0o666);
+      chownSync(path, uid, gid);
+      chmodSync(path, mode);
+    }
+
+    const mounted = async (ground: Ground) => {
+      chmodSync(ground.folder, 0o755);
+      return await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, unaware);
+    };
+
+    const attempt = (groups: string, script: string, path: string): Promise<string> =>
+      as(1000, groups, script, path).then(
+        () => 'done',
+        ({ stderr }: { stderr: string }) => /Permission denied|Stale file handle/.exec(stderr)?.[0] ?? stderr,
+      );
+
+    /** What becomes of each when the user does it, who could do it before; and when he tries again what failed. */
+    async function tried(kind: 'file' | 'directory', change: Change, groups: string) {
+      using ground = createGround();
+      const scripts: Readonly<Record<string, string>> = kind === 'file' ? ofFiles : ofDirectories;
+      for (const what of Object.keys(scripts)) put(it.on(what), kind, change);
+      await using mount = await mounted(ground);
+      const [first, again]: readonly [Record<string, string>, Record<string, string>] = [{}, {}];
+      for (const [what, script] of Object.entries(scripts)) {
+        const path = join(mount.at, what);
+        await as(1000, groups, kind === 'file' ? 'cat "$1"' : 'cat "$1/file"', path);
+        // Through the server, which has a cache of its own.
+        const { handle } = await it.nfs.lookup(it.directory, what);
+        await it.nfs.setattr(handle, change.becomes);
+        const found = await attempt(groups, script, path);
+        first[what] = found;
+        again[what] = found === 'done' ? found : await attempt(groups, script, path);
+      }
+      expect(mount.faults).toEqual([]);
+      return { first, again };
+    }
+
+    const all = (scripts: Readonly<Record<string, string>>, how: string) =>
+      Object.fromEntries(Object.keys(scripts).map((what) => [what, how]));
+    /** The kernel does not look again of itself for these. */
+    const stale = expect.stringMatching(/^(Permission denied|Stale file handle)$/);
+
+    const lost: readonly (readonly [string, Change, string])[] = [
+      ['the group', { mode: 0o660, becomes: { gid: 3000 } }, '2000'],
+      ['what others may', { mode: 0o664, becomes: { mode: 0o660 } }, ''],
+      ['the owner', { mode: 0o660, uid: 1000, becomes: { uid: 0 } }, ''],
+    ];
+
+    test.each(lost)('%s of a file: who may use it no longer does not', async (_, change, groups) => {
+      const denied = all(ofFiles, 'Permission denied');
+      expect(await tried('file', change, groups)).toEqual({ first: denied, again: denied });
+    });
+
+    test.each(lost)('%s of a directory: who may use it no longer does not', async (_, change, groups) => {
+      const wide = { ...change, mode: change.mode | 0o110 | ((change.mode & 4) >>> 2) };
+      const { mode = 0o770 } = change.becomes;
+      const becomes = { ...change.becomes, mode: mode | 0o110 };
+      const denied = all(ofDirectories, 'Permission denied');
+      expect(await tried('directory', { ...wide, becomes }, groups)).toEqual({
+        first: { ...denied, mkdir: stale, symlink: stale, link: stale },
+        again: denied,
+      });
+    });
+
+    test('the group of a file, and he is in the new one, too: he goes on', async () => {
+      const done = all(ofFiles, 'done');
+      const change = { mode: 0o660, becomes: { gid: 3000 } };
+      expect(await tried('file', change, '2000,3000')).toEqual({ first: done, again: done });
+    });
+
+    test('the group of a directory, and he is in the new one, too: he goes on, at the latest when he tries again', async () => {
+      const done = all(ofDirectories, 'done');
+      const change = { mode: 0o770, becomes: { gid: 3000 } };
+      const { first, again } = await tried('directory', change, '2000,3000');
+      expect(again).toEqual(done);
+      expect(first).toMatchObject({ look: 'done', create: 'done', remove: 'done', rename: 'done' });
+    });
+
+    test('what was open before stays usable, and what was written to it is not lost', async () => {
+      using ground = createGround();
+      put(it.on('file'), 'file', { mode: 0o660, becomes: {} });
+      await using mount = await mounted(ground);
+      const { handle } = await it.nfs.lookup(it.directory, 'file');
+      const script = 'exec 3<>"$1"; echo opened; read go; cat <&3; echo more >&3';
+      const child = execFile('setpriv', [
+        ...['--reuid', '1000', '--regid', '1000', '--groups', '2000'],
+        ...['sh', '-ec', script, 'sh', join(mount.at, 'file')],
+      ]);
+      const said: string[] = [];
+      child.stdout?.on('data', (text: string) => said.push(text));
+      await expect.poll(() => said.join(''), { timeout: 10_000 }).toBe('opened\n');
+      await it.nfs.setattr(handle, { gid: 3000 });
+      child.stdin?.end('go\n');
+      const [status] = await once(child, 'close');
+      expect([status, said.join('')]).toEqual([0, 'opened\ndata']);
+      expect(readFileSync(it.on('file'), 'utf8')).toBe('datamore\n');
+    });
+
+    test.skipIf(needs('root'))('also by way of a data path that was killed and followed by another', async () => {
+      await using mounts = await keepMounts();
+      chmodSync(mounts.folder, 0o755);
+      for (const name of ['file', 'same']) put(it.on(name), 'file', { mode: 0o660, becomes: {} });
+      const mount = await mounts.mount(await sourceOf(it.server, it.folder), unaware);
+      const read = (name: string) => as(1000, '2000', 'cat "$1"', mount.on(name));
+      for (const name of ['file', 'same']) expect((await read(name)).stdout).toBe('data');
+      const { handle } = await it.nfs.lookup(it.directory, 'file');
+      await it.nfs.setattr(handle, { gid: 3000 });
+      await mounts.killDataPath();
+      await expect(read('file')).rejects.toThrow('Permission denied');
+      expect((await read('same')).stdout).toBe('data');
+      await run('umount', [mount.at]);
+    });
   });
 
   async function squashing(ground: Ground) {

@@ -18,27 +18,34 @@ export interface IdentityOptions {
   readonly machine: string;
 }
 
+/** Whose something is, and who may use it. */
+export type Rights = Pick<Attributes, 'uid' | 'gid' | 'mode'>;
+
+/** What a call takes at the server, in the bits of a mode. */
+export const access = { none: 0, search: 1, write: 2, change: 3, list: 4, read: 5 } as const;
+
 /** As whom a call is sent. */
 export interface Identities {
-  /** `objects`: what the call is about. */
-  credential(who: Who, ...objects: readonly (Attributes | undefined)[]): Buffer;
+  /** `needs`: one of `access`. `objects`: what the call is about, as the kernel knew it when it allowed it. */
+  credential(who: Who, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
 }
 
 const mostKept = 1024;
 
 /**
- * The kernel has checked what the caller may do, with all groups he is in; it does not tell which. Where a group may do more
- * than others, the object's own group is sent along: the user is always himself, and has no group that was of no use to
- * what the kernel just allowed.
+ * The kernel has checked what the caller may do, with all groups he is in; it does not tell which. Where the group may do what
+ * others may not, the object's own group is sent along: the user is always himself, and has no group but one without which the
+ * kernel would not have allowed this. Whoever is squashed has none: the kernel checked somebody else.
  */
 export function createIdentities({ squash, uid, gid, machine }: IdentityOptions): Identities {
   const kept = new Map<string, Buffer>();
   const isSquashed = (who: Who): boolean => squash === 'all' || (squash === 'root' && who.uid === 0);
 
   return {
-    credential: (caller, ...objects) => {
-      const who: Who = isSquashed(caller) ? { uid, gid } : caller;
-      const groups = who.uid === 0 ? [] : groupsFor(who, objects);
+    credential: (caller, needs, ...objects) => {
+      const isOther = isSquashed(caller);
+      const who: Who = isOther ? { uid, gid } : caller;
+      const groups = isOther || who.uid === 0 ? [] : groupsFor(who, needs, objects);
       const key = `${who.uid} ${who.gid} ${groups.join(' ')}`;
       const known = kept.get(key);
       if (known !== undefined) return known;
@@ -50,16 +57,28 @@ export function createIdentities({ squash, uid, gid, machine }: IdentityOptions)
   };
 }
 
-function groupsFor(who: Who, objects: readonly (Attributes | undefined)[]): number[] {
+function groupsFor(who: Who, needs: number, objects: readonly (Rights | undefined)[]): number[] {
   const groups: number[] = [];
   const add = (group: number | undefined): void => {
     if (group !== undefined && group !== who.gid && !groups.includes(group)) groups.push(group);
   };
-  // To its owner the group's rights do not apply.
-  for (const object of objects)
-    if (object !== undefined && object.uid !== who.uid && groupExceedsOthers(object)) add(object.gid);
+  for (const object of objects) if (object !== undefined && isByGroup(who, needs, object)) add(object.gid);
   add(who.group);
   return groups;
 }
 
-const groupExceedsOthers = ({ mode }: Attributes): boolean => ((mode >>> 3) & ~mode & 7) !== 0;
+/** Whether he needs to be in the group to do it. To its owner the group's rights do not apply. */
+export const isByGroup = (who: Who, needs: number, { uid, mode }: Rights): boolean =>
+  who.uid !== 0 && who.uid !== uid && ((mode >>> 3) & ~mode & needs) !== 0;
+
+export const areSameRights = (one: Rights, other: Rights): boolean =>
+  one.uid === other.uid && one.gid === other.gid && one.mode === other.mode;
+
+/** Without all else that is known of something. Most things have the same: then it is one for all of them. */
+export function createRightsOf(): (of: Rights) => Rights {
+  let last: Rights = { uid: 0, gid: 0, mode: 0 };
+  return (of) => {
+    if (!areSameRights(last, of)) last = { uid: of.uid, gid: of.gid, mode: of.mode };
+    return last;
+  };
+}

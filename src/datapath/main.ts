@@ -35,7 +35,8 @@ const link = joinKeeper({
   handlers: {
     serve: (given) => {
       program = startProgram(given, {
-        ...{ clock, log, holder: link, ended: link.ended, unserved: link.unserved, signal: stopping.signal },
+        ...{ clock, log, holder: link, report: link.report, ended: link.ended, unserved: link.unserved },
+        signal: stopping.signal,
       });
       program.then(() => link.ready(), fail);
     },

@@ -41,12 +41,15 @@ export interface Nodes {
   closed(id: number, place?: number): void;
   /** The server has given the same file another handle (it was stale). */
   changeHandle(id: number, handle: FileHandle): void;
-  /** Where the file is that was removed while open; it goes with the last close. */
+  /** Where the file is that was removed while open, or is about to be; that name goes with the last close. */
   hide(id: number, at: Hidden | undefined): void;
   hidden(id: number): Hidden | undefined;
   /** Why data of the file got lost after they were answered, as long as somebody has it open who was not told. */
   setLost(id: number, why: ErrnoName | undefined): void;
   lost(id: number): ErrnoName | undefined;
+  /** Somebody was told. As long as nobody was, it concerns also whoever opens the file from now on. */
+  setLossTold(id: number): void;
+  isLossTold(id: number): boolean;
 }
 
 export interface Hidden {

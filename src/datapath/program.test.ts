@@ -43,7 +43,7 @@ async function started() {
     startProgram(
       { journal, mounts, sockets: [] },
       {
-        ...{ clock: systemClock(), log: silentLog(), signal: stop.signal },
+        ...{ clock: systemClock(), log: silentLog(), signal: stop.signal, report: () => undefined },
         ended: (id) => void told.ended.push(id),
         unserved: (id) => void told.unserved.push(id),
         holder: { hold: () => '', letGo: () => undefined },

@@ -13,9 +13,9 @@ import { createMountRows } from './journal/mounts.ts';
 import { createNodeTable } from './journal/nodes.ts';
 import { createRequests, type Left } from './journal/requests.ts';
 import { asked, refusingLocks } from './kernel-wishes.ts';
+import { createLossLog } from './losses.ts';
 import { type MountSpec, readSpec } from './mount-spec.ts';
-import type { KeptGrowth } from './quota/account.ts';
-import { createMountQuota } from './quota/mount-quota.ts';
+import { createMountQuota, type MountQuotaParts } from './quota/mount-quota.ts';
 import type { Quota } from './quota/quota.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
 import { createShared } from './shared.ts';
@@ -27,6 +27,8 @@ export interface ProgramParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly holder: Holder;
+  /** Something for people, shown by the agent. */
+  readonly report: (text: string) => void;
   /** The kernel has no use for it any more. */
   readonly ended: (mount: string) => void;
   /** It cannot be served. What there is of it in the journal stays until it is removed: another program may know more. */
@@ -62,6 +64,11 @@ export interface Program {
 }
 
 const stopMs = 1_000;
+
+interface QuotaWish extends Pick<MountQuotaParts, 'mount' | 'kept' | 'ready'> {
+  readonly spec: MountSpec;
+  readonly server: Rented;
+}
 
 interface MountedQuota extends Disposable {
   readonly quota: Quota | undefined;
@@ -100,14 +107,14 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     const spec = readSpec(told);
     const row = rows.of(id);
     const server = connections.rent(spec);
-    const quota = quotaOf(id, spec, server, rows.growth(row.index));
+    const ready = (): Promise<void> | undefined => draining.ready(server.about);
+    const quota = quotaOf({ mount: id, spec, server, kept: rows.growth(row.index), ready });
     parting.use(quota);
     rented.add(server);
     // It leads to the whole file system.
     parting.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const known = nodes.of(row.index, root);
-    const ready = (): Promise<void> | undefined => draining.ready(server.about);
     const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
     const { operations, behind } = parting.use(
       openFileSystem({
@@ -117,7 +124,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         notifyApart: (bytes) => served.notifyApart(bytes),
         behind: {
           kept: { keep: requests.behind, free: (place) => served.committed(place) },
-          ...{ budget, ready },
+          ...{ budget, ready, onLost: createLossLog({ clock, log, mount: id, report: parts.report }) },
         },
         options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
       }),
@@ -160,13 +167,13 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
   }
 
   /** With the connection, which it needs until it has given back what is not used. */
-  function quotaOf(mount: string, spec: MountSpec, server: Rented, kept: KeptGrowth): MountedQuota {
+  function quotaOf({ spec, server, ...own }: QuotaWish): MountedQuota {
     if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
     const gone = new AbortController();
     const failed = (cause: unknown): void =>
-      log.warn('the volume could not be counted', { mount, cause: String(cause) });
+      log.warn('the volume could not be counted', { mount: own.mount, cause: String(cause) });
     const quota = createMountQuota({
-      ...{ nfs: server.nfs, spec, quota: spec.quota, mount, kept, clock, signal: gone.signal, failed },
+      ...{ nfs: server.nfs, spec, quota: spec.quota, ...own, clock, signal: gone.signal, failed },
     });
     return {
       quota,

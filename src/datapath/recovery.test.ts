@@ -80,10 +80,12 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     using ground = createGround();
     await using keepers = createKeeperGround();
     const { at, client } = await mounted(ground, keepers);
+    // Through the kernel's cache, and past it: the longest requests that there are, several at once.
     const fio = [
-      ...['--name=x', `--directory=${at}`, '--rw=randrw', '--bs=4k-256k', '--size=6m', '--verify=crc32c'],
-      ...['--verify_fatal=1', '--ioengine=psync', '--numjobs=2', '--loops=4', '--fsync=20'],
-      ...['--group_reporting', '--minimal', '--verify_state_save=0'],
+      ...[`--directory=${at}`, '--rw=randrw', '--verify=crc32c', '--verify_fatal=1', '--group_reporting', '--minimal'],
+      '--verify_state_save=0',
+      ...['--name=x', '--bs=4k-256k', '--size=6m', '--ioengine=psync', '--numjobs=2', '--loops=4', '--fsync=20'],
+      ...['--name=direct', '--bs=1m', '--size=8m', '--ioengine=libaio', '--iodepth=4', '--direct=1', '--loops=2'],
     ];
     await killing(client, 12, () => run('fio', fio, { cwd: ground.folder, timeout: 100_000 }));
     await run('umount', [at]);

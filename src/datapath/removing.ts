@@ -4,7 +4,7 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { type At, type CallOnPlace, createHiding, type Hiding, type HidingParts } from './hiding.ts';
+import { type At, type CallOnPlace, createHiding, type Hiding, type HidingParts, type Taking } from './hiding.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
@@ -44,13 +44,15 @@ export function createRemoving(context: Context, entries: Entries, { charges, re
     unlink: async (parent, name, request) => {
       const there = await target(parent, name, request);
       if (there === undefined) return;
-      await hiding.takeName({ parent, name }, there, request, async (isHidden) => {
+      const at = { parent, name };
+      const take: Taking['take'] = async (isHidden) => {
         if (isHidden) return;
         const id = nodes.find(there.handle)?.id;
         const before = await charges.leaving(id, request);
-        await remove({ parent, name }, request, ({ directory }, options) => nfs.remove(directory, name, options));
+        await remove(at, request, ({ directory }, options) => nfs.remove(directory, name, options));
         charges.removed(id, before);
-      });
+      };
+      await hiding.takeName({ at, there, isReplaced: false, take }, request);
     },
     rmdir: async (parent, name, request) => {
       const there = await target(parent, name, request);

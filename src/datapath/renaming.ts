@@ -5,7 +5,7 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { type At, type Take, withoutEnd } from './hiding.ts';
+import { type At, type Taking, withoutEnd } from './hiding.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
 import type { Removing } from './removing.ts';
@@ -39,7 +39,7 @@ export function createRenaming(
     return there;
   }
 
-  /** `isHidden`: what it replaces has lost its name already, so it is not given up half-way. */
+  /** `isHidden`: what it replaces may have lost its name already, so it is not given up half-way. */
   async function move(from: At, to: At, request: Request, isHidden = false): Promise<void> {
     const send = () =>
       server.onTwo(request, from.parent, to.parent, (one, other, options) =>
@@ -82,7 +82,7 @@ export function createRenaming(
         names.drop(to.parent, keyOf(to.name));
         return;
       }
-      const take: Take = async (isHidden, itself) => {
+      const take: Taking['take'] = async (isHidden, itself) => {
         const replacedId = replaced === undefined || isHidden ? undefined : nodes.find(replaced.handle)?.id;
         const leaves = await charges.leaving(replacedId, itself);
         try {
@@ -95,7 +95,7 @@ export function createRenaming(
       };
       if (replaced === undefined) return await take(false, request);
       await closing.gone(replaced.handle, request);
-      await removing.takeName(to, replaced, request, take);
+      await removing.takeName({ at: to, there: replaced, isReplaced: true, take }, request);
     },
   };
 }

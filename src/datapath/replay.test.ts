@@ -343,6 +343,62 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
+  describe('rename over a file that is open', () => {
+    const rename = async (on: Operations) =>
+      await on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
+    const changes = ['link', 'rename', 'remove'] as const;
+
+    /** The process is killed at its nth change: before the server has it, or when it is done and before it is known. */
+    function killedAt(nth: number, when: string): { readonly nfs: NfsClient; readonly killed: Promise<void> } {
+      const { promise: killed, resolve } = Promise.withResolvers<void>();
+      let count = 0;
+      const does = async (change: (typeof changes)[number], args: readonly unknown[]): Promise<unknown> => {
+        const isAlive = ++count < nth;
+        const call = it.nfs[change] as (...all: readonly unknown[]) => Promise<unknown>;
+        if (isAlive) return await call(...args);
+        if (count === nth && when === 'after') await call(...args);
+        resolve();
+        return await new Promise(() => undefined);
+      };
+      const dying = changes.map((change) => [change, (...args: unknown[]) => does(change, args)]);
+      return { nfs: { ...it.nfs, ...Object.fromEntries(dying) }, killed };
+    }
+
+    async function opened(on: Operations): Promise<number> {
+      for (const each of ['from', 'to']) writeFileSync(it.on(each), each);
+      const { node } = await on.lookup(root, name('to'), request(1));
+      await on.open(node, constants.O_RDONLY, request(1));
+      return node;
+    }
+
+    const kills = [1, 2].flatMap((nth) => ['before', 'after'].map((when) => ({ nth, when })));
+
+    test.each(kills)('killed $when change $nth, and nobody asks again: either is there', async ({ nth, when }) => {
+      const { process } = mount();
+      const node = await opened(process());
+      const { nfs, killed } = killedAt(nth, when);
+      void rename(process(nfs));
+      await killed;
+      const isMoved = nth === 2 && when === 'after';
+      expect(readFileSync(it.on('to'), 'utf8')).toBe(isMoved ? 'from' : 'to');
+      await process().release(node, { fh: 0, unlock: undefined }, request(2));
+      expect(readdirSync(it.folder).toSorted()).toEqual(isMoved ? ['to'] : ['from', 'to']);
+    });
+
+    test.each(kills)('killed $when change $nth: it is done when it comes again', async ({ nth, when }) => {
+      const { process, nodes } = mount();
+      const node = await opened(process());
+      const { nfs, killed } = killedAt(nth, when);
+      void rename(process(nfs));
+      await killed;
+      await rename(process());
+      expect(readFileSync(it.on('to'), 'utf8')).toBe('from');
+      expect(readdirSync(it.folder).toSorted()).toEqual([nodes.hidden(node)?.name, 'to']);
+      await process().release(node, { fh: 0, unlock: undefined }, request(2));
+      expect(readdirSync(it.folder)).toEqual(['to']);
+    });
+  });
+
   describe('link', () => {
     async function link(on: Operations, node: number) {
       return await on.link(node, root, name('new'), request());

@@ -5,7 +5,7 @@ import { XdrError } from '#wire/xdr/reader.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import { asErrno } from './errors.ts';
-import { opener } from './open-files.ts';
+import { access } from './identity.ts';
 import type { Piece, Sent } from './pieces.ts';
 
 /** Whoever wrote: through which open file, and as whom. */
@@ -73,11 +73,10 @@ export function createSending(context: Context, { maxWrite, isHard, ready }: Sen
   const write = (id: number, offset: number, data: Uint8Array, stable: number, who: Writer) => {
     const request = requestOf(who);
     const call = () =>
-      server.on(
-        request,
-        id,
+      server.onOpen(
+        ...([request, id, who.fh] as const),
         (handle, options) => nfs.write(handle, offset, data, stable, options),
-        opener(who.fh, request, attributes.last(id)),
+        access.write,
       );
     return changing(attributes, id, call, ({ change }) => change);
   };
@@ -109,11 +108,10 @@ export function createSending(context: Context, { maxWrite, isHard, ready }: Sen
       insisting(() => {
         const request = requestOf(who);
         const call = () =>
-          server.on(
-            request,
-            id,
+          server.onOpen(
+            ...([request, id, who.fh] as const),
             (handle, options) => nfs.commit(handle, 0, 0, options),
-            opener(who.fh, request, attributes.last(id)),
+            access.write,
           );
         return changing(attributes, id, call, ({ change }) => change);
       }),

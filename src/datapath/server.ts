@@ -1,4 +1,5 @@
 import { Errno } from '#wire/fuse/errno.ts';
+import { invalidateInode } from '#wire/fuse/notify.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
@@ -8,8 +9,9 @@ import type { AttributeCache } from './attributes.ts';
 import type { Calls } from './calls.ts';
 import { isStale } from './errors.ts';
 import { isUnchanged } from './following.ts';
-import type { Identities, Who } from './identity.ts';
+import { access, areSameRights, type Identities, type Rights, type Who } from './identity.ts';
 import type { NameCache } from './name-cache.ts';
+import { opener } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
 
 type OnOne<R> = (handle: FileHandle, options: CallOptions) => Promise<R>;
@@ -18,12 +20,18 @@ type OnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Pr
 /** The NFS server as one mount sees it: calls about nodes, on behalf of whoever asks. */
 export interface Server {
   node(id: number): Node;
-  on<R>(request: Request, id: number, call: OnOne<R>, who?: Who): Promise<R>;
+  /** `needs`: one of `access`; if left out, what it takes to change the names in a directory. */
+  on<R>(request: Request, id: number, call: OnOne<R>, needs?: number, who?: Who): Promise<R>;
+  /**
+   * Through an open file: as whoever opened it, whose right to that the kernel has checked then. It goes by the group that the
+   * file has now: when somebody gives it to another, who reads it reads on, and no data are lost that were answered.
+   */
+  onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R>;
   onTwo<R>(request: Request, one: number, other: number, call: OnTwo<R>): Promise<R>;
   /** About something that the kernel does not know: as the caller alone, without anybody's group. */
   apart<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
   /** Asks for the attributes of a node. */
-  look(request: Request, id: number, who?: Who): Promise<Attributes>;
+  look(request: Request, id: number): Promise<Attributes>;
   /** Where a node was seen last; the name with one character for each byte. */
   seen(id: number, parent: number, key: string): void;
   isDirectory(id: number): void;
@@ -39,6 +47,8 @@ export interface ServerParts {
   readonly names: Pick<NameCache, 'drop'>;
   readonly identities: Identities;
   readonly calls: Calls;
+  /** Tells the kernel something unasked. */
+  readonly notify: (bytes: Buffer) => void;
 }
 
 interface Seen {
@@ -55,7 +65,7 @@ export interface Placed extends Seen {
 /** No path that the kernel takes is deeper. */
 const deepest = 2048;
 
-export function createServer({ nfs, nodes, attributes, names, identities, calls }: ServerParts): Server {
+export function createServer({ nfs, nodes, attributes, names, identities, calls, notify }: ServerParts): Server {
   /** Those seen last are last. */
   const places = new Map<number, Seen>();
   const directories = new Set<number>();
@@ -66,8 +76,11 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls 
     return found;
   }
 
-  const askOn = <R>(request: Request, who: Who, id: number, call: OnOne<R>): Promise<R> =>
-    calls.ask(request, identities.credential(who, attributes.last(id)), (options) => call(node(id).handle, options));
+  const ask = <R>(request: Request, credential: Buffer, id: number, call: OnOne<R>): Promise<R> =>
+    calls.ask(request, credential, (options) => call(node(id).handle, options));
+
+  const getattr = (request: Request, id: number): Promise<Attributes> =>
+    ask(request, identities.credential(request, access.none), id, (handle, options) => nfs.getattr(handle, options));
 
   /** The server does not know the handle; perhaps it has another for the same file at the same place. */
   async function findAgain(request: Request, id: number, depth: number): Promise<void> {
@@ -75,14 +88,17 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls 
     const known = attributes.last(id);
     if (place === undefined || known === undefined || depth > deepest) return;
     const name = Buffer.from(place.key, 'latin1');
-    const lookup = () => askOn(request, request, place.parent, (handle, options) => nfs.lookup(handle, name, options));
+    const lookup = () => {
+      const credential = identities.credential(request, access.search, attributes.allowing(place.parent));
+      return ask(request, credential, place.parent, (handle, options) => nfs.lookup(handle, name, options));
+    };
     const found = await lookup().catch(async (cause: unknown) => {
       if (!isStale(cause)) throw cause;
       await findAgain(request, place.parent, depth + 1);
       return await lookup();
     });
     const since = attributes.now();
-    const now = found.attributes ?? (await askOn(request, request, id, (_, how) => nfs.getattr(found.handle, how)));
+    const now = found.attributes ?? (await apart(request, (options) => nfs.getattr(found.handle, options)));
     // Numbers of files that are gone are used again, so more than that must be the same.
     if (now.fileId !== known.fileId || now.type !== known.type || !isUnchanged(now, known)) return;
     nodes.changeHandle(id, found.handle);
@@ -98,20 +114,34 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls 
     }
   }
 
-  async function learn(request: Request, id: number): Promise<void> {
+  async function learn(request: Request, id: number): Promise<Attributes> {
     const since = attributes.now();
-    attributes.saw(id, await askOn(request, request, id, (handle, options) => nfs.getattr(handle, options)), since);
+    const found = await getattr(request, id);
+    attributes.saw(id, found, since);
+    return found;
   }
 
-  /** Does what can be done about a refusal. True: it is worth asking once more. */
-  async function mend(request: Request, ids: readonly number[], cause: unknown): Promise<boolean> {
-    if (isNfsError(cause, 'ACCES')) {
-      // After a crash nothing is known of a node, and so not whose group to send along.
-      const unknown = ids.filter((id) => attributes.last(id) === undefined);
-      for (const id of unknown) await learn(request, id);
-      return unknown.length > 0;
+  /**
+   * The server refuses what the kernel has allowed: perhaps by what is so no longer. The kernel is then made to look again, and to
+   * decide by that. True: what it went by was not known, after a crash, and is now taken to be what was found.
+   */
+  async function isNews(request: Request, ids: readonly number[], needs: number, cause: unknown): Promise<boolean> {
+    let [hasNews, isOld] = [false, false];
+    for (const id of ids) {
+      const before = attributes.allowing(id);
+      const isTold = attributes.told(id).rights !== undefined;
+      if (isSameAs(before, await learn(request, id))) continue;
+      notify(invalidateInode(id));
+      if (isTold) isOld = true;
+      else hasNews = true;
     }
-    if (!isStale(cause)) return false;
+    // A directory that is open is not looked up again.
+    if (isOld && needs !== access.list) throw new Errno('ESTALE', cause);
+    return hasNews && !isOld;
+  }
+
+  /** True: perhaps there is another handle now. */
+  async function isFoundAgain(request: Request, ids: readonly number[]): Promise<boolean> {
     const before = ids.map((id) => node(id).handle);
     for (const id of ids) await findAgain(request, id, 0).catch(() => undefined);
     if (ids.some((id, i) => !isSame(node(id).handle, before[i] as FileHandle))) return true;
@@ -123,31 +153,55 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls 
   async function mended<R>(
     request: Request,
     ids: readonly number[],
+    needs: number,
     cause: unknown,
     again: () => Promise<R>,
   ): Promise<R> {
-    if (await mend(request, ids, cause)) return await again();
+    if (isNfsError(cause, 'ACCES') && (await isNews(request, ids, needs, cause))) return await again();
+    if (isStale(cause) && (await isFoundAgain(request, ids))) return await again();
     throw cause;
   }
 
-  function on<R>(request: Request, id: number, call: OnOne<R>, who: Who = request): Promise<R> {
-    const once = (): Promise<R> => askOn(request, who, id, call);
-    return once().catch((cause: unknown) => mended(request, [id], cause, once));
+  function on<R>(
+    request: Request,
+    id: number,
+    call: OnOne<R>,
+    needs: number = access.change,
+    who: Who = request,
+  ): Promise<R> {
+    const once = (): Promise<R> => ask(request, identities.credential(who, needs, attributes.allowing(id)), id, call);
+    return once().catch((cause: unknown) => mended(request, [id], needs, cause, once));
   }
 
+  function onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R> {
+    const once = (about: Rights | undefined): Promise<R> =>
+      ask(request, identities.credential(opener(fh, request, about), needs, about), id, call);
+    const about = attributes.last(id);
+    return once(about).catch(async (cause: unknown) => {
+      if (!isNfsError(cause, 'ACCES')) return await mended(request, [id], needs, cause, () => once(about));
+      const now = await learn(request, id);
+      if (isSameAs(about, now)) throw cause;
+      return await once(now);
+    });
+  }
+
+  const apart: Server['apart'] = (request, call) =>
+    calls.ask(request, identities.credential(request, access.none), call);
+
   return {
-    ...{ node, on },
+    ...{ node, on, onOpen, apart },
     onTwo: (request, one, other, call) => {
+      const credential = () =>
+        identities.credential(request, access.change, attributes.allowing(one), attributes.allowing(other));
       const once = () =>
-        calls.ask(request, identities.credential(request, attributes.last(one), attributes.last(other)), (options) =>
-          call(node(one).handle, node(other).handle, options),
-        );
-      return once().catch((cause: unknown) => mended(request, [one, other], cause, once));
+        calls.ask(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
+      return once().catch((cause: unknown) => mended(request, [one, other], access.change, cause, once));
     },
-    apart: (request, call) => calls.ask(request, identities.credential(request), call),
-    look: async (request, id, who) => {
+    look: async (request, id) => {
       const since = attributes.now();
-      const found = await on(request, id, (handle, options) => nfs.getattr(handle, options), who);
+      const found = await getattr(request, id).catch((cause: unknown) =>
+        mended(request, [id], access.none, cause, () => getattr(request, id)),
+      );
       return attributes.saw(id, found, since);
     },
     seen: (id, parent, key) => {
@@ -169,6 +223,9 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls 
     },
   };
 }
+
+const isSameAs = (before: Rights | undefined, now: Rights): boolean =>
+  before !== undefined && areSameRights(before, now);
 
 export const isSame = (a: FileHandle, b: FileHandle): boolean =>
   a.length === b.length && a.every((byte, i) => byte === b[i]);

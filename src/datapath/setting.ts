@@ -1,14 +1,13 @@
 import type { AttrReply, Request, SetAttr, Time } from '#wire/fuse/operations.ts';
-import type { SetAttributes } from '#wire/nfs3/structures.ts';
+import type { FileHandle, SetAttributes } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
-import type { Who } from './identity.ts';
-import { opener } from './open-files.ts';
+import { access, type Who } from './identity.ts';
 import type { Charges } from './quota/charges.ts';
 import type { Writes } from './writes.ts';
 
 export interface Setting {
-  set(id: number, set: SetAttributes, request: Request, who: Who): Promise<void>;
   setattr(id: number, set: SetAttr, request: Request): Promise<AttrReply>;
 }
 
@@ -21,23 +20,25 @@ export function createSetting(
   writes: Pick<Writes, 'flushed'>,
   charges: Pick<Charges, 'leaving' | 'resized'>,
 ): Setting {
-  async function set(id: number, what: SetAttributes, request: Request, who: Who): Promise<void> {
+  async function set(id: number, what: SetAttributes, fh: number | undefined, request: Request): Promise<void> {
     // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
     await writes.flushed(id, request);
     const before = what.size === undefined ? undefined : await charges.leaving(id, request);
-    const send = () => server.on(request, id, (handle, options) => nfs.setattr(handle, what, options), who);
+    const call = (handle: FileHandle, options: CallOptions) => nfs.setattr(handle, what, options);
+    // Whoever gives a file to a group is in that group: the kernel has made sure.
+    const who: Who = what.gid === undefined ? request : { uid: request.uid, gid: request.gid, group: what.gid };
+    const send = () =>
+      fh === undefined
+        ? server.on(request, id, call, access.write, who)
+        : server.onOpen(request, id, fh, call, access.write);
     const { after } = await changing(attributes, id, send, (change) => change);
-    if (after === undefined) await server.look(request, id, who);
+    if (after === undefined) await server.look(request, id);
     if (what.size !== undefined) charges.resized(id, before, after ?? attributes.last(id));
   }
 
   return {
-    set,
     setattr: async (id, { fh, atime, mtime, ...rest }, request) => {
-      const user = fh === undefined ? request : opener(fh, request, attributes.last(id));
-      // Whoever gives a file to a group is in that group: the kernel has made sure.
-      const who = rest.gid === undefined ? user : { uid: user.uid, gid: user.gid, group: rest.gid };
-      await set(id, { ...rest, atime: time(atime), mtime: time(mtime) }, request, who);
+      await set(id, { ...rest, atime: time(atime), mtime: time(mtime) }, fh, request);
       return attributes.tell(id);
     },
   };

@@ -16,7 +16,7 @@ export interface WriteBehindParts<F, W> {
   readonly keep: (place: number) => void;
   readonly free: (place: number) => void;
   /** Data of the file did not come to the server's disk, and will not. */
-  readonly onLost: (file: F, cause: Errno) => void;
+  readonly onLost: (file: F, cause: Errno, lost: readonly Piece<W>[]) => void;
   /** What tells one file from another. */
   readonly keyOf: (file: F) => number;
 }
@@ -62,7 +62,7 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
         parts.free(place);
         for (const budget of budgets) budget.give(cost(data.length));
       },
-      onLost: (cause) => parts.onLost(file, cause),
+      onLost: (cause, lost) => parts.onLost(file, cause, lost),
       onIdle: () => {
         if (works.get(key) === made) works.delete(key);
       },

@@ -4,6 +4,7 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
 import type { Context } from './context.ts';
+import type { Loss } from './losses.ts';
 import type { Range } from './pieces.ts';
 import type { Kept, Written } from './ports.ts';
 import { createSending, type SendingOptions, type Writer } from './sending.ts';
@@ -55,6 +56,7 @@ export interface WritesParts extends SendingOptions {
   readonly budgets: readonly Budget[];
   /** The write that came at this place is on the server's disk, or lost. */
   readonly onDone?: (place: number) => void;
+  readonly onLost?: ((loss: Loss) => void) | undefined;
 }
 
 /** Whoever opened a file like this wants to be told when it is on the disk, not before. */
@@ -80,9 +82,12 @@ export function createWrites(parts: WritesParts): Writes {
       parts.onDone?.(place);
       if (!waiting.delete(place)) kept?.free(place);
     },
-    onLost: (id, last) => {
-      nodes.setLost(id, last.code);
+    onLost: (id, { code }, lost) => {
+      nodes.setLost(id, code);
       told.delete(id);
+      const answered = lost.filter(({ place }) => !waiting.has(place));
+      const bytes = answered.reduce((sum, { data }) => sum + data.length, 0);
+      if (bytes > 0) parts.onLost?.({ id, fileId: attributes.last(id)?.fileId, code, bytes });
     },
   });
 
@@ -91,7 +96,11 @@ export function createWrites(parts: WritesParts): Writes {
     if (lost === undefined || told.get(id)?.has(fh) === true) return;
     know(id, fh);
     // Only when the answer is in the journal: killed before that, it is the successor's to tell.
-    setImmediate(() => settleLoss(id, 0));
+    setImmediate(() => {
+      // Unless more got lost since.
+      if (told.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
+      settleLoss(id, 0);
+    });
     throw new Errno(lost);
   }
 
@@ -163,7 +172,8 @@ export function createWrites(parts: WritesParts): Writes {
       return doubts;
     },
     opened: (id, fh) => {
-      if (nodes.lost(id) === undefined) return;
+      // Whoever wrote it may have been killed, and what he does next is to look whether it is there.
+      if (nodes.lost(id) === undefined || !nodes.isLossTold(id)) return;
       settleLoss(id, 1);
       if (nodes.lost(id) !== undefined) know(id, fh);
     },

@@ -9,6 +9,8 @@ export interface CuttingProxy {
   readonly port: number;
   /** Of calls of that procedure of NFS the next one is passed on, and the connection is cut instead of its reply. */
   cutReplyTo(procedure: number): void;
+  /** The same, but the connection stays, and the reply never comes. Resolves when the server has given it. */
+  holdReplyTo(procedure: number): Promise<void>;
   /** The NFS statuses in the replies to the call that was cut, the lost one first. */
   readonly statuses: readonly number[];
   /** Connections that were taken. */
@@ -30,6 +32,8 @@ export async function startProxy(
   const statuses: number[] = [];
   let cutting: number | undefined;
   let watched: number | undefined;
+  /** Told of the reply that is held back. */
+  let held: (() => void) | undefined;
   let isStalled = false;
   let stalledUpTo = 0;
   let connections = 0;
@@ -50,8 +54,9 @@ export async function startProxy(
     onRecords(server, (reply) => {
       if (goesNowhere()) return;
       if (reply.xid === watched) statuses.push(statusOf(reply));
-      if (reply.xid === watched && statuses.length === 1) client.destroy();
-      else client.write(reply.bytes);
+      if (reply.xid !== watched || statuses.length > 1) client.write(reply.bytes);
+      else if (held === undefined) client.destroy();
+      else held();
     });
   }
 
@@ -74,19 +79,26 @@ export async function startProxy(
     listener.close();
     for (const socket of sockets) socket.destroy();
   });
+  const cutReplyTo = (procedure: number): void => {
+    cutting = procedure;
+    statuses.length = 0;
+    watched = undefined;
+    held = undefined;
+  };
   return {
     host,
-    ...{ statuses, up, down },
+    ...{ statuses, up, down, cutReplyTo },
     get port() {
       return port;
     },
     get connections() {
       return connections;
     },
-    cutReplyTo: (procedure) => {
-      cutting = procedure;
-      statuses.length = 0;
-      watched = undefined;
+    holdReplyTo: (procedure) => {
+      cutReplyTo(procedure);
+      const { promise, resolve } = Promise.withResolvers<void>();
+      held = resolve;
+      return promise;
     },
     stall: () => {
       isStalled = true;

@@ -117,11 +117,16 @@ function link(from: Place, to: Place): void {
   to.parent.set(to.name, from.thing);
 }
 
-/** Some stay open: their content must be there until they are closed. */
-function unlink({ parent, name, path, thing }: Place): void {
-  if (isDirectory(thing)) return;
+/** Some stay open when they lose a name: their content must be there until they are closed. */
+function keepOpen({ parent, path, thing }: Place): void {
   if (isFile(thing) && parent === root && removed.length < mostRemoved)
-    removed.push({ fd: fs.openSync(path, 'r'), file: thing });
+    removed.push({ fd: fs.openSync(path, 'r+'), file: thing });
+}
+
+function unlink(place: Place): void {
+  const { parent, name, path, thing } = place;
+  if (isDirectory(thing)) return;
+  keepOpen(place);
   if (!does(() => fs.unlinkSync(path), thing === undefined ? 'ENOENT' : undefined)) return;
   if (isFile(thing)) thing.names--;
   parent.delete(name);
@@ -130,6 +135,11 @@ function unlink({ parent, name, path, thing }: Place): void {
 function closeRemoved(): void {
   for (const { fd, file } of removed.splice(0)) {
     assert.equal(fs.readFileSync(fd, 'utf8'), file.content);
+    assert.equal(fs.fstatSync(fd).nlink, file.names);
+    const more = 'written to what has lost a name ';
+    fs.writeSync(fd, more, file.content.length);
+    file.content += more;
+    assert.equal(fs.fstatSync(fd).size, file.content.length);
     fs.closeSync(fd);
   }
 }
@@ -144,6 +154,7 @@ function rmdir({ parent, name, path, thing }: Place): void {
 function rename(from: Place, to: Place): void {
   if (from.thing === undefined || isDirectory(to.thing) || `${to.path}/`.startsWith(`${from.path}/`)) return;
   if (isDirectory(from.thing) && to.thing !== undefined) return;
+  if (from.thing !== to.thing) keepOpen(to);
   fs.renameSync(from.path, to.path);
   // Two names of one file: nothing is done.
   if (from.thing === to.thing) return;

@@ -2,6 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
 import { createGround } from './ground.ts';
 import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from './kept-mount.ts';
 
@@ -9,6 +10,7 @@ import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from './kept-mo
 export interface SmallExport extends AsyncDisposable {
   readonly mounts: KeptMounts;
   readonly mount: KeptMount;
+  readonly server: NfsServer;
   /** What is exported, on this machine. */
   readonly folder: string;
 }
@@ -24,5 +26,5 @@ export async function mountSmall(): Promise<SmallExport> {
   const server = undo.use(await startGanesha({ exports, signal: ground.scope.signal }));
   const mount = await mounts.mount(await sourceOf(server, 'small'));
   const all = undo.move();
-  return { mounts, mount, folder, [Symbol.asyncDispose]: () => all.disposeAsync() };
+  return { mounts, mount, server, folder, [Symbol.asyncDispose]: () => all.disposeAsync() };
 }

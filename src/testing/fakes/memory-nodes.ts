@@ -11,6 +11,7 @@ interface Kept {
   lookups: number;
   hidden: Hidden | undefined;
   lost: ErrnoName | undefined;
+  isLossTold: boolean;
 }
 
 /** What tests look at. */
@@ -26,7 +27,8 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
   let last: number = rootNode;
   const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
   const add = (id: number, handle: FileHandle): Kept => {
-    const made: Kept = { id, generation: 1, handle, opens: 0, lookups: 0, hidden: undefined, lost: undefined };
+    const nothing = { opens: 0, lookups: 0, hidden: undefined, lost: undefined, isLossTold: false };
+    const made: Kept = { id, generation: 1, handle, ...nothing };
     byId.set(id, made);
     byHandle.set(keyOf(handle), made);
     return made;
@@ -80,9 +82,14 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
     hidden: (id) => byId.get(id)?.hidden,
     setLost: (id, why) => {
       const kept = byId.get(id);
-      if (kept !== undefined) kept.lost = why;
+      if (kept !== undefined) [kept.lost, kept.isLossTold] = [why, false];
     },
     lost: (id) => byId.get(id)?.lost,
+    setLossTold: (id) => {
+      const kept = byId.get(id);
+      if (kept !== undefined) kept.isLossTold = kept.lost !== undefined;
+    },
+    isLossTold: (id) => byId.get(id)?.isLossTold === true,
     get size() {
       return byId.size - 1;
     },

@@ -1,0 +1,55 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { ErrnoName } from '#wire/fuse/errno.ts';
+
+/** Data of a file that were answered, and did not get to the server's disk. */
+export interface Loss {
+  /** Of the node. */
+  readonly id: number;
+  /** As the server calls the file (`ls -i`), if that is known. */
+  readonly fileId: bigint | undefined;
+  readonly code: ErrnoName;
+  readonly bytes: number;
+}
+
+export interface LossLogParts {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly mount: string;
+  /** For people, who may not read the log. */
+  readonly report: (text: string) => void;
+}
+
+/** So many files are named in so long; of the rest there is one line. */
+const mostNamed = 20;
+const windowMs = 60_000;
+
+/** Whoever wrote them may be gone before anybody could be told: then it is known only by this. */
+export function createLossLog({ clock, log, mount, report }: LossLogParts): (loss: Loss) => void {
+  const named = new Set<number>();
+  let [writes, moreBytes] = [0, 0];
+
+  function begin(code: ErrnoName): void {
+    clock.after(windowMs, end);
+    report(
+      `${new Date(clock.now()).toISOString()}: acknowledged data of ${mount} got lost (${code}); the log names the files`,
+    );
+  }
+
+  function end(): void {
+    if (writes > 0) log.error('more acknowledged data got lost', { mount, writes, bytes: moreBytes });
+    named.clear();
+    [writes, moreBytes] = [0, 0];
+  }
+
+  return ({ id, fileId, code, bytes }) => {
+    if (named.has(id) || named.size >= mostNamed) {
+      writes++;
+      moreBytes += bytes;
+      return;
+    }
+    if (named.size === 0) begin(code);
+    named.add(id);
+    log.error('acknowledged data got lost', { mount, file: fileId?.toString(), error: code, bytes });
+  };
+}

@@ -1,0 +1,144 @@
+import * as fs from 'node:fs/promises';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { run } from '#testing/workloads.ts';
+
+/** What a name means is relied on for a second. */
+const soon = { timeout: 10_000, interval: 50 };
+
+/** Each with a keeper, a data path and a journal of its own, as two machines have. */
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume', { timeout: 60_000 }, () => {
+  const it = exportedByGanesha();
+  let nodes: readonly [KeptMounts, KeptMounts];
+  let mounts: readonly [KeptMount, KeptMount];
+  beforeAll(async () => {
+    nodes = [await keepMounts(), await keepMounts()];
+  });
+  afterAll(async () => {
+    for (const node of nodes ?? []) await node[Symbol.asyncDispose]();
+  });
+  beforeEach(async () => {
+    const source = await sourceOf(it.server, it.folder);
+    mounts = [await nodes[0].mount(source), await nodes[1].mount(source)];
+    return async () => {
+      for (const { at } of mounts) await run('umount', [at]);
+    };
+  });
+  const a = (name: string): string => mounts[0].on(name);
+  const b = (name: string): string => mounts[1].on(name);
+
+  let kills = 0;
+  /** By turns; the data path of one of them is killed meanwhile. */
+  async function byTurns(often: number, each: (i: number, here: KeptMount, there: KeptMount) => Promise<void>) {
+    for (let i = 0; i < often; i++) {
+      const [here, there] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
+      if (i === 5) await nodes[kills++ % 2]?.killDataPath();
+      await each(i, here, there);
+    }
+  }
+
+  test('whoever opens a file sees what was written and closed on the other one', async () => {
+    await byTurns(16, async (i, here, there) => {
+      const text = `${i} `.repeat(1 + ((i * 997) % 5_000));
+      await fs.writeFile(here.on('file'), text);
+      await using file = await fs.open(there.on('file'));
+      expect((await file.stat()).size).toBe(text.length);
+      expect((await file.readFile('utf8')) === text).toBe(true);
+    });
+  });
+
+  test('what was changed in place is read, and nothing beside it is another', async () => {
+    const data = Buffer.alloc(1_000_000, '.');
+    await fs.writeFile(a('file'), data);
+    await byTurns(16, async (i, here, there) => {
+      await using file = await fs.open(here.on('file'), 'r+');
+      const piece = Buffer.alloc(5_000, `${i % 10}`);
+      await file.write(piece, 0, piece.length, 45_001 * i);
+      data.set(piece, 45_001 * i);
+      await file.close();
+      expect((await fs.readFile(there.on('file'))).equals(data)).toBe(true);
+    });
+  });
+
+  test('lines that are appended by turns are all there, in order', async () => {
+    const lines = Array.from({ length: 24 }, (_, i) => `line ${i} ${'.'.repeat(i * 100)}\n`);
+    await byTurns(lines.length, async (i, here) => await fs.appendFile(here.on('log'), lines[i] ?? ''));
+    for (const path of [a('log'), b('log')]) expect((await fs.readFile(path, 'utf8')) === lines.join('')).toBe(true);
+  });
+
+  test('a file that is cut and made longer on one is so on the other', async () => {
+    let data = Buffer.from('x'.repeat(300_000));
+    await fs.writeFile(a('file'), data);
+    await byTurns(16, async (i, here, there) => {
+      const size = (i * 104_729) % 400_000;
+      await fs.truncate(here.on('file'), size);
+      data = Buffer.concat([data.subarray(0, size), Buffer.alloc(Math.max(0, size - data.length))]);
+      expect((await fs.readFile(there.on('file'))).equals(data)).toBe(true);
+      await fs.appendFile(there.on('file'), 'more');
+      data = Buffer.concat([data, Buffer.from('more')]);
+      expect((await fs.readFile(here.on('file'))).equals(data)).toBe(true);
+    });
+  });
+
+  /** Node has no name for it. */
+  const named = ({ errno, code }: { readonly errno: number; readonly code: string }): string =>
+    errno === -116 ? 'ESTALE' : code;
+
+  /** What somebody reads through a file that he opened before. */
+  const readAll = async (file: fs.FileHandle, length: number): Promise<string> => {
+    const { buffer, bytesRead } = await file.read(Buffer.alloc(length), 0, length, 0);
+    return buffer.subarray(0, bytesRead).toString();
+  };
+
+  test('a file is replaced while the other one reads it: that one reads the old, or hears that it is gone', async () => {
+    const [old, young] = ['o'.repeat(200_000), 'n'.repeat(100_000)];
+    await fs.writeFile(a('file'), old);
+    await using cached = await fs.open(b('file'));
+    expect((await readAll(cached, 300_000)) === old).toBe(true);
+    await using reader = await fs.open(b('file'));
+    await fs.writeFile(a('new'), young);
+    await fs.rename(a('new'), a('file'));
+    for (const file of [reader, cached]) {
+      const found = await readAll(file, 300_000).catch(named);
+      expect(found === old || found === 'ESTALE').toBe(true);
+    }
+    await expect.poll(async () => (await fs.readFile(b('file'), 'utf8')) === young, soon).toBe(true);
+    // Nobody on the node of whoever replaced it had it open, so it has no hidden name.
+    expect(await fs.readdir(it.folder)).toEqual(['file']);
+  });
+
+  test('a file is replaced while the other one writes to it: the new one is not touched', async () => {
+    await fs.writeFile(a('file'), 'old');
+    const writer = await fs.open(b('file'), 'r+');
+    await writer.write('begun');
+    await writer.sync();
+    await fs.writeFile(a('new'), 'the new one');
+    await fs.rename(a('new'), a('file'));
+    const written = async (): Promise<string> => {
+      await writer.write('and ended', 100);
+      await writer.sync();
+      return 'done';
+    };
+    expect(['done', 'ESTALE']).toContain(await written().catch(named));
+    await writer.close().catch(() => undefined);
+    for (const path of [a('file'), b('file'), it.on('file')])
+      await expect.poll(() => fs.readFile(path, 'utf8'), soon).toBe('the new one');
+  });
+
+  test('a file is replaced by the node that writes to it: the other one reads on until it is closed there', async () => {
+    await fs.writeFile(a('file'), 'old');
+    const writer = await fs.open(a('file'), 'r+');
+    await using reader = await fs.open(b('file'));
+    await fs.writeFile(a('new'), 'the new one');
+    await fs.rename(a('new'), a('file'));
+    await writer.write('OLD', 0);
+    await writer.sync();
+    expect(await readAll(reader, 100)).toBe('OLD');
+    await expect.poll(() => fs.readFile(b('file'), 'utf8'), soon).toBe('the new one');
+    await writer.close();
+    // The hidden name that it had meanwhile goes.
+    await expect.poll(() => fs.readdir(it.folder), soon).toEqual(['file']);
+  });
+});
