@@ -57,7 +57,10 @@ console.log(`kernel ${release()}`);
 try {
   await serve();
   await using mounts = await keepMounts({ program: join(bundles, 'data-path.mjs') });
-  await main(mounts);
+  await main(mounts).catch((cause: unknown) => {
+    console.log(mounts.log().slice(-20_000));
+    throw cause;
+  });
   console.log('RESULT good');
 } catch (cause) {
   console.log(cause);
