@@ -439,6 +439,33 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.notedAfter('second', 1)).toMatchObject({ as: 'added', pid });
     });
 
+    test('follows one that has more at its door than it has room for', async () => {
+      const first = await ground.startKeeper();
+      const client = ground.client();
+      await ground.adopt(client, 'm');
+      const before = await whole(client);
+      process.kill(first.pid, 'SIGSTOP');
+      const knocking: number[] = [];
+      const knock = () => {
+        while (knocking.length < 100) knocking.push(connectTo(ground.socket));
+      };
+      expect(knock).toThrow(expect.objectContaining({ code: 'EAGAIN' }));
+      const started = ground.startKeeper();
+      const waited = eventually(
+        () => readFileSync(join(ground.folder, 'log'), 'utf8'),
+        (log) => log.includes('is busy'),
+      );
+      try {
+        await Promise.race([waited, started]);
+      } finally {
+        for (const fd of knocking) closeSync(fd);
+        process.kill(first.pid, 'SIGCONT');
+      }
+      await started;
+      expect(await first.ended).toBe(0);
+      expect(pidOf(await whole(ground.client()))).toBe(pidOf(before));
+    });
+
     test('begins anew when both died', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();

@@ -44,10 +44,26 @@ log.info('a keeper starts', { ...protection });
 ownFolder(dirname(path));
 const temporaryPath = `${path}.${process.pid}`;
 
+const busyMs = { longest: 5_000, look: 50 } as const;
+
+/** One that has many at its door just now lets us in soon. */
+async function connected(): Promise<number> {
+  const began = clock.elapsed();
+  for (let tries = 0; ; tries++)
+    try {
+      return connectTo(path);
+    } catch (cause) {
+      const isBusy = cause instanceof Error && 'code' in cause && cause.code === 'EAGAIN';
+      if (!isBusy || clock.elapsed() - began > busyMs.longest) throw cause;
+      if (tries === 0) log.info('the keeper that is there is busy');
+      await clock.sleep(busyMs.look, stopped.signal);
+    }
+}
+
 /** Undefined: nobody listens there. */
-function findPredecessor(): Predecessor | undefined {
+async function findPredecessor(): Promise<Predecessor | undefined> {
   try {
-    const fd = connectTo(path);
+    const fd = await connected();
     const peer = peerOf(fd);
     if (!isTrusted(peer)) throw new Error('who listens there is neither root nor this user');
     const behind = processBehind(openProcess(peer.pid), clock);
@@ -55,12 +71,13 @@ function findPredecessor(): Predecessor | undefined {
   } catch (cause) {
     if (cause instanceof Error && 'code' in cause && (cause.code === 'ENOENT' || cause.code === 'ECONNREFUSED'))
       return undefined;
+    log.warn('the keeper that is there cannot be followed', { cause: String(cause) });
     throw cause;
   }
 }
 
 let hasName = false;
-const predecessor = findPredecessor();
+const predecessor = await findPredecessor();
 const door = openDoor({ path: temporaryPath, clock, log, connected: (line) => keeper.connected(line) });
 const keeper = createKeeper({
   ...{ clock, log, path, program: values.program, predecessor, signal: stopped.signal },

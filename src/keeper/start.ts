@@ -1,5 +1,5 @@
 import { spawn } from 'node:child_process';
-import { closeSync } from 'node:fs';
+import { closeSync, statSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
@@ -44,6 +44,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   const { clock, enter, socket, log, flags, env } = options;
   const args = ['--socket', socket, '--program', options.program, '--log', log, '--', ...flags];
   const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
+  let known = fileAt(socket);
   const child = spawn(file, rest, {
     detached: true,
     stdio: 'ignore',
@@ -61,17 +62,28 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   child.unref();
   using limit = clock.deadline(startMs, signal);
   try {
-    for (let pid = 0; pid !== child.pid; pid = whoListens(socket)) {
+    for (;;) {
+      // Whoever has the name now is asked once: it has little room for those who knock, and its successor is one of them.
+      const there = fileAt(socket);
+      const pid = there === known ? 0 : whoListens(socket);
+      if (pid !== 0 && pid === child.pid) return { pid, ended };
+      if (pid !== 0) known = there;
       if (isOver) throw new KeeperError('not-started', `the keeper ended at once: see ${log}`);
       await clock.sleep(lookMs, limit.signal);
     }
-    return { pid: child.pid ?? 0, ended };
   } catch (cause) {
     child.kill('SIGKILL');
     throw cause;
   }
 }
 
+/** Each keeper that takes the name brings a file of its own. */
+function fileAt(path: string): string {
+  const found = statSync(path, { bigint: true, throwIfNoEntry: false });
+  return found === undefined ? '' : `${found.ino} ${found.ctimeNs}`;
+}
+
+/** 0: nobody, or it does not answer just now. */
 function whoListens(path: string): number {
   try {
     const fd = connectTo(path);
