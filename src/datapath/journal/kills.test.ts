@@ -1,6 +1,6 @@
 import { closeSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
-import type { Slot } from '#wire/fuse/device.ts';
+import { putRequest } from '#testing/journal.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createNodeTable } from './nodes.ts';
@@ -13,7 +13,7 @@ import { createRequests, type Requests } from './requests.ts';
 
 class Killed extends Error {}
 
-/** Whether there were so many stores that it was killed. What the kernel writes (`put`) goes another way. */
+/** Whether there were so many stores that it was killed. What the kernel writes (`putRequest`) goes another way. */
 function isKilled(after: number, work: () => void): boolean {
   let stores = 0;
   const stored = (): void => {
@@ -52,14 +52,6 @@ function atEachStore(most: number, once: (after: number) => boolean): void {
   expect(after).toBeGreaterThan(0);
 }
 
-function put({ buffer }: Slot, unique: number, length: number): number {
-  buffer.fill(unique & 0xff, 16, length);
-  buffer.writeUInt32LE(unique, 8);
-  buffer.writeUInt32LE(0, 12);
-  buffer.writeUInt32LE(length, 0);
-  return length;
-}
-
 const slots = 4;
 const long = 100_000;
 
@@ -82,7 +74,7 @@ describe('requests', () => {
 
   const read = (requests: Requests, { must }: Read, mount: number, unique: number, length: number): number => {
     const slot = requests.arm(mount) ?? expect.fail();
-    put(slot, unique, length);
+    putRequest(slot, unique, length);
     must.set(unique, { mount, length });
     return (requests.take(mount, slot, length) ?? expect.fail()).place;
   };
@@ -134,7 +126,7 @@ describe('requests', () => {
     for (let number = 101; ; number += 2) {
       const slot = requests.arm(filler);
       if (slot === undefined) return;
-      put(slot, number, long);
+      putRequest(slot, number, long);
       requests.take(filler, slot, long);
     }
   }
@@ -238,7 +230,7 @@ describe('nodes', () => {
   /** As the kernel does it: it is there, however far the process comes with it. */
   function takeOne({ requests }: Process, progress: { readonly step: number; read: number }): number {
     const slot = requests.arm(0) ?? expect.fail();
-    put(slot, 2 + 2 * progress.step, 60);
+    putRequest(slot, 2 + 2 * progress.step, 60);
     progress.read = progress.step;
     return (requests.take(0, slot, 60) ?? expect.fail()).place;
   }

@@ -1,22 +1,47 @@
-import { closeSync } from 'node:fs';
 import { expect, test } from 'vitest';
-import { createJournal, openJournal } from './memory.ts';
+import { keepJournal } from '#testing/journal.ts';
+import { mostMounts } from './layout.ts';
 import { createMountRows } from './mounts.ts';
 
+const handle = (text: string): Buffer => Buffer.from(text);
+
+test('a successor knows what was agreed upon with the kernel, and the root', () => {
+  using kept = keepJournal();
+  const rows = createMountRows(kept.open());
+  const one = rows.of('sv1-one');
+  const other = rows.of('sv1-other');
+  expect(rows.of('sv1-one')).toEqual({ index: one.index, id: 'sv1-one', root: undefined, agreement: undefined });
+  rows.setRoot(other.index, handle('the root'));
+  rows.setAgreement(other.index, { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] });
+  const next = createMountRows(kept.open());
+  expect(next.of('sv1-other')).toEqual({
+    ...{ index: other.index, id: 'sv1-other', root: handle('the root') },
+    agreement: { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] },
+  });
+  next.remove(other.index);
+  expect(next.all().map(({ id }) => id)).toEqual(['sv1-one']);
+  expect(next.of('sv1-new')).toMatchObject({ index: other.index, root: undefined, agreement: undefined });
+});
+
+test('there is an end to their number and length', () => {
+  using kept = keepJournal();
+  const rows = createMountRows(kept.open());
+  expect(() => rows.of('x'.repeat(73))).toThrow('at most 72 bytes');
+  for (let i = 0; i < mostMounts; i++) rows.of(`${i}`);
+  expect(() => rows.of('one more')).toThrow('1024 mounts at most');
+});
+
 test('a successor knows what a mount has added to its volume; the next mount in the row begins with nothing', () => {
-  const fd = createJournal(4);
-  using memory = openJournal(fd);
-  const rows = createMountRows(memory);
+  using kept = keepJournal();
+  const rows = createMountRows(kept.open());
   const [one, other] = [rows.of('one'), rows.of('other')];
   expect(rows.growth(one.index).read()).toEqual({ epoch: 0, growth: 0 });
   rows.growth(one.index).write(3, -5 * 2 ** 40);
   rows.growth(other.index).write(2 ** 40, 2 ** 53 - 1);
-  using again = openJournal(fd);
-  const next = createMountRows(again);
+  const next = createMountRows(kept.open());
   expect(next.growth(one.index).read()).toEqual({ epoch: 3, growth: -5 * 2 ** 40 });
   expect(next.growth(other.index).read()).toEqual({ epoch: 2 ** 40, growth: 2 ** 53 - 1 });
   expect(next.all().map(({ id }) => id)).toEqual(['one', 'other']);
   next.remove(one.index);
   expect(next.growth(next.of('new').index).read()).toEqual({ epoch: 0, growth: 0 });
-  closeSync(fd);
 });

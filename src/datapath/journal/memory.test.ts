@@ -1,0 +1,47 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { expect, test } from 'vitest';
+import { keepJournal } from '#testing/journal.ts';
+import { head } from './layout.ts';
+import { createNodeTable } from './nodes.ts';
+
+const handle = (text: string): Buffer => Buffer.from(text);
+const root = handle('root');
+
+test('what a killed process wrote is there for the next', async () => {
+  using kept = keepJournal();
+  const script = `
+    import { openJournal } from ${JSON.stringify(import.meta.resolve('./memory.ts'))};
+    import { createNodeTable } from ${JSON.stringify(import.meta.resolve('./nodes.ts'))};
+    const nodes = createNodeTable(openJournal(3)).of(0, Buffer.from('root'));
+    for (let i = 0; ; i++) {
+      nodes.looked(Buffer.from('file ' + i));
+      if (i === 20000) process.kill(process.pid, 'SIGKILL');
+    }`;
+  const child = spawn(process.execPath, ['--input-type=module', '-e', script], {
+    stdio: ['ignore', 'inherit', 'inherit', kept.fd],
+  });
+  expect(await once(child, 'exit')).toEqual([null, 'SIGKILL']);
+  const table = createNodeTable(kept.open());
+  expect(table.size).toBe(20_001);
+  expect(table.of(0, root).find(handle('file 20000'))?.handle).toEqual(handle('file 20000'));
+});
+
+test('what is no journal, or one of another version, is refused', () => {
+  using kept = keepJournal();
+  const memory = kept.open();
+  memory.view.setUint32(head.version, 99, true);
+  expect(() => kept.open()).toThrow('the journal has version 99; this program knows version 1');
+  memory.view.setUint32(head.magic, 0, true);
+  expect(() => kept.open()).toThrow('not a journal');
+});
+
+test('memory of a slot is taken where it is touched, and given back', () => {
+  using kept = keepJournal(1);
+  const memory = kept.open();
+  memory.populate(0);
+  const { buffer } = memory.slot(0);
+  buffer.fill(1);
+  memory.forget(0, 1);
+  expect([buffer[0], buffer[4095], buffer[4096], buffer.at(-1)]).toEqual([0, 0, 0, 0]);
+});

@@ -1,0 +1,157 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { keepJournal } from '#testing/journal.ts';
+import { chunkSize, record } from './layout.ts';
+import { createNodeTable } from './nodes.ts';
+
+const handle = (text: string): Buffer => Buffer.from(text);
+const root = handle('root');
+
+describe('nodes', () => {
+  test('a handle has one node for as long as the kernel knows it, and a successor finds it', () => {
+    using kept = keepJournal();
+    const nodes = createNodeTable(kept.open()).of(0, root);
+    const [one, again, other] = [nodes.looked(handle('a')), nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    expect(again.id).toBe(one.id);
+    expect(other.id).not.toBe(one.id);
+    nodes.opened(one.id);
+    nodes.hide(one.id, { directory: handle('dir'), name: '.nfs0123' });
+
+    const table = createNodeTable(kept.open());
+    const next = table.of(0, root);
+    expect(table.size).toBe(2);
+    expect(next.get(one.id)).toEqual({ id: one.id, generation: one.generation, handle: handle('a'), opens: 1 });
+    expect(next.hidden(one.id)).toEqual({ directory: handle('dir'), name: '.nfs0123' });
+    expect(next.find(handle('b'))?.id).toBe(other.id);
+    next.forget(one.id, 1);
+    expect(next.get(one.id)).toBeDefined();
+    next.forget(one.id, 1);
+    expect(next.get(one.id)).toBeUndefined();
+    expect(next.find(handle('a'))).toBeUndefined();
+    // Its number comes back with another generation.
+    const later = next.looked(handle('c'));
+    const reused = [later, next.looked(handle('d'))].find(({ id }) => id === one.id);
+    expect(reused?.generation).toBe(one.generation + 1);
+  });
+
+  test('that data of a file got lost is known to a successor, and not of what has its number later', () => {
+    using kept = keepJournal();
+    const nodes = createNodeTable(kept.open()).of(0, root);
+    const [{ id }, other] = [nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    nodes.setLost(id, 'ENOSPC');
+    const next = createNodeTable(kept.open()).of(0, root);
+    expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
+    // Whether anybody was told is known, too, of this loss and not of the next one.
+    for (const each of [id, other.id]) next.setLossTold(each);
+    const third = createNodeTable(kept.open()).of(0, root);
+    expect([third.isLossTold(id), third.lost(id), third.isLossTold(other.id)]).toEqual([true, 'ENOSPC', false]);
+    next.setLost(id, 'EIO');
+    expect([next.isLossTold(id), next.lost(id)]).toEqual([false, 'EIO']);
+    next.setLost(other.id, 'EDQUOT');
+    next.setLost(other.id, undefined);
+    next.forget(id, 1);
+    expect(next.lost(id)).toBeUndefined();
+    expect(next.looked(handle('c')).id).toBe(id);
+    expect([next.lost(id), next.lost(other.id)]).toEqual([undefined, undefined]);
+  });
+
+  test('the root is always node 1', () => {
+    using kept = keepJournal();
+    const table = createNodeTable(kept.open());
+    const [one, other] = [table.of(0, handle('r0')), table.of(1, handle('r1'))];
+    expect(one.looked(handle('r0')).id).toBe(1);
+    expect(other.get(1)?.handle).toEqual(handle('r1'));
+    one.forget(1, 1000);
+    expect(one.get(1)).toBeDefined();
+    expect(table.size).toBe(0);
+  });
+
+  test('mounts do not see each other, and one that goes takes its nodes along', () => {
+    using kept = keepJournal();
+    const table = createNodeTable(kept.open());
+    const [one, other] = [table.of(0, root), table.of(1, root)];
+    const [mine, theirs] = [one.looked(handle('same')), other.looked(handle('same'))];
+    expect(mine.id).not.toBe(theirs.id);
+    expect(one.get(theirs.id)).toBeUndefined();
+    one.forget(theirs.id, 5);
+    table.drop(0);
+    expect(table.size).toBe(1);
+    expect(other.get(theirs.id)).toBeDefined();
+    expect(createNodeTable(kept.open()).size).toBe(1);
+  });
+
+  test('a stale handle is exchanged', () => {
+    using kept = keepJournal();
+    const nodes = createNodeTable(kept.open()).of(0, root);
+    const { id } = nodes.looked(handle('old'));
+    nodes.changeHandle(id, handle('new'));
+    expect(nodes.find(handle('old'))).toBeUndefined();
+    expect(nodes.find(handle('new'))?.id).toBe(id);
+  });
+
+  test('numbers that the kernel should not know are nothing', () => {
+    using kept = keepJournal();
+    const nodes = createNodeTable(kept.open()).of(0, root);
+    nodes.looked(handle('a'));
+    for (const id of [0, 3, 100_000, 2 ** 40, -1, Number.NaN]) {
+      expect(nodes.get(id)).toBeUndefined();
+      nodes.forget(id, 1);
+      nodes.hide(id, undefined);
+      expect(nodes.hidden(id)).toBeUndefined();
+    }
+  });
+
+  test('it grows, and a place without its file is let go at the next start', () => {
+    using kept = keepJournal();
+    const memory = kept.open();
+    const table = createNodeTable(memory);
+    const nodes = table.of(0, root);
+    const many = (chunkSize / record.size) * 2 + 10;
+    for (let i = 0; i < many; i++) nodes.looked(handle(`file ${i}`));
+    expect(memory.chunks).toHaveLength(3);
+    const { id } = nodes.find(handle('file 5')) ?? expect.fail();
+    nodes.hide(id, { directory: root, name: 'x' });
+    // Killed after the node went and before its place did.
+    const chunk = memory.chunks[0] ?? expect.fail();
+    chunk.setUint32((id - 2) * record.size + record.owner, 0, true);
+    const next = createNodeTable(kept.open());
+    expect(next.size).toBe(many - 1);
+    expect(
+      createNodeTable(kept.open())
+        .of(0, root)
+        .find(handle(`file ${many - 1}`)),
+    ).toBeDefined();
+  });
+
+  test('as a model says, whatever is done, with a successor in between', () => {
+    const step = fc.oneof(
+      fc.record({ do: fc.constant('look' as const), key: fc.nat(20) }),
+      fc.record({ do: fc.constant('forget' as const), key: fc.nat(20), count: fc.integer({ min: 1, max: 3 }) }),
+      fc.record({ do: fc.constant('restart' as const) }),
+    );
+    fc.assert(
+      fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
+        using kept = keepJournal();
+        let nodes = createNodeTable(kept.open()).of(0, root);
+        const model = new Map<number, { id: number; lookups: number }>();
+        for (const one of steps) {
+          if (one.do === 'restart') nodes = createNodeTable(kept.open()).of(0, root);
+          else if (one.do === 'look') {
+            const { id } = nodes.looked(handle(`h${one.key}`));
+            const known = model.get(one.key);
+            if (known !== undefined) expect(id).toBe(known.id);
+            model.set(one.key, { id, lookups: (known?.lookups ?? 0) + 1 });
+          } else {
+            const known = model.get(one.key);
+            if (known === undefined) continue;
+            nodes.forget(known.id, one.count);
+            if (known.lookups > one.count) model.set(one.key, { ...known, lookups: known.lookups - one.count });
+            else model.delete(one.key);
+          }
+          for (let key = 0; key <= 20; key++) expect(nodes.find(handle(`h${key}`))?.id).toBe(model.get(key)?.id);
+        }
+      }),
+      { numRuns: 50 },
+    );
+  });
+});

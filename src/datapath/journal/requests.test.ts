@@ -1,0 +1,355 @@
+import { closeSync, fstatSync } from 'node:fs';
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { keepJournal, putRequest } from '#testing/journal.ts';
+import type { Message } from '#wire/fuse/message.ts';
+import { cellCount, lines, mostMounts } from './layout.ts';
+import { createJournal, openJournal } from './memory.ts';
+import { createRequests, type Requests } from './requests.ts';
+
+const handle = (text: string): Buffer => Buffer.from(text);
+const long = 100_000;
+const unique = (message: Message): number => message.view.getUint32(8, true);
+
+describe('requests', () => {
+  test('a successor finds what was read and not answered, with how far it came', () => {
+    using kept = keepJournal(8);
+    const requests = createRequests(kept.open());
+    const armed = requests.arm(3) ?? expect.fail();
+    const read = (number: number, length = 100): number =>
+      (requests.take(3, armed, putRequest(armed, number, length)) ?? expect.fail()).place;
+    read(1);
+    const sent = read(2);
+    requests.write(sent, { kind: 'made', seconds: 1_700_000_000, nanoseconds: 999_999_999 });
+    const done = read(3);
+    requests.write(done, { kind: 'gone', handle: handle('a handle') });
+    requests.keepAnswer(done, Buffer.from('the answer'));
+    requests.free(read(4));
+    // One for all, until a long one was read into it.
+    expect(requests.arm(4)).toBe(armed);
+    expect(requests.arm(3)).toBe(armed);
+    const behind = read(5, long);
+    requests.behind(behind);
+    // Killed when the kernel had just put another one there.
+    const last = requests.arm(3) ?? expect.fail();
+    expect(last).not.toBe(armed);
+    putRequest(last, 6, 200);
+
+    const next = createRequests(kept.open());
+    const left = next.left();
+    expect(left.map(({ mount, phase, message }) => [unique(message), mount, phase, message.end])).toEqual([
+      [1, 3, 'taken', 100],
+      [2, 3, 'sent', 100],
+      [3, 3, 'done', 100],
+      [5, 3, 'behind', long],
+      [6, 3, 'taken', 200],
+    ]);
+    expect(next.find(sent)).toEqual({ kind: 'made', seconds: 1_700_000_000, nanoseconds: 999_999_999 });
+    expect(next.find(behind)).toBeUndefined();
+    expect(next.find(done)).toEqual({ kind: 'gone', handle: handle('a handle') });
+    expect(next.keptAnswer(done).toString()).toBe('the answer');
+    expect(next.isBehind(behind)).toBe(true);
+    const data = left.find(({ place }) => place === behind)?.message.buffer;
+    expect(data?.subarray(16, long).every((byte) => byte === 5)).toBe(true);
+    expect(next.held).toEqual({ lines: 5, slots: 1 });
+    for (const { place } of left) next.free(place);
+    expect(next.held).toEqual({ lines: 0, slots: 0 });
+    expect(createRequests(kept.open()).left()).toEqual([]);
+  });
+
+  test('a successor knows who was interrupted, wherever the request lies', () => {
+    using kept = keepJournal(8);
+    const requests = createRequests(kept.open());
+    const read = (number: number, length: number): number => {
+      const armed = requests.arm(3) ?? expect.fail();
+      return (requests.take(3, armed, putRequest(armed, number, length)) ?? expect.fail()).place;
+    };
+    const places = [read(0x8000_0002, 100), read(4, 5000), read(6, long), read(8, 100)];
+    for (const place of places.slice(0, 3)) requests.interrupted(place);
+    const left = createRequests(kept.open()).left();
+    expect(left.map(({ message, isInterrupted }) => [unique(message), isInterrupted])).toEqual([
+      [0x8000_0002, true],
+      [4, true],
+      [6, true],
+      [8, false],
+    ]);
+    // Another request in the same line was not.
+    for (const place of places) requests.free(place);
+    for (const number of [10, 12, 14, 16]) read(number, 100);
+    for (const { isInterrupted } of createRequests(kept.open()).left()) expect(isInterrupted).toBe(false);
+  });
+
+  test('a successor knows how long ago it was read, whoever sets the time of day', () => {
+    using kept = keepJournal(8);
+    const clock = createFakeClock();
+    // 0 says that it was not noted.
+    clock.advance(1);
+    const requests = createRequests(kept.open(), clock);
+    const armed = requests.arm(3) ?? expect.fail();
+    requests.take(3, armed, putRequest(armed, 2, 100));
+    clock.advance(1_000);
+    requests.take(3, armed, putRequest(armed, 4, 100));
+    clock.advance(500);
+    const ages = (): readonly number[] =>
+      createRequests(kept.open(), clock)
+        .left()
+        .map(({ ageMs }) => ageMs);
+    expect(ages()).toEqual([1_500, 500]);
+    clock.jump(-1_000_000);
+    expect(ages()).toEqual([1_500, 500]);
+    clock.jump(2_000_000);
+    expect(ages()).toEqual([1_500, 500]);
+    // One that was read by a process that did not note it.
+    createRequests(kept.open()).take(3, armed, putRequest(armed, 6, 100));
+    expect(ages()).toEqual([1_500, 500, 0]);
+  });
+
+  test('requests of middle size are moved out of the way, while there is room for them', () => {
+    using kept = keepJournal(8);
+    const requests = createRequests(kept.open());
+    const armed = requests.arm(0) ?? expect.fail();
+    const sizes = [700, 4096 + 80, 8192, 8193, 65_536 + 80];
+    for (const [i, size] of sizes.entries()) {
+      requests.take(0, armed, putRequest(armed, i + 1, size));
+      expect(requests.arm(0)).toBe(armed);
+    }
+    const next = createRequests(kept.open());
+    const left = next.left();
+    expect(left.map(({ message }) => [unique(message), message.end])).toEqual(sizes.map((size, i) => [i + 1, size]));
+    for (const { message, place } of left) {
+      expect(message.buffer.subarray(16, message.end).every((byte) => byte === unique(message))).toBe(true);
+      next.free(place);
+    }
+    // All cells of both classes, then the slots themselves.
+    const mounts = [1, 2];
+    for (const mount of mounts) {
+      for (let i = 0; i < cellCount / 2 + (mount === 2 ? 2 : 0); i++) {
+        const slot = next.arm(mount) ?? expect.fail();
+        expect(next.take(mount, slot, putRequest(slot, 1000 + i, 5000))).toBeDefined();
+      }
+    }
+    expect(next.held).toEqual({ lines: cellCount + 2, slots: 2 });
+    for (const mount of mounts) next.freeAll(mount);
+    expect(next.held).toEqual({ lines: 0, slots: 0 });
+  });
+
+  test('one that lies in two places, because of a kill in between, is one', () => {
+    using kept = keepJournal();
+    const requests = createRequests(kept.open());
+    const armed = requests.arm(0) ?? expect.fail();
+    requests.take(0, armed, putRequest(armed, 9, 50));
+    putRequest(armed, 9, 50);
+    const next = createRequests(kept.open());
+    expect(next.left()).toHaveLength(1);
+    expect(next.held).toEqual({ lines: 1, slots: 0 });
+  });
+
+  test('what is used again knows nothing of its former request', () => {
+    using kept = keepJournal(1);
+    const requests = createRequests(kept.open());
+    const armed = requests.arm(7) ?? expect.fail();
+    const first = requests.take(7, armed, putRequest(armed, 1, long)) ?? expect.fail();
+    expect(requests.arm(7)).toBeUndefined();
+    requests.write(first.place, { kind: 'moved', handle: handle('x') });
+    requests.free(first.place);
+    const again = requests.arm(8) ?? expect.fail();
+    expect(again.view.getUint32(0, true)).toBe(0);
+    const second = requests.take(8, again, putRequest(again, 2, 60)) ?? expect.fail();
+    expect(second.place).toBe(first.place);
+    expect(requests.find(second.place)).toBeUndefined();
+    expect(createRequests(kept.open()).left()).toMatchObject([{ mount: 8, phase: 'taken' }]);
+  });
+
+  test('an answer is kept only for a call that was sent', () => {
+    using kept = keepJournal();
+    const requests = createRequests(kept.open());
+    const armed = requests.arm(0) ?? expect.fail();
+    const { place } = requests.take(0, armed, putRequest(armed, 1, 60)) ?? expect.fail();
+    requests.keepAnswer(place, Buffer.from('cheap to do again'));
+    expect(createRequests(kept.open()).left()).toMatchObject([{ phase: 'taken' }]);
+  });
+
+  test('what a mount leaves behind goes with it', () => {
+    using kept = keepJournal();
+    const requests = createRequests(kept.open());
+    for (const mount of [1, 2, 1]) {
+      const armed = requests.arm(mount) ?? expect.fail();
+      requests.take(mount, armed, putRequest(armed, mount, long));
+    }
+    requests.arm(1);
+    requests.freeAll(1);
+    expect(requests.held).toEqual({ lines: 1, slots: 1 });
+    expect(requests.left()).toMatchObject([{ mount: 2 }]);
+  });
+
+  test('when there is no room for another it stays where it is', () => {
+    using kept = keepJournal();
+    const requests = createRequests(kept.open());
+    const armed = requests.arm(0) ?? expect.fail();
+    for (let i = 1; i <= lines / 2; i++) expect(requests.take(0, armed, putRequest(armed, i, 60))).toBeDefined();
+    expect(requests.take(0, armed, putRequest(armed, lines + 1, 60))).toBeUndefined();
+    expect(armed.view.getUint32(0, true)).toBe(60);
+    requests.free(5);
+    expect(requests.take(0, armed, 60)).toMatchObject({ place: 5 });
+  });
+
+  test('however much others want, there is something for one more, also for a successor', () => {
+    using kept = keepJournal(16);
+    let requests = createRequests(kept.open());
+    for (let mount = 0; mount < 5; mount++) {
+      if (mount === 3) requests = createRequests(kept.open());
+      if (mount === 3) requests.left();
+      const armed = requests.arm(mount) ?? expect.fail();
+      let [taken, unique] = [0, 0];
+      while (requests.take(mount, armed, putRequest(armed, ++unique, 60)) !== undefined) taken++;
+      expect(taken).toBeGreaterThan(lines / 100);
+      // What is read only so that reading goes on.
+      expect(requests.take(mount, armed, 60, 3)).toBeDefined();
+    }
+  });
+
+  test('long requests of one mount leave memory to read those of others into', () => {
+    using kept = keepJournal(16);
+    const requests = createRequests(kept.open());
+    let [taken, armed] = [0, requests.arm(0) ?? expect.fail()];
+    while (requests.take(0, armed, putRequest(armed, 1 + taken, long)) !== undefined) {
+      taken++;
+      armed = requests.arm(0) ?? expect.fail();
+    }
+    expect(taken).toBe(8);
+    for (let mount = 1; mount <= 5; mount++) {
+      const other = requests.arm(mount) ?? expect.fail();
+      expect(requests.take(mount, other, putRequest(other, 1, long))).toBeDefined();
+    }
+  });
+
+  describe('data paths that ended over requests', () => {
+    /** Each process is one that ended; gives how often each request was blamed for it. */
+    function ends(kept: ReturnType<typeof keepJournal>, how: (requests: Requests) => void): readonly number[] {
+      const requests = createRequests(kept.open());
+      const left = requests.left();
+      how(requests);
+      return left.map(({ outlived }) => outlived);
+    }
+    const taking = (requests: Requests): void => {
+      const armed = requests.arm(0) ?? expect.fail();
+      for (const unique of [1, 2]) requests.take(0, armed, putRequest(armed, unique, 60));
+    };
+    const nothing = (): void => undefined;
+
+    test('are no fault of theirs if they were told to stop', () => {
+      using kept = keepJournal();
+      ends(kept, taking);
+      ends(kept, (requests) => requests.stopping());
+      expect(ends(kept, nothing)).toEqual([1, 1]);
+      expect(ends(kept, nothing)).toEqual([2, 2]);
+    });
+
+    test('are the fault of all for three times, then of the one that was just being tried', () => {
+      using kept = keepJournal();
+      ends(kept, taking);
+      for (let i = 1; i <= 3; i++) expect(ends(kept, nothing)).toEqual([i, i]);
+      expect(ends(kept, (requests) => requests.suspect(1))).toEqual([3, 3]);
+      expect(ends(kept, (requests) => requests.suspect(1))).toEqual([3, 4]);
+      expect(ends(kept, nothing)).toEqual([3, 5]);
+      expect(ends(kept, nothing)).toEqual([3, 5]);
+    });
+  });
+
+  test('what there was no room for is there for a successor, too', () => {
+    using kept = keepJournal();
+    const requests = createRequests(kept.open());
+    const own = requests.arm(0) ?? expect.fail();
+    for (let i = 1; i <= lines / 2; i++) requests.take(0, own, putRequest(own, i, 60));
+    requests.take(0, own, putRequest(own, lines + 1, 60));
+    // Another had only memory for one.
+    requests.arm(1);
+    const next = createRequests(kept.open());
+    expect(next.left()).toHaveLength(lines / 2);
+    expect(next.stuck(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
+    expect(next.stuck(1)).toBeUndefined();
+    expect(next.held.slots).toBe(1);
+    next.free(5);
+    expect(next.take(0, (next.stuck(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
+    expect(next.stuck(0)).toBeUndefined();
+    expect(next.held.slots).toBe(0);
+  });
+
+  test('all mounts that there can be hold a long request, and one that has no line: each can still be read from', () => {
+    const fd = createJournal();
+    using memory = openJournal(fd);
+    // Pages that nobody touches are not needed here.
+    const requests = createRequests({ ...memory, populate: () => undefined });
+    const taken = (mount: number, unique: number): boolean => {
+      const slot = requests.arm(mount) ?? expect.fail();
+      slot.view.setUint32(0, long, true);
+      slot.view.setUint32(8, unique, true);
+      return requests.take(mount, slot, long) !== undefined;
+    };
+    let [first, unique] = [0, 0];
+    while (taken(0, ++unique)) first++;
+    expect(first).toBeGreaterThan(100);
+    for (let mount = 1; mount < mostMounts; mount++) {
+      expect(taken(mount, ++unique)).toBe(true);
+      while (taken(mount, ++unique)) expect(requests.held.slots).toBeLessThan(2 * mostMounts + 256);
+    }
+    expect(requests.arm(0)).toBeDefined();
+    closeSync(fd);
+  });
+
+  describe('memory of long requests', () => {
+    const mebibyte = 1024 * 1024;
+    /** Some of them at once, then none. */
+    function burst(requests: Requests, count: number): void {
+      const places = Array.from({ length: count }, (_, i) => {
+        const armed = requests.arm(i) ?? expect.fail();
+        return (requests.take(i, armed, putRequest(armed, i + 1, mebibyte)) ?? expect.fail()).place;
+      });
+      for (const place of places) requests.free(place);
+    }
+
+    test('is given back when it has not been needed for some time, but for a little', () => {
+      using kept = keepJournal(64);
+      const clock = createFakeClock();
+      const requests = createRequests(kept.open(), clock);
+      const held = (): number => (fstatSync(kept.fd).blocks * 512) / mebibyte;
+      const before = held();
+      burst(requests, 50);
+      expect(held() - before).toBeGreaterThan(45);
+      // While it is used it stays.
+      for (let i = 0; i < 10; i++) {
+        clock.advance(4_000);
+        burst(requests, 50);
+        expect(held() - before).toBeGreaterThan(45);
+      }
+      clock.advance(5_000);
+      clock.advance(5_000);
+      expect(held() - before).toBeLessThan(6);
+      burst(requests, 50);
+      expect(requests.held).toEqual({ lines: 0, slots: 0 });
+    });
+
+    test('is given back if a predecessor had it', () => {
+      using kept = keepJournal(64);
+      burst(createRequests(kept.open()), 50);
+      const armed = createRequests(kept.open()).arm(0) ?? expect.fail();
+      const last = putRequest(armed, 7, long);
+      const clock = createFakeClock();
+      const requests = createRequests(kept.open(), clock);
+      const left = requests.left();
+      clock.advance(5_000);
+      expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeLessThan(15);
+      expect(left[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);
+    });
+
+    test('is not given back by one that was stopped: it is its successor’s', () => {
+      using kept = keepJournal(64);
+      const clock = createFakeClock();
+      const requests = createRequests(kept.open(), clock);
+      burst(requests, 50);
+      requests.stopping();
+      clock.advance(20_000);
+      expect((fstatSync(kept.fd).blocks * 512) / mebibyte).toBeGreaterThan(45);
+    });
+  });
+});

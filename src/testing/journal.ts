@@ -1,0 +1,30 @@
+import { closeSync } from 'node:fs';
+import { createJournal, type JournalMemory, openJournal } from '#datapath/journal/memory.ts';
+import type { Slot } from '#wire/fuse/device.ts';
+
+/** A journal and what a successor finds in it: the same memory, opened anew. */
+export function keepJournal(slots = 4): Disposable & { readonly fd: number; open(): JournalMemory } {
+  const fd = createJournal(slots);
+  const opened: JournalMemory[] = [];
+  return {
+    fd,
+    open: () => {
+      const memory = openJournal(fd);
+      opened.push(memory);
+      return memory;
+    },
+    [Symbol.dispose]: () => {
+      for (const one of opened) one[Symbol.dispose]();
+      closeSync(fd);
+    },
+  };
+}
+
+/** What the kernel does: a whole request, its length and number first. */
+export function putRequest({ buffer }: Slot, unique: number, length: number): number {
+  buffer.fill(unique & 0xff, 16, length);
+  buffer.writeUInt32LE(unique, 8);
+  buffer.writeUInt32LE(0, 12);
+  buffer.writeUInt32LE(length, 0);
+  return length;
+}
