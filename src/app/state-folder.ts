@@ -10,6 +10,8 @@ export interface StateFolder {
   readonly path: string;
   readonly database: string;
   readonly mounts: string;
+  /** Where container engines find volumes. */
+  readonly published: string;
   readonly tokenFile: string;
   readonly defaultStore: string;
   /** What the embedded NFS server exports, and where it keeps its secret. */
@@ -26,11 +28,12 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
     // Everybody may pass, to the keepers' folders; the sockets and folders in it say who may use them.
     await makeFolders(dirname(socket), 0o711);
     const path = await realpath(wanted);
-    await makeFolders(join(path, 'mounts'), 0o755);
+    for (const name of ['mounts', 'published']) await makeFolders(join(path, name), 0o755);
     return {
       path,
       database: join(path, 'state.db'),
       mounts: join(path, 'mounts'),
+      published: join(path, 'published'),
       tokenFile: join(path, 'token'),
       defaultStore: join(path, 'stores', 'local'),
       nfs: { exported: join(path, 'stores', 'nfs'), state: join(path, 'nfs-server', 'network') },

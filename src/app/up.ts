@@ -13,6 +13,7 @@ import { createMounter } from '#clients/mounter/create.ts';
 import { createLook } from '#clients/mounter/look.ts';
 import { createTableReader } from '#clients/mounter/mountinfo.ts';
 import { createRun } from '#clients/mounter/run.ts';
+import type { ContainerEngine } from '#core/containers.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { NodeName, StoreConfig } from '#core/model.ts';
@@ -45,6 +46,8 @@ export interface UpSettings {
   readonly clock?: Clock;
   /** The kinds of stores there are, where they are not the usual ones. */
   readonly kinds?: readonly StoreKind[];
+  /** Those whose containers use volumes. */
+  readonly engines?: readonly ContainerEngine[];
 }
 
 export interface Running {
@@ -90,7 +93,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       gaveUp: ({ keeper, ...what }) => engine.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
-  const engine = await assemble(records, kinds, state, keepers, clock, log);
+  const engine = await assemble(records, kinds, state, keepers, settings.engines ?? [], clock, log);
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
@@ -109,6 +112,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   late.repair = repairing.look;
   // A server that is silent holds up no start.
   void late.repair();
+  engine.references.follow(scope);
+  // Engines that do not answer hold up no start either.
+  void engine.holds.settle(scope).catch((thrown: unknown) => log.warn(stowageError(thrown).message));
   // What a crash left unsaid; nobody waits for a store that is silent.
   void engine.mounts.renewUses(scope);
 
@@ -179,6 +185,7 @@ async function assemble(
   kinds: ReadonlyMap<string, StoreKind>,
   state: StateFolder,
   keepers: Keepers,
+  engines: readonly ContainerEngine[],
   clock: Clock,
   log: Log,
 ): Promise<Engine> {
@@ -192,6 +199,7 @@ async function assemble(
     // Loop devices on files of other stores are their users' own.
     storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
     forbidden: () => [state.path, ...roots(() => true)],
+    published: state.published,
   });
   const instance = instanceOf(records);
   const engine = createEngine({
@@ -207,6 +215,8 @@ async function assemble(
       }),
     },
     mountsFolder: state.mounts,
+    publishedFolder: state.published,
+    engines,
     instance,
     epoch: randomUUID().slice(0, 8),
     boot: await bootId(),

@@ -53,9 +53,10 @@ export function createDeletions(parts: DeletionParts): Deletions {
 }
 
 function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
-  const { stores, catalogue, operations, mounts, clock } = parts;
+  const { stores, catalogue, operations, mounts, holds, clock } = parts;
   return async (ref, expected, call) => {
     const before = await catalogue.resolve(ref, call);
+    await holds.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
       if (store.readOnly) throw readOnly(store.name);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];

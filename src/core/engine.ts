@@ -2,15 +2,19 @@ import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { type Adoptions, createAdoptions } from './adoption.ts';
 import { type Catalogue, createCatalogue } from './catalogue.ts';
+import type { ContainerEngine } from './containers.ts';
 import { createDeletions, type Deletions } from './deletion.ts';
+import { createEngineNames, type EngineNames } from './engine-names.ts';
 import { createEvents, type Events } from './events.ts';
+import { createHolds, type Holds } from './holds.ts';
 import { createLimits } from './limits.ts';
-import type { NodeName, Source } from './model.ts';
+import type { NodeName, Source, VolumeId } from './model.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import type { Client, Mounter, Records, StoreKind } from './ports.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
+import { createReferences, type References } from './references.ts';
 import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
@@ -34,6 +38,9 @@ export interface Engine {
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
   readonly uses: UseRecords;
+  readonly engineNames: EngineNames;
+  readonly holds: Holds;
+  readonly references: References;
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
@@ -44,6 +51,7 @@ export interface Engine {
 }
 
 const day = 86_400_000;
+const unending = new AbortController().signal;
 
 export interface EngineParts {
   readonly records: Records;
@@ -51,6 +59,9 @@ export interface EngineParts {
   readonly mounter: Mounter;
   readonly clients: { readonly [K in Source['kind']]: Client<K> };
   readonly mountsFolder: string;
+  /** Where container engines find volumes. */
+  readonly publishedFolder: string;
+  readonly engines: readonly ContainerEngine[];
   readonly instance: string;
   readonly epoch: string;
   /** Changes when the machine starts anew; undefined where that cannot be told. */
@@ -65,14 +76,25 @@ export function createEngine(parts: EngineParts): Engine {
   const events = createEvents(parts.epoch, clock);
   const operations = createOperations({ records, events, clock, log });
   // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
-  const late: { stores?: Stores; reclaim?: Reclaim } = {};
+  const late: { stores?: Stores; reclaim?: Reclaim; references?: References } = {};
   const laterStores = (): Stores => {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
   };
+  const laterReferences = (): References => {
+    if (late.references === undefined) throw new Error('containers are asked for before they can be');
+    return late.references;
+  };
   const answers = createStoreAnswers({ clock, stores: laterStores });
   const catalogue = createCatalogue({ records, answers, stores: laterStores, instance });
-  const mounts = createMounts({ ...parts, stores: laterStores, catalogue, operations, events });
+  const holds: Holds = createHolds({
+    ...{ records, mounter, operations, clock, log, node, folder: parts.publishedFolder },
+    ...{ mounts: () => mounts, references: laterReferences, stageOf: (id) => `${parts.mountsFolder}/${id}` },
+  });
+  const mounts: Mounts = createMounts({
+    ...{ ...parts, stores: laterStores, catalogue, operations, events },
+    ...{ holds: () => holds, references: laterReferences },
+  });
   const steps: Record<string, Step> = {};
   const identities = createIdentities({ records, clock });
   const recover = createRecovery({ records, operations, catalogue, steps, log, identities, boot: parts.boot });
@@ -84,8 +106,21 @@ export function createEngine(parts: EngineParts): Engine {
   const stores = createStores({ ...parts, events, identities, context, takeUp, mountedOn: mounts.mountedOn });
   const reclaim = createReclaim({ stores, clock, log });
   Object.assign(late, { stores, reclaim });
+  const engineNames = createEngineNames({ records, stores, catalogue });
+  const references = createReferences({
+    ...{ records, clock, log, engines: parts.engines, names: engineNames },
+    changed: (ids) => {
+      const scope = { signal: unending, log };
+      for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
+    },
+  });
+  const isShared = (id: VolumeId): boolean => {
+    const store = records.volumes.byId(id)?.store;
+    return stores.list().some((view) => view.shared && view.config.name === store);
+  };
+  late.references = references;
   const limits = createLimits(records);
-  const shared = { records, stores, catalogue, operations, mounts, limits, events, clock, instance };
+  const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
   const volumes = createVolumes(shared);
   const deletions = createDeletions({ ...shared, reclaimSoon: reclaim.soon, jumps: createTimeJumps(parts) });
   const adoptions = createAdoptions(shared);
@@ -94,16 +129,18 @@ export function createEngine(parts: EngineParts): Engine {
   const tokens = createTokens(records, clock);
   return {
     ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
-    ...{ mounts, uses, operations, tokens, events, records },
+    ...{ mounts, uses, engineNames, holds, references, operations, tokens, events, records },
     tend: async (scope) => {
       await stores.retry(scope);
       await mounts.repair(scope);
       await mounts.renewUses(scope);
+      await holds.settle(scope);
       await deletions.expire(scope);
       reclaim.again();
       records.answers.prune(clock.now() - day);
     },
     close: async () => {
+      await references[Symbol.asyncDispose]();
       await reclaim.stop();
       // Whoever wanted to give it time has done so before.
       await operations.drain(0);

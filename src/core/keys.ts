@@ -10,3 +10,5 @@ export const nameKey = (store: string, name: string): string => `name ${store}/$
 export const volumeKey = (id: VolumeId): string => `volume ${id}`;
 export const stageKey = (id: VolumeId): string => `stage ${id}`;
 export const targetKey = (target: string): string => `target ${target}`;
+/** What container engines have asked for of a volume; taken before all of the above. */
+export const holdKey = (id: VolumeId): string => `hold ${id}`;

@@ -35,6 +35,15 @@ export function otherThere(target: string): StowageError {
   });
 }
 
+/** Somebody wants to unmount what an engine has for its containers. */
+export function held(target: string): StowageError {
+  return new StowageError(`${quoted(target)} is where containers have their volume from`, {
+    code: 'in-use',
+    reason: 'mount-held',
+    action: 'Stop the containers that use it; it is unmounted with the last one. Forced, they get errors: --force',
+  });
+}
+
 export function inUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
   const shown = users.slice(0, 5).map((user) => `${user.kind} ${user.name} on ${user.node}`);
   const more = users.length > 5 ? ` and ${users.length - 5} more` : '';
@@ -43,7 +52,9 @@ export function inUse(volume: Volume, verb: string, users: readonly User[]): Sto
     {
       code: 'in-use',
       reason: 'volume-in-use',
-      action: 'Unmount it there first: stowage unmount PATH',
+      action: users.every(({ kind }) => kind === 'container')
+        ? 'Remove those containers first, stopped ones too: docker rm NAME'
+        : 'Unmount it there first: stowage unmount PATH',
     },
   );
 }

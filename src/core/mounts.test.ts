@@ -32,10 +32,10 @@ describe.skipIf(needs('mount'))('mounts', () => {
     await writeFile(join(at('m'), 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'a', 'file'), 'utf8')).toBe('text');
     for (const attempt of [
-      server.engine.deletions.delete(id, undefined, aCall()),
-      server.engine.volumes.rename(id, 'b', undefined, aCall()),
+      () => server.engine.deletions.delete(id, undefined, aCall()),
+      () => server.engine.volumes.rename(id, 'b', undefined, aCall()),
     ]) {
-      await expect(attempt).rejects.toMatchObject({
+      await expect(attempt()).rejects.toMatchObject({
         code: 'in-use',
         message: expect.stringContaining(`it is used by path ${at('m')} on`),
         action: 'Unmount it there first: stowage unmount PATH',

@@ -3,6 +3,7 @@ import type { Log, Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
+import type { Holds } from './holds.ts';
 import { stageKey } from './keys.ts';
 import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
 import { inUse } from './mount-errors.ts';
@@ -10,13 +11,20 @@ import type { Call, Operations } from './operations.ts';
 import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
+import type { References } from './references.ts';
 import { createRepair } from './repair.ts';
 import { createStaging, repairing, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
+import { usersOnRecord } from './users.ts';
 
 export interface LiveMount extends Mount {
   /** What the kernel says. */
   readonly mounted: boolean;
+}
+
+export interface Unpublishing extends Unstaging {
+  /** By who knows that no container engine wants it any more. */
+  readonly unheld?: boolean;
 }
 
 export interface Mounts {
@@ -27,7 +35,7 @@ export interface Mounts {
     call: Call,
   ): Promise<LiveMount>;
   /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. */
-  unpublish(target: string, volume: VolumeId, call: Call, how?: Unstaging): Promise<void>;
+  unpublish(target: string, volume: VolumeId, call: Call, how?: Unpublishing): Promise<void>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
@@ -39,6 +47,8 @@ export interface Mounts {
   grow(volume: Volume, store: Store, scope: Scope): Promise<void>;
   /** Says again, on the stores, what this host uses. */
   renewUses(scope: Scope): Promise<void>;
+  /** Says on the store who uses the volume, now that others do. Never throws. */
+  settleUses(volume: VolumeId, scope: Scope): Promise<void>;
   mountedOn(store: string): readonly string[];
   /** Brings our records and the kernel's mount table together at start. */
   reconcile(scope: Scope): Promise<void>;
@@ -65,6 +75,8 @@ export interface MountParts extends StagingParts {
   readonly log: Log;
   readonly node: NodeName;
   readonly instance: string;
+  readonly holds: () => Pick<Holds, 'isHeld'>;
+  readonly references: () => Pick<References, 'of'>;
 }
 
 export function createMounts(parts: MountParts): Mounts {
@@ -86,7 +98,12 @@ export function createMounts(parts: MountParts): Mounts {
       const source = recorded[0]?.source ?? (await store.source(volume, scope).catch(() => undefined));
       const seen = source === undefined ? [] : await parts.mounter.usersOf(source, staging.path(volume.id), scope);
       const others = seen.filter((at) => !ours.has(at));
-      const users = [...recorded.map((mount) => mount.user), ...others.map((at) => pathUser(at, parts.node))];
+      // Containers, asked now: one that is stopped has nothing mounted.
+      const { references } = await parts.references().of(volume, scope);
+      const users = [
+        ...usersOnRecord(recorded, references, parts.node),
+        ...others.map((at) => pathUser(at, parts.node)),
+      ];
       if (users.length > 0) throw inUse(volume, verb, users);
       // Of a use that ended and could not be taken back then, the store must not hear of it now.
       await uses.end(volume, store, scope);
@@ -101,6 +118,7 @@ export function createMounts(parts: MountParts): Mounts {
     replay: createReplay(parts, binding),
     repair: createRepair(parts, staging),
     renewUses: uses.renew,
+    settleUses: uses.settle,
     unmountIdle: createUnmountIdle(parts, binding, log),
   };
 }
@@ -149,11 +167,16 @@ function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile
   };
 }
 
-function createUnmountIdle({ records, mounter }: MountParts, binding: Binding, log: Log): Mounts['unmountIdle'] {
+function createUnmountIdle({ records, mounter, holds }: MountParts, binding: Binding, log: Log): Mounts['unmountIdle'] {
   return async (scope) => {
     const busy: { mount: Mount; why: string }[] = [];
     let unmounted = 0;
     for (const mount of mounter.unable === undefined ? records.mounts.list() : []) {
+      // Containers have it under other paths, where nobody here can see whether they use it.
+      if (holds().isHeld(mount.volumeId, mount.target)) {
+        busy.push({ mount, why: 'containers use it' });
+        continue;
+      }
       try {
         await binding.takeDown(mount, scope);
         unmounted++;

@@ -7,6 +7,7 @@ import { stowageError } from './errors.ts';
 import type { NodeName, Source, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
+import { usersOnRecord } from './users.ts';
 
 /**
  * What this host says on the stores that it uses. Written before a volume is mounted, so that no other host destroys it;
@@ -52,7 +53,7 @@ const inParallel = 8;
 const unending = new AbortController().signal;
 
 export function createOwnUses({ records, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
-  const { settings, mounts } = records;
+  const { settings, mounts, references } = records;
   const unsaid = (): readonly Unsaid[] => JSON.parse(settings.get(settingKey) ?? '[]');
   const remember = (what: Unsaid): void => {
     const others = unsaid().filter(({ id }) => id !== what.id);
@@ -72,10 +73,10 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
 
   const coming = new Map<VolumeId, Set<User>>();
   /** As it is at this moment: to be asked for only when it is one's turn to say it. */
-  const usersOf = (id: VolumeId): readonly User[] => [
-    ...mounts.of(id).map((mount) => mount.user),
-    ...(coming.get(id) ?? []),
-  ];
+  const usersOf = (id: VolumeId): readonly User[] => {
+    const mounted = [...mounts.of(id), ...Array.from(coming.get(id) ?? [], (user) => ({ user }))];
+    return usersOnRecord(mounted, references.of(id), node);
+  };
 
   async function say(ref: VolumeRef, store: Store, scope: Scope): Promise<void> {
     using _ = await turns.hold([ref.id], scope.signal);
@@ -89,6 +90,14 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     stores()
       .list()
       .some(({ config }) => config.name === name);
+
+  /** What is stopped has no mount to tell by. */
+  const isOnShared = ({ volumeId }: { readonly volumeId: VolumeId }): boolean => {
+    const store = records.volumes.byId(volumeId)?.store;
+    return stores()
+      .list()
+      .some((view) => view.shared && view.config.name === store);
+  };
 
   async function sayTo(what: Unsaid, scope: Scope): Promise<void> {
     await stores().use(what.store, (store) => say(what, store, scope));
@@ -133,7 +142,8 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     },
     renew: async (scope) => {
       const shared = mounts.list().filter(({ source }) => isShared(source));
-      const used = shared.flatMap(({ volumeId }) => records.volumes.byId(volumeId) ?? []);
+      const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
+      const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
       const all = new Map([...used, ...unsaid()].map((one) => [one.id, one]));
       using limit = clock.deadline(renewMs, scope.signal);
       const within = { ...scope, signal: limit.signal };

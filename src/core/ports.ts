@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import type { ContainerRecords } from './containers.ts';
 import type {
   Access,
   Inspection,
@@ -134,6 +135,8 @@ export interface Uses {
 /** Knows a scheme of store URIs. */
 export interface StoreKind {
   readonly scheme: string;
+  /** Other hosts can use its stores, whether or not they can be reached at the moment. */
+  readonly shared: boolean;
   /** The kind's own option names, for the error that lists what is allowed, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
   /** Throws a StowageError for options, or a place, that can never be right. */
@@ -234,7 +237,7 @@ export interface Mounter {
  * What must outlive the process on this machine. Synchronous: the file is local and each call takes microseconds.
  * Commits survive kill -9; what a power cut can take back is found again on the stores, which sync for themselves.
  */
-export interface Records {
+export interface Records extends ContainerRecords {
   transaction<T>(work: () => T): T;
   readonly settings: {
     get(key: string): string | undefined;

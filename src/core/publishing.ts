@@ -2,7 +2,7 @@ import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
-import { otherThere, requireMounting, requireSame } from './mount-errors.ts';
+import { held, otherThere, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import type { Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
@@ -166,6 +166,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const mount = records.mounts.at(target);
     if (mount === undefined) return;
     if (mount.volumeId !== volume) throw otherThere(given);
+    if (how?.unheld !== true && how?.force !== true && parts.holds().isHeld(volume, target)) throw held(target);
     requireMounting(mounter);
     const store = records.volumes.byId(volume)?.store;
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };

@@ -5,6 +5,7 @@ import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
 import { silent, unavailable } from './store-errors.ts';
+import { schemeOf } from './store-uri.ts';
 import type { Stores } from './stores.ts';
 
 /** A disk or server that is alive answers a check within this. */
@@ -34,7 +35,7 @@ export async function probeClosed(
   scope: Scope,
   clock: Clock,
 ): Promise<StoreCheck | undefined> {
-  const kind = kinds.get(config.uri.slice(0, config.uri.indexOf(':')));
+  const kind = kinds.get(schemeOf(config.uri));
   const work = kind?.probe?.(config, config.policy, scope);
   return work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
 }

@@ -5,6 +5,7 @@ import { type StowageError, stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import type { Store, StoreContext, StoreKind } from './ports.ts';
 import { busy, closing, opening } from './store-errors.ts';
+import { schemeOf } from './store-uri.ts';
 
 /** Brings a freshly opened store and our records of it together, before anybody may use it. */
 export type TakeUp = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
@@ -189,7 +190,7 @@ async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
 }
 
 async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
-  const scheme = config.uri.slice(0, config.uri.indexOf(':'));
+  const scheme = schemeOf(config.uri);
   const kind = parts.kinds.get(scheme);
   if (kind === undefined) throw new Error(`no store kind ${scheme}`);
   const context = { ...parts.context, identity: parts.identityOf(config) };

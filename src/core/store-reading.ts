@@ -2,6 +2,7 @@ import { endsWithin } from '#base/patience.ts';
 import type { StoreName } from './model.ts';
 import type { Entries, Entry } from './store-entries.ts';
 import { unavailable, unknownStore } from './store-errors.ts';
+import { schemeOf } from './store-uri.ts';
 import type { Stores, StoresParts, StoreView } from './stores.ts';
 
 const usePatienceMs = 5_000;
@@ -16,7 +17,10 @@ export interface Reading {
   prefer(name: string | undefined): void;
 }
 
-export function createReading({ records, clock }: Pick<StoresParts, 'records' | 'clock'>, { all }: Entries): Reading {
+export function createReading(
+  { records, clock, kinds }: Pick<StoresParts, 'records' | 'clock' | 'kinds'>,
+  { all }: Entries,
+): Reading {
   let preferred: string | undefined;
 
   function known(name: string): Entry {
@@ -35,7 +39,9 @@ export function createReading({ records, clock }: Pick<StoresParts, 'records' | 
   }
 
   function view({ config, store, problem, pending }: Entry): StoreView {
-    return { config, store, problem, default: config.name === defaultName(), pending: pending?.why };
+    const isDefault = config.name === defaultName();
+    const shared = kinds.get(schemeOf(config.uri))?.shared ?? false;
+    return { config, store, problem, shared, default: isDefault, pending: pending?.why };
   }
 
   return {

@@ -5,6 +5,9 @@ import type { OnDelete, StoreConfig, StorePolicy } from './model.ts';
 import { quoted, storeName } from './names.ts';
 import type { StoreKind } from './ports.ts';
 
+/** Of a URI that was checked. */
+export const schemeOf = (uri: string): string => uri.slice(0, uri.indexOf(':'));
+
 /** What the administrator may say about any store. The same keys in a URI's query and in stowage.yaml. */
 export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
   onDelete: 'delete (default), retain (leave the data in place) or archive (a trash)',

@@ -16,6 +16,8 @@ export interface StoreView {
   readonly config: StoreConfig;
   readonly store: Store | undefined;
   readonly problem: StowageError | undefined;
+  /** Other hosts can use it, whether or not it is open. */
+  readonly shared: boolean;
   readonly default: boolean;
   /** A change in the configuration that could not be made yet, and why. */
   readonly pending: string | undefined;

@@ -54,6 +54,8 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
       }),
     },
     mountsFolder: folder('mounts'),
+    publishedFolder: folder('published'),
+    engines: [],
     ...{ instance: 'i', epoch: 'e', boot: undefined, node: 'n' as NodeName, clock, log: silentLog() },
   });
   onTestFinished(async () => {

@@ -2,6 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import type { Events } from './events.ts';
+import type { Holds } from './holds.ts';
 import { nameKey, volumeKey } from './keys.ts';
 import { checkLabels, mergeLabels } from './labels.ts';
 import type { Limits } from './limits.ts';
@@ -34,6 +35,7 @@ export interface VolumeParts {
   readonly catalogue: Catalogue;
   readonly operations: Operations;
   readonly mounts: Mounts;
+  readonly holds: Pick<Holds, 'dropStale'>;
   readonly limits: Limits;
   readonly events: Events;
   readonly clock: Clock;

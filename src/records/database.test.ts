@@ -252,7 +252,7 @@ describe('a file that cannot be used', () => {
     withDatabase((db) => db.exec('PRAGMA user_version = 7'));
     const before = readFileSync(path);
     const error = refusal();
-    expect(error.message).toBe(`${path} was written by a newer Stowage (format 7; this program knows up to 2)`);
+    expect(error.message).toBe(`${path} was written by a newer Stowage (format 7; this program knows up to 3)`);
     expect(error.action).toBe('Start the newer Stowage again, or choose another state folder with --state DIR.');
     expect(error).toMatchObject({ code: 'unsupported', reason: 'state-newer' });
     expect(readFileSync(path).equals(before)).toBe(true);

@@ -140,8 +140,38 @@ function toFormat1(db: DatabaseSync): void {
 const toFormat2 = (db: DatabaseSync): void =>
   db.exec('ALTER TABLE volumes ADD COLUMN enforce INTEGER NOT NULL DEFAULT 0');
 
+/** Format 3: what container engines know. */
+const format3 = `
+  CREATE TABLE engine_names (
+    plugin TEXT NOT NULL,
+    name TEXT NOT NULL,
+    volume_id TEXT NOT NULL,
+    PRIMARY KEY (plugin, name)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX engine_names_by_volume ON engine_names (volume_id);
+
+  CREATE TABLE holds (
+    volume_id TEXT NOT NULL,
+    plugin TEXT NOT NULL,
+    id TEXT NOT NULL,
+    since INTEGER NOT NULL,
+    PRIMARY KEY (volume_id, plugin, id)
+  ) STRICT, WITHOUT ROWID;
+
+  CREATE TABLE container_references (
+    engine TEXT NOT NULL,
+    container TEXT NOT NULL,
+    name TEXT NOT NULL,
+    volume_id TEXT NOT NULL,
+    running INTEGER NOT NULL,
+    PRIMARY KEY (engine, container, volume_id)
+  ) STRICT, WITHOUT ROWID;
+  CREATE INDEX references_by_volume ON container_references (volume_id);
+`;
+const toFormat3 = (db: DatabaseSync): void => db.exec(format3);
+
 /** The n-th leads from format n to format n + 1. They are never changed once released, only added to. */
-const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1, toFormat2];
+const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1, toFormat2, toFormat3];
 
 export function migrate(db: DatabaseSync, path: string): void {
   const found = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);

@@ -1,4 +1,5 @@
 import type { SQLInputValue } from 'node:sqlite';
+import type { Hold, PluginName, Reference } from '#core/containers.ts';
 import { StowageError } from '#core/errors.ts';
 import type {
   Access,
@@ -203,4 +204,24 @@ export const toSetting = (row: Row): string => text(row, 'value');
 export const toStore = (row: Row): { name: string; uri: string } => ({
   name: text(row, 'name'),
   uri: text(row, 'uri'),
+});
+
+export const toEngineName = (row: Row): { readonly name: string; readonly id: VolumeId } => ({
+  name: text(row, 'name'),
+  id: text(row, 'volume_id') as VolumeId,
+});
+
+export const toHold = (row: Row): Hold => ({
+  volumeId: text(row, 'volume_id') as VolumeId,
+  plugin: text(row, 'plugin') as PluginName,
+  id: text(row, 'id'),
+  since: integer(row, 'since'),
+});
+
+export const toReference = (row: Row): Reference => ({
+  engine: text(row, 'engine'),
+  container: text(row, 'container'),
+  name: text(row, 'name'),
+  volumeId: text(row, 'volume_id') as VolumeId,
+  running: integer(row, 'running') === 1,
 });

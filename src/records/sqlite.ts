@@ -1,4 +1,5 @@
 import type { Records } from '#core/ports.ts';
+import { createContainerRecords } from './containers.ts';
 import { type Database, openDatabase } from './database.ts';
 import { createOperations } from './operations.ts';
 import { fromMount, fromToken, toAnswer, toMount, toSetting, toStore, toToken } from './rows.ts';
@@ -16,6 +17,7 @@ export function openRecords(path: string): Records {
     mounts: createMounts(db),
     tokens: createTokens(db),
     answers: createAnswers(db),
+    ...createContainerRecords(db),
     close: db.close,
   };
 }

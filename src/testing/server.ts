@@ -62,7 +62,7 @@ export interface Stream extends Disposable {
   until(type: string): Promise<ServerEvent>;
 }
 
-export type ServerOptions = Partial<Pick<UpSettings, 'config' | 'listen' | 'clock' | 'kinds' | 'log'>> & {
+export type ServerOptions = Partial<Pick<UpSettings, 'config' | 'listen' | 'clock' | 'kinds' | 'engines' | 'log'>> & {
   /** One that is there already: a second life on the same state. */
   readonly folder?: string;
 };

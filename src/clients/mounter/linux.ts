@@ -22,6 +22,8 @@ export interface LinuxMounterOptions {
   readonly storeRoots: () => readonly string[];
   /** Where nobody may mount: the state folder and the store roots. */
   readonly forbidden: () => readonly string[];
+  /** Inside it, where container engines find volumes. */
+  readonly published?: string;
   readonly readTable?: () => Promise<MountTable>;
   readonly sys?: string;
 }
@@ -30,7 +32,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const { clock, run, readTable = createTableReader(), sys = '/sys/block' } = options;
   const look = createLook(clock);
   const parts: Parts = { clock, run, readTable, look, sys, places: createKeyedLock() };
-  const targets = createTargets({ look, readTable, forbidden: options.forbidden });
+  const targets = createTargets({ look, readTable, forbidden: options.forbidden, published: options.published });
   const settled = createSettling(clock, options.owner ?? '');
   const unmount = createUnmount(parts);
   const bind = createBind(parts);

@@ -18,11 +18,18 @@ export interface TargetParts {
   readonly look: Look;
   readonly readTable: () => Promise<MountTable>;
   readonly forbidden: () => readonly string[];
+  /** Directly below it one may, although it is inside one of those: there engines find their volumes. */
+  readonly published?: string | undefined;
+}
+
+interface Rules {
+  readonly forbidden: readonly string[];
+  readonly published: string | undefined;
 }
 
 export type Targets = Pick<Mounter, 'inspectTarget' | 'makeTarget' | 'removeTarget'>;
 
-export function createTargets({ look, readTable, forbidden }: TargetParts): Targets {
+export function createTargets({ look, readTable, forbidden, published }: TargetParts): Targets {
   const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
     checkPath(path);
     const table = await readTable();
@@ -30,7 +37,7 @@ export function createTargets({ look, readTable, forbidden }: TargetParts): Targ
   };
   return {
     inspectTarget: (target, access, scope) =>
-      lookAt(target, scope, (table) => inspect(target, access, forbidden(), table)),
+      lookAt(target, scope, (table) => inspect(target, access, { forbidden: forbidden(), published }, table)),
     makeTarget: (target, access, scope) => lookAt(target, scope, () => make(target, access)),
     removeTarget: async (target, scope) => {
       try {
@@ -46,11 +53,11 @@ export function createTargets({ look, readTable, forbidden }: TargetParts): Targ
 async function inspect(
   target: string,
   access: Access,
-  forbidden: readonly string[],
+  rules: Rules,
   table: MountTable,
 ): ReturnType<Mounter['inspectTarget']> {
   const there = await resolved(target);
-  await refuseSystem(there, forbidden);
+  await refuseSystem(there, rules);
   // Something is mounted exactly there: whether it is the right thing is for `bind` to say.
   if (table.at(there) !== undefined) return { target: there, existed: true };
   const found = await unlessMissing(lstat(there));
@@ -85,7 +92,7 @@ async function resolved(target: string): Promise<string> {
   });
 }
 
-async function refuseSystem(there: string, forbidden: readonly string[]): Promise<void> {
+async function refuseSystem(there: string, { forbidden, published }: Rules): Promise<void> {
   if (systemFolders.includes(there) || systemTrees.some((tree) => isAtOrBelow(there, tree))) {
     throw new StowageError(`${there} belongs to the system; a volume mounted there would hide it`, {
       code: 'invalid',
@@ -93,6 +100,7 @@ async function refuseSystem(there: string, forbidden: readonly string[]): Promis
       action: 'Give a path of your own, for example /mnt/data.',
     });
   }
+  if (dirname(there) === published) return;
   for (const folder of forbidden) {
     const real = (await unlessMissing(realpath(folder))) ?? folder;
     if (!isAtOrBelow(there, real)) continue;

@@ -19,6 +19,7 @@ export function createLocalStoreKind(clock: Clock = systemClock()): StoreKind {
   const inFlightOn = createInFlightByDevice();
   return {
     scheme: 'local',
+    shared: false,
     options: optionHelp,
     refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {

@@ -27,6 +27,7 @@ export function createNfsStoreKind(
   const ways: Ways = { clock, connect, anew, shared: createSharedChecks() };
   return {
     scheme: 'nfs',
+    shared: true,
     options: optionHelp,
     refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {

@@ -1,0 +1,102 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { PluginName } from './containers.ts';
+import type { Volume } from './model.ts';
+
+let server: TestServer;
+
+beforeEach(async () => {
+  const parent = mkdtempSync(join(tmpdir(), 'stowage-engine-names-'));
+  onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
+  const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(parent))];
+  server = await startServer({ listen: 'none', kinds });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  for (const name of ['silver', 'gold']) {
+    const folder = mkdtempSync(join(parent, `${name}-`));
+    await server.engine.stores.add(name, `local://${folder}`, aCall());
+  }
+});
+
+const make = (store: string, name: string): Promise<Volume> =>
+  server.engine.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
+const resolve = (name: string, plugin: PluginName = 'stowage-local'): Promise<Volume> =>
+  server.engine.engineNames.resolve(plugin, name, aCall());
+const listed = async (): Promise<readonly string[]> =>
+  (await server.engine.engineNames.list('stowage-local', aCall())).map(({ name }) => name).toSorted();
+
+describe('the names that engines know volumes by', () => {
+  test('are looked up in the default store, then in the others, and with the store in front anywhere', async () => {
+    const [ours, theirs] = [await make('local', 'a'), await make('silver', 'a')];
+    const only = await make('gold', 'b');
+    expect(await resolve('a')).toEqual(ours);
+    expect(await resolve('silver..a')).toEqual(theirs);
+    expect(await resolve('b')).toEqual(only);
+    expect(await listed()).toEqual(['a', 'b', 'silver..a']);
+  });
+
+  test('that are in several of the others are refused, with the candidates', async () => {
+    await make('silver', 'a');
+    await make('gold', 'a');
+    await expect(resolve('a')).rejects.toMatchObject({
+      ...{ code: 'conflict', message: "'a' is in several stores: gold/a, silver/a" },
+      action: expect.stringContaining('store..name'),
+    });
+    expect(await listed()).toEqual(['gold..a', 'silver..a']);
+  });
+
+  test('mean the same volume when another of that name appears where it would be found first', async () => {
+    const first = await make('silver', 'a');
+    expect(await resolve('a')).toEqual(first);
+    const later = await make('local', 'a');
+    expect(await resolve('a')).toEqual(first);
+    expect(await resolve('local..a')).toEqual(later);
+    expect(await listed()).toEqual(['a', 'local..a']);
+    await server.engine.deletions.delete(first.id, undefined, aCall());
+    expect(await resolve('a')).toEqual(later);
+  });
+
+  test('stay when the volume is renamed', async () => {
+    const { id } = await make('local', 'a');
+    await resolve('a');
+    const renamed = await server.engine.volumes.rename(id, 'b', undefined, aCall());
+    expect(await resolve('a')).toEqual(renamed);
+    expect(await listed()).toEqual(['a']);
+  });
+
+  test('of the other scope are answered for by saying which driver has them', async () => {
+    await make('local', 'a');
+    await expect(resolve('a', 'stowage')).rejects.toMatchObject({
+      ...{ reason: 'plugin-other-scope', action: expect.stringContaining('-d stowage-local') },
+    });
+    await expect(resolve('local..a', 'stowage')).rejects.toMatchObject({ reason: 'plugin-other-scope' });
+    await expect(resolve('none', 'stowage')).rejects.toMatchObject({ code: 'not-found' });
+    await expect(resolve('../a')).rejects.toMatchObject({ code: 'not-found' });
+    await expect(resolve('a/b')).rejects.toMatchObject({ reason: 'name-invalid' });
+  });
+});
+
+describe('the store for a new volume', () => {
+  const placeFor = (name: string, store?: string, plugin: PluginName = 'stowage-local') =>
+    server.engine.engineNames.placeFor(plugin, name, store);
+
+  test('is the one that was named, the one in the name, or the default', () => {
+    expect(placeFor('a')).toEqual({ store: 'local', name: 'a' });
+    expect(placeFor('a', 'silver')).toEqual({ store: 'silver', name: 'a' });
+    expect(placeFor('gold..a')).toEqual({ store: 'gold', name: 'a' });
+    expect(placeFor('gold..a', 'gold')).toEqual({ store: 'gold', name: 'a' });
+    expect(() => placeFor('gold..a', 'silver')).toThrow('names another store');
+    expect(() => placeFor('a', 'bronze')).toThrow('bronze');
+  });
+
+  test('is of the scope of the plugin', () => {
+    expect(() => placeFor('a', 'silver', 'stowage')).toThrow('not for plugin stowage');
+    expect(() => placeFor('a', undefined, 'stowage')).toThrow('has no store');
+  });
+});

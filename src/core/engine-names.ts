@@ -1,0 +1,160 @@
+import type { Scope } from '#base/log.ts';
+import type { Catalogue } from './catalogue.ts';
+import { type PluginName, pluginNames } from './containers.ts';
+import { StowageError, stowageError } from './errors.ts';
+import type { StoreName, Volume } from './model.ts';
+import { isVolumeName, partsOfQualified, qualified, quoted } from './names.ts';
+import type { Records } from './ports.ts';
+import type { Stores } from './stores.ts';
+
+/**
+ * The flat names by which container engines know volumes. A name means the same volume on this host for as long as that
+ * exists: one that is made later, under the same name in another store, must not take its place in a container.
+ */
+export interface EngineNames {
+  /** By what the name meant before, as `store..name`, in the default store, or in the only other one of that scope. */
+  resolve(plugin: PluginName, name: string, scope: Scope): Promise<Volume>;
+  /** Each volume of that scope once. Of stores that do not answer, what was there when they last did. */
+  list(plugin: PluginName, scope: Scope): Promise<readonly { readonly name: string; readonly volume: Volume }[]>;
+  /** Where a volume of that name is to be made, and as what. */
+  placeFor(
+    plugin: PluginName,
+    name: string,
+    store: string | undefined,
+  ): { readonly store: StoreName; readonly name: string };
+}
+
+export interface EngineNamesParts {
+  readonly records: Records;
+  readonly stores: Stores;
+  readonly catalogue: Catalogue;
+}
+
+const pageSize = 1_000;
+
+export function createEngineNames(parts: EngineNamesParts): EngineNames {
+  const { records, stores, catalogue } = parts;
+  const isIn =
+    (plugin: PluginName) =>
+    (store: string): boolean =>
+      stores.list().some((view) => view.config.name === store && pluginOf(view.shared) === plugin);
+  const storesOf = (plugin: PluginName): readonly StoreName[] =>
+    stores.list().flatMap(({ config, shared }) => (pluginOf(shared) === plugin ? [config.name] : []));
+
+  async function known(plugin: PluginName, name: string, scope: Scope): Promise<Volume | undefined> {
+    const id = records.engineNames.get(plugin, name);
+    if (id === undefined) return undefined;
+    try {
+      return await catalogue.resolve(id, scope, isIn(plugin));
+    } catch (thrown) {
+      // Only when every store has answered: then the volume is gone, and its name is free.
+      if (stowageError(thrown).code !== 'not-found') throw thrown;
+      records.engineNames.remove(plugin, name);
+      return undefined;
+    }
+  }
+
+  function notHere(plugin: PluginName, name: string, thrown: unknown): unknown {
+    const other = otherThan(plugin);
+    const bare = partsOfQualified(name)?.name ?? name;
+    if (stowageError(thrown).code !== 'not-found' || !isVolumeName(bare)) return thrown;
+    const there = records.volumes.named(bare).find(({ store }) => isIn(other)(store));
+    return there === undefined ? thrown : otherScope(`volume '${there.store}/${there.name}'`, there.store, plugin);
+  }
+
+  return {
+    resolve: async (plugin, name, scope) => {
+      const before = await known(plugin, name, scope);
+      if (before !== undefined) return before;
+      const volume = await catalogue.resolve(name, scope, isIn(plugin)).catch((thrown: unknown) => {
+        throw notHere(plugin, name, thrown);
+      });
+      records.engineNames.put(plugin, name, volume.id);
+      return volume;
+    },
+    list: async (plugin, scope) => {
+      const names = storesOf(plugin);
+      const all: Volume[] = [];
+      for (let after: { store: string; name: string } | undefined; names.length > 0; ) {
+        const query = { stores: names, labels: {}, contains: undefined, after, limit: pageSize };
+        const { volumes } = await catalogue.page(query, scope);
+        all.push(...volumes);
+        after = volumes.at(-1);
+        if (volumes.length < pageSize) break;
+      }
+      return named(all, records.engineNames.list(plugin), stores.defaultName);
+    },
+    placeFor: (plugin, name, wanted) => {
+      const parts = partsOfQualified(name);
+      if (parts !== undefined && wanted !== undefined && wanted !== parts.store) throw contradiction(name, wanted);
+      const store = parts?.store ?? wanted ?? usual(plugin, storesOf(plugin), stores.defaultName);
+      const { config, shared } = stores.view(store);
+      if (pluginOf(shared) !== plugin) throw otherScope(`store '${config.name}'`, config.name, plugin);
+      return { store: config.name, name: parts?.name ?? name };
+    },
+  };
+}
+
+export const pluginOf = (shared: boolean): PluginName => (shared ? 'stowage' : 'stowage-local');
+
+const otherThan = (plugin: PluginName): PluginName => pluginNames.find((name) => name !== plugin) ?? plugin;
+
+function named(
+  volumes: readonly Volume[],
+  known: readonly { readonly name: string; readonly id: string }[],
+  usual: StoreName | undefined,
+): readonly { readonly name: string; readonly volume: Volume }[] {
+  const byId = new Map(known.map(({ name, id }) => [id, name]));
+  const taken = new Set(known.map(({ name }) => name));
+  const count = new Map<string, number>();
+  const inUsual = new Set<string>();
+  for (const { name, store } of volumes) {
+    count.set(name, (count.get(name) ?? 0) + 1);
+    if (store === usual) inUsual.add(name);
+  }
+  return volumes.map((volume) => {
+    const { id, name, store } = volume;
+    const leadsHere = store === usual || (!inUsual.has(name) && count.get(name) === 1);
+    const bare = leadsHere && !taken.has(name) ? name : qualified(store, name);
+    return { name: byId.get(id) ?? bare, volume };
+  });
+}
+
+function usual(plugin: PluginName, all: readonly StoreName[], preferred: StoreName | undefined): StoreName {
+  const [first, ...others] = all;
+  if (preferred !== undefined && all.includes(preferred)) return preferred;
+  if (first !== undefined && others.length === 0) return first;
+  if (first === undefined)
+    throw new StowageError(`plugin ${plugin} has no store: ${meaning[plugin]}`, {
+      code: 'not-found',
+      reason: 'plugin-without-store',
+      action: `Ask the administrator for such a store (stowage store add), or use the driver ${otherThan(plugin)}.`,
+    });
+  throw new StowageError(`no store was named, and none of those of plugin ${plugin} is the default`, {
+    code: 'invalid',
+    reason: 'plugin-store-unnamed',
+    action: `Say which one: -o store=NAME, with one of ${all.map(quoted).join(', ')}`,
+  });
+}
+
+const meaning: Readonly<Record<PluginName, string>> = {
+  stowage: 'it shows stores that other hosts share',
+  'stowage-local': 'it shows stores of this machine',
+};
+
+function otherScope(what: string, store: string, plugin: PluginName): StowageError {
+  const other = otherThan(plugin);
+  return new StowageError(`${what} is not for plugin ${plugin}: ${meaning[plugin]}`, {
+    code: 'invalid',
+    reason: 'plugin-other-scope',
+    action: `Use the driver ${other} for store '${store}': docker volume create -d ${other} -o store=${store} NAME`,
+  });
+}
+
+function contradiction(name: string, store: string): StowageError {
+  return new StowageError(`${quoted(name)} names another store than -o store=${store}`, {
+    code: 'invalid',
+    reason: 'plugin-store-contradiction',
+    action: 'Leave out one of them.',
+  });
+}

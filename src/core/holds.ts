@@ -1,0 +1,175 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { type Hold, holderOf, type PluginName } from './containers.ts';
+import { stowageError } from './errors.ts';
+import { holdKey } from './keys.ts';
+import type { NodeName, Volume, VolumeId } from './model.ts';
+import type { Mounts } from './mounts.ts';
+import type { Call, Operations } from './operations.ts';
+import type { Mounter, Records } from './ports.ts';
+import type { References, Referring } from './references.ts';
+
+/**
+ * Mounts that container engines asked for. All of a volume share one target: the first hold publishes it, the last one takes it
+ * away. Counts go wrong when either side dies between doing and answering; what is true then is asked of the engines.
+ */
+export interface Holds {
+  /** Gives the path of the volume's files. The same id twice is one hold. */
+  hold(volume: Volume, plugin: PluginName, id: string, call: Call): Promise<string>;
+  /** What is not held is success. A server that does not answer does not keep it: the mount goes when it does. */
+  letGo(volume: VolumeId, plugin: PluginName, id: string, call: Call): Promise<void>;
+  /** Undefined: it is not published for engines. */
+  pathOf(volume: VolumeId): string | undefined;
+  /** Whether it is that mount, and an engine wants it. */
+  isHeld(volume: VolumeId, target: string): boolean;
+  /**
+   * Before it is asked whether anybody uses the volume: drops what certainly nobody needs, since its engines answered and no
+   * container names it. Call it before any of the volume's locks is taken.
+   */
+  dropStale(volume: Volume, scope: Scope): Promise<void>;
+  /** The same for all, and for volumes of which no container has run for a while. Also retries unmounts that failed. */
+  settle(scope: Scope): Promise<void>;
+}
+
+export interface HoldsParts {
+  readonly records: Records;
+  readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish'>;
+  readonly mounter: Pick<Mounter, 'usersOf'>;
+  readonly operations: Operations;
+  readonly references: () => Pick<References, 'of' | 'known' | 'lookAll'>;
+  /** Where engines find volumes: `<folder>/<volume id>`. */
+  readonly folder: string;
+  readonly stageOf: (volume: VolumeId) => string;
+  readonly node: NodeName;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/** A container that was stopped may be about to start: its engine mounts first, and says so only when it runs. */
+const startingMs = 60_000;
+
+export function createHolds(parts: HoldsParts): Holds {
+  const { records, operations, clock, log, node } = parts;
+  const targetOf = (id: VolumeId): string => `${parts.folder}/${id}`;
+  const pathOf = (id: VolumeId): string | undefined => records.mounts.at(targetOf(id))?.target;
+  /** When an engine last asked for it, and since when no container has been seen running; by this process's clock. */
+  const asked = new Map<VolumeId, number>();
+  const idle = new Map<VolumeId, number>();
+
+  /** Call it with the lock held. */
+  async function takeAway(id: VolumeId, call: Call): Promise<void> {
+    if (pathOf(id) === undefined) return;
+    try {
+      await parts.mounts().unpublish(targetOf(id), id, call, { force: false, unheld: true });
+    } catch (thrown) {
+      call.signal.throwIfAborted();
+      // No engine asks again. What was written is in the keeper's memory, and the mount stays until it is on the server.
+      const { message } = stowageError(thrown);
+      log.warn('a volume that no container uses stays mounted for now', { volume: id, why: message });
+    }
+  }
+
+  async function drop(id: VolumeId, why: string, scope: Scope): Promise<void> {
+    for (const hold of records.holds.of(id)) {
+      log.info('a mount that no container uses is dropped', { volume: id, plugin: hold.plugin, why });
+      records.holds.remove(id, hold.plugin, hold.id);
+    }
+    await takeAway(id, { ...scope, requestId: `holds:${id}` });
+  }
+
+  const areKnown = (holds: readonly Hold[], { answered }: Referring): boolean =>
+    holds.every((hold) => answered.has(holderOf(hold)));
+
+  /** Binds that engines, or others, have of it in this mount namespace. */
+  async function boundElsewhere(id: VolumeId, scope: Scope): Promise<boolean> {
+    const mount = records.mounts.at(targetOf(id));
+    if (mount === undefined) return false;
+    const ours = new Set([parts.stageOf(id), ...records.mounts.of(id).map(({ target }) => target)]);
+    const seen = await parts.mounter.usersOf(mount.source, parts.stageOf(id), scope);
+    return seen.some((at) => !ours.has(at));
+  }
+
+  async function settleOne(id: VolumeId, scope: Scope): Promise<void> {
+    using _ = await operations.lock([holdKey(id)], scope.signal);
+    const holds = records.holds.of(id);
+    if (holds.length === 0 || pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
+    const volume = records.volumes.byId(id);
+    if (volume === undefined) return;
+    // Asked with the lock held: an engine that mounts it has a container that names it since before.
+    const referring = await parts.references().of(volume, scope);
+    if (!areKnown(holds, referring) || referring.references.some(({ running }) => running)) {
+      idle.delete(id);
+      return;
+    }
+    if (referring.references.length === 0) return await drop(id, 'no container names it', scope);
+    const now = clock.elapsed();
+    const since = idle.get(id) ?? now;
+    idle.set(id, since);
+    if (now - Math.max(since, asked.get(id) ?? since) < startingMs) return;
+    if (await boundElsewhere(id, scope)) return;
+    idle.delete(id);
+    await drop(id, 'none of its containers runs', scope);
+  }
+
+  return {
+    pathOf,
+    isHeld: (id, target) => target === targetOf(id) && records.holds.of(id).length > 0,
+    hold: async (volume, plugin, id, call) => {
+      using _ = await operations.lock([holdKey(volume.id)], call.signal);
+      asked.set(volume.id, clock.elapsed());
+      idle.delete(volume.id);
+      // First: of what is mounted and not held, a start after a crash would make an end.
+      const isNew = records.holds.put({ volumeId: volume.id, plugin, id, since: clock.now() });
+      try {
+        const user = { kind: 'container', name: plugin, node } as const;
+        const how = { readOnly: false, user };
+        return (await parts.mounts().publish(volume.id, targetOf(volume.id), how, call)).target;
+      } catch (thrown) {
+        if (isNew) records.holds.remove(volume.id, plugin, id);
+        throw thrown;
+      }
+    },
+    letGo: async (id, plugin, hold, call) => {
+      using _ = await operations.lock([holdKey(id)], call.signal);
+      records.holds.remove(id, plugin, hold);
+      if (records.holds.of(id).length === 0) await takeAway(id, call);
+    },
+    dropStale: async (volume, scope) => {
+      if (records.holds.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
+      using _ = await operations.lock([holdKey(volume.id)], scope.signal);
+      const holds = records.holds.of(volume.id);
+      const referring = await parts.references().of(volume, scope);
+      if (referring.references.length === 0 && areKnown(holds, referring))
+        await drop(volume.id, 'no container names it', scope);
+    },
+    settle: async (scope) => {
+      const published = records.mounts.list().filter(({ volumeId, target }) => target === targetOf(volumeId));
+      const all = new Set([...records.holds.list(), ...published].map(({ volumeId }) => volumeId));
+      for (const known of [asked, idle]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);
+      if (all.size === 0) return;
+      await parts.references().lookAll(scope);
+      for (const id of all) {
+        // Most of them run. What is done about the others is decided by what is asked with the lock held.
+        if (
+          parts
+            .references()
+            .known(id)
+            .some(({ running }) => running) &&
+          pathOf(id) !== undefined
+        ) {
+          idle.delete(id);
+          continue;
+        }
+        try {
+          await settleOne(id, scope);
+        } catch (thrown) {
+          scope.signal.throwIfAborted();
+          log.warn('a mount for containers could not be looked after', {
+            volume: id,
+            why: stowageError(thrown).message,
+          });
+        }
+      }
+    },
+  };
+}

@@ -1,0 +1,60 @@
+import type { ContainerRecords } from '#core/containers.ts';
+import type { Database } from './database.ts';
+import { toEngineName, toHold, toReference } from './rows.ts';
+
+/** What container engines know: names, mounts they asked for, containers that name volumes. */
+export function createContainerRecords(db: Database): ContainerRecords {
+  return { engineNames: createEngineNames(db), holds: createHolds(db), references: createReferences(db) };
+}
+
+function createEngineNames(db: Database): ContainerRecords['engineNames'] {
+  const get = db.prepare('SELECT name, volume_id FROM engine_names WHERE plugin = ? AND name = ?');
+  const put = db.prepare('INSERT OR REPLACE INTO engine_names VALUES (?, ?, ?)');
+  const remove = db.prepare('DELETE FROM engine_names WHERE plugin = ? AND name = ?');
+  const list = db.prepare('SELECT name, volume_id FROM engine_names WHERE plugin = ? ORDER BY name');
+  return {
+    get: (plugin, name) => {
+      const row = get.get(plugin, name);
+      return row === undefined ? undefined : toEngineName(row).id;
+    },
+    put: (plugin, name, id) => {
+      put.run(plugin, name, id);
+    },
+    remove: (plugin, name) => {
+      remove.run(plugin, name);
+    },
+    list: (plugin) => list.all(plugin).map(toEngineName),
+  };
+}
+
+function createHolds(db: Database): ContainerRecords['holds'] {
+  const put = db.prepare('INSERT OR IGNORE INTO holds VALUES (?, ?, ?, ?)');
+  const remove = db.prepare('DELETE FROM holds WHERE volume_id = ? AND plugin = ? AND id = ?');
+  const of = db.prepare('SELECT * FROM holds WHERE volume_id = ? ORDER BY since, id');
+  const list = db.prepare('SELECT * FROM holds ORDER BY volume_id, since, id');
+  return {
+    put: ({ volumeId, plugin, id, since }) => put.run(volumeId, plugin, id, since) > 0,
+    remove: (volume, plugin, id) => {
+      remove.run(volume, plugin, id);
+    },
+    of: (volume) => of.all(volume).map(toHold),
+    list: () => list.all().map(toHold),
+  };
+}
+
+function createReferences(db: Database): ContainerRecords['references'] {
+  const clear = db.prepare('DELETE FROM container_references WHERE engine = ?');
+  const put = db.prepare('INSERT OR REPLACE INTO container_references VALUES (?, ?, ?, ?, ?)');
+  const of = db.prepare('SELECT * FROM container_references WHERE volume_id = ? ORDER BY engine, name, container');
+  const list = db.prepare('SELECT * FROM container_references ORDER BY engine, name, container, volume_id');
+  return {
+    replace: (engine, references) =>
+      db.transaction(() => {
+        clear.run(engine);
+        for (const { container, name, volumeId, running } of references)
+          put.run(engine, container, name, volumeId, running ? 1 : 0);
+      }),
+    of: (volume) => of.all(volume).map(toReference),
+    list: () => list.all().map(toReference),
+  };
+}

@@ -1,0 +1,46 @@
+import type { ContainerEngine, EngineKind, PluginName, SeenContainer } from '#core/containers.ts';
+
+/** An engine whose containers a test makes up. */
+export interface FakeEngine extends ContainerEngine {
+  /** Also in the place of one of that name. */
+  run(container: string, volumes: Readonly<Record<string, PluginName>>, running?: boolean): void;
+  remove(container: string): void;
+  isDown: boolean;
+  asked: number;
+}
+
+export function createFakeEngine(kind: EngineKind = 'docker'): FakeEngine {
+  const all = new Map<string, SeenContainer>();
+  const followers = new Set<() => void>();
+  const tell = (): void => {
+    for (const changed of followers) changed();
+  };
+  const engine: FakeEngine = {
+    ...{ name: kind, kind, isDown: false, asked: 0 },
+    run: (name, volumes, running = true) => {
+      const named = Object.entries(volumes).map(([volume, plugin]) => ({ name: volume, plugin }));
+      all.set(name, { id: `id-of-${name}`, name, running, volumes: named });
+      tell();
+    },
+    remove: (name) => {
+      all.delete(name);
+      tell();
+    },
+    containers: async () => {
+      engine.asked++;
+      if (engine.isDown) throw new Error('connect ECONNREFUSED');
+      return [...all.values()];
+    },
+    follow: (changed) => {
+      followers.add(changed);
+      changed();
+      return {
+        [Symbol.asyncDispose]: async () => {
+          followers.delete(changed);
+        },
+      };
+    },
+    remapsUsers: async () => false,
+  };
+  return engine;
+}
