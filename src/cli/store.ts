@@ -34,7 +34,10 @@ function addReading(store: Verb, act: Act): void {
     .command('check')
     .description('Check a store: reachable, writable, how much room. Ends with 1 when a step fails.')
     .argument('<store>', 'name of the store')
+    .option('--from <place>', 'start where other traffic does: a container, a network of Docker or Podman, netns:NAME')
     .example('stowage store check local', 'does it work, and what to do if not?')
+    .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
+    .example('stowage store check silver --from docker:backend', 'can containers in the network backend reach it?')
     .action(act(check));
   store
     .command('orphans')
@@ -154,8 +157,9 @@ async function show({ client, out }: Session, name: string): Promise<void> {
   ]);
 }
 
-async function check({ client, out }: Session, name: string): Promise<number> {
-  const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/check` });
+async function check({ client, out }: Session, name: string, { from }: { readonly from?: string }): Promise<number> {
+  const asked = from === undefined ? {} : { body: { from } };
+  const { body } = await client.change({ method: 'POST', path: `${pathOf(name)}/check`, ...asked });
   const result = body as StoreCheckJson;
   if (out.json) {
     out.value(result);

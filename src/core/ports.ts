@@ -143,8 +143,11 @@ export interface StoreKind {
   refuse?(config: StoreConfig): void;
   /** Opens and locks it. Throws a StowageError that says what is wrong with the place or the options. */
   open(config: StoreConfig, policy: StorePolicy, context: StoreContext, scope: Scope): Promise<Store>;
-  /** Checks the way to a store that cannot be opened, step by step. Absent: that is all there is to say. */
-  probe?(config: StoreConfig, policy: StorePolicy, scope: Scope): Promise<StoreCheck>;
+  /**
+   * Checks the way to a store that cannot be opened, step by step. Absent: that is all there is to say. From: where it is to
+   * start, instead of where the store's own traffic does.
+   */
+  probe?(config: StoreConfig, policy: StorePolicy, scope: Scope, from?: string): Promise<StoreCheck>;
 }
 
 export interface StoreContext {

@@ -4,7 +4,7 @@ import { endsWithin } from '#base/patience.ts';
 import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
-import { silent, unavailable } from './store-errors.ts';
+import { notReached, silent, unavailable } from './store-errors.ts';
 import { schemeOf } from './store-uri.ts';
 import type { Stores } from './stores.ts';
 
@@ -38,6 +38,19 @@ export async function probeClosed(
   const kind = kinds.get(schemeOf(config.uri));
   const work = kind?.probe?.(config, config.policy, scope);
   return work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
+}
+
+/** From where somebody else's traffic would start. */
+export async function probeFrom(
+  kinds: ReadonlyMap<string, StoreKind>,
+  config: StoreConfig,
+  from: string,
+  scope: Scope,
+  clock: Clock,
+): Promise<StoreCheck> {
+  const kind = kinds.get(schemeOf(config.uri));
+  if (kind?.shared !== true || kind.probe === undefined) throw notReached(config);
+  return await inTime(kind.probe(config, config.policy, scope, from), clock);
 }
 
 /** Whatever way to it was found: why it is not open. */

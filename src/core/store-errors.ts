@@ -119,3 +119,11 @@ export function removed(name: string): StowageError {
     action: `Add the store again and repeat the request; 'stowage store adopt ${name}' finds its volumes.`,
   });
 }
+
+export function notReached({ name }: StoreConfig): StowageError {
+  return new StowageError(`store '${name}' is on this machine: no network leads to it`, {
+    code: 'unsupported',
+    reason: 'store-without-network',
+    action: `Leave out --from: stowage store check ${name}`,
+  });
+}

@@ -6,7 +6,7 @@ import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import { createChanges, refuseWhileMounted } from './store-changes.ts';
-import { checkDeadlineMs, checkOpen, notOpened, probeClosed } from './store-check.ts';
+import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
 import { createConfiguring, type Exclusively } from './store-configuring.ts';
 import { askedPatienceMs, createEntries, type EntryParts } from './store-entries.ts';
 import type { Identities } from './store-identity.ts';
@@ -37,7 +37,8 @@ export interface Stores {
   setDefault(name: string): StoreView;
   add(name: string, uri: string, scope: Scope): Promise<StoreView>;
   remove(name: string, scope: Scope): Promise<void>;
-  check(name: string, scope: Scope): Promise<StoreCheck>;
+  /** From: in the network of a container, a network of an engine, or a namespace. */
+  check(name: string, scope: Scope, from?: string): Promise<StoreCheck>;
   /**
    * What the file (or nothing) says now. Stores that are open and unchanged are not touched; one that fails to open
    * stays listed with its problem.
@@ -89,8 +90,9 @@ export function createStores(parts: StoresParts): Stores {
     },
     ...createChanges(parts, entries, reading),
     ...configuring,
-    check: async (name, scope) => {
+    check: async (name, scope, from) => {
       const known = reading.known(name);
+      if (from !== undefined) return await probeFrom(parts.kinds, known.config, from, scope, clock);
       if (known.store !== undefined) return await checkOpen(reading, name, scope, clock);
       const probed = await probeClosed(parts.kinds, known.config, scope, clock);
       // Then it cannot be opened either: to wait for that would tell nothing more.

@@ -2,6 +2,15 @@ import { stat } from 'node:fs/promises';
 
 const prefix = 'netns:';
 
+/**
+ * Where the namespace of a network is by now, as `netns:NAME` or a path: a network of a container engine has one only where
+ * something is attached to it. Throws what is wrong with it.
+ */
+export type FindNamespace = (network: string, signal: AbortSignal) => Promise<string>;
+
+/** Of networks that are namespaces themselves. */
+export const asItIs: FindNamespace = async (network) => network;
+
 /** Of `netns:NAME`, as `ip netns` calls them, or of a path. */
 export const namespacePath = (network: string): string =>
   network.startsWith(prefix) ? `/run/netns/${network.slice(prefix.length)}` : network;

@@ -17,7 +17,7 @@ const kept = [...confined, 'ro', 'noexec', 'noatime', 'nodiratime', 'relatime', 
 const undoMs = 5_000;
 const unending = new AbortController().signal;
 
-export function createBind({ clock, run, readTable, look, places }: Parts): Mounter['bind'] {
+export function createBind({ clock, run, calls, readTable, look, places }: Parts): Mounter['bind'] {
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
     checkPath(at);
     checkPath(from);
@@ -50,8 +50,7 @@ export function createBind({ clock, run, readTable, look, places }: Parts): Moun
     scope: Scope,
   ): Promise<void> {
     try {
-      const paths = ['--no-canonicalize', '--', inChild(1), inChild(0)];
-      await run('mount', ['-o', 'bind', ...paths], scope, { holding: [place, origin] });
+      calls.bind(origin, place);
       const there = (await readTable()).at(place.path);
       if (there === undefined || !same(there, shown)) throw movedAway(place.path);
       await tighten(there, flags, scope);
@@ -75,9 +74,7 @@ export function createBind({ clock, run, readTable, look, places }: Parts): Moun
       existing(at, at),
     );
     try {
-      // With a source, though the kernel ignores it: given the target alone, mount would add what fstab says of it.
-      const paths = ['--no-canonicalize', '--', 'none', inChild(0)];
-      await run('mount', ['-o', `remount,bind,${[...all].join(',')}`, ...paths], scope, { holding: [mounted] });
+      calls.remount(mounted, [...all]);
     } catch (cause) {
       throw mountFailure(`${at} could not be made ${words}`, cause);
     }
@@ -86,7 +83,7 @@ export function createBind({ clock, run, readTable, look, places }: Parts): Moun
     throw new StowageError(`${at} could not be made ${words}`, {
       code: 'internal',
       reason: 'mount-flags-refused',
-      action: 'Use mount of util-linux, which can change the flags of a bind mount. Ask: stowage doctor',
+      action: 'Read what the kernel says (dmesg | tail), and ask: stowage doctor',
     });
   }
 

@@ -1,11 +1,12 @@
+import { SystemError } from '#base/linux/libc.ts';
 import { StowageError } from '#core/errors.ts';
 import { CommandFailed } from './run.ts';
 
-/** What a failed mount means; the words are those of util-linux in the C locale. */
+/** What a failed mount means, as the kernel says it, or util-linux in the C locale. */
 export function mountFailure(what: string, cause: unknown): unknown {
-  if (!(cause instanceof CommandFailed)) return cause;
-  const said = cause.stderr.toLowerCase();
-  if (said.includes('permission denied') || said.includes('not permitted')) {
+  if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) return cause;
+  const said = cause instanceof SystemError ? cause.code : cause.stderr.toLowerCase();
+  if (/permission denied|not permitted|^(?:EACCES|EPERM)$/.test(said)) {
     return new StowageError(`${what}: the kernel did not permit it`, {
       code: 'denied',
       reason: 'mount-denied',
@@ -13,7 +14,7 @@ export function mountFailure(what: string, cause: unknown): unknown {
       cause,
     });
   }
-  if (said.includes('no space left')) {
+  if (/no space left|^ENOSPC$/.test(said)) {
     return new StowageError(`${what}: this machine has as many mounts as it may have`, {
       code: 'exhausted',
       reason: 'mounts-exhausted',

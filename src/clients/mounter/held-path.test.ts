@@ -6,6 +6,7 @@ import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { createLinuxMounter } from './linux.ts';
+import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
 import { createRun, type Run } from './run.ts';
 
@@ -41,11 +42,28 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
   /** One that is disturbed once: after it looked at the mount table, or just before it runs a program. */
   function mounter(disturbed: { readonly afterLook?: () => void; readonly beforeRun?: () => void } = {}): Mounter {
     let { afterLook, beforeRun } = disturbed;
-    const run: Run = async (tool, args, ...rest) => {
-      ran.push(`${tool} ${args.join(' ')}`);
+    const disturb = (tool: string): void => {
+      ran.push(tool);
       beforeRun?.();
       beforeRun = undefined;
-      return await real(tool, args, ...rest);
+    };
+    const run: Run = async (tool, ...rest) => {
+      disturb(tool);
+      return await real(tool, ...rest);
+    };
+    const calls: MountCalls = {
+      bind: (...places) => {
+        disturb('mount');
+        mountCalls.bind(...places);
+      },
+      remount: (...about) => {
+        disturb('remount');
+        mountCalls.remount(...about);
+      },
+      unmount: (...about) => {
+        disturb('umount');
+        mountCalls.unmount(...about);
+      },
     };
     const readTable: typeof readMountTable = async () => {
       const table = await readMountTable();
@@ -53,7 +71,7 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
       afterLook = undefined;
       return table;
     };
-    return createLinuxMounter({ clock, run, readTable, forbidden: () => [], storeRoots: () => [] });
+    return createLinuxMounter({ clock, run, calls, readTable, forbidden: () => [], storeRoots: () => [] });
   }
 
   test.each([
@@ -72,7 +90,7 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
   ])('cannot lead the mount of a %s elsewhere while it is made', async (_, from, to) => {
     const bound = mounter({ beforeRun: swap }).bind(at(from), at(to), writable, ground.scope);
     await expect(bound).rejects.toMatchObject(moved(at(to)));
-    expect(ran.map((command) => command.split(' ')[0])).toEqual(['mount', 'umount']);
+    expect(ran).toEqual(['mount', 'umount']);
     expect(ground.mounts()).toEqual([]);
   });
 

@@ -3,6 +3,7 @@ import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { SystemError } from '#base/linux/libc.ts';
 import type { Facts } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
@@ -11,14 +12,22 @@ import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { mountFuse } from '../data-path/fuse.ts';
 import { createLinuxMounter } from './linux.ts';
+import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
-import { CommandFailed, createRun, type Run } from './run.ts';
+import { createRun, type Run } from './run.ts';
 
 const clock = systemClock();
 const owner = '/state/of/this/test';
 const real = createRun(clock, undefined, owner);
-const mounterWith = (run: Run, ground: Ground): Mounter =>
-  createLinuxMounter({ clock, run, owner, forbidden: () => [], storeRoots: () => [join(ground.folder, 'store')] });
+const mounterWith = (run: Run, ground: Ground, calls = mountCalls): Mounter =>
+  createLinuxMounter({
+    clock,
+    run,
+    calls,
+    owner,
+    forbidden: () => [],
+    storeRoots: () => [join(ground.folder, 'store')],
+  });
 
 describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   let ground: Ground;
@@ -142,17 +151,19 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
 
   test('when it cannot be made read-only it is not mounted at all, also after a cancelled call', async () => {
     const cancel = new AbortController();
-    const stubborn: Run = async (tool, args, ...rest) => {
-      if (tool === 'mount' && args[1]?.startsWith('remount')) {
+    const stubborn: MountCalls = {
+      ...mountCalls,
+      remount: () => {
         cancel.abort(new Error('enough'));
-        throw new CommandFailed('mount', 32, null, 'mount: no.');
-      }
-      return await real(tool, args, ...rest);
+        throw new SystemError('mount', 22);
+      },
     };
     const scope = { ...ground.scope, signal: cancel.signal };
-    await expect(mounterWith(stubborn, ground).bind(at('from'), at('to'), readOnly, scope)).rejects.toMatchObject({
-      message: `${at('to')} could not be made nosuid, nodev, read-only (mount: mount: no.)`,
-    });
+    await expect(mounterWith(real, ground, stubborn).bind(at('from'), at('to'), readOnly, scope)).rejects.toMatchObject(
+      {
+        message: `${at('to')} could not be made nosuid, nodev, read-only (mount: EINVAL)`,
+      },
+    );
     expect(ground.mounts()).toEqual([]);
   });
 

@@ -4,6 +4,7 @@ import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { createBind } from './bind.ts';
 import { createLook } from './look.ts';
+import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
 import { reap } from './reap.ts';
@@ -16,6 +17,7 @@ import { usersOf } from './users.ts';
 export interface LinuxMounterOptions {
   readonly clock: Clock;
   readonly run: Run;
+  readonly calls?: MountCalls;
   /** The state folder: what was run for it is waited for. */
   readonly owner?: string;
   /** Where loop devices of ours have their files. */
@@ -29,9 +31,9 @@ export interface LinuxMounterOptions {
 }
 
 export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
-  const { clock, run, readTable = createTableReader(), sys = '/sys/block' } = options;
+  const { clock, run, calls = mountCalls, readTable = createTableReader(), sys = '/sys/block' } = options;
   const look = createLook(clock);
-  const parts: Parts = { clock, run, readTable, look, sys, places: createKeyedLock() };
+  const parts: Parts = { clock, run, calls, readTable, look, sys, places: createKeyedLock() };
   const targets = createTargets({ look, readTable, forbidden: options.forbidden, published: options.published });
   const settled = createSettling(clock, options.owner ?? '');
   const unmount = createUnmount(parts);

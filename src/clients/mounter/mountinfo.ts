@@ -1,3 +1,4 @@
+import { closeSync, openSync, readSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 import type { MountPoint } from '#core/ports.ts';
@@ -40,14 +41,36 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
   return mountTable(parseMountinfo(await readBounded(file, sizeLimit)));
 }
 
-/** The same, for whoever looks again and again: as long as the text is the same, so is the table. */
+/**
+ * The same, for whoever looks again and again: as long as the text is the same, so is the table. Read in line, since no disk
+ * answers for it: a mount looks some ten times, and each would wait four times for a thread.
+ */
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
-  let last: { readonly text: string; readonly table: MountTable } | undefined;
+  let last: { readonly bytes: Buffer; readonly table: MountTable } | undefined;
+  let into = Buffer.allocUnsafe(65_536);
   return async () => {
-    const text = await readBounded(file, sizeLimit);
-    if (last?.text !== text) last = { text, table: mountTable(parseMountinfo(text)) };
-    return last.table;
+    const fd = openSync(file, 'r');
+    try {
+      let size = 0;
+      for (let count = -1; count !== 0; size += count) {
+        if (size === into.length) into = larger(into, file);
+        count = readSync(fd, into, size, into.length - size, null);
+      }
+      const bytes = into.subarray(0, size);
+      if (last?.bytes.equals(bytes) !== true)
+        last = { bytes: Buffer.from(bytes), table: mountTable(parseMountinfo(bytes.toString())) };
+      return last.table;
+    } finally {
+      closeSync(fd);
+    }
   };
+}
+
+function larger(full: Buffer, file: string): Buffer<ArrayBuffer> {
+  if (full.length >= sizeLimit) throw tooLarge(file, sizeLimit);
+  const next = Buffer.allocUnsafe(2 * full.length);
+  full.copy(next);
+  return next;
 }
 
 /** For files of /proc, whose size is not known before they are read. */
@@ -58,16 +81,17 @@ export async function readBounded(file: string, limit: number): Promise<string> 
     const { bytesRead, buffer } = await handle.read(Buffer.allocUnsafe(65_536), 0, 65_536);
     if (bytesRead === 0) return Buffer.concat(chunks).toString();
     size += bytesRead;
-    if (size > limit) {
-      throw new StowageError(`${file} holds more than ${limit} bytes`, {
-        code: 'exhausted',
-        reason: 'system-table-too-large',
-        action:
-          'Something on this machine makes mounts without end: look at it with findmnt, and stop what makes them.',
-      });
-    }
+    if (size > limit) throw tooLarge(file, limit);
     chunks.push(buffer.subarray(0, bytesRead));
   }
+}
+
+function tooLarge(file: string, limit: number): StowageError {
+  return new StowageError(`${file} holds more than ${limit} bytes`, {
+    code: 'exhausted',
+    reason: 'system-table-too-large',
+    action: 'Something on this machine makes mounts without end: look at it with findmnt, and stop what makes them.',
+  });
 }
 
 export function parseMountinfo(text: string): readonly MountEntry[] {

@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Look } from './look.ts';
+import type { MountCalls } from './mount-calls.ts';
 import type { MountTable } from './mountinfo.ts';
 import type { Run } from './run.ts';
 
@@ -8,6 +9,7 @@ import type { Run } from './run.ts';
 export interface Parts {
   readonly clock: Clock;
   readonly run: Run;
+  readonly calls: MountCalls;
   readonly readTable: () => Promise<MountTable>;
   readonly look: Look;
   /** One call at a time for a place, else two binds would stack. */

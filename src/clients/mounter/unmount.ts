@@ -1,4 +1,5 @@
 import { basename, dirname } from 'node:path';
+import { SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
@@ -6,14 +7,18 @@ import { mountFailure } from './errors.ts';
 import { type HeldPath, holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
 import { attachedLoops } from './loops.ts';
-import { isAtOrBelow } from './mountinfo.ts';
+import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
 import { checkPath } from './paths.ts';
 import { CommandFailed, inChild } from './run.ts';
 
 /** The folder that the mount is in. Not the mount itself: to hold it is to use it. Undefined: nothing is mounted there. */
-async function parentOf({ readTable, look }: Parts, at: string, { signal }: Scope): Promise<HeldPath | undefined> {
-  const table = await readTable();
+async function parentOf(
+  { look }: Parts,
+  at: string,
+  table: MountTable,
+  { signal }: Scope,
+): Promise<HeldPath | undefined> {
   if (table.at(at) === undefined) return undefined;
   const folder = dirname(at);
   return await look({ path: folder, table, signal }, () => holdPath(folder));
@@ -21,22 +26,31 @@ async function parentOf({ readTable, look }: Parts, at: string, { signal }: Scop
 
 const inParent = (at: string): readonly string[] => ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
 
+/** Then taking this one away brings nothing to a disk or server, which could take its time. */
+function isElsewhereToo(at: string, table: MountTable): boolean {
+  const device = table.at(at)?.device;
+  return table.entries.some((entry) => entry.device === device && entry.at !== at);
+}
+
 export function createUnmount(parts: Parts): Mounter['unmount'] {
-  const { run, readTable, clock, places } = parts;
+  const { run, calls, readTable, clock, places } = parts;
   return async (at, scope) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
-    await using parent = await parentOf(parts, at, scope);
+    const table = await readTable();
+    await using parent = await parentOf(parts, at, table, scope);
     if (parent === undefined) return;
     const paths = inParent(at);
     for (let attempt = 1; ; attempt++) {
       try {
-        await run('umount', paths, scope, { holding: [parent] });
+        if (isElsewhereToo(at, table)) calls.unmount(parent, basename(at));
+        else await run('umount', paths, scope, { holding: [parent] });
         return;
       } catch (cause) {
-        if (!(cause instanceof CommandFailed)) throw cause;
+        if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) throw cause;
         if ((await readTable()).at(at) === undefined) return;
-        if (!cause.stderr.includes('busy')) throw mountFailure(`${at} could not be unmounted`, cause);
+        const isBusy = cause instanceof SystemError ? cause.code === 'EBUSY' : cause.stderr.includes('busy');
+        if (!isBusy) throw mountFailure(`${at} could not be unmounted`, cause);
         if (attempt === 3) throw await busy(parts, at, cause, scope);
         // A process that was just ended may still be letting go of its files.
         await clock.sleep(100, scope.signal);
@@ -51,7 +65,7 @@ export function createDetach(parts: Parts): Mounter['detach'] {
   return async (at, scope, how) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
-    await using parent = await parentOf(parts, at, scope);
+    await using parent = await parentOf(parts, at, await readTable(), scope);
     if (parent === undefined) return;
     const flags = ['--lazy', ...(how?.abort === true ? ['--force'] : [])];
     try {

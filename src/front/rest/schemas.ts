@@ -178,6 +178,16 @@ export const storeCheck = object({
   freeBytes: nullable(bytes),
 });
 
+export const checking = object({
+  from: Type.Optional(
+    Type.String({
+      pattern: '^(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$',
+      description:
+        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone',
+    }),
+  ),
+});
+
 export const adopting = object({
   dryRun: Type.Optional(Type.Boolean()),
   directories: Type.Optional(Type.Boolean({ description: 'Also take in data that have no record (default true)' })),

@@ -2,6 +2,7 @@ import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
 import type { Clock } from '#base/clock.ts';
+import type { FindNamespace } from '#base/linux/network.ts';
 import {
   createNfsClient,
   createRpcClient,
@@ -39,7 +40,7 @@ export type Connect = (options: NfsOptions, onStep: OnStep, signal: AbortSignal)
 const nfsPort = 2049;
 
 /** One for the whole program: stores on one server with the same options share its connections. */
-export function createConnect(clock: Clock): Connect {
+export function createConnect(clock: Clock, find?: FindNamespace): Connect {
   const shared = new Map<string, { users: number; readonly rpc: CountedRpc }>();
 
   function rent(key: string, make: () => CountedRpc): CountedRpc {
@@ -56,7 +57,7 @@ export function createConnect(clock: Clock): Connect {
     known.rpc.close();
   }
 
-  const enter = createEnter(clock);
+  const enter = createEnter(clock, find);
 
   return async (options, onStep, signal) => {
     using opened = new DisposableStack();

@@ -38,8 +38,9 @@ export function createNfsStoreKind(
         throw stowageError(cause);
       }
     },
-    probe: async (config, { readOnly }, scope) => {
-      const options = parseOptions(config.uri, config.options);
+    probe: async (config, { readOnly }, scope, from) => {
+      const given = parseOptions(config.uri, config.options);
+      const options = from === undefined ? given : { ...given, network: from };
       return await checked(ways, config, { options, store: config.name, readOnly }, scope);
     },
   };
@@ -61,10 +62,10 @@ const checked = (
   scope: Scope,
 ): ReturnType<Store['check']> => {
   // With one source port there can be no second connection.
-  const isSingle = typeof about.options.sourcePorts === 'number';
+  const isSingle = typeof about.options.sourcePorts === 'number' && about.options.network === given['network'];
   const check = (signal: AbortSignal) =>
     checkNfs({ ...about, clock, connect: isSingle ? connect : anew() }, { ...scope, signal });
-  const same = JSON.stringify([about.store, uri, given, about.readOnly]);
+  const same = JSON.stringify([about.store, uri, given, about.options.network, about.readOnly]);
   return shared(same, check, scope.signal).catch((cause: unknown) => {
     throw stowageError(cause);
   });

@@ -1,7 +1,7 @@
 import { stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
-import { enterNetwork, namespacePath } from '#base/linux/network.ts';
+import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
 import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
 import { errno } from '../shelf/files.ts';
@@ -13,14 +13,14 @@ export interface Network extends Disposable {
   readonly connect: NonNullable<RpcClientOptions['connect']>;
 }
 
-/** Enters `netns:NAME`, or the path of a namespace. Whoever enters the same one shares a process, which ends with the last. */
+/** Enters a network by its namespace. Whoever enters the same one shares a process, which ends with the last. */
 export type Enter = (network: string, signal: AbortSignal) => Promise<Network>;
 
 /** One for the whole program. A thread can enter a namespace, but Node offers no way to: a process does it for us. */
-export function createEnter(clock: Clock): Enter {
+export function createEnter(clock: Clock, find: FindNamespace = asItIs): Enter {
   const entered = new Map<string, Entered & { users: number }>();
   return async (network, signal) => {
-    const shared = entered.get(network) ?? { users: 0, ...createEntered(network, clock) };
+    const shared = entered.get(network) ?? { users: 0, ...createEntered(network, clock, find) };
     entered.set(network, shared);
     shared.users++;
     using leaving = new DisposableStack();
@@ -54,14 +54,14 @@ interface Entered {
   close(): void;
 }
 
-function createEntered(network: string, clock: Clock): Entered {
+function createEntered(network: string, clock: Clock, find: FindNamespace): Entered {
   const closing = new AbortController();
   let current: { readonly namespace: string; isOver(): boolean; readonly started: Promise<NetworkProcess> } | undefined;
 
   /** Under nobody's signal: others may wait for it too. */
-  function start(namespace: string): NonNullable<typeof current> {
+  function start(place: string, namespace: string): NonNullable<typeof current> {
     let isOver: () => boolean = () => false;
-    const started = enterNetwork(network)
+    const started = enterNetwork(place)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
       .then((there) => {
         isOver = () => there.isOver;
@@ -82,11 +82,12 @@ function createEntered(network: string, clock: Clock): Entered {
   return {
     reach: async (signal) => {
       signal.throwIfAborted();
-      const namespace = await namespaceAt(network);
+      const place = await find(network, signal);
+      const namespace = await namespaceAt(network, place);
       closing.signal.throwIfAborted();
       // Another one may have been made under the same name since; ours would still be in the old one.
       if (current !== undefined && (current.isOver() || current.namespace !== namespace)) end();
-      current ??= start(namespace);
+      current ??= start(place, namespace);
       try {
         return await unlessAborted(current.started, signal);
       } catch (cause) {
@@ -114,12 +115,14 @@ async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<
 }
 
 /** The kernel's own name for what is there now. */
-async function namespaceAt(network: string): Promise<string> {
+async function namespaceAt(network: string, place: string): Promise<string> {
   try {
-    const { dev, ino } = await stat(namespacePath(network), { bigint: true });
+    const { dev, ino } = await stat(namespacePath(place), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
-    throw errno(cause) === 'EACCES' || errno(cause) === 'EPERM' ? denied(network, cause) : missing(network, cause);
+    throw errno(cause) === 'EACCES' || errno(cause) === 'EPERM'
+      ? denied(network, cause)
+      : missing(network, place, cause);
   }
 }
 
@@ -134,8 +137,8 @@ function notEntered(network: string, cause: NotEntered): StowageError {
   });
 }
 
-const missing = (network: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} is not there: no ${namespacePath(network)}`, {
+const missing = (network: string, place: string, cause: unknown): StowageError =>
+  new StowageError(`the network ${network} is not there: no ${namespacePath(place)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action: "Make it (ip netns add), or correct the store's option network. The store is opened once it is there.",

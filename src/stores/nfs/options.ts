@@ -59,7 +59,8 @@ export const optionHelp = {
     'refused (default): flock and POSIX locks answer ENOLCK, since other nodes would not see them; node: they hold between the processes of one node, for volumes that only one node uses',
   nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
   tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server wants to know who calls (RFC 9289)',
-  network: 'where traffic to the server starts: netns:NAME, or the path of a network namespace (default: the host)',
+  network:
+    'where traffic to the server starts: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME, a network of that engine (default: the host)',
   pathTemplate:
     'where data go below the export, of {name}, {id} and {label:KEY}, e.g. {label:team}/{name} (default: {name})',
 } as const;
@@ -145,7 +146,7 @@ function tls(given: Given): NfsOptions['tls'] {
 function network(given: Given): string | undefined {
   const value = given['network'];
   if (value === undefined) return undefined;
-  if (isAbsolute(value) || /^netns:[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
+  if (isAbsolute(value) || /^(?:netns|docker|podman):[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
   throw bad('network', value);
 }
 

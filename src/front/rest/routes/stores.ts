@@ -115,10 +115,12 @@ export const storeRoutes: readonly Route[] = [
     summary: 'Is it reachable and writable, and how much room is there?',
     role: 'user',
     params,
+    body: schemas.checking,
+    bodyOptional: true,
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
-    handle: async ({ engine, principal, params: p, call }) => {
+    handle: async ({ engine, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
-      const found = await engine.stores.check(p.store, call);
+      const found = await engine.stores.check(p.store, call, body?.from);
       const failed = found.steps.find((step) => !step.ok);
       // What they are not told, for who may know it.
       if (failed !== undefined && !isAdministrator(principal))
