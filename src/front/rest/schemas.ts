@@ -3,29 +3,19 @@
  * /openapi.json is made of them. Sizes are decimal strings (a volume can be larger than a JSON number is exact).
  */
 
-import { type Static, type TObject, type TProperties, type TSchema, Type } from 'typebox';
-import { namePattern } from '#core/names.ts';
-
-const object = <P extends TProperties>(properties: P, description?: string): TObject<P> =>
-  Type.Object(properties, { additionalProperties: false, ...(description === undefined ? {} : { description }) });
-const nullable = <T extends TSchema>(schema: T) => Type.Union([schema, Type.Null()]);
-const oneOf = <T extends string>(...values: T[]) => Type.Unsafe<T>(Type.Enum(values));
-
-const time = Type.String({ format: 'date-time', description: 'RFC 3339, UTC' });
-const bytes = Type.String({ pattern: '^[0-9]{1,19}$', description: 'Bytes, as a decimal string' });
-/** The titles tell validation.ts that core itself says what is wrong with it. */
-const nameOf = (what: 'Volume' | 'Store') =>
-  Type.String({
-    title: `${what} name`,
-    pattern: namePattern,
-    description: "1 to 128 of A-Z a-z 0-9 _ . -, beginning with a letter or digit; no '..', not ending in '.meta'",
-  });
-const volumeName = nameOf('Volume');
-const storeName = nameOf('Store');
-const labelPattern = '^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$';
-const labelKey = Type.String({ pattern: labelPattern });
-const labelValue = Type.String({ maxLength: 256, pattern: '^[^\\u0000-\\u001f\\u007f]*$' });
-const labels = Type.Record(labelKey, labelValue, { title: 'Labels', maxProperties: 64, additionalProperties: false });
+import { type Static, type TSchema, Type } from 'typebox';
+import {
+  bytes,
+  labelKey,
+  labels,
+  labelValue,
+  nullable,
+  object,
+  oneOf,
+  storeName,
+  time,
+  volumeName,
+} from './schema-parts.ts';
 
 export const access = oneOf('filesystem', 'block');
 export const role = oneOf('viewer', 'user', 'admin');
