@@ -1,12 +1,13 @@
 import { constants } from 'node:fs';
 import { open, writeFile } from 'node:fs/promises';
+import { basename, dirname } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { mountFailure } from '../mounter/errors.ts';
 import { holdPath } from '../mounter/held-path.ts';
+import { mountCalls } from '../mounter/mount-calls.ts';
 import type { MountTable } from '../mounter/mountinfo.ts';
 import { isErrno } from '../mounter/paths.ts';
-import { inChild, type Run } from '../mounter/run.ts';
 
 export const fuseType = 'fuse.stowage';
 
@@ -23,22 +24,22 @@ export interface MountedFuse extends AsyncDisposable {
 
 /** Nobody serves it yet: who looks into it waits. */
 export async function mountFuse(
-  run: Run,
   /** What `df` and `mount` show. No server, no path: whoever uses a volume has no business with them. */
   source: string,
   at: string,
   { readOnly }: { readonly readOnly: boolean },
-  scope: Scope,
 ): Promise<MountedFuse> {
   const device = await openFuse();
   try {
     await using place = await holdPath(at);
-    const options = ['fd=4', 'rootmode=40000', 'user_id=0', 'group_id=0', 'allow_other', 'default_permissions'];
-    const all = [...options, 'nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
-    const args = ['-i', '-t', fuseType, '-o', all.join(','), '--no-canonicalize', '--', source, inChild(0)];
-    await run('mount', args, scope, { holding: [place, { ...place, path: '/dev/fuse', fd: device.fd }] });
+    const rights = ['user_id=0', 'group_id=0', 'allow_other', 'default_permissions'];
+    const options = [`fd=${device.fd}`, 'rootmode=40000', ...rights].join(',');
+    const flags = ['nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
+    mountCalls.fuse({ type: fuseType, source, flags, options }, place);
+    // Held by its place in its folder, as one that was just mounted: to look at it is to wait for who serves it.
+    await using folder = await holdPath(dirname(at));
     // Else, below a private mount, what somebody mounts into the volume at one of its paths is not seen at the others.
-    await run('mount', ['--make-shared', '--no-canonicalize', '--', at], scope);
+    mountCalls.share({ ...folder, through: `${folder.through}/${basename(at)}` });
     return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
   } catch (cause) {
     await device.close();

@@ -40,7 +40,8 @@ interface OurMount {
 
 /** For the kernel to end what was unmounted; what it has not ended by then somebody else still uses. */
 const endingMs = 2_000;
-const lookMs = 20;
+/** Mostly it takes a millisecond. */
+const [firstLookMs, longestLookMs] = [1, 20];
 const undoMs = 10_000;
 const initMs = 300;
 /** For what lies in memory to get to the server; less than what an unmount may take. */
@@ -77,7 +78,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
     const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
     await keepers.use(kindOf(source), scope.signal, async (keeper) => {
-      await using mounted = await mountFuse(parts.run, id, place, { readOnly: source.way.readOnly }, scope);
+      await using mounted = await mountFuse(id, place, { readOnly: source.way.readOnly });
       try {
         await keeper.adopt(id, spec, mounted.fd, scope.signal);
         // Without it, INIT is given a moment: the kernel then takes back what was set before.
@@ -113,14 +114,14 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
 
   async function waitForEnd(ours: OurMount, scope: Scope): Promise<void> {
     const since = clock.elapsed();
-    while (await isServed(ours, scope)) {
+    for (let pauseMs = firstLookMs; await isServed(ours, scope); pauseMs = Math.min(2 * pauseMs, longestLookMs)) {
       if (clock.elapsed() - since > endingMs) {
         scope.log.info('a volume that was unmounted here is still in use elsewhere, and is served on', {
           mount: ours.id,
         });
         return;
       }
-      await clock.sleep(lookMs, scope.signal);
+      await clock.sleep(pauseMs, scope.signal);
     }
   }
 

@@ -52,6 +52,7 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
       return await real(tool, ...rest);
     };
     const calls: MountCalls = {
+      ...mountCalls,
       bind: (...places) => {
         disturb('mount');
         mountCalls.bind(...places);

@@ -59,7 +59,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   }
 
   test.skipIf(needs('fuse'))('what nobody serves any more is called so', async () => {
-    const mounted = await mountFuse(real, 'nobody', at('other'), writable, ground.scope);
+    const mounted = await mountFuse('nobody', at('other'), writable);
     await mounted[Symbol.asyncDispose]();
     const told = { code: 'unavailable', reason: 'mount-unanswered', message: expect.stringContaining('nobody serves') };
     await expect(mounter.bind(at('other'), at('to'), writable, ground.scope)).rejects.toMatchObject(told);
