@@ -68,6 +68,8 @@ export interface Store {
   /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
   expand(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
+  /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
+  usable?(source: Source, scope: Scope): Promise<void>;
   /** The volume's own figures, not the file system's around it. */
   usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
 

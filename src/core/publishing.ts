@@ -119,6 +119,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
       const found = await store.source(volume, call);
+      if (!readOnly) await store.usable?.(found, call);
       const isBlock = found.kind === 'loop' && found.filesystem === undefined;
       const source = isBlock ? { ...found, readOnly } : await shared(volume, found, call);
       const about = { volumeId: volume.id, source, target, readOnly, user };

@@ -16,6 +16,7 @@ import { type Connect, createConnect, identityOf } from './connect.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { type NfsPlace, openNfsPlace } from './place.ts';
 import { createQuotas } from './quotas.ts';
+import { createUsable } from './usable.ts';
 import { createUses } from './uses.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
@@ -97,6 +98,7 @@ async function open(
   const parts = createParts(place, layout, clock);
   return {
     ...{ kind: 'nfs', reach: 'anywhere', readOnly, shared: true, ...layoutTraits(parts) },
+    ...(readOnly ? {} : { usable: createUsable(place, options) }),
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
