@@ -4,7 +4,7 @@ import { connectTo } from '#base/linux/descriptors.ts';
 import { longestFlushMs } from './flushes.ts';
 import { createLine } from './line.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
-import { killProcess, openProcess, peerOf } from './system.ts';
+import { killProcess, openPeer, peerOf } from './system.ts';
 import { within } from './waiting.ts';
 
 /** An agent's side. Every call throws KeeperError, what the signal says, or DeadlineExceeded. */
@@ -54,13 +54,13 @@ const answerMsOf = (question: Question): number =>
 /** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed }: ClientOptions): KeeperClient {
   const fd = connectTo(path);
-  const { uid, pid } = peerOf(fd);
+  const { uid } = peerOf(fd);
   if (uid !== 0 && uid !== user) {
     closeSync(fd);
     throw new KeeperError('denied', 'who listens there is neither root nor the user of the keeper');
   }
+  const behind = processAt(fd);
   const line = createLine(fd, clock);
-  const behind = processOf(pid);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
   let asked = 0;
 
@@ -131,16 +131,17 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
  * Opened with the line: as long as that is open the keeper has not ended, so nobody else can have had its number in between.
  * Undefined: it cannot be seen from here.
  */
-function processOf(pid: number): (Disposable & { kill(): boolean }) | undefined {
+function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
   try {
-    const pidfd = openProcess(pid);
+    const pidfd = openPeer(fd);
+    if (pidfd === undefined) return undefined;
     return {
       kill: () => {
         try {
           killProcess(pidfd);
           return true;
         } catch {
-          // Another user's, or a kernel or profile that has no such call.
+          // Another user's, of another container, or a kernel or profile that has no such call.
           return false;
         }
       },

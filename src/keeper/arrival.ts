@@ -22,7 +22,7 @@ interface ArrivalOptions {
   readonly offered: (arrival: Arrival) => void;
 }
 
-const accepts = ['everything', 'add', 'holding', 'letGo', 'ready', 'report'] as const;
+const accepts = ['everything', 'add', 'holding', 'letGo', 'ended', 'ready', 'report'] as const;
 const wholeMs = 5_000;
 
 /** Until it is handed on to a supervisor. */
@@ -35,12 +35,19 @@ export function receiveDataPath({ child, about, clock, offered }: ArrivalOptions
 
   function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
     if (message.kind === 'ready' || message.kind === 'report') return;
-    if (estate !== undefined) update(estate, message, descriptors);
-    else if (message.kind === 'letGo') throw new ProtocolError('a socket was let go that never came');
+    if (estate !== undefined && message.kind === 'ended') over(estate, message.mount);
+    else if (estate !== undefined) update(estate, message, descriptors);
+    else if (message.kind === 'letGo' || message.kind === 'ended')
+      throw new ProtocolError(`something is over (${message.kind}) that never came`);
     else {
       estate = collector.take(message, descriptors);
       if (estate !== undefined) offer(estate);
     }
+  }
+
+  /** Every keeper is told so, also the one before: which of the two hears it in charge is not known, so each has it removed. */
+  function over(whole: Estate, mount: string): void {
+    if (whole.dropMount(mount)) line.send({ kind: 'remove', mount });
   }
 
   function offer(whole: Estate): void {
@@ -73,11 +80,7 @@ export function receiveDataPath({ child, about, clock, offered }: ArrivalOptions
   });
 }
 
-function update(
-  estate: Estate,
-  message: MessageOf<'everything' | 'add' | 'holding' | 'letGo'>,
-  descriptors: number[],
-): void {
+function update(estate: Estate, message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
   if (message.kind === 'holding') holdSockets(estate, message, descriptors);
   else if (message.kind === 'letGo') estate.letGo(message.socket);
   else throw new ProtocolError(`a message (${message.kind}) came after everything`);

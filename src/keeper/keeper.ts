@@ -36,7 +36,7 @@ export interface Keeper {
   /** Somebody connected whose user may. */
   connected(line: Line): void;
   /** The process may end: nothing that somebody needs ends with it. */
-  readonly over: Promise<'ended' | 'handed over' | 'refused'>;
+  readonly over: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
 }
 
 const helloMs = 5_000;
@@ -160,7 +160,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
   const successor =
     predecessor === undefined
       ? undefined
-      : succeed(predecessor, { log, takeCharge, settle, refused: () => finish('refused') });
+      : succeed(predecessor, {
+          ...{ log, takeCharge, settle },
+          refused: () => finish('refused'),
+          outOfReach: () => finish('out of reach'),
+        });
   if (predecessor === undefined && options.isServed) settle();
   else if (predecessor === undefined) begin();
 

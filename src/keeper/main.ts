@@ -3,9 +3,11 @@
  *
  *   keeper --socket PATH --program PATH [--log FILE] [-- FLAGS FOR THE DATA PATH'S NODE]
  *
- * Where a keeper listens at PATH already, this one takes everything over from it. Ends with 1 if that cannot be.
+ * Where a keeper listens at PATH already, this one takes everything over from it. Ends with 1 if that cannot be,
+ * with 2 if that one lives, says nothing, and cannot be ended from here.
  */
 
+import { randomBytes } from 'node:crypto';
 import { renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
 import process from 'node:process';
@@ -18,11 +20,13 @@ import { openDoor, ownFolder } from './door.ts';
 import { createKeeper } from './keeper.ts';
 import { createLine } from './line.ts';
 import { createKeeperLog } from './log-file.ts';
+import { outOfReachStatus } from './node-flags.ts';
+import { endingOf } from './predecessor.ts';
 import { isServed } from './presence.ts';
 import { processBehind, startChild } from './processes.ts';
 import { protect } from './protect.ts';
 import type { Predecessor } from './succeed.ts';
-import { isTrusted, openProcess, peerOf } from './system.ts';
+import { isTrusted, peerOf } from './system.ts';
 
 const version = '1';
 /** Data paths make it as large as they need. */
@@ -42,7 +46,8 @@ const protection = protect('stowage keeper', -1000);
 log.info('a keeper starts', { ...protection });
 
 ownFolder(dirname(path));
-const temporaryPath = `${path}.${process.pid}`;
+// By no number of a process: in another container it may be somebody else's.
+const temporaryPath = `${path}.${randomBytes(3).toString('hex')}`;
 
 const busyMs = { longest: 5_000, look: 50 } as const;
 
@@ -66,8 +71,8 @@ async function findPredecessor(): Promise<Predecessor | undefined> {
     const fd = await connected();
     const peer = peerOf(fd);
     if (!isTrusted(peer)) throw new Error('who listens there is neither root nor this user');
-    const behind = processBehind(openProcess(peer.pid), clock);
-    return { line: createLine(fd, clock), end: behind.end, temporaryPath, self: { pid: process.pid, version } };
+    const end = endingOf(fd, path, clock);
+    return { line: createLine(fd, clock), end, temporaryPath, self: { pid: process.pid, version } };
   } catch (cause) {
     if (cause instanceof Error && 'code' in cause && (cause.code === 'ENOENT' || cause.code === 'ECONNREFUSED'))
       return undefined;
@@ -83,7 +88,10 @@ const keeper = createKeeper({
   ...{ clock, log, path, program: values.program, predecessor, signal: stopped.signal },
   start: (program) => startChild(program, { clock, flags, log: logFile }),
   createJournal: () => createMemory('stowage-journal', journalBytes),
-  processOf: (pidfd) => processBehind(pidfd, clock),
+  processOf: (pidfd) =>
+    processBehind(pidfd, clock, () =>
+      log.error('a data path of another container does not end, and cannot be ended from here: restart that container'),
+    ),
   isServed: isServed(path),
   // In one step, and over what a keeper left behind that was killed.
   takeName: () => {
@@ -97,4 +105,5 @@ log.info('a keeper ends', { end });
 door[Symbol.dispose]();
 if (!hasName) rmSync(temporaryPath, { force: true });
 // Nobody else is to be told anything; what was sent lies with those it is for.
-endProcess(end === 'refused' ? 1 : 0);
+const statuses = { ended: 0, 'handed over': 0, refused: 1, 'out of reach': outOfReachStatus } as const;
+endProcess(statuses[end]);

@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
 import { hasMainThreadEnded, stuckThreads } from './dying.ts';
 import { createLine } from './line.ts';
-import { hasEnded, killProcess, openProcess } from './system.ts';
+import { hasEnded, isInReach, killProcess, openProcess } from './system.ts';
 import type { Child } from './worker.ts';
 
 /** The number of the socket to the keeper, in a process that a keeper started. */
@@ -14,8 +14,15 @@ export const keeperSocket = 3;
 const usualEndMs = 200;
 const lookMs = 50;
 
-/** A process by its descriptor, which is closed with the last use of it. */
-export function processBehind(pidfd: number, clock: Clock): Omit<Child, 'line'> {
+/** One that cannot be killed, and has not ended by itself for so long, is told of. */
+const outOfReachMs = 5_000;
+
+/** A process by its descriptor, which is closed with the last use of it. `outOfReach`: it is to end, does not, and cannot be killed. */
+export function processBehind(
+  pidfd: number,
+  clock: Clock,
+  outOfReach: () => void = () => undefined,
+): Omit<Child, 'line'> {
   let isClosed = false;
   const close = (): void => {
     if (!isClosed) closeSync(pidfd);
@@ -24,11 +31,12 @@ export function processBehind(pidfd: number, clock: Clock): Omit<Child, 'line'> 
   return {
     end: async () => {
       if (isClosed) return;
-      kill(pidfd);
+      using _ = kill(pidfd) ? undefined : clock.after(outOfReachMs, outOfReach);
       await gone(pidfd, clock);
       close();
     },
     isDying: () => !isClosed && hasMainThreadEnded(pidfd),
+    isOutOfReach: () => !isClosed && !isInReach(pidfd),
     forget: close,
   };
 }
@@ -47,11 +55,13 @@ async function gone(pidfd: number, clock: Clock): Promise<void> {
   }
 }
 
-function kill(pidfd: number): void {
+/** False: of another process namespace, or another user. Nothing but its own end can be waited for. */
+function kill(pidfd: number): boolean {
   try {
     killProcess(pidfd);
+    return true;
   } catch {
-    // Of another process namespace, or another user: nothing but its own end can be waited for.
+    return false;
   }
 }
 
@@ -72,6 +82,10 @@ export interface ChildOptions {
 /** Starts a program of ours, which finds the other end of its line at `keeperSocket`. */
 export function startChild(program: string, { clock, flags, log }: ChildOptions): Child {
   const [here, there] = socketPair();
+  using given = new DisposableStack();
+  given.defer(() => closeSync(there));
+  using undone = new DisposableStack();
+  const line = undone.adopt(createLine(here, clock), (made) => made.close());
   const child = spawn(process.execPath, [...flags, program], {
     // In a group of its own: what is meant for the keeper's group does not end it.
     detached: true,
@@ -80,12 +94,11 @@ export function startChild(program: string, { clock, flags, log }: ChildOptions)
   // Told by the line, too.
   child.on('error', () => undefined);
   child.unref();
-  closeSync(there);
-  const line = createLine(here, clock);
-  if (child.pid === undefined) {
-    line.close();
-    throw new Error('the program could not be started');
-  }
+  if (child.pid === undefined) throw new Error('the program could not be started');
+  // Nobody would end it.
+  undone.defer(() => child.kill('SIGKILL'));
   // It cannot be somebody else's number: Node has not yet had the time to see that it ended.
-  return { line, ...processBehind(openProcess(child.pid), clock) };
+  const pidfd = openProcess(child.pid);
+  undone.move();
+  return { line, ...processBehind(pidfd, clock) };
 }

@@ -197,3 +197,7 @@ export class KeeperError extends Error {
     this.reason = reason;
   }
 }
+
+/** Of a process that hangs and cannot be killed: the kernel lets nobody do that from one container to another. */
+export const outOfReach = (what: string): KeeperError =>
+  new KeeperError('out-of-reach', `${what}, and cannot be ended from here: it runs in another container`);

@@ -4,8 +4,8 @@ import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { threadsOfKeeper } from './door.ts';
-import { keeperFlags } from './node-flags.ts';
-import { KeeperError } from './protocol.ts';
+import { keeperFlags, outOfReachStatus } from './node-flags.ts';
+import { KeeperError, outOfReach } from './protocol.ts';
 import { peerOf } from './system.ts';
 
 export interface StartOptions {
@@ -29,7 +29,8 @@ export interface StartedKeeper {
   readonly ended: Promise<number | null>;
 }
 
-const startMs = 20_000;
+/** Longer than a keeper waits at the door of the one before and that one takes to hand over, together. */
+const startMs = 30_000;
 const lookMs = 10;
 
 /** Beside this file, in the sources as in the bundle. */
@@ -53,29 +54,37 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
     env: { LC_ALL: 'C', ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
   });
   const { promise: ended, resolve: end } = Promise.withResolvers<number | null>();
-  let isOver = false;
-  const over = (status: number | null): void => {
-    isOver = true;
+  let over: { readonly status: number | null } | undefined;
+  const ending = (status: number | null): void => {
+    over = { status };
     end(status);
   };
-  child.once('error', () => over(null)).once('exit', over);
+  child.once('error', () => ending(null)).once('exit', ending);
   child.unref();
   using limit = clock.deadline(startMs, signal);
   try {
     for (;;) {
       // Whoever has the name now is asked once: it has little room for those who knock, and its successor is one of them.
       const there = fileAt(socket);
-      const pid = there === known ? 0 : whoListens(socket);
-      if (pid !== 0 && pid === child.pid) return { pid, ended };
-      if (pid !== 0) known = there;
-      if (isOver) throw new KeeperError('not-started', `the keeper ended at once: see ${log}`);
+      const pid = there === known ? undefined : whoListens(socket);
+      if (pid !== undefined && pid === child.pid) return { pid, ended };
+      if (pid !== undefined) known = there;
+      if (over !== undefined) throw notStarted(over.status, log);
       await clock.sleep(lookMs, limit.signal);
     }
   } catch (cause) {
+    // One that was put in charge since the last look stays: the one before has gone.
+    const pid = whoListens(socket);
+    if (pid !== undefined && pid === child.pid) return { pid, ended };
     child.kill('SIGKILL');
     throw cause;
   }
 }
+
+const notStarted = (status: number | null, log: string): KeeperError =>
+  status === outOfReachStatus
+    ? outOfReach('the keeper does not hand over')
+    : new KeeperError('not-started', `the keeper ended at once: see ${log}`);
 
 /** Each keeper that takes the name brings a file of its own. */
 function fileAt(path: string): string {
@@ -83,14 +92,14 @@ function fileAt(path: string): string {
   return found === undefined ? '' : `${found.ino} ${found.ctimeNs}`;
 }
 
-/** 0: nobody, or it does not answer just now. */
-function whoListens(path: string): number {
+/** Undefined: nobody, or it does not answer just now. 0: somebody in a process namespace that cannot be seen from here. */
+function whoListens(path: string): number | undefined {
   try {
     const fd = connectTo(path);
     const { pid } = peerOf(fd);
     closeSync(fd);
     return pid;
   } catch {
-    return 0;
+    return undefined;
   }
 }

@@ -8,8 +8,8 @@ import type { About } from './worker.ts';
 /** The keeper that is in charge until now. */
 export interface Predecessor {
   readonly line: Line;
-  /** Makes sure that it is gone. */
-  end(): Promise<void>;
+  /** Makes sure that it is gone. False: it lives, where this process cannot end it. */
+  end(): Promise<boolean>;
   /** Where this keeper can be reached meanwhile. */
   readonly temporaryPath: string;
   readonly self: About;
@@ -21,12 +21,14 @@ interface SucceedPorts {
   /** The predecessor is gone and had given nothing: a data path may still come. */
   readonly settle: () => void;
   readonly refused: () => void;
+  /** The predecessor does not hand over, and cannot be ended. */
+  readonly outOfReach: () => void;
 }
 
 /** The new keeper's side of a handover. */
 export function succeed(
   { line, end, temporaryPath, self }: Predecessor,
-  { log, takeCharge, settle, refused }: SucceedPorts,
+  { log, takeCharge, settle, refused, outOfReach }: SucceedPorts,
 ): { readonly isOver: boolean; offered(arrival: Arrival): void } {
   const collector = createCollector();
   let pending: { readonly estate: Estate; readonly arrival: Arrival | undefined } | undefined;
@@ -56,9 +58,13 @@ export function succeed(
     isOver = true;
     if (message.kind === 'yours' && pending !== undefined) return void accept(pending);
     log.warn('the keeper before does not hand over', { why: message.kind === 'failed' ? message.text : '' });
+    giveBack();
+    refused();
+  }
+
+  function giveBack(): void {
     if (pending?.arrival !== undefined) pending.arrival.refuse('not handed over');
     else pending?.estate[Symbol.dispose]();
-    refused();
   }
 
   async function deserted(why: string): Promise<void> {
@@ -67,8 +73,11 @@ export function succeed(
     isOver = true;
     log.warn('the keeper before is gone', { why });
     // It may live, and only one can be in charge.
-    await end();
-    if (pending === undefined) settle();
+    if (!(await end())) {
+      log.error('the keeper before lives where it cannot be ended from here: restart its container');
+      giveBack();
+      outOfReach();
+    } else if (pending === undefined) settle();
     else await accept(pending);
   }
 

@@ -13,8 +13,10 @@ const calls = foreign({
 
 const solSocket = 1;
 const peerCredentials = 17;
+const peerProcess = 77;
 const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
 const sigkill = 9;
+const nothing = 0;
 const readable = 1;
 
 export interface Peer {
@@ -38,6 +40,23 @@ export const isTrusted = ({ uid }: Peer): boolean => uid === 0 || uid === proces
 /** A descriptor that means this process and no other, even when its number is used again. */
 export const openProcess = (pid: number): number =>
   checked('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
+
+/**
+ * A descriptor of who connected, or who listens, wherever it runs. Undefined: in a process namespace that cannot be seen from
+ * here, and the kernel (before 6.5) has nothing but its number to give.
+ */
+export function openPeer(fd: number): number | undefined {
+  const value = Buffer.alloc(4);
+  const length = Buffer.alloc(4);
+  length.writeUInt32LE(value.length);
+  if (Number(calls().option(fd, solSocket, peerProcess, value, length)) === 0) return value.readInt32LE(0);
+  const { pid } = peerOf(fd);
+  return pid === 0 ? undefined : openProcess(pid);
+}
+
+/** False: it lives, and is another user's or in a process namespace that is not below this one. */
+export const isInReach = (pidfd: number): boolean =>
+  Number(calls().system(number.pidfdSendSignal, pidfd, nothing, 0, 0)) === 0 || hasEnded(pidfd);
 
 /** Nothing happens to one that has ended. */
 export function killProcess(pidfd: number): void {

@@ -1,7 +1,7 @@
-import type { Clock } from '#base/clock.ts';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Estate } from './estate.ts';
-import { KeeperError } from './protocol.ts';
+import { KeeperError, outOfReach } from './protocol.ts';
 import { within } from './waiting.ts';
 import type { Worker } from './worker.ts';
 
@@ -27,6 +27,7 @@ interface UpgradePorts {
 
 const startMs = 30_000;
 const stopMs = 2_000;
+const endMs = 10_000;
 
 /** Another program under live mounts: it is loaded first, and the old one gives up only then. */
 export function createUpgrades({ crew, estate, clock, log, launch, settle, retire, isOver }: UpgradePorts): {
@@ -61,7 +62,7 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
     const own = { candidate, before, isRefused: false };
     trial = own;
     settle();
-    if (active !== undefined) await stopWorker(active, clock, log, signal);
+    if (active !== undefined) await stopped(active, signal);
     if (estate.mounts.size === 0) return;
     if (await within(candidate.ready, startMs, clock, signal)) return;
     crew.program = before;
@@ -69,6 +70,15 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
     settle();
     const why = own.isRefused ? 'cannot serve all mounts' : 'took over and died';
     throw new KeeperError('not-ready', `the new program ${why}; the one before serves again`);
+  }
+
+  /** One that cannot be killed is not waited for as long: the new program serves whenever it has ended after all. */
+  async function stopped(active: Worker, signal: AbortSignal): Promise<void> {
+    const stopping = stopWorker(active, clock, log, signal);
+    if (!active.isOutOfReach()) return await stopping;
+    await within(stopping, stopMs + endMs, clock, signal).catch((cause: unknown) => {
+      throw cause instanceof DeadlineExceeded ? outOfReach('the data path before does not stop') : cause;
+    });
   }
 
   return {

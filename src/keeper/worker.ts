@@ -9,6 +9,8 @@ export interface Child {
   end(): Promise<void>;
   /** It was killed, but hangs in the kernel, and so its line is open. */
   isDying(): boolean;
+  /** It runs where it cannot be killed from here: it ends by itself or not at all. Left out: it does not. */
+  isOutOfReach?(): boolean;
   /** Instead of `end`: it is somebody else's business. */
   forget(): void;
 }
@@ -33,6 +35,7 @@ export interface Worker {
   readonly stopped: Promise<boolean>;
   end(): Promise<void>;
   isDying(): boolean;
+  isOutOfReach(): boolean;
 }
 
 export interface WorkerEvents {
@@ -102,6 +105,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
       return ended !== undefined;
     },
     isDying: child.isDying,
+    isOutOfReach: () => child.isOutOfReach?.() === true,
     end: () => {
       ended ??= child.end().finally(() => line.close());
       return ended;

@@ -22,6 +22,14 @@ export function keeperFailure(cause: unknown, folder: string): StowageError {
       cause,
     });
   }
+  if (cause instanceof KeeperError && cause.reason === 'out-of-reach') {
+    return new StowageError(`the data path could not be used: ${said}`, {
+      code: 'unavailable',
+      reason: 'data-path-unavailable',
+      action: 'Restart the container that it runs in. Mounts that it serves are then made anew.',
+      cause,
+    });
+  }
   const isLate = cause instanceof DeadlineExceeded;
   return new StowageError(`the data path ${isLate ? 'did not answer in time' : `could not be used: ${said}`}`, {
     code: isLate ? 'deadline' : 'unavailable',

@@ -138,6 +138,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     slot.users++;
     slot.idleRounds = 0;
     try {
+      slots.checkReach(slot);
       return await work({ ...(await client()), isStuck: isStuck(slot) });
     } catch (cause) {
       signal.throwIfAborted();
@@ -186,6 +187,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
   async function replace(slot: Slot, signal: AbortSignal): Promise<void> {
     try {
       using _ = await opening.hold([slot.name], signal);
+      slots.checkReach(slot);
       const before = slot.client;
       await starting.again(slot.name, signal);
       // The one before closes its end; until then it would be asked.

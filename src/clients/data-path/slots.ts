@@ -4,7 +4,7 @@ import { createKeyedLock, type KeyedLock } from '#base/keyed-lock.ts';
 import type { Log } from '#base/log.ts';
 import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
 import { isServed } from '#keeper/presence.ts';
-import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
+import { KeeperError, type KeeperState, outOfReach } from '#keeper/protocol.ts';
 import { isErrno } from '../mounter/paths.ts';
 import { type Answers, createAnswers } from './answers.ts';
 import type { Starting } from './starting.ts';
@@ -14,6 +14,8 @@ import { keeperUser } from './user.ts';
 export interface Slot {
   readonly name: string;
   client: KeeperClient | undefined;
+  /** It did not answer, and could not be killed. */
+  isOutOfReach: boolean;
   answers: Answers | undefined;
   state: KeeperState | undefined;
   users: number;
@@ -58,6 +60,8 @@ export interface Slots extends Disposable {
   /** Throws soon where it does not answer. */
   mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]>;
   isStuck(slot: Slot): boolean;
+  /** Throws where it does not answer and only whoever has its container can end it. */
+  checkReach(slot: Slot): void;
 }
 
 /** Longer than a new keeper waits for a data path that has lost its own. */
@@ -73,7 +77,7 @@ export function createSlots(options: SlotsOptions): Slots {
   const of = (name: string): Slot => {
     const slot = slots.get(name) ?? {
       ...{ name, client: undefined, answers: undefined, state: undefined, users: 0, idleRounds: 0 },
-      ...{ troubledSince: undefined, ending: undefined },
+      ...{ troubledSince: undefined, ending: undefined, isOutOfReach: false },
     };
     slots.set(name, slot);
     return slot;
@@ -83,7 +87,7 @@ export function createSlots(options: SlotsOptions): Slots {
     troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
 
   function forget(slot: Slot): void {
-    [slot.client, slot.answers, slot.state] = [undefined, undefined, undefined];
+    [slot.client, slot.answers, slot.state, slot.isOutOfReach] = [undefined, undefined, undefined, false];
     calm(slot);
   }
 
@@ -132,8 +136,14 @@ export function createSlots(options: SlotsOptions): Slots {
     else unkillable(slot);
   }
 
-  const unkillable = ({ name }: Slot): void =>
-    log.error('a keeper could not be killed: it runs where it cannot be seen from here', { keeper: name });
+  function unkillable(slot: Slot): void {
+    slot.isOutOfReach = true;
+    log.error('a keeper could not be killed from here: restart the container that it runs in', { keeper: slot.name });
+  }
+
+  function checkReach({ answers, isOutOfReach }: Slot): void {
+    if (isOutOfReach && answers?.isSilent === true) throw outOfReach('the keeper does not answer');
+  }
 
   async function connect(slot: Slot): Promise<KeeperClient | undefined> {
     const user = await keeperUser(folder);
@@ -188,7 +198,9 @@ export function createSlots(options: SlotsOptions): Slots {
     }
   }
 
-  async function mountsOf({ client, answers }: Slot, signal: AbortSignal): Promise<readonly string[]> {
+  async function mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]> {
+    const { client, answers } = slot;
+    checkReach(slot);
     if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
     if (answers?.isSilent === true) throw new KeeperError('silent', 'the keeper does not answer');
     using limit = clock.deadline(listMs, signal);
@@ -201,7 +213,7 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   return {
-    ...{ of, opening, connect, forget, runningOf, mountsOf, isStuck },
+    ...{ of, opening, connect, forget, runningOf, mountsOf, isStuck, checkReach },
     running: async (signal) => {
       const names = (await readdir(folder).catch(() => [])).filter(
         (name) => /^(host|net-)/.test(name) && !name.includes('.'),

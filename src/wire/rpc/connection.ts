@@ -39,6 +39,8 @@ export interface Connection {
   readonly received: number;
   /** The beginning of a record came, and not yet its end. */
   readonly isHalf: boolean;
+  /** It is encrypted, and was ended by the server before that had answered anything. To be asked when it has ended. */
+  readonly isTurnedAway: boolean;
   /** Resolves when it has ended, with why. */
   readonly ended: Promise<Error>;
   /** For one on which nothing is under way. */
@@ -134,15 +136,27 @@ function carry(
   ended: Promise<Error>,
   end: (why: Error) => void,
 ): Connection {
-  socket.on('error', (cause) => end(new RpcError('the connection broke', { failure: 'lost', cause })));
+  socket.on('error', (cause) => end(broken(cause, receiver.bytes)));
   socket.on('close', () => end(new RpcError('the server closed the connection', { failure: 'lost' })));
   const onError = (cause: unknown): void => {
     end(new RpcError('the connection broke', { failure: 'lost', cause }));
     resetSocket(lowest);
   };
   const sender = createSender(socket, { onError, isBare: socket === lowest });
+  let isEndedHere = false;
   return {
-    ...{ address, sender, ended, close: () => socket.destroy(), reset: () => resetSocket(lowest) },
+    ...{ address, sender, ended },
+    close: () => {
+      isEndedHere ||= !socket.destroyed;
+      socket.destroy();
+    },
+    reset: () => {
+      isEndedHere ||= !lowest.destroyed;
+      resetSocket(lowest);
+    },
+    get isTurnedAway() {
+      return socket !== lowest && receiver.bytes === 0 && !isEndedHere;
+    },
     get received() {
       return receiver.bytes;
     },
@@ -150,6 +164,18 @@ function carry(
       return receiver.isHalf;
     },
   };
+}
+
+/**
+ * With TLS 1.3 a client has done its part of the handshake before the server has looked at its certificate: that it is refused
+ * comes afterwards, as an alert, in the place of the first answer. What the server says of its own trouble may pass.
+ */
+function broken(cause: NodeJS.ErrnoException, received: number): RpcError {
+  const { code = '' } = cause;
+  const isRefused = received === 0 && /^ERR_SSL_.*_ALERT_/.test(code) && !code.endsWith('_INTERNAL_ERROR');
+  return isRefused
+    ? new RpcError('the server refused the encrypted connection', { failure: 'tls', cause })
+    : new RpcError('the connection broke', { failure: 'lost', cause });
 }
 
 /**

@@ -7,7 +7,8 @@
  * - `unsupported`: no such program or version there
  * - `no-procedure`: the program is there, the procedure is not
  * - `garbled`: what came back does not follow the protocol
- * - `tls`: encryption was asked for, and one side said no: it is not offered, or a certificate is not what it should be
+ * - `tls`: encryption was asked for, and one side said no: it is not offered, or a certificate is not what it should be; or the
+ *   server has ended many connections in a row right after it was agreed on, which is how some refuse a client's certificate
  * - `closed`: we closed the connection ourselves
  */
 export type RpcFailure =

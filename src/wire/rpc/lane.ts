@@ -61,6 +61,11 @@ const firstBackOffMs = 50;
 const longestBackOffMs = 5_000;
 /** A server that answers, but nothing of what it was asked for, is given twice as long each time, up to so many times. */
 const longestPatience = 16;
+/**
+ * Not every server says why it ends an encrypted connection: Linux does not where it refuses a client's certificate. One that is
+ * being started does so now and then; not for half a minute, which so many take with their pauses.
+ */
+const mostTurnedAway = 14;
 
 export function createLane(parts: LaneParts): Lane {
   const { clock, closing } = parts;
@@ -80,6 +85,8 @@ export function createLane(parts: LaneParts): Lane {
   /** Nothing was answered on the last connection. */
   let wasFruitless = false;
   let connectedAt = 0;
+  /** So many connections in a row were ended by the server, soon, and before it had answered. */
+  let turnedAway = 0;
   /** A call that was sent on this connection; it may still lie in a queue. */
   let wasGivenUp = false;
 
@@ -145,6 +152,7 @@ export function createLane(parts: LaneParts): Lane {
   const handlers = createReplies(pending, drop, {
     answered: () => {
       wasFruitless = false;
+      turnedAway = 0;
       patience = 1;
     },
     receiving: (call) => {
@@ -173,6 +181,7 @@ export function createLane(parts: LaneParts): Lane {
       try {
         connection = await parts.connect(handlers);
       } catch (cause) {
+        turnedAway = 0;
         const isOver = isHopeless(cause) || closing.aborted;
         for (const call of pending.values()) {
           // What the server may have done already is asked for until its deadline: a restart takes a moment.
@@ -193,12 +202,18 @@ export function createLane(parts: LaneParts): Lane {
     for (const call of pending.values()) send(call);
   }
 
-  function lost(which: Connection, why: Error): void {
+  function lost(which: Connection, cause: Error): void {
+    const isTurnedAway = which.isTurnedAway && clock.elapsed() - connectedAt < longestBackOffMs;
     which.close();
     if (connection !== which) return;
     connection = receiving = undefined;
+    turnedAway = isTurnedAway ? turnedAway + 1 : 0;
+    const why = turnedAway < mostTurnedAway ? cause : unanswered(cause);
     // A server that breaks the protocol would do so again.
     if (why instanceof RpcError && why.failure === 'garbled') for (const call of pending.values()) fail(call, why);
+    // Who says no at once has taken nothing of what was sent on this connection. Who says nothing may have.
+    if (isHopeless(why))
+      for (const call of pending.values()) fail(call, cannotConnect(why, isHopeless(cause) ? call.resent : call.sent));
     if (pending.size > 0) void keepConnected();
   }
 
@@ -244,6 +259,15 @@ export function createLane(parts: LaneParts): Lane {
 }
 
 const isHopeless = (cause: unknown): boolean => cause instanceof RpcError && cause.failure === 'tls';
+
+const unanswered = (cause: Error): RpcError =>
+  new RpcError(
+    'the server ends encrypted connections without an answer: it may refuse the certificate of this client',
+    {
+      failure: 'tls',
+      cause,
+    },
+  );
 
 function cannotConnect(cause: unknown, sent: boolean): RpcError {
   const failure = cause instanceof RpcError ? cause.failure : 'unreachable';

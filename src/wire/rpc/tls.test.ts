@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { systemClock } from '#base/clock.ts';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
 import { type Door, type Mood, startDoor } from '#testing/fickle-door.ts';
@@ -122,6 +122,31 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     expect(unsent).toMatchObject({ failure: 'tls', maybeDone: false });
     expect(causes(unsent)).toContain(why);
     expect(other.door.connections).toBe(2);
+  });
+
+  describe('and wants to know who calls', () => {
+    const clock = systemClock();
+    const hurried: Clock = { ...clock, sleep: (ms, signal) => clock.sleep(ms / 100, signal) };
+    const demanding = { requestCert: true, rejectUnauthorized: true, ca: own.cert };
+    const strange = { ca: own.cert, ...certificate('stranger') };
+
+    test('and is not told: told at once, also to who would wait for ever', async () => {
+      const { door, rpc } = await serve({ tls: { ...own, ...demanding } });
+      await expect(rpc().call(slow, 7, within)).rejects.toMatchObject({ failure: 'tls', maybeDone: false });
+      expect(door.connections).toBe(1);
+    });
+
+    test('and ends connections without a word: told after a while', async () => {
+      const { door, rpc } = await serve({ tls: { ...own, ...demanding } });
+      const client = rpc({ clock: hurried, tls: { options: strange, program, version: 3 } });
+      const thrown = await client.call(slow, 7, within).catch((cause: unknown) => cause);
+      expect(thrown).toMatchObject({ failure: 'tls', maybeDone: true });
+      expect(causes(thrown)).toContain('may refuse the certificate of this client');
+      expect(door.connections).toBe(14);
+      // Nobody else waits as long.
+      await expect(client.call(slow, 8, within)).rejects.toMatchObject({ failure: 'tls' });
+      expect(door.connections).toBe(15);
+    });
   });
 });
 

@@ -1,0 +1,194 @@
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, constants, mkdirSync, openSync, readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { promisify } from 'node:util';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
+import { silentLog } from '#base/log.ts';
+import { needs } from '#testbed/needs.ts';
+import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import type { KeeperClient } from './agent.ts';
+import { openDoor } from './door.ts';
+import type { KeeperState } from './protocol.ts';
+import { peerOf } from './system.ts';
+
+const run = promisify(execFile);
+const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-program.ts');
+
+/** Starts a keeper for each line that it reads, and says what came of it. */
+const starter = `
+  const [{ startKeeper }, { systemClock }] = await Promise.all(process.argv.slice(1, 3).map((each) => import(each)));
+  const options = { clock: systemClock(), ...JSON.parse(process.argv[3]) };
+  const { createInterface } = await import('node:readline');
+  for await (const _ of createInterface(process.stdin)) {
+    const said = await startKeeper(options, new AbortController().signal).then(
+      ({ pid }) => ({ pid }),
+      ({ reason, message }) => ({ reason, message }),
+    );
+    process.stdout.write(JSON.stringify(said) + '\\n');
+  }`;
+
+/** As a container is: it sees no process but its own, and ends them all with itself. */
+interface Container extends AsyncDisposable {
+  start(): Promise<{ readonly pid?: number; readonly reason?: string; readonly message?: string }>;
+}
+
+describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
+  let ground: KeeperGround;
+  let at: string;
+  let containers: readonly [Container, Container];
+
+  function createContainer(): Container {
+    const options = {
+      ...{ socket: ground.socket, program, log: join(ground.folder, 'log'), enter: [], flags: [] },
+      env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: ground.folder },
+    };
+    const modules = [join(import.meta.dirname, 'start.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
+    const node = [process.execPath, '--input-type=module', '-e', starter, ...modules, JSON.stringify(options)];
+    const child = spawn('unshare', ['--pid', '--fork', '--mount-proc', '--kill-child', ...node], {
+      stdio: ['pipe', 'pipe', 'inherit'],
+    });
+    const ended = once(child, 'exit');
+    const lines = createInterface(child.stdout)[Symbol.asyncIterator]();
+    return {
+      start: async () => {
+        child.stdin.write('\n');
+        return JSON.parse(String((await lines.next()).value));
+      },
+      [Symbol.asyncDispose]: async () => {
+        child.kill('SIGKILL');
+        await ended;
+      },
+    };
+  }
+
+  beforeEach(() => {
+    ground = createKeeperGround();
+    at = join(ground.folder, 'mnt');
+    mkdirSync(at);
+    // Before anything is mounted: each has mounts of its own.
+    containers = [createContainer(), createContainer()];
+  });
+  afterEach(async () => {
+    await run('umount', ['--force', '--lazy', at], { timeout: 10_000 }).catch(() => undefined);
+    for (const each of containers) await each[Symbol.asyncDispose]();
+    await ground[Symbol.asyncDispose]();
+  });
+
+  async function mount(client: KeeperClient): Promise<void> {
+    const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+    const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+    const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
+      stdio: ['ignore', 'inherit', 'inherit', fd],
+    });
+    expect(await once(child, 'exit')).toEqual([0, null]);
+    await client.adopt('m', {}, fd, ground.signal);
+    closeSync(fd);
+  }
+
+  /** In a process of its own: this one must not wait for a mount. Numbers are those of its container. */
+  const whoServes = async (): Promise<number> =>
+    Number((await run('cat', [join(at, 'who')], { timeout: 20_000 })).stdout);
+  const whole = (client: KeeperClient): Promise<KeeperState> =>
+    eventually(
+      () => client.status(ground.signal),
+      ({ doing, standby }) => doing === 'serving' && standby !== null,
+    );
+  /** As it is seen from outside of them. */
+  const keeperPid = (): number => {
+    const fd = connectTo(ground.socket);
+    const { pid } = peerOf(fd);
+    closeSync(fd);
+    return pid;
+  };
+
+  test('hand over to each other, and the mount goes on', { timeout: 60_000 }, async () => {
+    const [first, second] = containers;
+    expect(await first.start()).toEqual({ pid: expect.any(Number) });
+    const client = ground.client();
+    await mount(client);
+    const before = await whole(client);
+    const where = readlinkSync(`/proc/${keeperPid()}/ns/pid`);
+
+    expect(await second.start()).toEqual({ pid: expect.any(Number) });
+    expect(readlinkSync(`/proc/${keeperPid()}/ns/pid`)).not.toBe(where);
+    const next = ground.client();
+    expect(await whole(next)).toMatchObject({ active: before.active, mounts: 1, deaths: 0, takeovers: 0 });
+    expect(await whoServes()).toBe(before.active?.pid);
+
+    await next.upgrade(program, ground.signal);
+    const after = await whole(next);
+    expect(after).toMatchObject({ mounts: 1, deaths: 0, takeovers: 1 });
+    expect(await whoServes()).toBe(after.active?.pid);
+    await first[Symbol.asyncDispose]();
+    expect(await whoServes()).toBe(after.active?.pid);
+  });
+
+  test('and the one whose data path serves ends: another takes over', { timeout: 60_000 }, async () => {
+    const [first, second] = containers;
+    await first.start();
+    const client = ground.client();
+    await mount(client);
+    await whole(client);
+    await second.start();
+    const next = ground.client();
+    const { standby } = await whole(next);
+    await first[Symbol.asyncDispose]();
+    expect(await whoServes()).toBe(standby?.pid);
+    expect(await whole(next)).toMatchObject({ takeovers: 1, deaths: 1 });
+  });
+
+  /** Of a process as it is numbered in the container of another, as it is numbered outside. */
+  function outside(pid: number | undefined, beside: string): number {
+    const numbers = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
+    const isIt = (number: string): boolean => {
+      try {
+        const inner = /^NSpid:\t\d+\t(\d+)$/m.exec(readFileSync(`/proc/${number}/status`, 'utf8'))?.[1];
+        return Number(inner) === pid && readlinkSync(`/proc/${number}/ns/pid`) === beside;
+      } catch {
+        return false;
+      }
+    };
+    return Number(numbers.find(isIt) ?? expect.fail('it is not there'));
+  }
+
+  test('and a data path of the other hangs: that is said, and it is followed when it goes', {
+    timeout: 60_000,
+  }, async () => {
+    const [first, second] = containers;
+    await first.start();
+    const client = ground.client();
+    await mount(client);
+    const before = await whole(client);
+    const hanging = outside(before.active?.pid, readlinkSync(`/proc/${keeperPid()}/ns/pid`));
+    await second.start();
+    const next = ground.client();
+    await whole(next);
+    process.kill(hanging, 'SIGSTOP');
+    await expect(next.upgrade(program, ground.signal)).rejects.toMatchObject({ reason: 'out-of-reach' });
+    expect(ground.log()).toContain('restart that container');
+    process.kill(hanging, 'SIGCONT');
+    const after = await whole(next);
+    expect(after.takeovers).toBe(1);
+    expect(await whoServes()).toBe(after.active?.pid);
+  });
+
+  test('one that lives, does not hand over and cannot be ended stays: that is said', {
+    timeout: 60_000,
+  }, async () => {
+    // This process: it is above the container, where nobody in there can reach it.
+    using _ = openDoor({
+      ...{ path: ground.socket, clock: systemClock(), log: silentLog() },
+      connected: (line) => line.close(),
+    });
+    expect(await containers[0].start()).toMatchObject({
+      reason: 'out-of-reach',
+      message: expect.stringContaining('another container'),
+    });
+    expect(ground.log()).toContain('restart its container');
+    expect(keeperPid()).toBe(process.pid);
+  });
+});

@@ -1,0 +1,40 @@
+import { closeSync, readdirSync, readFileSync } from 'node:fs';
+import { describe, expect, test, vi } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { socketPair } from '#base/linux/socket-pair.ts';
+import { needs } from '#testbed/needs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { startChild } from './processes.ts';
+
+// Only a profile or a shortage would refuse it.
+vi.mock(import('./system.ts'), async (original) => ({
+  ...(await original()),
+  openProcess: () => {
+    throw new Error('pidfd_open: EMFILE');
+  },
+}));
+
+// It would run on, for as long as a test may take.
+const flags = ['--eval', 'setTimeout(() => undefined, 60_000)'];
+const options = { clock: systemClock(), flags, log: 2 };
+const open = (): number => readdirSync('/proc/self/fd').length;
+const children = (): readonly string[] =>
+  readdirSync('/proc/self/task')
+    .flatMap((id) => readFileSync(`/proc/self/task/${id}/children`, 'utf8').split(' '))
+    .filter((pid) => pid !== '');
+
+describe.skipIf(needs('linux'))('a program that cannot be started', () => {
+  test.each([
+    ['because the system refuses it', 'no \0 program', /null bytes/],
+    ['because it could not be watched', 'a program', /EMFILE/],
+  ])('%s: nothing is left of it', async (_, program, why) => {
+    // Loads what keeps descriptors for good.
+    for (const fd of socketPair()) closeSync(fd);
+    const before = [open(), children().length];
+    for (let i = 0; i < 3; i++) expect(() => startChild(program, options)).toThrow(why);
+    await eventually(
+      () => [open(), children().length],
+      (now) => String(now) === String(before),
+    );
+  });
+});
