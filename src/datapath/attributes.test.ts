@@ -46,6 +46,32 @@ describe('what is known of attributes', () => {
     expect(attributes.freshMs(id)).toBe(1_000);
   });
 
+  test('may go for lack of room; by what rights the kernel allows things stays for as long as it has the node', async () => {
+    const { attributes, saw } = cache();
+    const of = (gid: number): Attributes => ({ ...at(gid), mode: 0o770, gid });
+    const crowd = async (): Promise<void> => {
+      for (let other = id + 1; other < id + 1_500; other++) attributes.saw(other, file, attributes.now());
+      await nextTurn();
+      expect(attributes.last(id)).toBeUndefined();
+      for (let other = id + 1; other < id + 1_500; other++) attributes.forget(other);
+    };
+    saw(of(2000));
+    attributes.tell(id);
+    for (let round = 0; round < 2; round++) {
+      await crowd();
+      expect(attributes.allowing(id)).toMatchObject({ gid: 2000, mode: 0o770 });
+      // Somebody else has changed it, and the kernel has not heard of it.
+      saw(of(3000));
+      expect([attributes.allowing(id)?.gid, attributes.told(id).rights?.gid]).toEqual([2000, 2000]);
+    }
+    attributes.tell(id);
+    expect(attributes.allowing(id)?.gid).toBe(3000);
+    await crowd();
+    attributes.forget(id);
+    expect(attributes.allowing(id)).toBeUndefined();
+    expect(attributes.told(id).rights).toBeUndefined();
+  });
+
   test('is relied on for longer if it has not changed for long, by the clock of the server', () => {
     const { clock, attributes, saw } = cache();
     const elsewhere = (seconds: number) => attributes.saw(id + 1, { ...file, ctime: seconds }, attributes.now());

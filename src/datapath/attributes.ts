@@ -6,6 +6,7 @@ import { attrOf } from './attr.ts';
 import type { CacheRoom } from './cache-room.ts';
 import { type Following, follow, isNewer, isSameContent, isUnchanged, sizeOf } from './following.ts';
 import { areSameRights, createRightsOf, type Rights } from './identity.ts';
+import { createToldRights } from './told-rights.ts';
 
 /**
  * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
@@ -96,6 +97,8 @@ export function createAttributeCache({
   end = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, Known>();
+  /** Of nodes that are not among them. */
+  const told = createToldRights();
   const share = room.join(dropOldest);
   let order = 0;
   /** Never the same for two states of a node, also not when it was forgotten in between. */
@@ -109,38 +112,33 @@ export function createAttributeCache({
     const found = nodes.get(id);
     if (found !== undefined) return found;
     const made: Known = {
-      ...{
-        attributes: undefined,
-        at: never,
-        relyMs: 0,
-        order: 0,
-        epoch: ++epochs,
-        changing: 0,
-        reached: undefined,
-        ended: [],
-        isTorn: false,
-        isTied: false,
-        isTouched: false,
-        isChanged: false,
-      },
-      ...{ toldSize: undefined, toldRights: undefined, toldEpoch: -1, isHidden: isHidden(id) },
+      ...{ attributes: undefined, at: never, relyMs: 0, order: 0, epoch: ++epochs, changing: 0 },
+      ...{ reached: undefined, ended: [], isTorn: false, isTied: false, isTouched: false, isChanged: false },
+      ...{ toldSize: undefined, toldRights: told.get(id), toldEpoch: -1, isHidden: isHidden(id) },
     };
     nodes.set(id, made);
+    told.forget(id);
     share.add(1);
     return made;
   }
 
   function dropOldest(): void {
     const enough = nodes.size * (1 - droppedPart);
-    for (const [id, { changing }] of nodes) {
+    for (const [id, known] of nodes) {
       if (nodes.size <= enough) return;
-      if (changing === 0) forget(id);
+      if (known.changing > 0) continue;
+      drop(id, known);
+      if (known.toldRights !== undefined) told.keep(id, known.toldRights);
     }
   }
 
   function forget(id: number): void {
     const known = nodes.get(id);
-    if (known === undefined) return;
+    if (known === undefined) told.forget(id);
+    else drop(id, known);
+  }
+
+  function drop(id: number, known: Known): void {
     if (known.isChanged) changedBefore = Math.max(changedBefore, known.order);
     nodes.delete(id);
     share.add(-1);
@@ -261,7 +259,7 @@ export function createAttributeCache({
     },
     allowing: (id) => {
       const known = nodes.get(id);
-      return known?.toldRights ?? known?.attributes;
+      return known === undefined ? told.get(id) : (known.toldRights ?? known.attributes);
     },
     grew: (id, size) => {
       const known = of(id);

@@ -15,6 +15,8 @@ export interface CallsOptions {
   readonly clock: Clock;
   /** Infinity is `hard`: it waits without end. Else `soft`: after so long it is EIO. */
   readonly patienceMs: number;
+  /** The mount is over: nothing is asked any more, and whatever was is given up, at once. */
+  readonly ended?: AbortSignal | undefined;
 }
 
 interface Waiting {
@@ -33,9 +35,16 @@ const lookMs = 250;
 const firstPauseMs = 100;
 const longestPauseMs = 5_000;
 
-export function createCalls({ clock, patienceMs }: CallsOptions): Calls {
+export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
   const underWay = new Set<Waiting>();
   let isLooking = false;
+  let isOver = false;
+  ended?.addEventListener('abort', end, { once: true });
+
+  function end(): void {
+    isOver = true;
+    for (const { controller } of underWay) controller.abort(new Errno('EINTR'));
+  }
 
   function look(): void {
     isLooking = underWay.size > 0;
@@ -50,6 +59,7 @@ export function createCalls({ clock, patienceMs }: CallsOptions): Calls {
     underWay.add(waiting);
     if (!isLooking) clock.after(lookMs, look);
     isLooking = true;
+    if (isOver) waiting.controller.abort(new Errno('EINTR'));
     return waiting;
   }
 

@@ -4,6 +4,7 @@ import { inoOf, typeOf } from './attr.ts';
 import type { Context } from './context.ts';
 import { createPages, keyOfEntry, type Page, type Pages } from './directory-pages.ts';
 import type { Entries } from './entries.ts';
+import { access } from './identity.ts';
 
 /** An open directory: a page of it, and where the kernel is. Of a large one there is never more in memory. */
 interface Stream {
@@ -38,7 +39,10 @@ export function createDirectories(context: Context, entries: Entries): Directory
     const opened = streams.get(fh);
     const known = opened?.id === id ? opened : undefined;
     if (known !== undefined && known.position === position && position !== 0n) return known;
-    const pages = known === undefined || position === 0n ? createPages(context, id, { remembers: true }) : known.pages;
+    const pages =
+      known === undefined || position === 0n
+        ? createPages(context, id, { remembers: true, checked: access.list })
+        : known.pages;
     const isWhole = position === 0n && attributes.last(id) !== undefined;
     const changes = isWhole ? names.changes(id) : undefined;
     const stream: Stream = { id, pages, page: undefined, next: 0, position, changes };

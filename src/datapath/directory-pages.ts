@@ -5,7 +5,6 @@ import { type EntryPlus, type FileHandle, nameOf } from '#wire/nfs3/structures.t
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import type { Context } from './context.ts';
-import { access } from './identity.ts';
 
 /** A part of a directory. */
 export interface Page {
@@ -33,11 +32,17 @@ const mostInVain = 10_000;
 /** Names that are remembered, so that a listing can begin anew without giving anything twice. */
 const mostRemembered = 100_000;
 
+export interface PagesOptions {
+  readonly remembers: boolean;
+  /** One of `access`: what the kernel has found that whoever asks may do. */
+  readonly checked: number;
+}
+
 /**
  * A server may say that it no longer knows where it was. It is then asked from the beginning, and what was given before is
  * left out; unless nothing is remembered of that, where it is not worth the memory.
  */
-export function createPages(context: Context, id: number, { remembers }: { readonly remembers: boolean }): Pages {
+export function createPages(context: Context, id: number, { remembers, checked }: PagesOptions): Pages {
   const { nfs, server, attributes, names, clock } = context;
   const given = new Set<string>();
   let verifier = 0n;
@@ -55,7 +60,7 @@ export function createPages(context: Context, id: number, { remembers }: { reado
       const { entries, ...page } = await nfs.readdir(args, options);
       return { ...page, entries: entries.map((entry) => ({ ...entry, attributes: undefined, handle: undefined })) };
     };
-    return server.on(request, id, list, access.list);
+    return server.on(request, id, list, checked);
   };
 
   /**

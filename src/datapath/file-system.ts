@@ -60,6 +60,8 @@ export interface FileSystemParts {
   readonly quota?: Quota | undefined;
   /** With the other mounts of the process. Left out: there are none. */
   readonly shared?: Shared;
+  /** The mount is over: nothing more is asked of the server, and what was is given up. */
+  readonly ended?: AbortSignal;
   /** Left out: writes are answered when they are on the server's disk. */
   readonly behind?: {
     readonly kept: Kept;
@@ -93,7 +95,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     room: shared.attributes,
   });
   const names = createNameCache({ epochOf: attributes.epoch, clock, room: shared.names });
-  const calls = createCalls({ clock, patienceMs });
+  const calls = createCalls({ clock, patienceMs, ended: parts.ended });
   const server = createServer({
     ...{ nfs, nodes, attributes, names, calls, notify },
     identities: createIdentities(options.identity),
@@ -114,11 +116,12 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
   const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, patience });
   const removing = createRemoving(context, entries, { charges, ready });
+  const own = createBudget(mostBehindOfMount);
   const uncharged = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
     ...{ onDone: charges.written, onLost: parts.behind?.onLost },
-    budgets: [createBudget(mostBehindOfMount), ...(parts.behind === undefined ? [] : [parts.behind.budget])],
+    budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
   const writes = charging(uncharged, charges, patience);
   const setting = createSetting(context, writes, charges);
@@ -176,6 +179,8 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   return {
     ...{ operations: bound, behind: writes.behind },
     [Symbol.dispose]: () => {
+      // What is left of it is not sent any more, and has no memory.
+      parts.behind?.budget.give(own.used);
       attributes[Symbol.dispose]();
       names[Symbol.dispose]();
     },

@@ -7,6 +7,7 @@ import { heldBack } from './held-back.ts';
 const name = Buffer.from('name');
 
 function held({ softMs }: { readonly softMs?: number } = {}) {
+  const over = new AbortController();
   const clock = createFakeClock();
   const done: string[] = [];
   const interrupt = new AbortController();
@@ -15,12 +16,17 @@ function held({ softMs }: { readonly softMs?: number } = {}) {
   let first: Promise<void> | undefined = promise;
   const names = ['mkdir', 'open', 'flush', 'fsync', 'release', 'lookup'] as const;
   const noting = Object.fromEntries(names.map((each) => [each, () => void done.push(each)]));
-  const on = heldBack(noting as Partial<Operations>, { clock, ready: () => first, softMs }) as Operations;
+  const on = heldBack(noting as Partial<Operations>, {
+    clock,
+    ready: () => first,
+    softMs,
+    ended: over.signal,
+  }) as Operations;
   const ready = (): void => {
     first = undefined;
     resolve();
   };
-  return { clock, done, on, request, interrupt, ready };
+  return { clock, done, on, request, interrupt, ready, over };
 }
 
 describe('as long as something must not be changed', () => {
@@ -44,6 +50,17 @@ describe('as long as something must not be changed', () => {
     void on.fsync(2, { fh: 0, dataOnly: false }, request);
     void on.release(2, { fh: 0, unlock: undefined }, request);
     expect(done).toEqual(['lookup', 'open', 'flush', 'fsync', 'release']);
+  });
+
+  test('nothing is begun when the mount is over', async () => {
+    const { on, done, request, over, ready } = held();
+    const made = on.mkdir(1, name, 0o755, request);
+    over.abort();
+    await expect(made).rejects.toThrow('EINTR');
+    await expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EINTR');
+    ready();
+    await new Promise(setImmediate);
+    expect(done).toEqual([]);
   });
 
   test('whoever is interrupted is let go', async () => {

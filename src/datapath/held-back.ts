@@ -11,6 +11,8 @@ export interface HeldBackParts {
   readonly ready: () => Promise<void> | undefined;
   /** `soft`: EIO for whoever has waited for so long. Undefined: `hard`. */
   readonly softMs: number | undefined;
+  /** The mount is over: nothing is begun any more. */
+  readonly ended?: AbortSignal;
 }
 
 const changing = [
@@ -28,8 +30,8 @@ type Does = (...args: never[]) => unknown;
  * interrupted, as when waiting for the server.
  */
 export function heldBack(operations: Partial<Operations>, parts: HeldBackParts): Partial<Operations> {
-  const { clock, ready, softMs: patienceMs = Number.POSITIVE_INFINITY } = parts;
-  const patience = createPatience({ clock, patienceMs, calls: createCalls({ clock, patienceMs }) });
+  const { clock, ready, softMs: patienceMs = Number.POSITIVE_INFINITY, ended } = parts;
+  const patience = createPatience({ clock, patienceMs, calls: createCalls({ clock, patienceMs, ended }) });
 
   /** Operations have the request as their last argument. */
   const later =

@@ -229,6 +229,75 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
   });
 
+  test.each([
+    { way: 'removed', first: 'rename', left: ['new'] },
+    { way: 'replaced', first: 'link', left: ['file'] },
+  ] as const)(
+    '$way by somebody who is let go: what is read next where the request lay is of no account',
+    async (how) => {
+      const clock = createFakeClock();
+      const mounted = mount({ clock });
+      const { on, gate, request, look, list } = mounted;
+      const file = await ground(mounted);
+      await mounted.open(file);
+      const hiding = gate(how.first);
+      const interrupt = new AbortController();
+      const { signal } = interrupt;
+      const [from, to] = [at('new'), at('file')];
+      const taken =
+        how.way === 'removed'
+          ? on.unlink(root, to.name, request({ signal }))
+          : on.rename(from, to, 0, request({ signal }));
+      const ended = expect(taken).rejects.toThrow('EINTR');
+      await expect.poll(() => hiding.calls).toBe(1);
+      interrupt.abort();
+      for (let i = 0; i < 12; i++) clock.advance(250);
+      await ended;
+      for (const { name } of [from, to]) name.fill('x');
+      hiding.open();
+      await expect.poll(() => list()).toEqual([hidden, ...how.left]);
+      if (how.way === 'replaced') expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
+      // What it means is known under the right name, too.
+      await expect.poll(() => look(root, how.way === 'removed' ? 'file' : 'new')).toBe(0);
+    },
+  );
+
+  test.each([
+    { directoryIs: 'known', isForgotten: false },
+    { directoryIs: 'forgotten', isForgotten: true },
+  ])(
+    'it loses a second name to somebody who may not look where it is hidden: $directoryIs',
+    async ({ isForgotten }) => {
+      for (const [text, mode] of [
+        ['closed', 0o700],
+        ['open', 0o777],
+      ] as const) {
+        mkdirSync(it.on(text));
+        chmodSync(it.on(text), mode);
+      }
+      writeFileSync(it.on('closed/file'), 'x');
+      for (const text of ['other', 'third']) linkSync(it.on('closed/file'), it.on(`open/${text}`));
+      writeFileSync(it.on('open/new'), 'new');
+      chmodSync(it.on('open/new'), 0o666);
+      const { on, look, open, request, close, list } = mount();
+      const [closed, opened] = [await look(root, 'closed'), await look(root, 'open')];
+      const file = await look(closed, 'file');
+      for (const text of ['other', 'third', 'new']) await look(opened, text);
+      const { fh } = await open(file);
+      await on.unlink(closed, name('file'), request());
+      if (isForgotten) on.forget(closed, 1);
+      await on.unlink(opened, name('other'), request({ uid: 3000 }));
+      await on.rename(
+        { parent: opened, name: name('new') },
+        { parent: opened, name: name('third') },
+        ...([0, request({ uid: 3000 })] as const),
+      );
+      expect([list('closed'), list('open')]).toEqual([[hidden], ['third']]);
+      await close(file, fh);
+      expect([list('closed'), list('open')]).toEqual([[], ['third']]);
+    },
+  );
+
   describe.each([
     { server: 'a server that can give a file a second name', hasLink: true },
     { server: 'one that cannot', hasLink: false },
@@ -336,6 +405,27 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       expect(list('directory')).toEqual([]);
     },
   );
+
+  test('replaced by somebody who may do so by the group of the directory: not by that of the file', async () => {
+    mkdirSync(it.on('directory'));
+    for (const text of ['file', 'new']) writeFileSync(it.on(`directory/${text}`), text);
+    chownSync(it.on('directory/file'), 1000, 4000);
+    chmodSync(it.on('directory/file'), 0o664);
+    chownSync(it.on('directory'), 1000, 2000);
+    chmodSync(it.on('directory'), 0o770);
+    const { nfs, on, look, open, request } = mount();
+    const parent = await look(root, 'directory', 3000);
+    const file = await look(parent, 'file', 3000);
+    await look(parent, 'new', 3000);
+    await open(file);
+    const asked: unknown[] = [];
+    nfs.link = (handle, to, options) => {
+      asked.push(options?.credential);
+      return it.nfs.link(handle, to, options);
+    };
+    await on.rename({ parent, name: name('new') }, { parent, name: name('file') }, 0, request({ uid: 3000 }));
+    expect(asked).toEqual([credential({ uid: 3000, gid: 3000, groups: [2000], machine: 'stowage-test' })]);
+  });
 
   test('a hidden name that could not be removed is removed after another close, as whoever gave it', async () => {
     writeFileSync(it.on('file'), 'x');

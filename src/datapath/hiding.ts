@@ -36,6 +36,7 @@ export interface At {
 }
 
 export interface Taking {
+  /** Not in the memory of the request, nor anything that `take` goes by (see `copied`): it may be answered before this ends. */
   readonly at: At;
   readonly there: There;
   /** Something else gets the name: until then it must mean what is there, whatever ends half-way. */
@@ -43,6 +44,8 @@ export interface Taking {
   /** `isHidden`: what is there has a hidden name. If nothing else gets the name, it has lost that already. */
   readonly take: (isHidden: boolean, request: Request) => Promise<void>;
 }
+
+export const copied = ({ parent, name }: At): At => ({ parent, name: Buffer.from(name) });
 
 export type CallOnPlace = (place: Place, options: CallOptions) => Promise<Wcc>;
 
@@ -118,10 +121,9 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
 
   /** Gives it one more name. False: the server cannot do that, or does not want to. */
   async function addName(id: number, { parent, name }: At, request: Request): Promise<boolean> {
-    const send = () =>
-      server.onTwo(request, id, parent, (file, directory, options) =>
-        nfs.link(file, { directory, name }, withoutEnd(options)),
-      );
+    const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
+      nfs.link(file, { directory, name }, withoutEnd(options));
+    const send = () => server.onTwo(request, id, parent, link, false);
     const onFile = () => changing(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
     try {
       await changing(attributes, parent, onFile, ({ change }) => change);
@@ -137,7 +139,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   const ownerOf = async ({ directory }: Hidden, request: Request): Promise<Who> =>
     await server.apart(request, (options) => nfs.getattr(directory, options));
 
-  /** In a directory that the kernel does not know: by which group he might use it is not known either. */
+  /** In a directory that the kernel does not know, or that he was not checked for: by which group he might use it is not known. */
   async function apart<R>(hidden: Hidden, request: Request, call: (options: CallOptions) => Promise<R>): Promise<R> {
     return await server.apart(request, call).catch(async (cause: unknown) => {
       if (!isNfsError(cause, 'ACCES')) throw cause;
@@ -145,14 +147,14 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     });
   }
 
-  /** Whether the file has that name: it was hidden before, and nobody has cleared it away. */
-  async function isAt(hidden: Hidden, there: There, request: Request): Promise<boolean> {
-    const lookup = (directory: FileHandle, options: CallOptions) => nfs.lookup(directory, hidden.name, options);
-    const parent = nodes.find(hidden.directory)?.id;
-    const found = await (parent === undefined
-      ? apart(hidden, request, (options) => lookup(hidden.directory, options))
-      : server.on(request, parent, lookup)
-    ).catch((cause: unknown) => {
+  /**
+   * Whether the file has that name: it was hidden before, and nobody has cleared it away. Whoever takes another name from it, in
+   * another directory perhaps, need not be allowed to look there.
+   */
+  async function isAt(id: number, hidden: Hidden, there: There, request: Request): Promise<boolean> {
+    const asker = withIdentity(request, hiders.get(id) ?? request);
+    const lookup = (options: CallOptions) => nfs.lookup(hidden.directory, hidden.name, options);
+    const found = await apart(hidden, asker, lookup).catch((cause: unknown) => {
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
       return undefined;
     });
@@ -247,7 +249,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
       const takeOnly = () => whileLeaving(id, () => take(false, request));
       if (!isOpen(id)) return await takeOnly();
       const before = nodes.hidden(id);
-      if (before !== undefined && (await isAt(before, there, request))) return await takeOnly();
+      if (before !== undefined && (await isAt(id, before, there, request))) return await takeOnly();
       const still = held.move();
       await lasting(request, (itself) => hideAndTake(id, taking, itself).finally(() => still.dispose()));
     },

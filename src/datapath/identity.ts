@@ -34,8 +34,10 @@ const mostKept = 1024;
 
 /**
  * The kernel has checked what the caller may do, with all groups he is in; it does not tell which. Where the group may do what
- * others may not, the object's own group is sent along: the user is always himself, and has no group but one without which the
- * kernel would not have allowed this. Whoever is squashed has none: the kernel checked somebody else.
+ * others may not, the object's own group is sent along: whoever asks has no group but one without which the kernel would not have
+ * allowed this. But for two cases in which what it went by is not known, both in `server.ts`: what a predecessor told it, and a file
+ * whose handle the server does not know any more, which is looked for by the group of its directory: what was written to it would be lost.
+ * Whoever is squashed has none: the kernel checked somebody else.
  */
 export function createIdentities({ squash, uid, gid, machine }: IdentityOptions): Identities {
   const kept = new Map<string, Buffer>();

@@ -4,7 +4,7 @@ import type { Nodes } from './ports.ts';
 import type { Placed, Server } from './server.ts';
 
 export interface LettingGoParts {
-  readonly nodes: Pick<Nodes, 'get'>;
+  readonly nodes: Pick<Nodes, 'get' | 'lost' | 'isLossTold'>;
   readonly server: Pick<Server, 'oldest' | 'seen' | 'forget'>;
   /** Tells the kernel something by another thread than the one that answers it. */
   readonly notifyApart: (bytes: Buffer) => Promise<unknown>;
@@ -33,7 +33,9 @@ export function createLettingGo(parts: LettingGoParts): (count: number) => void 
   let wanted = 0;
   let looksLeft = 0;
 
-  const isFree = ({ id, isDirectory }: Placed): boolean => !isDirectory && nodes.get(id)?.opens === 0;
+  /** Data of it got lost, and nobody knows: whoever opens it next is told, if it is still the same node. */
+  const isOwed = (id: number): boolean => nodes.lost(id) !== undefined && !nodes.isLossTold(id);
+  const isFree = ({ id, isDirectory }: Placed): boolean => !isDirectory && nodes.get(id)?.opens === 0 && !isOwed(id);
 
   /** Not again before the others. It is gone when the kernel says so. */
   function putBack({ id, parent, key }: Placed): void {

@@ -4,12 +4,17 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
 import { createGround } from '#testing/ground.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
-import type { Request } from '#wire/fuse/operations.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import type { FileHandle } from '#wire/nfs3/structures.ts';
+import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
+import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { credential } from '#wire/rpc/message.ts';
 import type { Context } from './context.ts';
+import { createFileSystem } from './file-system.ts';
 import { createNamesAhead } from './names-ahead.ts';
 
 describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after the other', { timeout: 60_000 }, () => {
@@ -157,6 +162,42 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
       await expect.poll(() => isThere(`new ${part}`), soon).toBe(true);
     }
     expect([...mount.faults, ...other.faults]).toEqual([]);
+  });
+});
+
+describe('as whom names are listed ahead', () => {
+  const directory: Attributes = {
+    ...{ type: 2, mode: 0o751, links: 2, uid: 0, gid: 2000, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
+    ...{ size: 4096, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
+  };
+
+  test.each([
+    // Whoever is not in the group looks names up, too: the kernel did not see whether he is.
+    { mode: 0o751, text: 'rwxr-x--x', groups: [] },
+    { mode: 0o750, text: 'rwxr-x---', groups: [2000] },
+    { mode: 0o755, text: 'rwxr-xr-x', groups: [] },
+  ])('with the group of the directory only if nobody else may look names up there: $text', async ({ mode, groups }) => {
+    const asked: unknown[] = [];
+    const now = { ...directory, mode };
+    const nfs = {
+      getattr: async () => now,
+      lookup: async (_directory: FileHandle, name: Buffer) => ({
+        ...{ handle: Buffer.from(name), attributes: { ...now, type: 1 }, directory: now },
+      }),
+      readdirplus: (_args: unknown, options: CallOptions) => {
+        asked.push(options.credential);
+        return Promise.reject(new NfsError('READDIRPLUS', nfsStatus.ACCES, false));
+      },
+    } as unknown as NfsClient;
+    const on = createFileSystem({
+      ...{ nfs, nodes: createMemoryNodes(Buffer.from('root')), proofs: createMemoryProofs(), clock: createFakeClock() },
+      ...{ notify: () => undefined, options: { identity: asCaller } },
+    }) as Operations;
+    const { signal } = new AbortController();
+    const request: Request = { uid: 1000, gid: 1000, pid: 1, place: 1, resent: false, signal };
+    await on.getattr(1, undefined, request);
+    for (let i = 0; i < 20; i++) await on.lookup(1, Buffer.from(`${i}`), request);
+    expect(asked).toEqual([credential({ uid: 1000, gid: 1000, groups, machine: asCaller.machine })]);
   });
 });
 

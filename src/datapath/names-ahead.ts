@@ -1,6 +1,7 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import type { Context } from './context.ts';
 import { createPages, keyOfEntry, type Pages } from './directory-pages.ts';
+import { access } from './identity.ts';
 
 /**
  * Who looks up one name after the other (`stat` of all files, a build, a backup) mostly goes on so: a part of the directory is
@@ -73,7 +74,9 @@ export function createNamesAhead(context: Context): NamesAhead {
 
   function begin(id: number): Listing {
     const changes = attributes.last(id) === undefined ? undefined : names.changes(id);
-    return { pages: createPages(context, id, { remembers: false }), changes, position: 0n, isUnderWay: false };
+    // Whoever looks names up need not be allowed to list them: then he gets none by a group that he may not be in.
+    const pages = createPages(context, id, { remembers: false, checked: access.search });
+    return { pages, changes, position: 0n, isUnderWay: false };
   }
 
   async function list(id: number, ahead: Ahead, request: Request): Promise<void> {

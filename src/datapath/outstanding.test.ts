@@ -97,10 +97,15 @@ describe('what is outstanding', () => {
   describe('letting go of names', () => {
     const told: string[] = [];
     const places = new Map<number, Placed>();
+    const lost = new Map<number, 'told' | 'untold'>();
 
     const letGo = (count: number): void =>
       createLettingGo({
-        nodes: { get: (id) => ({ id, generation: 0, handle: Buffer.alloc(0), opens: id === 13 ? 1 : 0 }) },
+        nodes: {
+          get: (id) => ({ id, generation: 0, handle: Buffer.alloc(0), opens: id === 13 ? 1 : 0 }),
+          lost: (id) => (lost.has(id) ? 'ENOSPC' : undefined),
+          isLossTold: (id) => lost.get(id) === 'told',
+        },
         server: {
           oldest: (most) => [...places.values()].slice(0, most),
           seen: (id, parent, key) => {
@@ -124,6 +129,7 @@ describe('what is outstanding', () => {
     beforeEach(() => {
       told.splice(0);
       places.clear();
+      lost.clear();
       // Names a to h, by turns in two directories; c is a directory itself, and d is open.
       for (const [i, key] of [...'abcdefgh'].entries())
         places.set(10 + i, { id: 10 + i, parent: 5 + (i % 2), key, isDirectory: key === 'c' });
@@ -133,6 +139,13 @@ describe('what is outstanding', () => {
       letGo(3);
       await settled();
       expect(told).toEqual(['a', 'b', 'e']);
+    });
+
+    test('does not ask for one of which data got lost and nobody was told', async () => {
+      lost.set(10, 'untold').set(11, 'told');
+      letGo(3);
+      await settled();
+      expect(told).toEqual(['b', 'e', 'f']);
     });
 
     test('asks elsewhere while something is outstanding in their directory, and for the rest when it is answered', async () => {

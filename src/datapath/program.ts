@@ -21,6 +21,7 @@ import { type ServedMount, serveMount } from './served-mount.ts';
 import { createShared } from './shared.ts';
 import { createSuspicion } from './suspicion.ts';
 import { until } from './until.ts';
+import { whileServed } from './while-served.ts';
 import type { Behind } from './writes.ts';
 
 export interface ProgramParts {
@@ -107,8 +108,12 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     const spec = readSpec(told);
     const row = rows.of(id);
     const server = connections.rent(spec);
+    const over = new AbortController();
+    parting.defer(() => over.abort());
+    const { signal: ended } = over;
+    const journal = whileServed({ requests, growth: rows.growth(row.index) }, ended);
     const ready = (): Promise<void> | undefined => draining.ready(server.about);
-    const quota = quotaOf({ mount: id, spec, server, kept: rows.growth(row.index), ready });
+    const quota = quotaOf({ mount: id, spec, server, kept: journal.growth, ready });
     parting.use(quota);
     rented.add(server);
     // It leads to the whole file system.
@@ -118,12 +123,12 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
     const { operations, behind } = parting.use(
       openFileSystem({
-        ...{ nfs: server.nfs, nodes: known, proofs: requests, clock, shared },
+        ...{ nfs: server.nfs, nodes: known, proofs: journal.proofs, clock, shared, ended },
         quota: quota.quota,
         notify: (bytes) => served.notify(bytes),
         notifyApart: (bytes) => served.notifyApart(bytes),
         behind: {
-          kept: { keep: requests.behind, free: (place) => served.committed(place) },
+          kept: { keep: journal.keep, free: (place) => served.committed(place) },
           ...{ budget, ready, onLost: createLossLog({ clock, log, mount: id, report: parts.report }) },
         },
         options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
@@ -136,7 +141,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     const ages = new Map<number, number>();
     const held = heldBack(
       { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
-      { clock, ready, softMs },
+      { clock, ready, softMs, ended },
     );
     isGiven = true;
     const served = await serveMount({

@@ -4,7 +4,15 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { type At, type CallOnPlace, createHiding, type Hiding, type HidingParts, type Taking } from './hiding.ts';
+import {
+  type At,
+  type CallOnPlace,
+  copied,
+  createHiding,
+  type Hiding,
+  type HidingParts,
+  type Taking,
+} from './hiding.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
@@ -44,12 +52,12 @@ export function createRemoving(context: Context, entries: Entries, { charges, re
     unlink: async (parent, name, request) => {
       const there = await target(parent, name, request);
       if (there === undefined) return;
-      const at = { parent, name };
+      const at = copied({ parent, name });
       const take: Taking['take'] = async (isHidden) => {
         if (isHidden) return;
         const id = nodes.find(there.handle)?.id;
         const before = await charges.leaving(id, request);
-        await remove(at, request, ({ directory }, options) => nfs.remove(directory, name, options));
+        await remove(at, request, (place, options) => nfs.remove(place.directory, place.name, options));
         charges.removed(id, before);
       };
       await hiding.takeName({ at, there, isReplaced: false, take }, request);

@@ -5,7 +5,7 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { changing } from './attributes.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { type At, type Taking, withoutEnd } from './hiding.ts';
+import { type At, copied, type Taking, withoutEnd } from './hiding.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
 import type { Removing } from './removing.ts';
@@ -70,8 +70,10 @@ export function createRenaming(
   }
 
   return {
-    rename: async (from, to, flags, request) => {
+    rename: async (old, next, flags, request) => {
       if ((flags & impossible) !== 0) throw new Errno('EINVAL');
+      // Where something is replaced that is open, it goes on when the request is answered and its memory somebody else's.
+      const [from, to] = [copied(old), copied(next)];
       const moved = await source(from, to, request);
       if (moved === undefined) return;
       const replaced = await entries.meant(to.parent, to.name, request);

@@ -113,7 +113,6 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     };
     return {
       fd: open(),
-      again: open,
       requests,
       one: one ?? expect.fail(),
       other: other ?? expect.fail(),
@@ -145,26 +144,68 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   });
 
   test('are tried later if data paths may have ended over them; who is interrupted does not wait for that', async () => {
-    const { fd, again, requests, one, interrupt, answer } = left();
     const clock = createFakeClock();
     let begun = 0;
     const statfs = (): Promise<never> => {
       begun++;
       return waits();
     };
-    const options = {
-      ...{ mount: 0, requests, paused: new Set<() => void>(), ...untold, operations: { statfs } },
+    const options = { mount: 0, paused: new Set<() => void>(), ...untold, operations: { statfs } };
+    const suspected = () => {
+      const { one, ...more } = left();
+      return { ...more, one: { ...one, outlived: 3 } };
     };
-    const suspected = { ...one, outlived: 3 };
-    using _served = await serveMount({ ...options, ...trying(clock), fd, left: [suspected] });
+    const { fd, requests, one } = suspected();
+    using _served = await serveMount({ ...options, ...trying(clock), fd, requests, left: [one] });
     expect(begun).toBe(0);
     clock.advance(1_000);
     expect(begun).toBe(1);
     // The kernel says so now, or has said so to a predecessor.
-    for (const given of [[suspected, interrupt], [{ ...suspected, isInterrupted: true }]]) {
-      using _again = await serveMount({ ...options, ...trying(), fd: again(), left: given });
+    for (const isKnown of [false, true]) {
+      const { fd, requests, one, interrupt, answer } = suspected();
+      const given = isKnown ? [{ ...one, isInterrupted: true }] : [one, interrupt];
+      using _again = await serveMount({ ...options, ...trying(), fd, requests, left: given });
       expect([begun, answer()]).toEqual([1, [1, -4]]);
     }
+  });
+
+  test("are nobody's when the mount is gone: what becomes of them touches no line of others", async () => {
+    const { fd, requests, one, other } = left();
+    const signals: AbortSignal[] = [];
+    const clock = createFakeClock();
+    const over: number[] = [];
+    const suspicion = { ...createSuspicion(clock, () => undefined), over: (place: number) => void over.push(place) };
+    const ends = [Promise.withResolvers<never>(), Promise.withResolvers<undefined>()] as const;
+    const served = await serveMount({
+      ...{ fd, mount: 0, requests, paused: new Set(), clock, suspicion, ...untold, left: [one, other] },
+      operations: {
+        statfs: (_id, { signal }) => {
+          signals.push(signal);
+          return ends[0].promise;
+        },
+        release: (_id, _how, { signal }) => {
+          signals.push(signal);
+          return ends[1].promise;
+        },
+      },
+    });
+    served[Symbol.dispose]();
+    expect(signals.map(({ aborted }) => aborted)).toEqual([true, true]);
+    // Nor are they to blame if this process ends.
+    expect(over).toEqual([one.place, other.place]);
+    requests.freeAll(0);
+    const take = (unique: number): number => {
+      const armed = requests.arm(1) ?? expect.fail();
+      return (requests.take(1, armed, put(armed, unique)) ?? expect.fail()).place;
+    };
+    const places = [take(2), take(4)];
+    ends[0].reject(new Errno('EIO'));
+    ends[1].resolve(undefined);
+    served.committed(places[0] ?? expect.fail());
+    await delay(0);
+    places.push(take(6), take(8));
+    expect(new Set(places).size).toBe(4);
+    expect(requests.held.lines).toBe(4);
   });
 
   test('the end of an open file is counted, also if it is given up', async () => {

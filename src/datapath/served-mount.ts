@@ -71,6 +71,8 @@ const late = { firstMs: 100, mostMs: 5_000, share: 3 } as const;
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
   const { fd, mount, requests, paused, clock, suspicion, ages } = options;
   let isStopping = false;
+  /** Its lines are, or are about to be, somebody else's: what is still worked on must not touch them. */
+  let isOver = false;
   /** Whoever waits for everything to be answered. */
   let idle: (() => void) | undefined;
   let lateMs: number = late.firstMs;
@@ -82,6 +84,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   /** Later: whoever freed it is in the middle of something, and the answer to it may not be written yet. */
   const free = (place: number): void => {
+    if (isOver) return;
     requests.free(place);
     if (paused.size > 0) setImmediate(() => wakeAll(paused));
   };
@@ -92,6 +95,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   };
 
   const finished = (place: number): void => {
+    if (isOver) return;
     if (place === noLine) {
       if (at !== undefined) requests.empty(at);
       at = undefined;
@@ -103,6 +107,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   const desk: Desk = {
     answer: (place, bytes) => {
+      if (isOver) return;
       requests.keepAnswer(place, bytes);
       device.write(bytes);
       if (requests.isBehind(place)) over(place);
@@ -110,6 +115,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     },
     finished,
     interrupted: (place) => {
+      if (isOver) return;
       requests.interrupted(place);
       if (suspicion.has(place)) giveUp(suspects.get(place), new Errno('EINTR'));
     },
@@ -166,10 +172,12 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   }
 
   function close(): void {
+    isOver = true;
     paused.delete(wake);
     readingLate?.[Symbol.dispose]();
-    for (const place of suspects.keys()) suspicion.over(place);
     device[Symbol.dispose]();
+    for (const place of [...suspects.keys(), ...session.end()]) suspicion.over(place);
+    idle?.();
   }
 
   const device: Device = openDevice({

@@ -27,7 +27,8 @@ export interface Server {
    * file has now: when somebody gives it to another, who reads it reads on, and no data are lost that were answered.
    */
   onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R>;
-  onTwo<R>(request: Request, one: number, other: number, call: OnTwo<R>): Promise<R>;
+  /** Of directories. `isChecked` false: the first is a file, and the kernel has not looked whether he may use that. */
+  onTwo<R>(request: Request, one: number, other: number, call: OnTwo<R>, isChecked?: boolean): Promise<R>;
   /** About something that the kernel does not know: as the caller alone, without anybody's group. */
   apart<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
   /** Asks for the attributes of a node. */
@@ -190,9 +191,9 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
 
   return {
     ...{ node, on, onOpen, apart },
-    onTwo: (request, one, other, call) => {
-      const credential = () =>
-        identities.credential(request, access.change, attributes.allowing(one), attributes.allowing(other));
+    onTwo: (request, one, other, call, isChecked = true) => {
+      const first = () => (isChecked ? attributes.allowing(one) : undefined);
+      const credential = () => identities.credential(request, access.change, first(), attributes.allowing(other));
       const once = () =>
         calls.ask(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
       return once().catch((cause: unknown) => mended(request, [one, other], access.change, cause, once));

@@ -7,7 +7,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { type KeptMount, keepMounts, type Source, sourceOf } from '#testing/kept-mount.ts';
+import { disturbed, type KeptMount, keepMounts, type Source, sourceOf } from '#testing/kept-mount.ts';
 import { fioVerified, run } from '#testing/workloads.ts';
 
 const silenceMs = 20_000;
@@ -196,6 +196,31 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
       await run('umount', [mount.at]);
     },
   );
+
+  test('one mount is ended by force while requests wait: another of the same server has its own answers', async () => {
+    await using mounts = await keepMounts();
+    const gone = await mounts.mount(await source(), { cacheMs: 0 });
+    const stays = await mounts.mount(await source('other'));
+    for (const { at } of [gone, stays]) await run('ls', [at]);
+    await it.frozen(async () => {
+      const children = await waiters(gone);
+      await gone.abort();
+      expect(await endsAlone(children, endMs)).not.toBe('waits');
+      await eventually(
+        () => mounts.whole(),
+        (state) => state.mounts === 1,
+      );
+    });
+    // When the server goes on, so does what was under way for the mount that is gone.
+    await fioVerified(stays.at, mounts.folder);
+    await disturbed(
+      2,
+      () => mounts.killDataPath(),
+      () => fioVerified(stays.at, mounts.folder),
+    );
+    expect((await run('cat', [stays.on('file')])).stdout).toBe('data'.repeat(1000));
+    await run('umount', [gone.at, stays.at]);
+  });
 
   test('soft: the time goes on when the data path is replaced', async () => {
     await using mounts = await keepMounts();

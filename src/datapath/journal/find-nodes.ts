@@ -7,7 +7,7 @@ export interface Found {
   /** Downwards, so that low numbers are given out first. */
   readonly free: readonly number[];
   readonly hiding: readonly number[];
-  /** By owner: a node and its hash, in turn. */
+  /** By owner: a node and its hash, in turn. 0: not known. */
   readonly owned: ReadonlyMap<number, readonly number[]>;
 }
 
@@ -28,7 +28,8 @@ export function findNodes(memory: JournalMemory): Found {
       else {
         const ids = owned.get(owner) ?? [];
         if (ids.length === 0) owned.set(owner, ids);
-        ids.push(id, words[at + record.hash / 4] as number);
+        const isHashed = words[at + record.hashed / 4] === words[at + record.generation / 4];
+        ids.push(id, isHashed ? (words[at + record.hash / 4] as number) : 0);
       }
     }
   }

@@ -227,6 +227,21 @@ describe('nodes', () => {
     });
   }, 120_000);
 
+  test('are there for who asks again, also if the kernel has let go of them in between', () => {
+    using kept = journal();
+    const first = start(kept.next());
+    const place = takeOne(first, { step: 0, read: -1 });
+    const { id } = first.nodes.looked(handle('a'), place);
+    // Killed when it had answered; the kernel forgets the node before the next one comes to ask the server.
+    const next = start(kept.next());
+    expect(next.left).toEqual([place]);
+    next.nodes.forget(id, 1);
+    expect(next.nodes.get(id)).toBeUndefined();
+    expect(next.nodes.looked(handle('b'), place).id).toBe(id);
+    expect(next.nodes.get(id)?.handle).toEqual(handle('b'));
+    expect(start(kept.next()).nodes.find(handle('b'))?.id).toBe(id);
+  });
+
   /** As the kernel does it: it is there, however far the process comes with it. */
   function takeOne({ requests }: Process, progress: { readonly step: number; read: number }): number {
     const slot = requests.arm(0) ?? expect.fail();

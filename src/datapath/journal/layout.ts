@@ -108,6 +108,8 @@ export const record = {
   handle: 24,
   /** Of a node: the hash of its handle. 0: unknown. */
   hash: 88,
+  /** The generation that it is the hash of. Another: a program that knows of no hash made the node, and something else lies there. */
+  hashed: 92,
   /** Of a hidden file. */
   name: 88,
   /** Of a node: the error by which answered data of it got lost, and not everybody knows yet. Behind all names. */

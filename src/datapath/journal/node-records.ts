@@ -17,6 +17,8 @@ export interface NodeRecords {
   handleOf(id: number): FileHandle;
   hashOfNode(id: number): number;
   putHandle(id: number, handle: FileHandle): void;
+  /** Of its handle. */
+  putHash(id: number, hash: number): void;
 }
 
 export function createNodeRecords(memory: JournalMemory): NodeRecords {
@@ -44,14 +46,19 @@ export function createNodeRecords(memory: JournalMemory): NodeRecords {
     set(id, record.handleLength, handle.length);
   }
 
+  function putHash(id: number, hash: number): void {
+    set(id, record.hash, hash);
+    set(id, record.hashed, get(id, record.generation));
+  }
+
   /** Kept: it is asked of every node while applications wait. */
   function hashOfNode(id: number): number {
     const known = get(id, record.hash);
-    if (known !== 0) return known;
+    if (known !== 0 && get(id, record.hashed) === get(id, record.generation)) return known;
     const hash = hashOf(handleOf(id));
-    set(id, record.hash, hash);
+    putHash(id, hash);
     return hash;
   }
 
-  return { isThere, get, set, own, view, handleOf, hashOfNode, putHandle };
+  return { isThere, get, set, own, view, handleOf, hashOfNode, putHandle, putHash };
 }

@@ -1,8 +1,10 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { keepJournal } from '#testing/journal.ts';
+import { keepJournal, putRequest } from '#testing/journal.ts';
 import { chunkSize, record } from './layout.ts';
+import { firstId } from './node-records.ts';
 import { createNodeTable } from './nodes.ts';
+import { createRequests } from './requests.ts';
 
 const handle = (text: string): Buffer => Buffer.from(text);
 const root = handle('root');
@@ -64,6 +66,68 @@ describe('nodes', () => {
     one.forget(1, 1000);
     expect(one.get(1)).toBeDefined();
     expect(table.size).toBe(0);
+  });
+
+  test('is found by its handle, also where a program made it that kept no hashes', () => {
+    using kept = keepJournal();
+    const memory = kept.open();
+    const nodes = createNodeTable(memory).of(0, root);
+    const { id } = nodes.looked(handle('a'));
+    const [chunk] = memory.chunks;
+    const field = (offset: number): number => (id - firstId) * record.size + offset;
+    // What such a program leaves of a record that said where a file is hidden.
+    chunk?.setUint32(field(record.name), 28, true);
+    Buffer.from('.nfs0123456789abcdef01234567').forEach((byte, i) => {
+      chunk?.setUint8(field(record.name) + 4 + i, byte);
+    });
+    const next = createNodeTable(kept.open()).of(0, root);
+    expect(next.find(handle('a'))?.id).toBe(id);
+    expect(next.looked(handle('a')).id).toBe(id);
+    next.forget(id, 2);
+    expect(next.find(handle('a'))).toBeUndefined();
+  });
+
+  test('and where it did so in the place of one that has a hash', () => {
+    using kept = keepJournal();
+    const memory = kept.open();
+    const { id } = createNodeTable(memory).of(0, root).looked(handle('a'));
+    const [chunk] = memory.chunks;
+    const field = (offset: number): number => (id - firstId) * record.size + offset;
+    chunk?.setUint32(field(record.generation), 2, true);
+    chunk?.setUint8(field(record.handle), handle('b')[0] ?? 0);
+    const next = createNodeTable(kept.open()).of(0, root);
+    expect([next.find(handle('a')), next.find(handle('b'))?.id]).toEqual([undefined, id]);
+  });
+
+  test('whoever still works for a mount that is gone has nothing to do with the next one of its number', () => {
+    using kept = keepJournal();
+    const memory = kept.open();
+    const [requests, table] = [createRequests(memory), createNodeTable(memory)];
+    const before = table.of(0, root);
+    const slot = requests.arm(0) ?? expect.fail();
+    const { place } = requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail();
+    before.looked(handle('a'), place);
+    requests.freeAll(0);
+    table.drop(0);
+
+    const next = table.of(0, root);
+    const again = requests.arm(0) ?? expect.fail();
+    expect(requests.take(0, again, putRequest(again, 4, 60))?.place).toBe(place);
+    const { id } = next.looked(handle('b'), place);
+    for (const late of [() => before.looked(handle('c'), place), () => before.listed(handle('b'), place)])
+      expect(late).toThrow('ESTALE');
+    before.opened(id, place);
+    before.closed(id, place);
+    before.unlooked(id, place);
+    before.forget(id, 1);
+    before.hide(id, { directory: handle('dir'), name: '.nfs0123' });
+    before.setLost(id, 'EIO');
+    expect(before.get(id)).toBeUndefined();
+    expect([next.hidden(id), next.lost(id), table.size]).toEqual([undefined, undefined, 1]);
+    // However often that request comes.
+    next.looked(handle('b'), place);
+    next.forget(id, 1);
+    expect(next.get(id)).toBeUndefined();
   });
 
   test('mounts do not see each other, and one that goes takes its nodes along', () => {

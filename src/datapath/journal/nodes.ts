@@ -1,11 +1,12 @@
 import { rootNode } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import type { Hidden, Node, Nodes } from '../ports.ts';
+import type { Node, Nodes } from '../ports.ts';
 import { createCrowding, usualLimits } from './crowding.ts';
 import { findNodes } from './find-nodes.ts';
 import { createHandleIndex, type HandleIndex, hashOf } from './handle-index.ts';
-import { hiding, longestName, record, recordsPerChunk } from './layout.ts';
+import { createHiddenPlaces } from './hidden-places.ts';
+import { record, recordsPerChunk } from './layout.ts';
 import { createLostData } from './lost-data.ts';
 import type { JournalMemory } from './memory.ts';
 import { createNodeRecords, firstId } from './node-records.ts';
@@ -26,11 +27,14 @@ const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
 export function createNodeTable(memory: JournalMemory, limits = usualLimits): NodeTable {
   const free: number[] = [];
   const indexes = new Map<number, HandleIndex>();
+  /** By mount: what tells whoever still works for it that it is gone. */
+  const endings = new Map<number, () => void>();
   const steps = createSteps(memory);
   const crowding = createCrowding(limits, (mount) => indexOf(mount).size);
 
   const records = createNodeRecords(memory);
-  const { get, set, own, view, handleOf, hashOfNode, putHandle, isThere } = records;
+  const { get, set, own, handleOf, hashOfNode, putHandle, putHash, isThere } = records;
+  const places = createHiddenPlaces(records, take);
 
   function take(): number {
     const id = free.pop();
@@ -63,17 +67,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       crowding.grown(ids.length / 2);
     }
     // One whose file was closed, or not yet told of it: nobody points to it.
-    for (const id of left.hiding) if (!isPointedTo(id)) letGo(id);
+    for (const id of left.hiding) if (!places.isPointedTo(id)) letGo(id);
   }
 
   function* everyId(): Generator<number> {
     for (let id = firstId; id < firstId + memory.chunks.length * recordsPerChunk; id++) yield id;
   }
-
-  const isPointedTo = (id: number): boolean => {
-    const file = get(id, record.opens);
-    return isThere(file) && get(file, record.owner) !== 0 && get(file, record.hidden) === id;
-  };
 
   function unhide(id: number): void {
     const hidden = get(id, record.hidden);
@@ -93,7 +92,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     const index = indexOf(mount);
     const owner = mount + 1;
     let rootOpens = 0;
-    const isOurs = (id: number): boolean => isThere(id) && get(id, record.owner) === owner;
+    let isGone = false;
+    endings.set(mount, () => {
+      isGone = true;
+    });
+    // Its number, and the places of its requests, may be another mount's when it is gone.
+    const isOurs = (id: number): boolean => !isGone && isThere(id) && get(id, record.owner) === owner;
     const node = (id: number): Node => ({
       id,
       generation: get(id, record.generation),
@@ -111,16 +115,19 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     };
 
     function make(handle: FileHandle, hash: number, place: number | undefined): number {
+      if (isGone) throw new Errno('ESTALE');
       if (!crowding.hasRoom()) throw new Errno('ENOMEM');
       const id = take();
-      putHandle(id, handle);
-      set(id, record.hash, hash);
       set(id, record.generation, get(id, record.generation) + 1);
+      putHandle(id, handle);
+      putHash(id, hash);
       set(id, record.lookups, 1);
       set(id, record.opens, 0);
       set(id, record.hidden, 0);
       set(id, record.lost, 0);
       steps.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
+      // The request was answered before a crash, and the kernel has let go of the node since: then it counts as counted already.
+      if (get(id, record.owner) !== owner) own(id, owner);
       index.add(hash, id);
       crowding.grown();
       return id;
@@ -154,6 +161,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
         return node(id);
       },
       unlooked: (id, place) => {
+        if (isGone) return;
         steps.takeBack(place, id);
         forget(id, 1);
       },
@@ -177,34 +185,17 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       hide: (id, place) => {
         if (!isOurs(id)) return;
         const before = get(id, record.hidden);
-        set(id, record.hidden, place === undefined ? 0 : hide(id, place));
+        set(id, record.hidden, place === undefined ? 0 : places.put(id, place));
         // Only now: killed in between, nobody would know where the file is.
         if (before !== 0) letGo(before);
       },
       hidden: (id) => {
         const at = isOurs(id) ? get(id, record.hidden) : 0;
-        return at === 0 ? undefined : hiddenAt(at);
+        return at === 0 ? undefined : places.at(at);
       },
       ...createLostData(records, isOurs),
     };
   }
-
-  function hide(file: number, { directory, name }: Hidden): number {
-    if (Buffer.byteLength(name) > longestName) throw new RangeError('the name of a hidden file is too long');
-    const id = take();
-    putHandle(id, directory);
-    // The file that it belongs to, where a node has its opens.
-    set(id, record.opens, file);
-    const written = view(id, record.name + 4, longestName).write(name);
-    set(id, record.name, written);
-    own(id, hiding);
-    return id;
-  }
-
-  const hiddenAt = (id: number): Hidden => ({
-    directory: Buffer.from(handleOf(id)),
-    name: view(id, record.name + 4, get(id, record.name)).toString(),
-  });
 
   /** Of a node that was just being made, too: all but whose it is was there. */
   steps.end(({ mount, what, node, becomes }) => {
@@ -219,6 +210,8 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       for (const id of everyId()) if (get(id, record.owner) === mount + 1) remove(mount, id);
       indexes.delete(mount);
       crowding.drop(mount);
+      endings.get(mount)?.();
+      endings.delete(mount);
     },
     get size() {
       return crowding.size;

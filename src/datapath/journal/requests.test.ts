@@ -57,6 +57,23 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toEqual([]);
   });
 
+  test('a line is freed once: not by whoever still works for a mount that is gone', () => {
+    using kept = keepJournal(8);
+    const requests = createRequests(kept.open());
+    const take = (mount: number, length: number): number => {
+      const slot = requests.arm(mount) ?? expect.fail();
+      return (requests.take(mount, slot, putRequest(slot, 2, length)) ?? expect.fail()).place;
+    };
+    for (const length of [60, 5000, long]) {
+      const place = take(0, length);
+      requests.freeAll(0);
+      expect(() => requests.free(place)).toThrow('not in use');
+      expect(take(1, length)).not.toBe(take(1, length));
+    }
+    requests.freeAll(1);
+    expect(requests.held).toEqual({ lines: 0, slots: 0 });
+  });
+
   test('a successor knows who was interrupted, wherever the request lies', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());

@@ -111,6 +111,8 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   function freeLine(place: number): void {
     const cell = (words[word(place, line.cell)] ?? 0) - 1;
     const mount = (words[word(place, line.mount)] ?? 0) - 1;
+    // Whoever has it next would share it with somebody else.
+    if (mount < 0) throw new Error(`line ${place} is not in use`);
     store(word(place, line.mount), 0);
     shares.lines.add(mount, -1);
     if (cell >= cellCount) {

@@ -36,6 +36,8 @@ export interface Session {
   hold(place: number, message: Message, isInterrupted: boolean): () => void;
   /** Nobody works on it: it is answered with an error (EIO, or that of an `Errno`), if it is one to be answered. */
   giveUp(place: number, message: Message, why: Error): void;
+  /** The mount is over: whatever has no answer is interrupted. Gives the places of it. */
+  end(): readonly number[];
   /** Requests that have no answer yet. */
   readonly pending: number;
 }
@@ -174,6 +176,11 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
       const operation = table[header.opcode(message)];
       if (operation === undefined) return take(place, message);
       fail(operation, message, new Taken(place, message), why);
+    },
+    end: () => {
+      const all = [...pending.values()];
+      for (const request of all) request.interrupt();
+      return all.map(({ place }) => place);
     },
     get pending() {
       return pending.size;

@@ -1,0 +1,36 @@
+import type { Hidden } from '../ports.ts';
+import { hiding, longestName, record } from './layout.ts';
+import type { NodeRecords } from './node-records.ts';
+
+/** Where files are that were removed while open: each in a record of its own, which says whose it is. */
+export interface HiddenPlaces {
+  /** Gives the number of its record. */
+  put(file: number, hidden: Hidden): number;
+  at(id: number): Hidden;
+  isPointedTo(id: number): boolean;
+}
+
+export function createHiddenPlaces(records: NodeRecords, take: () => number): HiddenPlaces {
+  const { isThere, get, set, own, view, handleOf, putHandle } = records;
+  return {
+    put: (file, { directory, name }) => {
+      if (Buffer.byteLength(name) > longestName) throw new RangeError('the name of a hidden file is too long');
+      const id = take();
+      putHandle(id, directory);
+      // The file that it belongs to, where a node has its opens.
+      set(id, record.opens, file);
+      const written = view(id, record.name + 4, longestName).write(name);
+      set(id, record.name, written);
+      own(id, hiding);
+      return id;
+    },
+    at: (id) => ({
+      directory: Buffer.from(handleOf(id)),
+      name: view(id, record.name + 4, get(id, record.name)).toString(),
+    }),
+    isPointedTo: (id) => {
+      const file = get(id, record.opens);
+      return isThere(file) && get(file, record.owner) !== 0 && get(file, record.hidden) === id;
+    },
+  };
+}

@@ -1,0 +1,115 @@
+import { constants } from 'node:fs';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nodes.ts';
+import { keepJournal, putRequest } from '#testing/journal.ts';
+import { asCaller } from '#testing/nfs-mount.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+import { RpcError } from '#wire/rpc/errors.ts';
+import { createBudget, mostBehind } from './budget.ts';
+import { openFileSystem } from './file-system.ts';
+import { createRequests } from './journal/requests.ts';
+import { whileServed } from './while-served.ts';
+
+describe('a mount that is over while its server is silent', () => {
+  /** Every call waits until it is given up. */
+  function silent() {
+    const given: CallOptions[] = [];
+    const waits = (...args: readonly unknown[]): Promise<never> => {
+      const options = args.at(-1) as CallOptions;
+      const { promise, reject } = Promise.withResolvers<never>();
+      const giveUp = (): void => reject(new RpcError('given up', { failure: 'canceled', maybeDone: true }));
+      given.push(options);
+      if (options.signal?.aborted === true) giveUp();
+      options.signal?.addEventListener('abort', giveUp);
+      return promise;
+    };
+    const nfs = { write: waits, mkdir: waits, lookup: waits } as unknown as NfsClient;
+    const over = new AbortController();
+    const nodes = createMemoryNodes(Buffer.from('root'));
+    const freed: number[] = [];
+    const budget = createBudget(mostBehind);
+    const system = openFileSystem({
+      ...{ nfs, nodes, proofs: createMemoryProofs(), clock: createFakeClock(), notify: () => undefined },
+      behind: {
+        kept: { keep: () => undefined, free: (place) => void freed.push(place) },
+        budget,
+        ready: () => undefined,
+      },
+      ...{ ended: over.signal, options: { identity: asCaller } },
+    });
+    let places = 0;
+    const request = (): Request => ({
+      ...{ uid: 0, gid: 0, pid: 1, place: ++places, resent: false, signal: new AbortController().signal },
+    });
+    const end = (): void => {
+      over.abort();
+      void system.behind.stop();
+      system[Symbol.dispose]();
+    };
+    const file = nodes.looked(Buffer.from('file')).id;
+    const write = (bytes: number) =>
+      (system.operations as Operations).write(
+        file,
+        { fh: 1, offset: 0, openFlags: constants.O_WRONLY } as never,
+        Buffer.alloc(bytes, 'a'),
+        request(),
+      );
+    return { on: system.operations as Operations, given, budget, freed, request, end, write };
+  }
+
+  test("what was answered is not on its way any more: its memory is somebody else's", async () => {
+    const { given, budget, freed, end, write } = silent();
+    expect(await write(100_000)).toBe(100_000);
+    await nextTurn();
+    expect(given.map(({ signal }) => signal?.aborted)).toEqual([false]);
+    expect(budget.used).toBeGreaterThan(0);
+    end();
+    expect(given.map(({ signal }) => signal?.aborted)).toEqual([true]);
+    // Others have the room.
+    expect(budget.used).toBe(0);
+    await nextTurn();
+    expect([given.length, freed]).toEqual([1, []]);
+  });
+
+  test('whoever waits is let go at once, and nothing more is asked', async () => {
+    const { on, given, request, end } = silent();
+    const name = Buffer.from('name');
+    const waiting = expect(on.mkdir(1, name, 0o755, request())).rejects.toThrow('EINTR');
+    expect(given).toHaveLength(1);
+    end();
+    await waiting;
+    await expect(on.lookup(1, name, request())).rejects.toThrow('EINTR');
+    expect(given.map(({ signal }) => signal?.aborted)).toEqual([true, true]);
+  });
+});
+
+describe('what a mount has of the journal', () => {
+  test('is not its own when it is over', () => {
+    using kept = keepJournal();
+    const requests = createRequests(kept.open());
+    const over = new AbortController();
+    const written: number[] = [];
+    const growth = { read: () => ({ epoch: 0, growth: 0 }), write: (epoch: number) => void written.push(epoch) };
+    const own = whileServed({ requests, growth }, over.signal);
+    const slot = requests.arm(0) ?? expect.fail();
+    const take = (): number => (requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail()).place;
+    const [first, second] = [take(), take()];
+    const proof = { kind: 'gone', handle: Buffer.from('a handle') } as const;
+    own.proofs.write(first, proof);
+    own.keep(second);
+    own.growth.write(1, 0);
+    expect([own.proofs.find(first), requests.isBehind(second), written]).toEqual([proof, true, [1]]);
+    over.abort();
+    const place = take();
+    own.proofs.write(place, proof);
+    own.keep(place);
+    own.growth.write(2, 0);
+    expect([own.proofs.find(first), requests.find(place), requests.isBehind(place), written]).toEqual([
+      ...[undefined, undefined, false, [1]],
+    ]);
+  });
+});
