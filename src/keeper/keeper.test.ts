@@ -49,6 +49,11 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     return path;
   };
 
+  const threadStates = (pid: number): readonly string[] =>
+    readdirSync(`/proc/${pid}/task`).map((id) =>
+      readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8').replace(/^.*\) (.).*$/s, '$1'),
+    );
+
   describe('a data path that dies', () => {
     test('is followed by the standby, with descriptors, specs and journal', async () => {
       await ground.startKeeper();
@@ -445,6 +450,11 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       await ground.adopt(client, 'm');
       const before = await whole(client);
       process.kill(first.pid, 'SIGSTOP');
+      // A thread that is on its way there could still let somebody in.
+      await eventually(
+        () => threadStates(first.pid),
+        (states) => states.every((state) => state === 'T'),
+      );
       const knocking: number[] = [];
       const knock = () => {
         while (knocking.length < 100) knocking.push(connectTo(ground.socket));
