@@ -1,6 +1,7 @@
 import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:fs';
 import { release, tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { busybox } from './busybox.ts';
 import { cSource } from './c-source.ts';
 import { byTestbed, type Component, fails, missingPrograms, onPath, repository } from './component.ts';
 import { ganesha } from './ganesha.ts';
@@ -10,12 +11,13 @@ import { slaveMounts } from './mount-namespace.ts';
 import { rustNfs } from './nfs3-server.ts';
 import { node26 } from './node26.ts';
 import { asOrdinaryUser } from './ordinary-user.ts';
+import { podman } from './podman.ts';
 import { posixSuites } from './posix-suites.ts';
 import { rpcbind } from './rpcbind.ts';
 import { schemathesis } from './schemathesis.ts';
 import { sshfs } from './sshfs.ts';
 
-const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'ip'];
+const engine = ['dockerd', 'containerd', 'runc', 'docker', 'unshare', 'nsenter', 'ip', 'findmnt'];
 
 /** Everything a test can ask for. One more is one more entry; a long one is a file of its own beside this one. */
 export const components = {
@@ -72,8 +74,10 @@ export const components = {
     probe: () => missingPrograms(...engine) ?? cannotMount(),
     command: 'npm run testbed, as root',
     // Debian 13 moved the client into a package of its own.
-    packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2']),
+    packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2', 'util-linux']),
   },
+  podman,
+  busybox,
   netns: {
     what: 'network namespaces, and cables between them (ip, nsenter)',
     probe: () => missingPrograms('ip', 'nsenter', 'setpriv') ?? cannotConnectNetworks(),

@@ -13,6 +13,8 @@ const shown = 2_000;
 /** A program that a test runs beside itself. It ends by its process id, and with the test process even when that is killed. */
 export interface Daemon {
   readonly pid: number;
+  /** Resolves when it has, in whatever way. */
+  readonly ended: Promise<void>;
   /** Returns when every thread of it stands still. Connections are still taken by the kernel, nobody answers on them. */
   freeze(): Promise<void>;
   thaw(): void;
@@ -77,6 +79,7 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
   };
   return {
     pid: pid ?? 0,
+    ended: over,
     kill,
     thaw: () => tell('SIGCONT'),
     freeze: async () => {

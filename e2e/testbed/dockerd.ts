@@ -1,97 +1,74 @@
-import { execFile, spawn } from 'node:child_process';
-import { once } from 'node:events';
-import { closeSync, globSync, openSync, readFileSync, rmdirSync } from 'node:fs';
-import { mkdir, mkdtemp, readFile, rm } from 'node:fs/promises';
+import { execFile } from 'node:child_process';
+import { chmod, mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
-import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { onPath } from './component.ts';
-import { slaveMounts } from './mount-namespace.ts';
+import type { TestEngine, TestEngineOptions } from './engine-machine.ts';
+import { type Inmate, startInside, startMachine } from './machine.ts';
+import { removeCgroups } from './own-cgroups.ts';
+import { sharedFolder } from './shared-folder.ts';
 
-const startDeadline = 30_000;
-const stopDeadline = 20_000;
 const commandDeadline = 120_000;
 
-/** A Docker engine of the test's own: nothing of it is seen by, or sees, one that the machine may have. */
-export interface Engine {
-  readonly socket: string;
-  /** Sockets put here are Docker plugins. */
-  readonly plugins: string;
-  /** Runs the client; gives what it printed, without the last newline. */
+/** A Docker engine of the test's own. */
+export interface Engine extends TestEngine {
   docker(...args: readonly string[]): Promise<string>;
-  /** Ends engine and containers, and removes all that they left. */
-  [Symbol.asyncDispose](): Promise<void>;
 }
 
-// Network, mounts and processes are the engine's own and end with it. /run is empty and /etc a copy-on-write view, so
-// that the key, the plugin folder and the sockets it insists on are not put on the machine.
-const inside = [
-  'set -e',
-  'mount -t tmpfs -o mode=0755 stowage-run /run',
-  'mkdir -p /run/docker/plugins',
-  'mount --bind "$1/plugins" /run/docker/plugins',
-  'mount -t overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/etc-work" stowage-etc /etc',
-  'ip link set lo up',
-  'shift',
-  'exec "$@"',
-].join('\n');
+export interface EngineOptions extends TestEngineOptions {
+  /** Further words for dockerd. */
+  readonly args?: readonly string[];
+}
 
-export async function startDockerd(signal: AbortSignal): Promise<Engine> {
+const withoutBridges = ['--bridge', 'none', '--iptables=false', '--ip6tables=false', '--ip-forward=false'];
+
+export async function startDockerd(signal: AbortSignal, options: EngineOptions = {}): Promise<Engine> {
+  await using ground = new AsyncDisposableStack();
   const folder = await mkdtemp(join(tmpdir(), 'stowage-dockerd-'));
-  for (const name of ['plugins', 'etc', 'etc-work', 'client', 'tmp']) await mkdir(join(folder, name));
+  ground.defer(() => rm(folder, { recursive: true, force: true }));
+  // An engine that remaps users has others than root go through it.
+  await chmod(folder, 0o711);
+  for (const name of ['plugins', 'client', 'tmp']) await mkdir(join(folder, name));
+  for (const shared of options.shared ?? []) ground.use(await sharedFolder(shared, signal));
+  ground.defer(() => removeCgroups(basename(folder)));
+  const more = ['mkdir -p /run/docker/plugins', 'mount --bind "$1/plugins" /run/docker/plugins'];
+  const machine = ground.use(await startMachine({ folder, more }, signal));
   const socket = join(folder, 'docker.sock');
-  const logFile = join(folder, 'log');
-  const output = openSync(logFile, 'a');
-  const namespaces = ['--net', '--pid', ...slaveMounts, '--mount-proc', '--fork', '--kill-child'];
-  // The engine dies with the test process, even when that is killed.
-  const args = [
-    '--pdeathsig',
-    'KILL',
-    'unshare',
-    ...namespaces,
-    'sh',
-    '-c',
-    inside,
-    'sh',
-    folder,
-    ...dockerd(folder, socket),
-  ];
-  // An engine that finds its containerd slow to answer has it write down its stacks among the temporary files.
-  const env = { ...process.env, TMPDIR: join(folder, 'tmp') };
-  const child = spawn(onPath('setpriv') ?? 'setpriv', args, { env, stdio: ['ignore', output, output] });
-  closeSync(output);
-  const ended = once(child, 'exit');
-  const engine: Engine = {
-    socket,
-    plugins: join(folder, 'plugins'),
-    docker: (...words) => client(folder, socket, words, signal),
-    [Symbol.asyncDispose]: async () => {
-      await stop(child.pid, ended);
-      removeCgroups(basename(folder));
-      await rm(folder, { recursive: true, force: true });
-    },
+  let inmate: Inmate | undefined;
+  const start = async (): Promise<void> => {
+    inmate = await startInside(machine, {
+      command: [
+        ...dockerd(folder, socket),
+        ...(options.bridges === true ? [] : withoutBridges),
+        ...(options.args ?? []),
+      ],
+      // An engine that finds its containerd slow to answer has it write down its stacks among the temporary files.
+      env: { TMPDIR: join(folder, 'tmp') },
+      logFile: join(folder, 'log'),
+      isReady: (log) => log.includes('API listen on'),
+      signal,
+    });
   };
-  try {
-    const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
-    const early = ended.then(([code]) => Promise.reject(new Error(`dockerd ended with ${code}`)));
-    await Promise.race([ready(engine, limit), early]);
-  } catch (cause) {
-    const log = await readFile(logFile, 'utf8');
-    await engine[Symbol.asyncDispose]();
-    throw new Error(`dockerd did not start:\n${log.slice(-2_000)}`, { cause });
-  }
-  return engine;
+  await start();
+  // First as the engine wants it, so that containers end in order.
+  ground.defer(async () => await inmate?.stop());
+  const all = ground.move();
+  const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
+  const { inside, beside } = machine;
+  return {
+    ...{ kind: 'docker', socket, plugins: join(folder, 'plugins'), run, docker: run, start, inside, beside },
+    stop: async () => await inmate?.stop(),
+    kill: async () => await inmate?.kill(),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
 }
 
-function dockerd(folder: string, socket: string): readonly string[] {
-  return [
-    onPath('dockerd') ?? 'dockerd',
-    ...['--data-root', join(folder, 'root'), '--exec-root', join(folder, 'exec'), '--pidfile', join(folder, 'pid')],
-    ...['--host', `unix://${socket}`, '--cgroup-parent', `/${basename(folder)}`],
-    ...['--bridge', 'none', '--iptables=false', '--ip6tables=false', '--ip-forward=false', '--userland-proxy=false'],
-  ];
-}
+const dockerd = (folder: string, socket: string): readonly string[] => [
+  onPath('dockerd') ?? 'dockerd',
+  ...['--data-root', join(folder, 'root'), '--exec-root', join(folder, 'exec'), '--pidfile', join(folder, 'pid')],
+  ...['--host', `unix://${socket}`, '--cgroup-parent', `/${basename(folder)}`, '--userland-proxy=false'],
+];
 
 async function client(folder: string, socket: string, words: readonly string[], signal: AbortSignal): Promise<string> {
   const { stdout } = await promisify(execFile)(onPath('docker') ?? 'docker', ['--host', `unix://${socket}`, ...words], {
@@ -102,55 +79,4 @@ async function client(folder: string, socket: string, words: readonly string[], 
     timeout: commandDeadline,
   });
   return stdout.trimEnd();
-}
-
-async function ready(engine: Engine, signal: AbortSignal): Promise<void> {
-  for (;;) {
-    try {
-      await engine.docker('version', '--format', '{{.Server.Version}}');
-      return;
-    } catch {
-      await delay(100, undefined, { signal });
-    }
-  }
-}
-
-/** First as the engine wants it, so that containers end in order; then their process namespace as a whole. */
-async function stop(pid: number | undefined, ended: Promise<unknown>): Promise<void> {
-  if (pid === undefined) return;
-  const tell = (target: number, name: NodeJS.Signals): void => {
-    try {
-      process.kill(target, name);
-    } catch {
-      // It ended by itself.
-    }
-  };
-  for (const inner of childrenOf(pid)) tell(inner, 'SIGTERM');
-  const patience = new AbortController();
-  const late = delay(stopDeadline, 'late' as const, { signal: patience.signal });
-  if ((await Promise.race([ended, late.catch(() => undefined)])) === 'late') tell(pid, 'SIGKILL');
-  patience.abort();
-  await ended;
-}
-
-function childrenOf(pid: number): readonly number[] {
-  try {
-    const listed = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8');
-    return listed.split(' ').filter(Boolean).map(Number);
-  } catch {
-    return [];
-  }
-}
-
-/** The kernel keeps empty groups; there is one tree per controller. */
-function removeCgroups(name: string): void {
-  const found = globSync([`/sys/fs/cgroup/${name}`, `/sys/fs/cgroup/*/${name}`]);
-  const all = found.flatMap((top) => [top, ...globSync(`${top}/**/`).map((path) => path.replace(/\/$/, ''))]);
-  for (const path of [...new Set(all)].sort((a, b) => b.length - a.length)) {
-    try {
-      rmdirSync(path);
-    } catch {
-      // Already gone with its container.
-    }
-  }
 }

@@ -1,22 +1,11 @@
-import { createHash } from 'node:crypto';
-import { createReadStream, existsSync } from 'node:fs';
-import {
-  copyFile,
-  cp,
-  mkdir,
-  mkdtempDisposable,
-  readdir,
-  readFile,
-  rename,
-  rm,
-  stat,
-  writeFile,
-} from 'node:fs/promises';
-import { arch, tmpdir } from 'node:os';
+import { existsSync } from 'node:fs';
+import { copyFile, cp, mkdir, mkdtempDisposable, readdir, readFile, rename, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { cacheFolder, onPath, type Run, repository } from './component.ts';
-import { type ImageConfig, lastStage, type Step } from './dockerfile.ts';
+import { lastStage, type Step } from './dockerfile.ts';
 import { slaveMounts } from './mount-namespace.ts';
+import { pack } from './pack-image.ts';
 import { digest, rootfs } from './rootfs.ts';
 import { runner } from './run.ts';
 
@@ -52,7 +41,7 @@ export async function buildImage(signal: AbortSignal): Promise<string> {
   await mkdir(join(root, 'usr/local/bin'), { recursive: true });
   await copyFile(process.execPath, join(root, 'usr/local/bin/node'));
   for (const step of stage.steps) await apply(step, root, work.path, run);
-  const half = await pack(root, stage.config, work.path, run);
+  const half = await pack({ root, name: imageName, config: stage.config, work: work.path, run });
   await forgetOld();
   await cp(half, `${tar}.${process.pid}`);
   await rename(`${tar}.${process.pid}`, tar);
@@ -76,61 +65,6 @@ async function apply(step: Step, root: string, work: string, run: Run): Promise<
     default:
       return step satisfies never;
   }
-}
-
-/** One tar that is both an OCI image layout and what `docker save` writes. */
-async function pack(root: string, config: ImageConfig, work: string, run: Run): Promise<string> {
-  const layout = join(work, 'layout');
-  const blobs = join(layout, 'blobs', 'sha256');
-  await mkdir(blobs, { recursive: true });
-  const file = join(work, 'layer.tar');
-  const steady = ['--sort=name', '--mtime=@0', '--numeric-owner'];
-  await run('tar', [...steady, '-C', root, '-cf', file, '.']);
-  const layer = await sha256(file);
-  const { size } = await stat(file);
-  await rename(file, join(blobs, layer));
-  const put = async (value: object): Promise<{ readonly digest: string; readonly size: number }> => {
-    const bytes = Buffer.from(JSON.stringify(value));
-    const hex = createHash('sha256').update(bytes).digest('hex');
-    await writeFile(join(blobs, hex), bytes);
-    return { digest: `sha256:${hex}`, size: bytes.length };
-  };
-  const type = (what: string): string => `application/vnd.oci.image.${what}`;
-  const image = await put({
-    created: '1970-01-01T00:00:00Z',
-    architecture: arch() === 'x64' ? 'amd64' : arch(),
-    os: 'linux',
-    config,
-    rootfs: { type: 'layers', diff_ids: [`sha256:${layer}`] },
-    history: [{ created: '1970-01-01T00:00:00Z', created_by: 'stowage test bed' }],
-  });
-  const manifest = await put({
-    schemaVersion: 2,
-    mediaType: type('manifest.v1+json'),
-    config: { mediaType: type('config.v1+json'), ...image },
-    layers: [{ mediaType: type('layer.v1.tar'), digest: `sha256:${layer}`, size }],
-  });
-  const annotations = {
-    'io.containerd.image.name': `docker.io/library/${imageName}`,
-    'org.opencontainers.image.ref.name': 'testbed',
-  };
-  const json = (name: string, value: unknown): Promise<void> => writeFile(join(layout, name), JSON.stringify(value));
-  await json('oci-layout', { imageLayoutVersion: '1.0.0' });
-  await json('index.json', {
-    schemaVersion: 2,
-    manifests: [{ mediaType: type('manifest.v1+json'), ...manifest, annotations }],
-  });
-  const inBlobs = (name: string): string => `blobs/sha256/${name.replace('sha256:', '')}`;
-  await json('manifest.json', [{ Config: inBlobs(image.digest), RepoTags: [imageName], Layers: [inBlobs(layer)] }]);
-  const tar = join(work, 'image.tar');
-  await run('tar', [...steady, '--owner=0', '--group=0', '-C', layout, '-cf', tar, '.']);
-  return tar;
-}
-
-async function sha256(file: string): Promise<string> {
-  const hash = createHash('sha256');
-  for await (const chunk of createReadStream(file, { highWaterMark: 1 << 20 })) hash.update(chunk as Buffer);
-  return hash.digest('hex');
 }
 
 /** Every change of the program makes another image of more than 200 MB. */

@@ -13,6 +13,10 @@ const topKeys: Readonly<Record<string, string>> = {
   version: 'the format of the file: `1`',
   default: 'which of the stores below new volumes go to when they name none',
   listen: '`host:port` for the API, or `none` (default: `127.0.0.1:7878`); `--listen` wins over it; read at start only',
+  plugins:
+    'the folder for the sockets by which Docker and Podman reach Stowage, or `none` (default: `/run/docker/plugins`, as root, where an engine is found); `--plugins` wins over it; read at start only',
+  engines:
+    'a map of `docker` and `podman` to the socket of that engine, or to `none` (default: `/run/docker.sock` and `/run/podman/podman.sock`, where they are there); `--docker-socket` and `--podman-socket` win over it; read at start only',
   stores: 'a map from store names to a URI, or to a map with `uri` and the options below',
   clients:
     'a map from kinds of source to the client that mounts them; so far only `directory: builtin` and `loop: builtin`',

@@ -55,10 +55,39 @@ clients:
     expect({ defaultStore, listen }).toEqual({ defaultStore: 'fast', listen: '127.0.0.1:9000' });
   });
 
+  test('where container engines are, and where they find Stowage', () => {
+    const { plugins, engines } = parse(
+      'plugins: /run/docker/plugins\nengines:\n  docker: /run/docker.sock\n  podman: none\n',
+    );
+    expect(plugins).toBe('/run/docker/plugins');
+    expect(engines).toEqual({ docker: '/run/docker.sock', podman: 'none' });
+    expect(parse('plugins: none\nengines:\n')).toMatchObject({ plugins: 'none', engines: {} });
+  });
+
+  test.each([
+    [
+      'plugins: plugins',
+      "stowage.yaml:1:10: 'plugins' is not an absolute path",
+      'Write it as plugins: /run/…, or plugins: none',
+    ],
+    ['plugins: 5', "stowage.yaml:1:10: 'plugins' is not text", 'Write it as plugins: value'],
+    ['engines: /run/docker.sock', "stowage.yaml:1:10: 'engines' is not a map", 'Put names under engines:, indented.'],
+    ['engines:\n  lxc: /s', "stowage.yaml:2:3: no container engine is known as 'lxc'", 'Known are: docker, podman'],
+    [
+      'engines:\n  docker: tcp://h',
+      "stowage.yaml:2:11: 'tcp://h' is not an absolute path",
+      'Write it as docker: /run/…, or docker: none',
+    ],
+  ])('%j is not understood', (text, message, action) => {
+    expect(complaint(text)).toEqual({ message, action });
+  });
+
   test.each(['', '\n', '# nothing but a comment\n', '---\n', 'version: 1\n', 'stores:\n', 'stores: {}\n'])(
     '%j means no stores of its own',
     (text) => {
-      expect(parse(text)).toEqual({ stores: [], defaultStore: undefined, listen: undefined });
+      expect(parse(text)).toEqual({
+        ...{ stores: [], defaultStore: undefined, listen: undefined, plugins: undefined, engines: {} },
+      });
     },
   );
 

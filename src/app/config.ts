@@ -4,6 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
+import type { EngineWishes } from './engines.ts';
 import { parseListen } from './listen.ts';
 
 /** What stowage.yaml says. */
@@ -11,11 +12,19 @@ export interface FileConfig {
   readonly stores: readonly StoreConfig[];
   readonly defaultStore: string | undefined;
   readonly listen: string | undefined;
+  /** The folder for the sockets by which container engines reach Stowage, or `none`. */
+  readonly plugins: string | undefined;
+  readonly engines: EngineWishes;
 }
+
+const nothing: FileConfig = {
+  ...{ stores: [], defaultStore: undefined, listen: undefined, plugins: undefined, engines: {} },
+};
 
 /** A file larger than this is not a configuration. */
 const mostBytes = 1 << 20;
-const topKeys = ['version', 'default', 'listen', 'stores', 'clients'];
+const topKeys = ['version', 'default', 'listen', 'plugins', 'engines', 'stores', 'clients'];
+const engineKinds = ['docker', 'podman'] as const;
 
 type Complain = (node: unknown, message: string, action: string) => StowageError;
 
@@ -61,8 +70,7 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
     });
   }
   const top = document.contents;
-  if (top === null || (isScalar(top) && top.value === null))
-    return { stores: [], defaultStore: undefined, listen: undefined };
+  if (top === null || (isScalar(top) && top.value === null)) return nothing;
   if (!isMap(top)) throw complain(top, 'a map is expected here', `Begin with: version: 1`);
   for (const pair of top.items) {
     const key = keyOf(pair);
@@ -78,7 +86,10 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
   }
   checkClients(top, complain);
   const stores = storesIn(top, complain, kinds);
-  return { stores, defaultStore: defaultIn(top, stores, complain), listen: listenIn(top, complain) };
+  return {
+    ...{ stores, defaultStore: defaultIn(top, stores, complain), listen: listenIn(top, complain) },
+    ...{ plugins: pathAt(top, 'plugins', complain), engines: enginesIn(top, complain) },
+  };
 }
 
 const isNode = (value: unknown): value is Node => typeof value === 'object' && value !== null && 'range' in value;
@@ -163,6 +174,28 @@ function listenIn(top: YAMLMap, complain: Complain): string | undefined {
     if (!(thrown instanceof StowageError)) throw thrown;
     throw complain(node, thrown.message, thrown.action);
   }
+}
+
+/** Absolute, since nobody knows where the server will be started; or `none`. */
+function pathAt(map: YAMLMap, key: string, complain: Complain): string | undefined {
+  const path = textAt(map, key, complain);
+  if (path === undefined || path === 'none' || path.startsWith('/')) return path;
+  throw complain(
+    map.get(key, true),
+    `'${path}' is not an absolute path`,
+    `Write it as ${key}: /run/…, or ${key}: none`,
+  );
+}
+
+function enginesIn(top: YAMLMap, complain: Complain): EngineWishes {
+  const map = mapAt(top, 'engines', complain);
+  if (map === undefined) return {};
+  for (const pair of map.items) {
+    const kind = keyOf(pair);
+    if (!engineKinds.some((known) => known === kind))
+      throw complain(pair.key, `no container engine is known as '${kind}'`, `Known are: ${engineKinds.join(', ')}`);
+  }
+  return Object.fromEntries(engineKinds.map((kind) => [kind, pathAt(map, kind, complain)]));
 }
 
 function checkClients(top: YAMLMap, complain: Complain): void {

@@ -1,10 +1,13 @@
+import { resolve } from 'node:path';
 import process from 'node:process';
 import type { Folders } from '#base/folders.ts';
 import type { Log } from '#base/log.ts';
 import { wayTo } from '#cli/connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
+import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
+import { isListening } from './engines.ts';
 import { createLog, type LogLevel, logLevels } from './logger.ts';
 import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp } from './up.ts';
@@ -19,7 +22,7 @@ function levelFrom(text: string | undefined): LogLevel {
   });
 }
 
-function greeting(running: Running, program: string, seconds: number): string {
+async function greeting(running: Running, program: string, seconds: number): Promise<string> {
   const { stores, mounter } = running.engine;
   const view = stores.defaultName === undefined ? undefined : stores.view(stores.defaultName);
   const socket = running.addresses.find((address) => address.startsWith('unix:'))?.slice('unix:'.length) ?? '';
@@ -30,26 +33,58 @@ function greeting(running: Running, program: string, seconds: number): string {
     http === undefined ? '  http     none' : `  http     ${http} (token in ${running.state.tokenFile})`,
     `  default  ${view === undefined ? 'no store' : `${view.config.name}  ${view.config.uri}`}`,
   ];
+  lines.push(...(await engineLines(running)));
   const { nfs } = running;
   if (nfs !== undefined) lines.push(`  nfs      ${nfs.storeName}  ${nfs.uri}  (files in ${nfs.exported})`);
   for (const { config, problem } of stores.list())
     if (problem) lines.push(`  trouble  store ${config.name}: ${problem.message}. ${problem.action}`);
   if (mounter.unable !== undefined)
     lines.push(`  note     volumes cannot be mounted: ${mounter.unable.why}. ${mounter.unable.action}`);
+  if (view === undefined)
+    return `${[...lines, '', ...tryNext(program, socket, ['store add NAME URI', 'doctor'])].join('\n')}\n`;
   const onNetwork = nfs === undefined ? [] : [`volume create ${nfs.storeName}/shared`];
+  const next = ['volume create photos --size 1G', ...onNetwork, 'volume list', 'doctor'];
+  return `${[...lines, '', ...tryNext(program, socket, next)].join('\n')}\n`;
+}
+
+function tryNext(program: string, socket: string, commands: readonly string[]): readonly string[] {
   const call = shellWord(program) + wayTo(socket, process.env);
-  lines.push(
-    '',
-    'Try next:',
-    ...['volume create photos --size 1G', ...onNetwork, 'volume list', 'doctor'].map((line) => `  ${call} ${line}`),
-    '',
-  );
-  return `${lines.join('\n')}\n`;
+  return ['Try next:', ...commands.map((line) => `  ${call} ${line}`), ''];
+}
+
+async function engineLines({ plugins, engines }: Running): Promise<readonly string[]> {
+  const followed = engines.map(async ({ kind, socket }) => {
+    const isThere = await isListening(socket);
+    return `  engine   ${kind} at ${socket}${isThere ? '' : ' (it does not answer; its containers are seen as soon as it does)'}`;
+  });
+  const served = plugins.why === undefined ? plugins.sockets.join(', ') : `none (${plugins.why})`;
+  return [`  plugins  ${served}`, ...(await Promise.all(followed))];
 }
 
 function thisProgram(): readonly [string, ...string[]] {
   const [node = process.execPath, main = ''] = process.argv;
   return [node, ...servingFlags(process.execArgv), main];
+}
+
+const pathIn = (given: string | undefined): string | undefined =>
+  given === undefined || given === 'none' ? given : resolve(given);
+
+/** A server with a state folder of its own is a second one: the machine's engines have the first. */
+function looksAround(options: UpOptions): true | string {
+  if (process.getuid?.() !== 0) return 'only root can serve container engines';
+  if (process.platform !== 'linux') return 'only Linux can serve container engines';
+  return options.state === undefined ? true : 'with a state folder of its own only by --plugins';
+}
+
+function keeperPlaceFrom(text: string | undefined): KeeperPlace | undefined {
+  if (text === undefined || text === '') return undefined;
+  const found = keeperPlaces.find((one) => one === text);
+  if (found !== undefined) return found;
+  throw new StowageError(`'${text}' is not a place for data paths`, {
+    code: 'invalid',
+    reason: 'keeper-place-unknown',
+    action: `Set STOWAGE_KEEPERS to one of: ${keeperPlaces.join(', ')}; or to nothing.`,
+  });
 }
 
 interface Reloading {
@@ -109,12 +144,17 @@ export async function runServer(
     folders,
     config: options.config,
     listen: options.listen,
+    plugins: pathIn(options.plugins),
+    engineSockets: { docker: pathIn(options.dockerSocket), podman: pathIn(options.podmanSocket) },
+    lookAround: looksAround(options),
+    bare: options.bare === true,
+    keeperPlace: keeperPlaceFrom(process.env['STOWAGE_KEEPERS']),
     log,
     signal: stopping.signal,
     ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
-  process.stdout.write(greeting(running, program, (performance.now() - began) / 1000));
+  process.stdout.write(await greeting(running, program, (performance.now() - began) / 1000));
   await told;
   await reloading.end();
   process.stderr.write('stowage stopping\n');

@@ -3,6 +3,8 @@ import type { KeeperStatus } from '#clients/data-path/keepers.ts';
 import type { Engine } from '#core/engine.ts';
 import { isEverywhere, maySee, type Principal } from '#front/rest/principal.ts';
 import type { DataPathJson, StatusJson } from '#front/rest/schemas.ts';
+import { type EngineSocket, isListening } from './engines.ts';
+import type { Plugins } from './plugins.ts';
 import { version } from './version.ts';
 
 interface About {
@@ -10,6 +12,8 @@ interface About {
   readonly startedAt: number;
   readonly ready: boolean;
   readonly addresses: readonly string[];
+  readonly plugins: Plugins;
+  readonly sockets: readonly EngineSocket[];
   readonly state: string;
   readonly config: string | undefined;
 }
@@ -21,8 +25,9 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
   const visible = (store: string | undefined): boolean => maySee(principal, store);
   const stores = engine.stores.list().filter(({ config }) => visible(config.name));
   const scope = { signal: AbortSignal.timeout(5_000), log: silentLog() };
-  const [mounts, silent] = await Promise.all([
+  const [mounts, engines, silent] = await Promise.all([
     engine.mounts.list(scope),
+    enginesJson(everywhere ? about.sockets : []),
     engine.answers.silent(
       stores.map(({ config }) => config.name),
       scope,
@@ -42,6 +47,8 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     state: everywhere ? about.state : null,
     config: everywhere ? (about.config ?? null) : null,
     mounting: { able: unable === undefined, why: unable?.why ?? null, action: unable?.action ?? null },
+    plugins: everywhere ? [...about.plugins.sockets] : [],
+    engines: [...engines],
     stores: stores.length,
     storesInTrouble: stores
       .filter(({ config, store }) => store === undefined || silent.has(config.name))
@@ -52,6 +59,9 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     rssBytes: process.memoryUsage.rss(),
   };
 }
+
+const enginesJson = (sockets: readonly EngineSocket[]): Promise<StatusJson['engines']> =>
+  Promise.all(sockets.map(async ({ kind, socket }) => ({ kind, socket, reachable: await isListening(socket) })));
 
 export function dataPathJson({ name, state }: KeeperStatus): DataPathJson {
   return {

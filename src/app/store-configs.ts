@@ -14,14 +14,16 @@ export interface StoreSources {
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly log: Log;
   readonly nfs: EmbeddedNfs | undefined;
+  /** Without the local store that just works. */
+  readonly bare: boolean;
 }
 
 /** The file's stores and those added by hand; with neither file nor names in it, one local store that just works; that of the
  * embedded NFS server where it runs. */
 export async function storeConfigs(file: FileConfig | undefined, about: StoreSources): Promise<readonly StoreConfig[]> {
-  const { records, state, kinds, log, nfs } = about;
+  const { records, state, kinds, log, nfs, bare } = about;
   const configs = new Map<string, StoreConfig>();
-  if (file === undefined || file.stores.length === 0) {
+  if (!bare && (file === undefined || file.stores.length === 0)) {
     await makeFolders(state.defaultStore, 0o755);
     const path = state.defaultStore.split('/').map(encodeURIComponent).join('/');
     configs.set('local', parseStoreConfig('local', `local://${path}`, 'builtin', kinds));

@@ -6,9 +6,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import { aCall, collectingLog, firstToken, startServer } from '#testing/server.ts';
+import { aCall, collectingLog, createApi, firstToken, startServer } from '#testing/server.ts';
 import { parseListen } from './listen.ts';
-import { type Running, startUp } from './up.ts';
+import { type Running, startUp, type UpSettings } from './up.ts';
 
 let folder: string;
 
@@ -17,13 +17,17 @@ beforeEach(async () => {
   onTestFinished(() => rm(folder, { recursive: true, force: true }));
 });
 
-const up = (more: { socket?: string; listen?: string; config?: string } = {}): Promise<Running> =>
+const up = (more: Partial<UpSettings> & { readonly socket?: string } = {}): Promise<Running> =>
   startUp({
     folders: { state: folder, run: folder, config: folder, socket: more.socket ?? join(folder, 's') },
     config: more.config,
     listen: more.listen ?? 'none',
-    log: silentLog(),
+    log: more.log ?? silentLog(),
     signal: new AbortController().signal,
+    ...(more.plugins === undefined ? {} : { plugins: more.plugins }),
+    ...(more.lookAround === undefined ? {} : { lookAround: more.lookAround }),
+    ...(more.engineSockets === undefined ? {} : { engineSockets: more.engineSockets }),
+    ...(more.bare === undefined ? {} : { bare: more.bare }),
   });
 
 async function listening(at: string | number): Promise<Server> {
@@ -210,4 +214,97 @@ describe('addresses to listen on', () => {
       expect(() => parseListen(text)).toThrow('is not an address to listen on');
     },
   );
+});
+
+describe('container engines', () => {
+  const call = async (socket: string, method: string, message: object = {}): Promise<unknown> => {
+    const { text } = await createApi({ socketPath: socket, agent: false }).call('POST', `/${method}`, {
+      raw: JSON.stringify(message),
+    });
+    return JSON.parse(text);
+  };
+
+  test('are served by two sockets in the folder that was named, for nobody else, until the end', async () => {
+    const plugins = join(folder, 'run', 'plugins');
+    const running = await up({ plugins });
+    const [shared = '', own = ''] = running.plugins.sockets;
+    expect(running.plugins.sockets).toEqual([join(plugins, 'stowage.sock'), join(plugins, 'stowage-local.sock')]);
+    for (const socket of [shared, own]) expect((await stat(socket)).mode & 0o777).toBe(0o600);
+    expect(await call(shared, 'VolumeDriver.Capabilities')).toMatchObject({ Capabilities: { Scope: 'global' } });
+    expect(await call(own, 'VolumeDriver.Create', { Name: 'a' })).toEqual({ Err: '' });
+    expect(await call(own, 'VolumeDriver.Create', { Name: 'b', Opts: { squash: 'all' } })).toMatchObject({
+      Err: expect.stringContaining('administrator'),
+    });
+    const status = await createApi({ socketPath: join(folder, 's'), agent: false }).get('/v1/status');
+    expect(status.body).toMatchObject({ plugins: [shared, own], engines: [] });
+    await running.stop();
+    expect(existsSync(shared) || existsSync(own)).toBe(false);
+    // And the same again, by the file.
+    await writeFile(join(folder, 'stowage.yaml'), `plugins: ${plugins}`);
+    const again = await up();
+    expect(await call(own, 'VolumeDriver.List')).toMatchObject({ Volumes: [{ Name: 'a' }] });
+    await again.stop();
+  });
+
+  test('are served by one Stowage: its sockets are not taken away, and those of a dead one are', async () => {
+    const plugins = join(folder, 'p');
+    const taken = join(plugins, 'stowage-local.sock');
+    await mkdir(plugins);
+    const other = await listening(taken);
+    await expect(up({ plugins })).rejects.toMatchObject({
+      ...{ code: 'conflict', reason: 'plugin-socket-in-use', action: expect.stringContaining('--plugins none') },
+      message: `another Stowage serves container engines: another program listens on ${taken}`,
+    });
+    expect(existsSync(join(plugins, 'stowage.sock'))).toBe(false);
+    await new Promise((resolve) => other.close(resolve));
+    const script = `require('net').createServer().listen(${JSON.stringify(taken)}, () => process.kill(process.pid, 'SIGKILL'))`;
+    expect(spawnSync(process.execPath, ['-e', script], { timeout: 10_000 }).signal).toBe('SIGKILL');
+    const running = await up({ plugins });
+    expect(await call(taken, 'Plugin.Activate')).toMatchObject({ Implements: ['VolumeDriver'] });
+    await running.stop();
+  });
+
+  test('a folder that cannot be used is said', async () => {
+    await writeFile(join(folder, 'file'), '');
+    await expect(up({ plugins: join(folder, 'file', 'x') })).rejects.toMatchObject({
+      reason: 'plugin-folder-unusable',
+    });
+  });
+
+  test('are not served unless somebody says so', async () => {
+    const running = await up();
+    expect(running.plugins).toMatchObject({ sockets: [], why: 'not asked for' });
+    expect(running.engines).toEqual([]);
+    await running.stop();
+    const refused = await up({ lookAround: 'only root can serve container engines' });
+    expect(refused.plugins.why).toBe('only root can serve container engines');
+    await refused.stop();
+    await writeFile(join(folder, 'stowage.yaml'), 'plugins: /nowhere');
+    const asked = await up({ plugins: 'none', lookAround: true });
+    expect(asked.plugins).toMatchObject({ sockets: [], why: 'as asked' });
+    await asked.stop();
+  });
+
+  test('are followed where they are said to be, by the command line before the file, and shown', async () => {
+    const [docker, podman] = [join(folder, 'd'), join(folder, 'o')];
+    await listening(docker);
+    await writeFile(join(folder, 'stowage.yaml'), `engines: { docker: /nowhere, podman: ${podman} }`);
+    const running = await up({ engineSockets: { docker } });
+    const status = await createApi({ socketPath: join(folder, 's'), agent: false }).get('/v1/status');
+    expect(status.body.engines).toEqual([
+      { kind: 'docker', socket: docker, reachable: true },
+      { kind: 'podman', socket: podman, reachable: false },
+    ]);
+    await running.stop();
+  });
+
+  test('alone: no store of its own, and no port', async () => {
+    const running = await up({ bare: true, listen: '127.0.0.1:0', plugins: join(folder, 'p') });
+    expect(running.addresses).toEqual([`unix:${join(folder, 's')}`]);
+    expect(running.engine.stores.list()).toEqual([]);
+    expect(await call(join(folder, 'p', 'stowage.sock'), 'VolumeDriver.Create', { Name: 'a' })).toMatchObject({
+      Err: expect.stringMatching(/^plugin stowage has no store: .* Ask the administrator for such a store/),
+    });
+    await running.stop();
+  });
 });

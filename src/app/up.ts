@@ -1,36 +1,36 @@
-import { randomUUID } from 'node:crypto';
-import { hostname } from 'node:os';
 import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
+import { asItIs, type FindNamespace } from '#base/linux/network.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
-import { createDirectoryClient } from '#clients/kinds/directory.ts';
-import { createLoopClient } from '#clients/kinds/loop.ts';
-import { createNfsClient } from '#clients/kinds/nfs.ts';
-import { createMounter } from '#clients/mounter/create.ts';
-import { createLook } from '#clients/mounter/look.ts';
-import { createTableReader } from '#clients/mounter/mountinfo.ts';
-import { createRun } from '#clients/mounter/run.ts';
+import type { KeeperPlace } from '#clients/data-path/placing.ts';
+import { createContainerEngine } from '#clients/engines/engine.ts';
+import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import { createEngine, type Engine } from '#core/engine.ts';
+import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import type { NodeName, StoreConfig } from '#core/model.ts';
-import type { Records, StoreKind } from '#core/ports.ts';
+import type { StoreKind } from '#core/ports.ts';
 import { createRepairing } from '#core/repairing.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createDockerClient } from '#wire/docker/client.ts';
+import { assemble } from './assemble.ts';
 import { type FileConfig, readConfig } from './config.ts';
 import { examineMachine } from './doctor.ts';
+
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
+import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
-import { bootId, ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
+import { type Plugins, startPlugins } from './plugins.ts';
+import { ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
 import { storeConfigs } from './store-configs.ts';
-import { beside, keepApart, localPath, localPlace, nfsPlace } from './store-places.ts';
+import { beside, keepApart, localPlace, nfsPlace } from './store-places.ts';
 import { version } from './version.ts';
 
 export interface UpSettings {
@@ -46,8 +46,18 @@ export interface UpSettings {
   readonly clock?: Clock;
   /** The kinds of stores there are, where they are not the usual ones. */
   readonly kinds?: readonly StoreKind[];
-  /** Those whose containers use volumes. */
+  /** Those whose containers use volumes, where they are not to be found by their sockets. */
   readonly engines?: readonly ContainerEngine[];
+  /** The sockets of engines, as the command line gives them. */
+  readonly engineSockets?: EngineWishes;
+  /** The folder for the sockets by which engines reach Stowage, or `none`. */
+  readonly plugins?: string | undefined;
+  /** Whether to look for engines, and serve them, where nobody said anything; else why not. Not said: no. */
+  readonly lookAround?: boolean | string;
+  /** Where keepers run. Undefined: in containers, where Stowage itself runs in one that an engine of these made. */
+  readonly keeperPlace?: KeeperPlace | undefined;
+  /** No store of its own, and no TCP port: what `stowage node` is. */
+  readonly bare?: boolean;
 }
 
 export interface Running {
@@ -55,6 +65,8 @@ export interface Running {
   readonly addresses: readonly string[];
   readonly state: StateFolder;
   readonly nfs: EmbeddedNfs | undefined;
+  readonly plugins: Plugins;
+  readonly engines: readonly EngineSocket[];
   /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
   reload(): Promise<void>;
   /** What was left mounted because somebody uses it. */
@@ -81,24 +93,37 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const nfs =
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
-  const kinds = new Map((settings.kinds ?? usualKinds(state, clock, nfs)).map((kind) => [kind.scheme, kind]));
+  // What needs what is there later.
+  const late = { repair: async (): Promise<void> => undefined, find: asItIs };
+  const find: FindNamespace = (network, signal) => late.find(network, signal);
+  const kinds = new Map((settings.kinds ?? usualKinds(state, clock, nfs, find)).map((kind) => [kind.scheme, kind]));
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
   const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
   const file = await readFile();
-  const late = { repair: async (): Promise<void> => undefined };
+  const lookAround = settings.lookAround ?? false;
+  const sockets =
+    settings.engines === undefined
+      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], lookAround === true)
+      : [];
+  const found = sockets.map((at) => undo.use(createContainerEngine({ ...at, name: at.kind, clock, log })));
+  const engines = settings.engines ?? found;
+  const clients = new Map(sockets.map(({ kind, socket }) => [kind, undo.use(createDockerClient({ socket, clock }))]));
+  const networks = createEngineNetworks({ engines: clients, instance: instanceOf(records), log });
+  late.find = networks.find;
   const keepers = undo.use(
     createKeepers({
-      ...{ clock, log, version, folder: keepersFolder(folders.socket) },
+      ...{ clock, log, version, folder: keepersFolder(folders.socket), find: networks.find },
+      placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
       doubted: () => void late.repair(),
       gaveUp: ({ keeper, ...what }) => engine.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
-  const engine = await assemble(records, kinds, state, keepers, settings.engines ?? [], clock, log);
+  const engine = await assemble({ records, kinds, state, keepers, engines, clock, log });
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
     await engine.stores.configure(
-      await storeConfigs(from, { records, state, kinds, log, nfs }),
+      await storeConfigs(from, { records, state, kinds, log, nfs, bare: settings.bare === true }),
       from?.defaultStore,
       scope,
     );
@@ -128,7 +153,10 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     signal: settings.signal,
     isReady: () => ready,
     status: (principal) =>
-      statusOf({ engine, startedAt, ready, addresses, state: state.path, config: file && configFile }, principal),
+      statusOf(
+        { engine, startedAt, ready, addresses, plugins, sockets, state: state.path, config: file && configFile },
+        principal,
+      ),
     doctor: (signal) => examineMachine(state.path, { signal, log }),
     dataPaths: {
       list: async (signal) => (await keepers.status(signal)).map(dataPathJson),
@@ -137,28 +165,41 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   });
   undo.defer(() => rest.close(0));
   await rest.ready();
+  const plugins = await startPlugins(
+    { wanted: settings.plugins ?? file?.plugins, usual: lookAround, engines: sockets.length > 0 },
+    { engine, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
+  );
+  undo.defer(() => plugins.close(0));
   await listenSocket(rest.local, folders.socket);
   addresses.push(`unix:${folders.socket}`);
-  const tcp = parseListen(settings.listen ?? file?.listen ?? '127.0.0.1:7878');
+  const tcp = parseListen(settings.bare === true ? 'none' : (settings.listen ?? file?.listen ?? '127.0.0.1:7878'));
   if (tcp !== undefined) {
     await ensureToken(state, engine.tokens);
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  const tending = tend(engine, keepers, repairing, clock, log, settings.signal);
+  const tending = tend(engine, keepers, networks, repairing, clock, log, settings.signal);
   undo.move();
   return {
     engine,
     addresses,
     state,
     nfs,
+    plugins,
+    engines: sockets,
     reload: async () => configure(await readFile()),
-    stop: () => stop(engine, rest, tending, nfs, keepers, log),
+    stop: () => stop({ engine, rest, plugins, found, tending, nfs, keepers, clients, log }),
   };
 }
 
-function usualKinds(state: StateFolder, clock: Clock, nfs: EmbeddedNfs | undefined): readonly StoreKind[] {
-  const network = createNfsStoreKind(clock);
+function usualKinds(
+  state: StateFolder,
+  clock: Clock,
+  nfs: EmbeddedNfs | undefined,
+  find: FindNamespace,
+): readonly StoreKind[] {
+  const connect = (): Connect => createConnect(clock, find);
+  const network = createNfsStoreKind(clock, connect(), connect);
   return [
     keepApart(createLocalStoreKind(), localPlace, beside(state, nfs?.exported)),
     keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
@@ -180,57 +221,11 @@ async function readGiven(
   });
 }
 
-async function assemble(
-  records: Records,
-  kinds: ReadonlyMap<string, StoreKind>,
-  state: StateFolder,
-  keepers: Keepers,
-  engines: readonly ContainerEngine[],
-  clock: Clock,
-  log: Log,
-): Promise<Engine> {
-  const run = createRun(clock, undefined, state.path);
-  const roots = (only: (config: StoreConfig) => boolean): string[] =>
-    engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
-  const mounter = await createMounter({
-    clock,
-    run,
-    owner: state.path,
-    // Loop devices on files of other stores are their users' own.
-    storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
-    forbidden: () => [state.path, ...roots(() => true)],
-    published: state.published,
-  });
-  const instance = instanceOf(records);
-  const engine = createEngine({
-    records,
-    kinds,
-    mounter,
-    clients: {
-      directory: createDirectoryClient({ mounter }),
-      loop: createLoopClient({ mounter, run, clock }),
-      nfs: createNfsClient({
-        ...{ mounter, run, clock, keepers, instance },
-        ...{ look: createLook(clock), readTable: createTableReader() },
-      }),
-    },
-    mountsFolder: state.mounts,
-    publishedFolder: state.published,
-    engines,
-    instance,
-    epoch: randomUUID().slice(0, 8),
-    boot: await bootId(),
-    node: hostname() as NodeName,
-    clock,
-    log,
-  });
-  return engine;
-}
-
 /** What is done now and then. */
 function tend(
   engine: Engine,
   keepers: Keepers,
+  networks: EngineNetworks,
   repairing: Disposable,
   clock: Clock,
   log: Log,
@@ -243,6 +238,8 @@ function tend(
     try {
       await engine.tend(scope);
       await keepers.tidy(scope.signal);
+      const used = engine.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
+      await networks.tidy(new Set(used), scope.signal);
     } catch (thrown) {
       if (!scope.signal.aborted) log.warn('upkeep failed', { why: stowageError(thrown).message });
     } finally {
@@ -263,26 +260,34 @@ function tend(
   };
 }
 
-async function stop(
-  engine: Engine,
-  rest: RestServer,
-  tending: AsyncDisposable,
-  nfs: AsyncDisposable | undefined,
-  keepers: Keepers,
-  log: Log,
-): Promise<readonly string[]> {
+interface Stopping {
+  readonly engine: Engine;
+  readonly rest: RestServer;
+  readonly plugins: Plugins;
+  readonly found: readonly Disposable[];
+  readonly tending: AsyncDisposable;
+  readonly nfs: AsyncDisposable | undefined;
+  readonly keepers: Keepers;
+  readonly clients: ReadonlyMap<unknown, Disposable>;
+  readonly log: Log;
+}
+
+async function stop(parts: Stopping): Promise<readonly string[]> {
+  const { engine, rest, plugins, found, tending, nfs, keepers, clients, log } = parts;
   await tending[Symbol.asyncDispose]();
   // Longer than the drain, so that whoever waits for an operation is told what became of it.
-  const closed = rest.close(drainMs + 2_000);
+  const closed = Promise.all([rest, plugins].map((front) => front.close(drainMs + 2_000)));
   await engine.operations.drain(drainMs);
   await closed;
   const limit = AbortSignal.timeout(60_000);
   const { inUse } = await engine.mounts.unmountIdle({ signal: limit, log });
   await engine.close();
+  for (const one of found) one[Symbol.dispose]();
   await keepers
     .endIdle(limit)
     .catch((cause: unknown) => log.warn('a data path was left running', { why: String(cause) }));
   await keepers[Symbol.asyncDispose]();
+  for (const client of clients.values()) client[Symbol.dispose]();
   // Last: until then stores may have something to say to it.
   await nfs?.[Symbol.asyncDispose]();
   return inUse.map(({ mount, why }) => `${mount.target} (${why})`);

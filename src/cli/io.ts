@@ -19,6 +19,13 @@ export interface UpOptions {
   readonly listen?: string;
   readonly config?: string;
   readonly logLevel?: string;
+  /** The folder for the sockets by which container engines reach Stowage, or `none`. */
+  readonly plugins?: string;
+  /** The engines' own sockets, or `none`. */
+  readonly dockerSocket?: string;
+  readonly podmanSocket?: string;
+  /** `stowage node`: no store of its own, no TCP port. */
+  readonly bare?: boolean;
   /** With the embedded NFS server. */
   readonly nfs?: boolean;
   /** Its port, where it is not the one it had before. */

@@ -14,6 +14,7 @@ describe('help', () => {
       expect.arrayContaining([
         ...[
           'up',
+          'node',
           'nfs serve',
           'status',
           'doctor',

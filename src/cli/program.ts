@@ -1,16 +1,15 @@
-import { Option } from 'commander';
 import { addClientCommands } from './client.ts';
 import { Verb } from './command.ts';
 import { addCompletionCommands } from './completion.ts';
 import { addEventCommands } from './events.ts';
 import { exitCodeLines, exitCodeTopic } from './exit-codes.ts';
-import type { Injected, UpOptions } from './io.ts';
+import type { Injected } from './io.ts';
 import { addMountCommands } from './mount.ts';
-import { numberIn } from './names.ts';
 import { addNfsCommands } from './nfs.ts';
 import { addOperationCommands } from './operations.ts';
 import { invalid } from './problem.ts';
-import type { Act, Session } from './session.ts';
+import { addServingCommands } from './serving.ts';
+import type { Act } from './session.ts';
 import { addStatusCommands } from './status.ts';
 import { addStoreCommands } from './store.ts';
 import { shown } from './text.ts';
@@ -51,7 +50,7 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
     .example('stowage up', 'run the server')
     .example('stowage volume create demo --size 1G', 'a volume on the default store')
     .example('stowage mount demo /mnt/demo', 'its files, under a path');
-  addUp(program, act);
+  addServingCommands(program, act);
   addStatusCommands(program, act);
   addStoreCommands(program, act);
   addVolumeCommands(program, act);
@@ -65,33 +64,6 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
   addHelp(program, act);
   program.addHelpText('after', `\n${exitCodeLines().join('\n')}`);
   return program;
-}
-
-function addUp(program: Verb, act: Act): void {
-  program
-    .command('up')
-    .description('Run the server, until Ctrl-C. Needs no configuration: without any there is one local store.')
-    .option('--state <dir>', 'where it keeps its state')
-    .option('--listen <address>', 'host:port for the API, or none (default: 127.0.0.1:7878)')
-    .option('--config <file>', 'configuration file, or none (default: stowage.yaml in the configuration folder)')
-    .addOption(
-      new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
-    )
-    .option('--nfs [port]', 'also run an NFS server for this machine, and a store named network on it')
-    .example('stowage up', 'with everything where such programs keep it')
-    .example('stowage up --nfs', 'with a network store that works at once')
-    .example('stowage up --state ./state --socket ./stowage.sock --listen none', 'all in one folder, no network')
-    .action(
-      act((session: Session, { nfs, ...options }: Omit<UpOptions, 'nfs'> & { readonly nfs?: string | true }) => {
-        const socket = (program.opts() as GlobalOptions).socket ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
-        return session.injected.up({
-          ...options,
-          ...(socket === undefined ? {} : { socket }),
-          ...(nfs === undefined ? {} : { nfs: true }),
-          ...(typeof nfs === 'string' ? { nfsPort: numberIn('--nfs', nfs, { from: 1, to: 65_535 }) } : {}),
-        });
-      }),
-    );
 }
 
 function addHelp(program: Verb, act: Act): void {

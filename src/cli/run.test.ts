@@ -168,3 +168,18 @@ test('up gets its options, and the socket from where clients look for it', async
     { state: '/s', listen: 'none', logLevel: 'debug', socket: '/f' },
   ]);
 });
+
+test('node is up without a store and a port of its own', async () => {
+  const given: UpOptions[] = [];
+  const up = async (options: UpOptions): Promise<number> => {
+    given.push(options);
+    return 0;
+  };
+  const engines = ['--plugins', '/p', '--docker-socket', '/d', '--podman-socket', 'none'];
+  expect((await run(undefined, ['node', '--state', '/s', ...engines], { injected: { up } })).status).toBe(0);
+  expect((await run(undefined, ['up', ...engines], { injected: { up } })).status).toBe(0);
+  const same = { plugins: '/p', dockerSocket: '/d', podmanSocket: 'none' };
+  expect(given).toEqual([{ ...same, state: '/s', bare: true }, same]);
+  for (const option of ['--listen', '--nfs'])
+    expect(await run(undefined, ['node', option, '1'], { injected: { up } })).toMatchObject({ status: 2 });
+});

@@ -12,3 +12,26 @@ test('doctor asks the server, and looks for itself when there is none; what is m
     stderr: 'no Stowage server answers at /nonexistent/s.sock (ENOENT); looking at this machine without it\n',
   });
 });
+
+test('status says which engines there are, and which of them do not answer', async () => {
+  const status = {
+    ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date().toISOString(), ready: true },
+    ...{ defaultStore: null, listen: [], state: '/s', config: null, stores: 0, volumes: 0, mounts: 0, operations: 0 },
+    ...{ mounting: { able: true, why: null, action: null }, rssBytes: 1, storesInTrouble: [] },
+  };
+  const plugins = ['/run/docker/plugins/stowage.sock', '/run/docker/plugins/stowage-local.sock'];
+  const engines = [
+    { kind: 'docker', socket: '/run/docker.sock', reachable: true },
+    { kind: 'podman', socket: '/run/podman/podman.sock', reachable: false },
+  ];
+  await using server = await scriptedServer({ 'GET /v1/status': [200, { ...status, plugins, engines }] });
+  const { stdout } = await run(server, ['status']);
+  expect(stdout).toMatch(
+    /plugins +\/run\/docker\/plugins\/stowage\.sock\n +\/run\/docker\/plugins\/stowage-local\.sock/,
+  );
+  expect(stdout).toMatch(
+    /engines +docker at \/run\/docker\.sock\n +podman at \/run\/podman\/podman\.sock does not answer/,
+  );
+  await using older = await scriptedServer({ 'GET /v1/status': [200, status] });
+  expect((await run(older, ['status'])).stdout).not.toMatch(/plugins|engines/);
+});

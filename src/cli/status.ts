@@ -2,7 +2,7 @@ import { StowageError } from '#core/errors.ts';
 import type { FindingJson, StatusJson } from '#front/rest/schemas.ts';
 import type { Verb } from './command.ts';
 import type { Act, Session } from './session.ts';
-import type { Tone } from './table.ts';
+import type { Cell, Tone } from './table.ts';
 import { age, plural, shown, size } from './text.ts';
 
 export function addStatusCommands(program: Verb, act: Act): void {
@@ -51,6 +51,9 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
         ? { text: 'possible', tone: 'good' }
         : [{ text: `not possible: ${mounting.why ?? 'unknown'}`, tone: 'warn' }, mounting.action ?? ''],
     ],
+    // A server of an earlier version does not say.
+    ...((status.plugins ?? []).length === 0 ? [] : [['plugins', status.plugins] as const]),
+    ...((status.engines ?? []).length === 0 ? [] : [['engines', status.engines.map(engineText)] as const]),
     [
       'holds',
       `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}, ${plural(status.mounts, 'mount')}`,
@@ -68,6 +71,11 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ['memory', size(String(status.rssBytes))],
   ]);
 }
+
+const engineText = ({ kind, socket, reachable }: StatusJson['engines'][number]): Cell =>
+  reachable
+    ? { text: `${kind} at ${socket}`, tone: 'plain' }
+    : { text: `${kind} at ${socket} does not answer`, tone: 'bad' };
 
 async function diagnose(session: Session): Promise<number> {
   const { out } = session;

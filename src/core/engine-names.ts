@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import { type PluginName, pluginNames } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
-import type { StoreName, Volume } from './model.ts';
+import type { StoreName, Volume, VolumeId } from './model.ts';
 import { isVolumeName, partsOfQualified, qualified, quoted } from './names.ts';
 import type { Records } from './ports.ts';
 import type { Stores } from './stores.ts';
@@ -12,6 +12,10 @@ import type { Stores } from './stores.ts';
  * exists: one that is made later, under the same name in another store, must not take its place in a container.
  */
 export interface EngineNames {
+  /** What the name means on this host, by our records alone: also while its store does not answer. */
+  known(plugin: PluginName, name: string): VolumeId | undefined;
+  /** From now on the name means this volume. */
+  remember(plugin: PluginName, name: string, id: VolumeId): void;
   /** By what the name meant before, as `store..name`, in the default store, or in the only other one of that scope. */
   resolve(plugin: PluginName, name: string, scope: Scope): Promise<Volume>;
   /** Each volume of that scope once. Of stores that do not answer, what was there when they last did. */
@@ -41,7 +45,7 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
   const storesOf = (plugin: PluginName): readonly StoreName[] =>
     stores.list().flatMap(({ config, shared }) => (pluginOf(shared) === plugin ? [config.name] : []));
 
-  async function known(plugin: PluginName, name: string, scope: Scope): Promise<Volume | undefined> {
+  async function meant(plugin: PluginName, name: string, scope: Scope): Promise<Volume | undefined> {
     const id = records.engineNames.get(plugin, name);
     if (id === undefined) return undefined;
     try {
@@ -63,8 +67,10 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
   }
 
   return {
+    known: (plugin, name) => records.engineNames.get(plugin, name),
+    remember: (plugin, name, id) => records.engineNames.put(plugin, name, id),
     resolve: async (plugin, name, scope) => {
-      const before = await known(plugin, name, scope);
+      const before = await meant(plugin, name, scope);
       if (before !== undefined) return before;
       const volume = await catalogue.resolve(name, scope, isIn(plugin)).catch((thrown: unknown) => {
         throw notHere(plugin, name, thrown);
@@ -95,7 +101,7 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
   };
 }
 
-export const pluginOf = (shared: boolean): PluginName => (shared ? 'stowage' : 'stowage-local');
+const pluginOf = (shared: boolean): PluginName => (shared ? 'stowage' : 'stowage-local');
 
 const otherThan = (plugin: PluginName): PluginName => pluginNames.find((name) => name !== plugin) ?? plugin;
 

@@ -5,6 +5,7 @@ import { type Catalogue, createCatalogue } from './catalogue.ts';
 import type { ContainerEngine } from './containers.ts';
 import { createDeletions, type Deletions } from './deletion.ts';
 import { createEngineNames, type EngineNames } from './engine-names.ts';
+import { stowageError } from './errors.ts';
 import { createEvents, type Events } from './events.ts';
 import { createHolds, type Holds } from './holds.ts';
 import { createLimits } from './limits.ts';
@@ -15,6 +16,7 @@ import type { Client, Mounter, Records, StoreKind } from './ports.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
 import { createReferences, type References } from './references.ts';
+import { createRemappedUsers } from './remapped-users.ts';
 import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
@@ -90,6 +92,7 @@ export function createEngine(parts: EngineParts): Engine {
   const holds: Holds = createHolds({
     ...{ records, mounter, operations, clock, log, node, folder: parts.publishedFolder },
     ...{ mounts: () => mounts, references: laterReferences, stageOf: (id) => `${parts.mountsFolder}/${id}` },
+    remapped: createRemappedUsers({ engines: parts.engines, stores: laterStores, clock }),
   });
   const mounts: Mounts = createMounts({
     ...{ ...parts, stores: laterStores, catalogue, operations, events },
@@ -145,6 +148,7 @@ export function createEngine(parts: EngineParts): Engine {
       // Whoever wanted to give it time has done so before.
       await operations.drain(0);
       await stores.close();
+      await holds.close({ signal: unending, log }).catch((thrown: unknown) => log.info(stowageError(thrown).message));
       records.close();
     },
   };

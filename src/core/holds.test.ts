@@ -57,6 +57,14 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     expect(existsSync(at)).toBe(false);
   });
 
+  test('is nothing for an engine whose containers could not use the files', async () => {
+    docker.remapsUsers = async () => true;
+    clock.advance(600_001);
+    await settle();
+    await expect(hold('1')).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    expect(path()).toBeUndefined();
+  });
+
   test('cannot be unmounted by others, unless they insist', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');

@@ -8,6 +8,7 @@ import type { Mounts } from './mounts.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Mounter, Records } from './ports.ts';
 import type { References, Referring } from './references.ts';
+import type { RemappedUsers } from './remapped-users.ts';
 
 /**
  * Mounts that container engines asked for. All of a volume share one target: the first hold publishes it, the last one takes it
@@ -29,14 +30,17 @@ export interface Holds {
   dropStale(volume: Volume, scope: Scope): Promise<void>;
   /** The same for all, and for volumes of which no container has run for a while. Also retries unmounts that failed. */
   settle(scope: Scope): Promise<void>;
+  /** When Stowage stops: leaves nothing where no engine has anything. */
+  close(scope: Scope): Promise<void>;
 }
 
 export interface HoldsParts {
   readonly records: Records;
   readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish'>;
-  readonly mounter: Pick<Mounter, 'usersOf'>;
+  readonly mounter: Pick<Mounter, 'usersOf' | 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
   readonly references: () => Pick<References, 'of' | 'known' | 'lookAll'>;
+  readonly remapped: RemappedUsers;
   /** Where engines find volumes: `<folder>/<volume id>`. */
   readonly folder: string;
   readonly stageOf: (volume: VolumeId) => string;
@@ -115,6 +119,7 @@ export function createHolds(parts: HoldsParts): Holds {
     pathOf,
     isHeld: (id, target) => target === targetOf(id) && records.holds.of(id).length > 0,
     hold: async (volume, plugin, id, call) => {
+      await parts.remapped.refuse(volume, id, call);
       using _ = await operations.lock([holdKey(volume.id)], call.signal);
       asked.set(volume.id, clock.elapsed());
       idle.delete(volume.id);
@@ -123,6 +128,7 @@ export function createHolds(parts: HoldsParts): Holds {
       try {
         const user = { kind: 'container', name: plugin, node } as const;
         const how = { readOnly: false, user };
+        if (parts.mounter.unable === undefined) await parts.mounter.openShared(parts.folder, call);
         return (await parts.mounts().publish(volume.id, targetOf(volume.id), how, call)).target;
       } catch (thrown) {
         if (isNew) records.holds.remove(volume.id, plugin, id);
@@ -142,7 +148,12 @@ export function createHolds(parts: HoldsParts): Holds {
       if (referring.references.length === 0 && areKnown(holds, referring))
         await drop(volume.id, 'no container names it', scope);
     },
+    close: async (scope) => {
+      if (parts.mounter.unable === undefined && records.holds.list().length === 0)
+        await parts.mounter.closeShared(parts.folder, scope);
+    },
     settle: async (scope) => {
+      await parts.remapped.look(scope);
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targetOf(volumeId));
       const all = new Set([...records.holds.list(), ...published].map(({ volumeId }) => volumeId));
       for (const known of [asked, idle]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);

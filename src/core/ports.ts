@@ -219,6 +219,13 @@ export interface Mounter {
    * from then on, where it is one that can. Not mounted is success.
    */
   detach(at: string, scope: Scope, how?: { readonly abort: boolean }): Promise<void>;
+  /**
+   * Makes of the folder one that is in memory, and that whoever sees this machine's mounts sees too: a container engine that
+   * does not, finds nothing where a volume should be, instead of an empty folder to write into. Already so is success.
+   */
+  openShared(folder: string, scope: Scope): Promise<void>;
+  /** Takes it away, unless something is mounted in it. */
+  closeShared(folder: string, scope: Scope): Promise<void>;
   list(scope: Scope): Promise<readonly MountPoint[]>;
   /** For stages: cheap where there is nothing at all. */
   isMounted(at: string, scope: Scope): Promise<boolean>;

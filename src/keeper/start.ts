@@ -1,9 +1,9 @@
-import { spawn } from 'node:child_process';
 import { closeSync, statSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { threadsOfKeeper } from './door.ts';
+import { type Command, type Launch, launchProcess } from './launch.ts';
 import { keeperFlags, outOfReachStatus } from './node-flags.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
 import { peerOf } from './system.ts';
@@ -21,11 +21,14 @@ export interface StartOptions {
   readonly flags: readonly string[];
   /** Data paths get it, too. */
   readonly env: Readonly<Record<string, string>>;
+  /** Left out: as a process beside this one. */
+  readonly launch?: Launch;
 }
 
 export interface StartedKeeper {
+  /** 0: in a container of its own. */
   readonly pid: number;
-  /** Its exit status; null if it was killed. */
+  /** Its exit status; null if it was killed. Not told of one in a container of its own. */
   readonly ended: Promise<number | null>;
 }
 
@@ -42,43 +45,45 @@ const program = join(import.meta.dirname, isSource ? 'main.ts' : 'keeper.mjs');
  * there before has handed everything over by then. Throws if it ends instead: what there was goes on.
  */
 export async function startKeeper(options: StartOptions, signal: AbortSignal): Promise<StartedKeeper> {
-  const { clock, enter, socket, log, flags, env } = options;
-  const args = ['--socket', socket, '--program', options.program, '--log', log, '--', ...flags];
-  const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
+  const { clock, socket, log, launch = launchProcess } = options;
   let known = fileAt(socket);
-  const child = spawn(file, rest, {
-    detached: true,
-    stdio: 'ignore',
-    // Never on a mount of its own, nor on one that somebody wants to unmount.
-    cwd: '/',
-    env: { LC_ALL: 'C', ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
-  });
-  const { promise: ended, resolve: end } = Promise.withResolvers<number | null>();
-  let over: { readonly status: number | null } | undefined;
-  const ending = (status: number | null): void => {
-    over = { status };
-    end(status);
-  };
-  child.once('error', () => ending(null)).once('exit', ending);
-  child.unref();
+  const waiting = new AbortController();
   using limit = clock.deadline(startMs, signal);
+  const launched = await launch(commandOf(options), AbortSignal.any([waiting.signal, limit.signal]));
+  const { pid, ended } = launched;
+  let over: { readonly status: number | null } | undefined;
+  void ended.then((status) => {
+    over = { status };
+  });
+  /** One that cannot be seen is known by the name: nobody but whoever is in charge takes it. */
+  const isIt = (peer: number | undefined): boolean => peer !== undefined && (pid === undefined || peer === pid);
   try {
     for (;;) {
       // Whoever has the name now is asked once: it has little room for those who knock, and its successor is one of them.
       const there = fileAt(socket);
-      const pid = there === known ? undefined : whoListens(socket);
-      if (pid !== undefined && pid === child.pid) return { pid, ended };
-      if (pid !== undefined) known = there;
+      const peer = there === known ? undefined : whoListens(socket);
+      if (isIt(peer)) return { pid: pid ?? 0, ended };
+      if (peer !== undefined) known = there;
       if (over !== undefined) throw notStarted(over.status, log);
       await clock.sleep(lookMs, limit.signal);
     }
   } catch (cause) {
     // One that was put in charge since the last look stays: the one before has gone.
-    const pid = whoListens(socket);
-    if (pid !== undefined && pid === child.pid) return { pid, ended };
-    child.kill('SIGKILL');
+    if (fileAt(socket) !== known && isIt(whoListens(socket))) return { pid: pid ?? 0, ended };
+    await launched.kill();
     throw cause;
+  } finally {
+    waiting.abort();
   }
+}
+
+function commandOf({ enter, socket, program: served, log, flags, env }: StartOptions): Command {
+  const args = ['--socket', socket, '--program', served, '--log', log, '--', ...flags];
+  const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
+  return {
+    words: [file, ...rest],
+    env: { LC_ALL: 'C', ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
+  };
 }
 
 const notStarted = (status: number | null, log: string): KeeperError =>

@@ -1,11 +1,13 @@
 import { createHash } from 'node:crypto';
 import { dirname } from 'node:path';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import type { KeeperClient } from '#keeper/agent.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
 import { answerMs } from './answers.ts';
 import { keeperFailure } from './errors.ts';
+import type { PlacingOptions } from './placing.ts';
 import { createSlots, type GivenUp, type Slot } from './slots.ts';
 import { createStarting, type KeeperKind, program } from './starting.ts';
 
@@ -38,7 +40,7 @@ export interface Keepers extends AsyncDisposable {
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
   upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
-  /** Ends those that have had nothing to do since the last call. */
+  /** Ends those that have had nothing to do since the last call, and replaces those whose network is another by now. */
   tidy(signal: AbortSignal): Promise<void>;
   /** Ends those that have nothing to do. */
   endIdle(signal: AbortSignal): Promise<void>;
@@ -56,6 +58,10 @@ export interface KeepersOptions {
   readonly gaveUp: (what: GivenUp) => void;
   /** Nobody waits for longer than this for a data path that serves. Left out: a minute. */
   readonly stuckMs?: number;
+  /** Left out: networks are namespaces themselves. */
+  readonly find?: FindNamespace;
+  /** Left out: they are processes beside this one. */
+  readonly placing?: PlacingOptions;
 }
 
 const idleRounds = 2;
@@ -64,7 +70,8 @@ const usualStuckMs = 60_000;
 
 export function createKeepers(options: KeepersOptions): Keepers {
   const { clock, log, folder, version, doubted, gaveUp, stuckMs = usualStuckMs } = options;
-  const starting = createStarting({ clock, log, folder, version });
+  const { find, placing } = options;
+  const starting = createStarting({ clock, log, folder, version, find, placing });
   const { socketOf } = starting;
   const slots = createSlots({ clock, log, folder, version, stuckMs, starting, doubted, gaveUp });
   const { opening, connect, running, mountsOf, isStuck } = slots;
@@ -175,13 +182,28 @@ export function createKeepers(options: KeepersOptions): Keepers {
       return Promise.all(all.map((slot) => statusOf(slot, signal)));
     },
     tidy: async (signal) => {
-      for (const slot of await running(signal)) await endIf(slot, () => ++slot.idleRounds > idleRounds, signal);
+      for (const slot of await running(signal)) {
+        await endIf(slot, () => ++slot.idleRounds > idleRounds, signal);
+        if (slot.client !== undefined) await follow(slot, signal);
+      }
     },
     endIdle: async (signal) => {
       for (const slot of await running(signal)) await endIf(slot, () => true, signal);
     },
     [Symbol.asyncDispose]: async () => slots[Symbol.dispose](),
   };
+
+  /** To where its network is by now. */
+  async function follow(slot: Slot, signal: AbortSignal): Promise<void> {
+    try {
+      if (!(await starting.isElsewhere(slot.name, signal))) return;
+      log.info('a network was made anew, and its data path is replaced', { keeper: slot.name });
+      await replace(slot, signal);
+    } catch (cause) {
+      signal.throwIfAborted();
+      log.warn('a data path could not follow its network', { keeper: slot.name, why: String(cause) });
+    }
+  }
 
   /** First the keeper, which takes everything over from the one before; then what it serves with. */
   async function replace(slot: Slot, signal: AbortSignal): Promise<void> {
@@ -195,7 +217,9 @@ export function createKeepers(options: KeepersOptions): Keepers {
       before?.[Symbol.dispose]();
       const client = await connect(slot);
       if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
-      if (((await client.status(signal)).mounts ?? 0) > 0) await client.upgrade(program, signal);
+      // One that has nothing to serve is replaced, too: in a container of its own it would keep that.
+      const { mounts, active } = await client.status(signal);
+      if (mounts > 0 || active !== null) await client.upgrade(program, signal);
     } catch (cause) {
       signal.throwIfAborted();
       throw keeperFailure(cause, dirname(socketOf(slot.name)));

@@ -25,7 +25,7 @@ export interface WantedRights {
 }
 
 /** Above what the kernel never chooses: something must be left for it. */
-const oomScore = -900;
+export const keeperOomScore = -900;
 
 /**
  * A user of its own, with no rights at all but what the store's options ask for. Where it cannot even read the program, for example
@@ -55,7 +55,7 @@ export async function keeperRights({ user: own, privilegedPorts, paths }: Wanted
 /** What only we can give them: to keep their code in memory when that runs short, and not to be chosen then. */
 const protecting = [
   ['prlimit', '--memlock=unlimited', '--'],
-  ['choom', '-n', String(oomScore), '--'],
+  ['choom', '-n', String(keeperOomScore), '--'],
 ] as const;
 
 /** Nothing works less well without it, so a program that is not there is left out. */

@@ -41,7 +41,10 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     });
     const slots = createSlots({
       ...{ clock, folder, version: 'test', log: silentLog(), stuckMs: 2_000, doubted: () => undefined },
-      starting: { socketOf, start: () => expect.fail(), again: () => expect.fail() },
+      starting: {
+        ...{ socketOf, start: () => expect.fail(), again: () => expect.fail() },
+        ...{ kill: () => expect.fail(), isElsewhere: () => expect.fail() },
+      },
       gaveUp: (what) => void givenUp.push(what),
     });
     onTestFinished(() => {

@@ -121,7 +121,7 @@ export function createSlots(options: SlotsOptions): Slots {
     } catch (cause) {
       if (closing.signal.aborted) return;
       log.warn('a keeper could not be ended, and is killed', { keeper: slot.name, why: String(cause) });
-      if (!client.kill()) unkillable(slot);
+      if (!(await killed(slot, client))) unkillable(slot);
     }
     if (!isTold) gaveUp({ keeper: slot.name, why, mounts });
     // Usually told when its line is closed; if it lives on, at least what is known here is made anew.
@@ -129,11 +129,20 @@ export function createSlots(options: SlotsOptions): Slots {
     if (slot.client === client) endLater(slot, client, true);
   }
 
-  function kill(slot: Slot, client: KeeperClient): void {
+  async function kill(slot: Slot, client: KeeperClient): Promise<void> {
     const why = 'the keeper does not answer any more';
     log.error(`${why}, and is killed`, { keeper: slot.name });
-    if (client.kill()) gaveUp({ keeper: slot.name, why, mounts: undefined });
+    if (await killed(slot, client)) gaveUp({ keeper: slot.name, why, mounts: undefined });
     else unkillable(slot);
+  }
+
+  /** By ourselves, or by whoever started its container. */
+  async function killed(slot: Slot, client: KeeperClient): Promise<boolean> {
+    if (client.kill()) return true;
+    return await starting.kill(slot.name).catch((cause: unknown) => {
+      log.warn('a keeper could not be killed by its container engine', { keeper: slot.name, why: String(cause) });
+      return false;
+    });
   }
 
   function unkillable(slot: Slot): void {
@@ -167,7 +176,7 @@ export function createSlots(options: SlotsOptions): Slots {
           doubted();
         },
       });
-      const answers = createAnswers({ clock, status: client.status, hangs: () => kill(slot, client) });
+      const answers = createAnswers({ clock, status: client.status, hangs: () => void kill(slot, client) });
       [slot.client, slot.answers] = [client, answers];
       return client;
     } catch (cause) {

@@ -1,12 +1,18 @@
-import { chown, mkdir, readFile, rename, writeFile } from 'node:fs/promises';
+import { chown, mkdir, readFile, rename, stat, writeFile } from 'node:fs/promises';
 import { dirname, extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
-import { enterNetwork } from '#base/linux/network.ts';
+import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
+import { type Launch, launchProcess } from '#keeper/launch.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
 import { startKeeper } from '#keeper/start.ts';
+import { DockerError } from '#wire/docker/errors.ts';
+import { engineFailure } from '../engines/errors.ts';
 import { searchPath } from '../mounter/tools.ts';
-import { type KeeperRights, keeperRights } from './rights.ts';
+import { killKeeper, launchContainer, networkFor } from './keeper-container.ts';
+import type { OwnContainer } from './own-container.ts';
+import { createPlacing, type PlacingOptions } from './placing.ts';
+import { keeperRights } from './rights.ts';
 import { keeperUser } from './user.ts';
 
 /** What makes a mount need another keeper than the rest: where its connections start, and with which right. */
@@ -15,11 +21,21 @@ export interface KeeperKind {
   readonly privilegedPorts: boolean;
 }
 
+/** As it is written down beside a keeper's folder. */
+interface WrittenKind extends KeeperKind {
+  /** In which namespace of its network the keeper was started. */
+  readonly namespace?: string | undefined;
+}
+
 /** Starts keepers, each in a folder of its own. */
 export interface Starting {
   start(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void>;
   /** Another one in the place of one that was started before. */
   again(name: string, signal: AbortSignal): Promise<void>;
+  /** Kills one that hangs where no process of this container can reach it. False: only whoever has its container can. */
+  kill(name: string): Promise<boolean>;
+  /** Its network has another namespace by now: an engine that is started anew makes those of its containers anew. */
+  isElsewhere(name: string, signal: AbortSignal): Promise<boolean>;
   socketOf(name: string): string;
 }
 
@@ -28,6 +44,17 @@ export interface StartingOptions {
   readonly log: Log;
   readonly folder: string;
   readonly version: string;
+  /** Left out: networks are namespaces themselves. */
+  readonly find?: FindNamespace | undefined;
+  /** Left out: keepers are processes beside this one. */
+  readonly placing?: PlacingOptions | undefined;
+}
+
+/** How to launch one, and as whom it runs then. */
+interface Way {
+  readonly user: number;
+  readonly enter: readonly string[];
+  readonly launch: Launch;
 }
 
 /** Beside this file, in the sources as in the bundle. */
@@ -36,21 +63,13 @@ export const program = isSource
   ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
   : join(import.meta.dirname, 'data-path.mjs');
 
-export function createStarting({ clock, log, folder, version }: StartingOptions): Starting {
+export function createStarting(options: StartingOptions): Starting {
+  const { clock, log, folder, version, find = asItIs } = options;
   const told = new Set<string>();
+  const { instance = '', ...rest } = options.placing ?? {};
+  const placing = createPlacing({ instance, engines: new Map(), wanted: 'process', ...rest }, folder, tellOnce);
   const socketOf = (name: string): string => join(folder, name, 'sock');
   const kindFile = (name: string): string => join(folder, `${name}.json`);
-
-  async function rightsFor({ privilegedPorts }: KeeperKind): Promise<KeeperRights> {
-    const rights = await keeperRights({
-      ...{ user: await keeperUser(folder), privilegedPorts },
-      paths: [folder, program, process.execPath],
-    });
-    if (rights.why !== undefined) tellOnce('the data path runs as root, without rights', { why: rights.why });
-    if (rights.missing.length > 0)
-      tellOnce('the data path is not protected when memory is short', { missing: rights.missing.join(', ') });
-    return rights;
-  }
 
   function tellOnce(message: string, facts: Readonly<Record<string, string>>): void {
     const all = JSON.stringify([message, facts]);
@@ -59,32 +78,90 @@ export function createStarting({ clock, log, folder, version }: StartingOptions)
     log.info(message, facts);
   }
 
-  async function start(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void> {
-    await mkdir(folder, { recursive: true, mode: 0o711 });
-    const rights = await rightsFor(kind);
-    const own = dirname(socketOf(name));
-    await mkdir(own, { recursive: true, mode: 0o700 });
-    await chown(own, rights.user, rights.user);
+  async function asProcess({ privilegedPorts }: KeeperKind, namespace: string | undefined): Promise<Way> {
+    const rights = await keeperRights({
+      ...{ user: await keeperUser(folder), privilegedPorts },
+      paths: [folder, program, process.execPath],
+    });
+    if (rights.why !== undefined) tellOnce('the data path runs as root, without rights', { why: rights.why });
+    if (rights.missing.length > 0)
+      tellOnce('the data path is not protected when memory is short', { missing: rights.missing.join(', ') });
+    const there = namespace === undefined ? [] : await enterNetwork(namespace);
+    return { user: rights.user, enter: [...there, ...rights.enter], launch: launchProcess };
+  }
+
+  async function asContainer(
+    own: OwnContainer,
+    name: string,
+    kind: KeeperKind,
+    namespace: string | undefined,
+    signal: AbortSignal,
+  ): Promise<Way> {
+    const user = await keeperUser(folder);
+    const network = await networkFor(own, { network: kind.network, namespace, instance }, signal);
+    const about = { own, instance, name, user, network, privilegedPorts: kind.privilegedPorts, tell: tellOnce };
+    return { user, enter: [], launch: launchContainer({ ...about, folder: dirname(socketOf(name)) }) };
+  }
+
+  async function write(name: string, kind: WrittenKind): Promise<void> {
     // Beside the keeper's own folder, where it cannot change it.
     const draft = `${kindFile(name)}.new`;
     await writeFile(draft, JSON.stringify(kind), { mode: 0o600 });
     await rename(draft, kindFile(name));
-    const there = kind.network === undefined ? [] : await enterNetwork(kind.network);
+  }
+  const read = async (name: string): Promise<WrittenKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
+
+  async function start(name: string, kind: KeeperKind, before: string | undefined, signal: AbortSignal): Promise<void> {
+    await mkdir(folder, { recursive: true, mode: 0o711 });
+    const at = kind.network === undefined ? undefined : await find(kind.network, signal);
+    const own = await placing.own(signal);
+    const way = own === undefined ? await asProcess(kind, at) : await asContainer(own, name, kind, at, signal);
+    const folderOfIt = dirname(socketOf(name));
+    await mkdir(folderOfIt, { recursive: true, mode: 0o700 });
+    await chown(folderOfIt, way.user, way.user);
+    await write(name, { ...kind, namespace: before });
     await startKeeper(
       {
-        ...{ clock, enter: [...there, ...rights.enter], socket: socketOf(name), program, flags: dataPathFlags },
-        log: join(own, 'log'),
+        ...{ clock, enter: way.enter, launch: way.launch, socket: socketOf(name), program, flags: dataPathFlags },
+        log: join(folderOfIt, 'log'),
         env: { PATH: searchPath(), STOWAGE_VERSION: version },
       },
       signal,
     );
+    // Only now: where it could not be started, the one before is where it was.
+    if (at !== undefined) await write(name, { ...kind, namespace: await identity(at) });
+  }
+
+  async function starting(work: Promise<void>): Promise<void> {
+    try {
+      await work;
+    } catch (cause) {
+      throw cause instanceof DockerError ? engineFailure(cause, 'of this container') : cause;
+    }
   }
 
   return {
-    ...{ start, socketOf },
+    socketOf,
+    start: (name, kind, signal) => starting(start(name, kind, undefined, signal)),
     again: async (name, signal) => {
-      const kind = JSON.parse(await readFile(kindFile(name), 'utf8')) as KeeperKind;
-      await start(name, kind, signal);
+      const { namespace, ...kind } = await read(name);
+      await starting(start(name, kind, namespace, signal));
+    },
+    kill: async (name) => {
+      const own = await placing.own(new AbortController().signal);
+      return own !== undefined && (await killKeeper(own, name, instance));
+    },
+    isElsewhere: async (name, signal) => {
+      const { network, namespace }: Partial<WrittenKind> = await read(name).catch(() => ({}));
+      if (network === undefined || namespace === undefined) return false;
+      const now = await identity(await find(network, signal));
+      return now !== undefined && now !== namespace;
     },
   };
+}
+
+/** Which namespace it is, whatever its path. Undefined: there is none. */
+async function identity(network: string): Promise<string | undefined> {
+  const found = await stat(namespacePath(network), { bigint: true }).catch(() => undefined);
+  return found && `${found.dev}:${found.ino}`;
 }

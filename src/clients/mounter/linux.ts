@@ -10,6 +10,7 @@ import type { Parts } from './parts.ts';
 import { reap } from './reap.ts';
 import type { Run } from './run.ts';
 import { createSettling } from './settle.ts';
+import { createSharing } from './sharing.ts';
 import { createTargets } from './targets.ts';
 import { createDetach, createUnmount } from './unmount.ts';
 import { usersOf } from './users.ts';
@@ -57,6 +58,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
       await settled(scope);
       await detach(at, scope, how);
     },
+    ...createSharing(parts, unmount),
     list,
     isMounted: async (at, scope) => {
       await settled(scope);

@@ -9,6 +9,8 @@ export interface MountCalls {
   bind(from: HeldPath, at: HeldPath): void;
   /** A file system that somebody is to serve; nobody has to answer yet. */
   fuse(what: FuseMount, at: HeldPath): void;
+  /** A file system in memory, for a few names. */
+  memory(source: string, at: HeldPath): void;
   /** What is mounted below it is seen at its other places, too. */
   share(at: HeldPath): void;
   /** Gives what is mounted there exactly these flags. */
@@ -47,6 +49,10 @@ export const mountCalls: MountCalls = {
   },
   fuse: ({ type, source, flags, options }, at) => {
     checked('mount', functions().mount(source, at.through, type, sumOf(flags), options));
+  },
+  memory: (source, at) => {
+    const flags = sumOf(['nosuid', 'nodev', 'noexec']);
+    checked('mount', functions().mount(source, at.through, 'tmpfs', flags, 'size=1m,mode=755'));
   },
   share: (at) => {
     checked('mount', functions().mount(null, at.through, null, sharing, null));

@@ -14,6 +14,8 @@ export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list
     bind: refuse,
     unmount: refuse,
     detach: refuse,
+    openShared: refuse,
+    closeShared: refuse,
     inspectTarget: refuse,
     makeTarget: refuse,
     removeTarget: refuse,

@@ -254,6 +254,8 @@ export const status = object({
   state: nullable(Type.String({ description: hidden })),
   config: nullable(Type.String({ description: hidden })),
   mounting: object({ able: Type.Boolean(), why: nullable(Type.String()), action: nullable(Type.String()) }),
+  plugins: Type.Array(Type.String(), { description: 'Sockets for container engines; none for a token with stores' }),
+  engines: Type.Array(object({ kind: oneOf('docker', 'podman'), socket: Type.String(), reachable: Type.Boolean() })),
   stores: Type.Integer({ description: 'As this and the next four: of the stores that the token is for' }),
   storesInTrouble: Type.Array(Type.String(), { description: 'Those not open, or not answering' }),
   volumes: Type.Integer(),

@@ -62,7 +62,7 @@ test('a request that fails, whose whole story is in the log under its id', async
     expectShort(answer);
     expect(answer.body).toMatchObject({
       ...{ status: 503, code: 'unavailable', reason: 'nfs-export-unknown' },
-      detail: 'the store cannot be used at the moment',
+      detail: 'the store cannot be used at the moment: it is the network, the server or the disk',
       action: `Try again in a while. If it persists, ask the administrator, who finds out why under request ${answer.body.requestId} in the server's log.`,
     });
     const logged = log.lines.find((line) => line.includes(answer.body.requestId));

@@ -1,54 +1,14 @@
 import { basename } from 'node:path';
 import type { Adoption } from '#core/adoption.ts';
-import { type ErrorCode, errorCodes, StowageError } from '#core/errors.ts';
+import { StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
 import type { StoreView } from '#core/stores.ts';
-import { harmlessReasons } from './harmless-reasons.ts';
+import { type Trouble, toldToUser } from '#core/telling.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
-/** What went wrong, in whatever shape it is passed on. */
-interface Trouble {
-  readonly code: string;
-  readonly reason: string;
-  readonly message: string;
-  readonly action: string;
-}
-
-const inShort = {
-  busy: 'something else is at work there',
-  canceled: 'it was cancelled',
-  conflict: 'the store cannot use the place it was given',
-  deadline: 'the store did not answer in time',
-  denied: 'the store does not let Stowage do this',
-  exhausted: 'no room is left in the store',
-  exists: 'something is there already that is no volume',
-  'in-use': 'it is in use',
-  internal: 'Stowage failed to do this',
-  invalid: 'the store cannot use the place it was given',
-  'not-found': 'something that is needed for this is missing',
-  'out-of-range': 'the store cannot do this',
-  stale: 'it has changed meanwhile',
-  unauthenticated: 'this needs a token',
-  unavailable: 'the store cannot be used at the moment',
-  unsupported: 'the store cannot do this',
-} as const satisfies Record<ErrorCode, string>;
-
-/**
- * What somebody is told of it. How a store is reached and what else is there is for the administrator alone; to others it
- * is said in short, with how the administrator finds the whole.
- */
-export function toldTo(principal: Principal | undefined, trouble: Trouble, how: string): Trouble {
-  const { code, reason } = trouble;
-  if (harmlessReasons.has(reason) || (principal !== undefined && isAdministrator(principal))) return trouble;
-  const ask = `sk the administrator, who finds out why ${how}`;
-  return {
-    ...{ code, reason },
-    message: isErrorCode(code) ? inShort[code] : inShort.internal,
-    action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
-  };
-}
-
-const isErrorCode = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);
+/** What somebody is told of it, who may be nobody known. */
+export const toldTo = (principal: Principal | undefined, trouble: Trouble, how: string): Trouble =>
+  principal !== undefined && isAdministrator(principal) ? trouble : toldToUser(trouble, how);
 
 /** Where a store is, and what is wrong with it, as far as it concerns them. */
 export function viewFor(principal: Principal, view: StoreView): StoreView {

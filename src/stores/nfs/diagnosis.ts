@@ -70,12 +70,17 @@ async function offersTls({ addresses, port, dial }: Reached, signal: AbortSignal
 /** What a call fails with that the server ends the connection of, again and again. */
 const mayBeHungUp: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
 
+/** What a server says that does not accept our certificate, or misses it. */
+const isAboutOurs = (error: Error): boolean =>
+  'code' in error && /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(String(error.code));
+
 /** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
 export async function hungUp(
   cause: unknown,
   { addresses, port, dial }: Reached,
   signal: AbortSignal,
 ): Promise<unknown> {
+  if (causesOf(cause).some(isAboutOurs)) return new CertificateWanted('refused', { cause });
   const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
   if (!(cause instanceof RpcError) || isExplained || !mayBeHungUp.includes(cause.failure)) return cause;
   const about = dial(addresses, port);

@@ -1,0 +1,264 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { parse } from 'yaml';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { repository } from '#testbed/component.ts';
+import { type Engine, startDockerd } from '#testbed/dockerd.ts';
+import { buildImage, imageName } from '#testbed/image.ts';
+import { needs } from '#testbed/needs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { documentedRun, ganeshaIn, inMachine, type ServerInside, startStowageIn } from './stowage-container.ts';
+
+interface Service {
+  readonly [key: string]: string | boolean | readonly string[];
+}
+
+test('compose.yaml and the documented docker run say the same', () => {
+  const text = readFileSync(join(repository, 'deploy', 'compose.yaml'), 'utf8');
+  const defaults = text.replaceAll(/\$\{\w+:-(\w+)\}/g, '$1');
+  const { services } = parse(defaults) as { readonly services: { readonly stowage: Service } };
+  const flags: Readonly<Record<string, string>> = {
+    ...{ container_name: '--name', restart: '--restart', user: '--user', network_mode: '--network' },
+    ...{ cap_drop: '--cap-drop', cap_add: '--cap-add', devices: '--device', security_opt: '--security-opt' },
+    ...{ volumes: '-v', read_only: '--read-only', stop_grace_period: '--stop-timeout', image: '', command: '' },
+  };
+  const words = Object.entries(services.stowage).flatMap(([key, value]) =>
+    [value].flat().map((one) => {
+      const flag = flags[key] ?? expect.fail(`not known here: ${key}`);
+      const said = key === 'stop_grace_period' ? String(one).replace(/s$/, '') : String(one);
+      return one === true ? flag : `${flag} ${said}`.trim();
+    }),
+  );
+  const documented = documentedRun()
+    .join(' ')
+    .replace('run -d ', '')
+    .split(/ (?=-)| (?=stowage node$)|(?<= stowage) (?=node$)/);
+  expect(documented.toSorted()).toEqual(words.toSorted());
+});
+
+/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
+const work = `
+  i=0
+  until [ -e /data/stop ]; do
+    i=$((i + 1))
+    echo "line $i" >>/data/log || exit 3
+    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
+  done`;
+const next = 'stowage:next';
+const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
+
+describe.skipIf(needs(...required))('Stowage as a container', () => {
+  const end = new AbortController();
+  const all = new AsyncDisposableStack();
+  let engine: Engine;
+  let nfs: ServerInside;
+  let busybox: string;
+
+  const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
+  const stowage = (...words: readonly string[]): Promise<string> => docker('exec', 'stowage', 'stowage', ...words);
+  const keepers = async (name = 'host'): Promise<readonly string[]> =>
+    (await docker('ps', '-q', '--no-trunc', '--filter', `label=stowage.dev/keeper=${name}`))
+      .split('\n')
+      .filter(Boolean);
+  const keeper = async (name = 'host'): Promise<string> => (await keepers(name))[0] ?? expect.fail('no keeper');
+  const inspect = async (container: string, field: string): Promise<unknown> =>
+    JSON.parse(await docker('inspect', '--format', `{{json ${field}}}`, container));
+  const using = (volume: string, ...words: readonly string[]): Promise<string> =>
+    docker('run', '--rm', '--network', 'none', '-v', `${volume}:/data`, busybox, ...words);
+  const linesIn = (log: string): readonly string[] =>
+    existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
+  const mountOf = (container: string): Promise<string> => docker('exec', container, 'grep', ' /data ', '/proc/mounts');
+
+  beforeAll(async () => {
+    const tar = await buildImage(end.signal);
+    engine = all.use(await startDockerd(end.signal, { bridges: true }));
+    nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }], end.signal));
+    await docker('load', '--quiet', '--input', tar);
+    busybox = await loadBusybox(engine, end.signal);
+    // Another version is another image.
+    const made = await docker('create', imageName);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
+    await docker('rm', '-v', made);
+    await inMachine(engine, 'mkdir', '-p', '/var/lib/stowage/disk', '/etc/stowage');
+    await startStowageIn(engine, imageName);
+    await stowage('store', 'add', 'disk', 'local:///var/lib/stowage/disk');
+    await stowage('store', 'add', 'silver', nfs.uri('silver'));
+    await stowage('store', 'add', 'low', `${nfs.uri('low')}&sourceport=privileged`);
+  }, 300_000);
+  afterAll(async () => {
+    await all.disposeAsync();
+    end.abort();
+  }, 60_000);
+
+  test('is replaced, and then what serves, under containers that write', { timeout: 120_000 }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');
+    await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'things');
+    const logs = {
+      photos: join(nfs.folder('silver'), 'photos', 'log'),
+      things: await inMachine(engine, 'readlink', '-f', '/var/lib/stowage/disk/things').then((at) => join(at, 'log')),
+    };
+    const counts = async (): Promise<readonly number[]> => [
+      linesIn(logs.photos).length,
+      Number(await inMachine(engine, 'sh', '-c', `cat ${logs.things} 2>/dev/null | wc -l`)),
+    ];
+    for (const volume of ['photos', 'things'] as const)
+      await docker(
+        'run',
+        '-d',
+        '--name',
+        volume,
+        '--network',
+        'none',
+        '-v',
+        `${volume}:/data`,
+        busybox,
+        'sh',
+        '-c',
+        work,
+      );
+    /** As the containers see it, work goes on after each. */
+    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+      await disturb();
+      const before = await counts();
+      await eventually(counts, (now) => now.every((count, i) => count > (before[i] ?? 0)));
+    };
+    await goesOn(() => Promise.resolve());
+    const [first, mounted] = [await keeper(), await mountOf('photos')];
+    await goesOn(() => docker('rm', '-f', 'stowage'));
+    await goesOn(() => startStowageIn(engine, next));
+    expect([await keepers(), await mountOf('photos')]).toEqual([[first], mounted]);
+    // It knows who uses what.
+    await expect(stowage('volume', 'delete', 'silver/photos')).rejects.toThrow('container photos');
+    expect(await using('photos', 'tail', '-n', '1', '/data/log')).toMatch(/^line \d+$/);
+
+    await goesOn(() => stowage('client', 'upgrade'));
+    const [second, ...others] = await eventually(keepers, (found) => found.length === 1 && found[0] !== first);
+    expect([others, await mountOf('photos')]).toEqual([[], mounted]);
+    expect(await inspect(second ?? '', '.Image')).toBe(await inspect('stowage', '.Image'));
+
+    await goesOn(() => docker('stop', 'stowage'));
+    await goesOn(() => docker('start', 'stowage'));
+    for (const volume of ['photos', 'things']) {
+      await using(volume, 'touch', '/data/stop');
+      expect(await docker('wait', volume)).toBe('0');
+      const lines = (await using(volume, 'cat', '/data/log')).split('\n');
+      expect(lines).toEqual(lines.map((_, i) => `line ${i + 1}`));
+      await docker('rm', volume);
+      await docker('volume', 'rm', volume);
+    }
+  });
+
+  test('starts what serves with no rights, and nothing but its folder', async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'plain');
+    await docker('run', '-d', '--name', 'plain', '--network', 'none', '-v', 'plain:/data', busybox, 'sleep', '1000');
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'plain');
+      await docker('volume', 'rm', 'plain');
+    });
+    const it = await keeper();
+    const folder = '/run/stowage/keepers/host';
+    expect(await inspect(it, '.Mounts')).toEqual([
+      expect.objectContaining({ Type: 'bind', Source: folder, Destination: folder }),
+    ]);
+    expect(await inspect(it, '.Config.User')).toMatch(/^6\d{4}:6\d{4}$/);
+    expect(await inspect(it, '.HostConfig')).toMatchObject({
+      ...{ Privileged: false, ReadonlyRootfs: true, AutoRemove: true, RestartPolicy: { Name: 'no' } },
+      ...{ CapDrop: ['ALL'], NetworkMode: 'host' },
+    });
+    expect((await inspect(it, '.HostConfig.CapAdd')) ?? []).toEqual([]);
+    for (const status of await statusesOf(it)) {
+      expect(status).toMatch(/^CapEff:\t0+$/m);
+      expect(status).toMatch(/^CapBnd:\t0+$/m);
+      expect(status).toMatch(/^NoNewPrivs:\t1$/m);
+      expect(status).toMatch(/^Uid:\t6\d{4}\b/m);
+    }
+  });
+
+  /** What the kernel says of each process in a container. */
+  async function statusesOf(container: string): Promise<readonly string[]> {
+    const [, ...rows] = (await docker('top', container)).split('\n');
+    const pids = rows.map((row) => row.split(/\s+/)[1] ?? '');
+    expect(pids.length).toBeGreaterThanOrEqual(3);
+    return await Promise.all(pids.map((pid) => inMachine(engine, 'cat', `/proc/${pid}/status`)));
+  }
+
+  test('starts what needs a port below 1024 with that right alone', async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=low', 'low');
+    await docker('run', '-d', '--name', 'low', '--network', 'none', '-v', 'low:/data', busybox, 'sleep', '1000');
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'low');
+      await docker('volume', 'rm', 'low');
+    });
+    await docker('exec', 'low', 'touch', '/data/file');
+    expect(existsSync(join(nfs.folder('low'), 'low', 'file'))).toBe(true);
+    for (const status of await statusesOf(await keeper('host-low'))) {
+      expect(status).toMatch(/^CapEff:\t0*400$/m);
+      expect(status).toMatch(/^CapBnd:\t0*400$/m);
+      expect(status).toMatch(/^Uid:\t6\d{4}\b/m);
+    }
+  });
+
+  test('makes mounts anew that ended with what served them', { timeout: 60_000 }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'broken');
+    await docker('run', '-d', '--name', 'broken', '--network', 'none', '-v', 'broken:/data', busybox, 'sleep', '1000');
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'broken');
+      await docker('volume', 'rm', 'broken');
+    });
+    await docker('exec', 'broken', 'touch', '/data/file');
+    const before = await keeper();
+    await docker('rm', '-f', before);
+    await eventually(
+      () => using('broken', 'ls', '/data').catch(() => ''),
+      (said) => said === 'file',
+    );
+    expect(await keeper()).not.toBe(before);
+  });
+
+  test('has one that hangs killed by the engine, and its data path serves on', { timeout: 90_000 }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'hung');
+    await docker('run', '-d', '--name', 'hung', '--network', 'none', '-v', 'hung:/data', busybox, 'sleep', '1000');
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'hung');
+      await docker('volume', 'rm', 'hung');
+    });
+    const before = await keeper();
+    const rows = (await docker('top', before)).split('\n');
+    const pid = rows.find((row) => row.includes('stowage keeper'))?.split(/\s+/)[1] ?? expect.fail(rows.join('\n'));
+    await inMachine(engine, 'kill', '-STOP', pid);
+    await docker('exec', 'hung', 'touch', '/data/during');
+    const isReplaced = async (): Promise<number> => (await keepers()).length;
+    const until = AbortSignal.timeout(60_000);
+    while ((await isReplaced()) < 2 && !until.aborted) await eventually(isReplaced, () => true);
+    await docker('exec', 'hung', 'touch', '/data/after');
+    expect(await stowage('client', 'status')).toMatch(/serving +1/);
+    await stowage('client', 'upgrade');
+    await eventually(keepers, (found) => found.length === 1 && found[0] !== before);
+    expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
+  });
+
+  test('deletes volumes with whatever is in them', async () => {
+    await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'sticky');
+    await using('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');
+    await docker('volume', 'rm', 'sticky');
+    await eventually(
+      () => inMachine(engine, 'ls', '/var/lib/stowage/disk', '/var/lib/stowage/disk/.stowage/deleting'),
+      (left) => left === '/var/lib/stowage/disk:\n\n/var/lib/stowage/disk/.stowage/deleting:',
+    );
+  });
+
+  test('leaves nothing behind when it is stopped and nothing is used', { timeout: 60_000 }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'last');
+    await using('last', 'touch', '/data/file');
+    await keeper();
+    await docker('volume', 'rm', 'last');
+    await docker('stop', 'stowage');
+    await docker('rm', 'stowage');
+    await eventually(
+      () => docker('ps', '-aq'),
+      (left) => left === '',
+    );
+    expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
+  });
+});

@@ -1,0 +1,163 @@
+import { readFileSync } from 'node:fs';
+import { chmod, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { startDockerd } from '#testbed/dockerd.ts';
+import type { TestEngine } from '#testbed/engine-machine.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { startPodman } from '#testbed/podman.ts';
+import { mountsIn, patience } from './nfs-mounted.ts';
+import { type Stowage, startStowage } from './stowage.ts';
+
+const engines = { docker: startDockerd, podman: startPodman } as const;
+const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
+/** The first process of a container does not hear of a polite request to end. */
+const atOnce = ['--stop-signal', 'KILL'];
+
+describe.each(['docker', 'podman'] as const)('%s', (kind) => {
+  describe.skipIf(needs(kind, 'busybox', 'mount', 'fuse', 'ganesha'))('uses volumes', () => {
+    let top: string;
+    let engine: TestEngine;
+    let nfs: NfsServer;
+    let exported: string;
+    let stowage: Stowage;
+    let image: string;
+    const over = new AbortController();
+    const all = new AsyncDisposableStack();
+    const run = (...words: string[]): Promise<string> => engine.run(...words);
+    const refused = (...words: string[]): Promise<string> =>
+      engine.run(...words).then(
+        (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
+        (thrown: { readonly stderr: string }) => thrown.stderr,
+      );
+    const start = () =>
+      startStowage({
+        ...{ state: join(top, 's'), socket: join(top, 'r', 'stowage.sock') },
+        options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
+      });
+    const using = async (volume: string): Promise<readonly string[]> => {
+      const { body } = await stowage.api('GET', `/v1/volumes/${volume}`);
+      const uses = (body['uses'] ?? []) as readonly { users: readonly { kind: string; name: string }[] }[];
+      return uses.flatMap(({ users }) => users.map((user) => `${user.kind} ${user.name}`));
+    };
+
+    beforeAll(async () => {
+      top = await realpath(await mkdtemp(join(tmpdir(), 'st-eng-')));
+      all.defer(() => rm(top, { recursive: true, force: true }));
+      await chmod(top, 0o755);
+      exported = await realpath(await mkdtemp(join(tmpdir(), 'st-exp-')));
+      all.defer(() => rm(exported, { recursive: true, force: true }));
+      nfs = all.use(await startGanesha({ exports: [{ path: exported, tag: 'silver' }], signal: over.signal }));
+      engine = all.use(await engines[kind](over.signal, { shared: [top] }));
+      image = await loadBusybox(engine, over.signal);
+      stowage = await start();
+      all.defer(() => stowage.stop());
+      const { host, nfsPort, mountPort } = nfs;
+      const uri = `nfs://${host}${exported}?port=${nfsPort}&mountport=${mountPort}`;
+      const { status, stderr } = await stowage.cli('store', 'add', 'silver', uri);
+      if (status !== 0) throw new Error(stderr);
+    }, 120_000);
+    afterAll(async () => {
+      await all.disposeAsync();
+      over.abort();
+    }, 60_000);
+
+    test('on an NFS store: shared by two containers, and not destroyed while one of them is there, running or stopped', async () => {
+      expect(await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos')).toBe('photos');
+      const start = (name: string) =>
+        run('run', '-d', ...atOnce, '--name', name, '-v', 'photos:/data', image, 'sleep', '1000');
+      await start('first');
+      await start('second');
+      await run('exec', 'first', 'touch', '/data/seen');
+      expect(await run('exec', 'second', 'ls', '/data')).toBe('seen');
+      await run('rm', '-f', 'second');
+      // The engine itself refuses; so does Stowage, whoever asks.
+      expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
+      const byName = await stowage.cli('volume', 'delete', 'silver/photos');
+      expect(byName).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
+      await run('stop', '-t', '0', 'first');
+      expect(await refused('volume', 'rm', 'photos')).toMatch(/in use|being used/);
+      const stopped = await stowage.cli('volume', 'delete', 'silver/photos');
+      expect(stopped).toMatchObject({ status: 6, stderr: expect.stringContaining('container first') });
+      await run('rm', 'first');
+      await run('volume', 'rm', 'photos');
+      expect((await stowage.cli('volume', 'show', 'silver/photos')).status).toBe(4);
+      expect(volumesIn(top)).toEqual([]);
+    });
+
+    test('on a store that does not answer: none is made, and it is said whose it is to act', async () => {
+      await stowage.cli('store', 'add', 'gone', `nfs://${nfs.host}/gone?port=1&mountport=1&timeout=1s&retries=0`);
+      const since = performance.now();
+      const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=gone', 'x');
+      expect(performance.now() - since).toBeLessThan(15_000);
+      expect(said).toMatch(/store/);
+      expect(said).not.toContain(nfs.host);
+      expect(await run('volume', 'ls', '-q')).not.toContain('x');
+    });
+
+    test('of which it needs to know nothing but the store, and may say nothing else', async () => {
+      const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
+      expect(said).toMatch(/administrator/);
+      expect(said).toMatch(/-o store=NAME/);
+      await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
+      onTestFinished(async () => void (await run('volume', 'rm', 'sized')));
+      const told = await run('volume', 'inspect', 'sized');
+      expect(told).not.toContain(nfs.host);
+      expect(told).not.toContain(exported);
+      if (kind === 'docker')
+        expect(JSON.parse(told)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
+    });
+
+    test('of this machine, by the other driver, and anonymous ones, which go with their container', async () => {
+      await run('volume', 'create', '--driver', 'stowage-local', 'here');
+      onTestFinished(async () => void (await run('volume', 'rm', 'here')));
+      await run('run', '--rm', '-v', 'here:/data', image, 'sh', '-c', 'echo text > /data/file');
+      expect(readFileSync(join(top, 's', 'stores', 'local', 'here', 'file'), 'utf8')).toBe('text\n');
+      expect(await refused('volume', 'create', '--driver', 'stowage-local', '-o', 'store=silver', 'y')).toMatch(
+        /-d stowage/,
+      );
+      expect(volumesIn(top)).toEqual([]);
+    });
+
+    test('as an ordinary user, where the directory is theirs', async () => {
+      await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'owned');
+      onTestFinished(async () => void (await run('volume', 'rm', 'owned')));
+      await run('run', '--rm', '-v', 'owned:/data', image, 'chown', '1000:1000', '/data');
+      await run('run', '--rm', '--user', '1000:1000', '-v', 'owned:/data', image, 'touch', '/data/mine');
+      expect(await run('run', '--rm', '-v', 'owned:/data', image, 'stat', '-c', '%u', '/data/mine')).toBe('1000');
+    });
+
+    test('that it goes on using when Stowage is killed and started again', async () => {
+      await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'kept');
+      await run(
+        'run',
+        '-d',
+        '--name',
+        'writer',
+        '-v',
+        'kept:/data',
+        image,
+        'sh',
+        '-c',
+        'while echo x >> /data/log; do sleep 0.05; done',
+      );
+      stowage.signal('SIGKILL');
+      await stowage.ended();
+      const lines = async (): Promise<number> => Number(await run('exec', 'writer', 'sh', '-c', 'wc -l < /data/log'));
+      const before = await lines();
+      await expect.poll(lines, patience).toBeGreaterThan(before);
+      stowage = await start();
+      await expect.poll(lines, patience).toBeGreaterThan(before + 5);
+      expect(await run('inspect', '-f', '{{.State.Running}}', 'writer')).toBe('true');
+      expect(volumesIn(top).length).toBeGreaterThan(0);
+      await expect.poll(() => using('silver..kept'), patience).toEqual(['container writer']);
+      await run('rm', '-f', 'writer');
+      await run('volume', 'rm', 'kept');
+      expect(volumesIn(top)).toEqual([]);
+    });
+  });
+});

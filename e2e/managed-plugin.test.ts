@@ -1,0 +1,83 @@
+import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { repository } from '#testbed/component.ts';
+import { type Engine, startDockerd } from '#testbed/dockerd.ts';
+import { buildImage, imageName } from '#testbed/image.ts';
+import { needs } from '#testbed/needs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { ganeshaIn, inMachine, type ServerInside } from './stowage-container.ts';
+
+const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
+
+describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
+  const end = new AbortController();
+  const all = new AsyncDisposableStack();
+  let engine: Engine;
+  let nfs: ServerInside;
+  let busybox: string;
+  const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
+
+  beforeAll(async () => {
+    const tar = await buildImage(end.signal);
+    engine = all.use(await startDockerd(end.signal, { bridges: true }));
+    nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], end.signal));
+    await docker('load', '--quiet', '--input', tar);
+    busybox = await loadBusybox(engine, end.signal);
+    const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
+    all.defer(() => rm(own, { recursive: true, force: true }));
+    await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
+      // Without the person's own contexts and credentials.
+      env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
+      signal: end.signal,
+    });
+    const yaml = `stores:\n  silver: ${nfs.uri('silver')}\n`;
+    await inMachine(
+      engine,
+      'sh',
+      '-c',
+      'mkdir -p /etc/stowage && printf %s "$1" >/etc/stowage/stowage.yaml',
+      'sh',
+      yaml,
+    );
+    await docker('plugin', 'set', 'stowage', `engine.source=${engine.socket}`);
+    await docker('plugin', 'enable', 'stowage');
+  }, 300_000);
+  afterAll(async () => {
+    await all.disposeAsync();
+    end.abort();
+  }, 60_000);
+
+  test('serves volumes, is not to be taken away under them, and is back with its engine', {
+    timeout: 120_000,
+  }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'photos');
+    const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'photos:/data', busybox];
+    await docker('run', '-d', '--name', 'app', '--restart', 'always', ...using, 'sleep', '1000');
+    await docker('exec', 'app', 'touch', '/data/before');
+    expect(existsSync(join(nfs.folder('silver'), 'photos', 'before'))).toBe(true);
+    await expect(docker('plugin', 'disable', 'stowage')).rejects.toThrow('in use');
+    await expect(docker('volume', 'rm', 'photos')).rejects.toThrow('in use');
+
+    await engine.stop();
+    await engine.start();
+    await eventually(
+      () => docker('inspect', '--format', '{{.State.Running}}', 'app'),
+      (running) => running === 'true',
+    );
+    await docker('exec', 'app', 'touch', '/data/after');
+    expect(await docker('run', '--rm', ...using, 'ls', '/data')).toBe('after\nbefore');
+
+    await docker('rm', '-f', 'app');
+    await docker('volume', 'rm', 'photos');
+    expect(existsSync(join(nfs.folder('silver'), 'photos'))).toBe(false);
+    await docker('plugin', 'disable', 'stowage');
+    await docker('plugin', 'rm', 'stowage');
+    expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
+  });
+});

@@ -1,0 +1,89 @@
+import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { promisify } from 'node:util';
+import { kept, repository } from '#testbed/component.ts';
+import type { Engine } from '#testbed/dockerd.ts';
+import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { digest } from '#testbed/rootfs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+
+/** The `docker run` line for `stowage node` that the head of deploy/Dockerfile gives, as words. */
+export function documentedRun(): readonly string[] {
+  const head = readFileSync(join(repository, 'deploy', 'Dockerfile'), 'utf8').replaceAll(/^# {0,3}/gm, '');
+  const [line = ''] = head.replaceAll(/\\\n\s*/g, '').match(/^docker run .* stowage node$/m) ?? [];
+  return line.split(/\s+/).slice(1);
+}
+
+/** The same for an engine of the test bed, whose own files are elsewhere. */
+export function runFor(engine: Engine, image: string): readonly string[] {
+  const netns = join(dirname(engine.socket), 'exec', 'netns');
+  const elsewhere: Readonly<Record<string, string>> = {
+    '/run/docker.sock:/run/docker.sock': `${engine.socket}:/run/docker.sock`,
+    '/run/docker/netns:/run/docker/netns:rslave': `${netns}:${netns}:rslave`,
+  };
+  const words = documentedRun().map((word) => elsewhere[word] ?? word);
+  return [...words.slice(0, -2), image, 'node', '--log-level', 'info'];
+}
+
+/** A program in the engine's own machine. */
+export async function inMachine(engine: Engine, ...words: readonly string[]): Promise<string> {
+  const [file, ...args] = [...engine.inside, ...words] as const;
+  return (await promisify(execFile)(file as string, args, { timeout: 60_000 })).stdout.trimEnd();
+}
+
+/** Starts it as a container, once there is none of that name. */
+export async function startStowageIn(engine: Engine, image: string): Promise<void> {
+  await engine.docker(...runFor(engine, image));
+  await answers(engine);
+}
+
+export const answers = (engine: Engine): Promise<string> =>
+  eventually(
+    () => engine.docker('exec', 'stowage', 'stowage', 'status').catch(() => ''),
+    (said) => said !== '',
+  );
+
+export interface ServerInside extends AsyncDisposable {
+  /** Of an export, by its tag. */
+  uri(tag: string): string;
+  /** What it exports, on this machine. */
+  folder(tag: string): string;
+}
+
+const preload = (): string => {
+  const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
+  return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+};
+
+/** An NFS server on the loopback of the engine's own machine, with a folder for each export. */
+export async function ganeshaIn(
+  engine: Engine,
+  exports: readonly Omit<GaneshaExport, 'path'>[],
+  signal: AbortSignal,
+): Promise<ServerInside> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-inside-')));
+  const folder = (tag: string): string => join(top, tag);
+  for (const { tag } of exports) await mkdir(folder(tag));
+  const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
+  // The export lies on the root of this machine, or on /tmp.
+  const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
+  await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
+  const [first, ...others] = exports.map((one) => ({ ...one, path: folder(one.tag) }));
+  if (first === undefined) throw new Error('nothing is exported');
+  const daemon = await ganeshaDaemon({
+    ...{ folder: top, exports: [first, ...others], signal, inside: engine.inside },
+    listen: { host: '127.0.0.1', nfsPort: 20_490, mountPort: 20_480 },
+    env: { ...quiet(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
+  });
+  return {
+    folder,
+    uri: (tag) => `nfs://127.0.0.1${folder(tag)}?port=20490&mountport=20480`,
+    [Symbol.asyncDispose]: async () => {
+      await daemon.kill();
+      await rm(top, { recursive: true, force: true });
+    },
+  };
+}

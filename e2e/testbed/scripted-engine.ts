@@ -1,0 +1,59 @@
+import { once } from 'node:events';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+export type Script = (path: string, request: IncomingMessage, response: ServerResponse) => void;
+
+/** A container engine of which only the answers exist. */
+export interface ScriptedEngine extends AsyncDisposable {
+  readonly socket: string;
+  /** What was asked for, as `METHOD /path?query`, without those for the version. */
+  readonly asked: readonly string[];
+  /** From now on. */
+  script: Script;
+  /** What it says to `GET /version`. */
+  version: object;
+  /** Hangs up on everybody, and is no longer there. */
+  stop(): Promise<void>;
+  start(): Promise<void>;
+}
+
+export async function startScriptedEngine(script: Script): Promise<ScriptedEngine> {
+  const folder = await mkdtemp(join(tmpdir(), 'stowage-scripted-'));
+  const socket = join(folder, 'engine.sock');
+  const asked: string[] = [];
+  let server: Server | undefined;
+  const stop = async (): Promise<void> => {
+    const last = server;
+    server = undefined;
+    if (last === undefined) return;
+    last.closeAllConnections();
+    last.close();
+    await once(last, 'close');
+  };
+  const engine: ScriptedEngine = {
+    ...{ socket, asked, script, stop },
+    version: { Version: '20.10.24', ApiVersion: '1.41', MinAPIVersion: '1.12' },
+    start: async () => {
+      server = createServer((request, response) => {
+        const url = request.url ?? '';
+        if (url === '/version') {
+          response.end(JSON.stringify(engine.version));
+          return;
+        }
+        asked.push(`${request.method} ${url}`);
+        engine.script(url.replace(/^\/v[\d.]+|\?.*$/g, ''), request, response);
+      });
+      server.listen(socket);
+      await once(server, 'listening');
+    },
+    [Symbol.asyncDispose]: async () => {
+      await stop();
+      await rm(folder, { recursive: true, force: true });
+    },
+  };
+  await engine.start();
+  return engine;
+}

@@ -1,0 +1,68 @@
+import { randomUUID } from 'node:crypto';
+import { hostname } from 'node:os';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Keepers } from '#clients/data-path/keepers.ts';
+import { createDirectoryClient } from '#clients/kinds/directory.ts';
+import { createLoopClient } from '#clients/kinds/loop.ts';
+import { createNfsClient } from '#clients/kinds/nfs.ts';
+import { createMounter } from '#clients/mounter/create.ts';
+import { createLook } from '#clients/mounter/look.ts';
+import { createTableReader } from '#clients/mounter/mountinfo.ts';
+import { createRun } from '#clients/mounter/run.ts';
+import type { ContainerEngine } from '#core/containers.ts';
+import { createEngine, type Engine } from '#core/engine.ts';
+import type { NodeName, StoreConfig } from '#core/model.ts';
+import type { Records, StoreKind } from '#core/ports.ts';
+import { bootId, instanceOf, type StateFolder } from './state-folder.ts';
+import { localPath } from './store-places.ts';
+
+export interface Pieces {
+  readonly records: Records;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+  readonly state: StateFolder;
+  readonly keepers: Keepers;
+  readonly engines: readonly ContainerEngine[];
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/** The use cases, with the stores and clients of this program. */
+export async function assemble({ records, kinds, state, keepers, engines, clock, log }: Pieces): Promise<Engine> {
+  const run = createRun(clock, undefined, state.path);
+  const roots = (only: (config: StoreConfig) => boolean): string[] =>
+    engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
+  const mounter = await createMounter({
+    clock,
+    run,
+    owner: state.path,
+    // Loop devices on files of other stores are their users' own.
+    storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
+    forbidden: () => [state.path, ...roots(() => true)],
+    published: state.published,
+  });
+  const instance = instanceOf(records);
+  const engine = createEngine({
+    records,
+    kinds,
+    mounter,
+    clients: {
+      directory: createDirectoryClient({ mounter }),
+      loop: createLoopClient({ mounter, run, clock }),
+      nfs: createNfsClient({
+        ...{ mounter, run, clock, keepers, instance },
+        ...{ look: createLook(clock), readTable: createTableReader() },
+      }),
+    },
+    mountsFolder: state.mounts,
+    publishedFolder: state.published,
+    engines,
+    instance,
+    epoch: randomUUID().slice(0, 8),
+    boot: await bootId(),
+    node: hostname() as NodeName,
+    clock,
+    log,
+  });
+  return engine;
+}

@@ -1,0 +1,38 @@
+import { existsSync } from 'node:fs';
+import { connect } from 'node:net';
+import type { EngineKind } from '#core/containers.ts';
+
+/** Where to look for each kind of engine: a socket, `none`, or undefined where nobody said anything. */
+export type EngineWishes = Readonly<Partial<Record<EngineKind, string | undefined>>>;
+
+export interface EngineSocket {
+  readonly kind: EngineKind;
+  readonly socket: string;
+}
+
+const usual: Readonly<Record<EngineKind, readonly string[]>> = {
+  docker: ['/run/docker.sock', '/var/run/docker.sock'],
+  podman: ['/run/podman/podman.sock'],
+};
+
+/** Those that somebody named, there yet or not; of the others, where it is allowed to look, those that are there. */
+export function engineSockets(wishes: readonly EngineWishes[], look: boolean): readonly EngineSocket[] {
+  return (['docker', 'podman'] as const).flatMap((kind) => {
+    const wanted = wishes.map((wish) => wish[kind]).find((wish) => wish !== undefined);
+    const socket = wanted ?? (look ? usual[kind].find((path) => existsSync(path)) : undefined);
+    return socket === undefined || socket === 'none' ? [] : [{ kind, socket }];
+  });
+}
+
+const patienceMs = 1_000;
+
+export async function isListening(socket: string): Promise<boolean> {
+  const { promise, resolve } = Promise.withResolvers<boolean>();
+  const connection = connect(socket);
+  connection.setTimeout(patienceMs, () => resolve(false));
+  connection.once('connect', () => resolve(true));
+  connection.once('error', () => resolve(false));
+  const result = await promise;
+  connection.destroy();
+  return result;
+}

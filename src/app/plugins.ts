@@ -1,0 +1,86 @@
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { makeFolders } from '#base/make-folders.ts';
+import { pluginNames } from '#core/containers.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import { createPluginServer, type PluginOptions, type PluginServer } from '#front/docker-plugin/server.ts';
+import { listenSocket } from './listen.ts';
+
+/** The sockets by which container engines reach Stowage. */
+export interface Plugins {
+  readonly sockets: readonly string[];
+  /** Why there are none. */
+  readonly why: string | undefined;
+  close(graceMs: number): Promise<void>;
+}
+
+export interface PluginWish {
+  /** What the command line or the file says: a folder, or `none`. */
+  readonly wanted: string | undefined;
+  /** Whether to take the usual folder where nobody said anything; else why not. */
+  readonly usual: boolean | string;
+  /** An engine was found. */
+  readonly engines: boolean;
+}
+
+/** Where Docker looks for plugins. */
+const usualFolder = '/run/docker/plugins';
+
+const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
+
+export async function startPlugins(wish: PluginWish, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
+  const { wanted, usual } = wish;
+  if (wanted === 'none') return none('as asked');
+  if (wanted !== undefined) return await serve(wanted, parts);
+  if (usual !== true) return none(usual === false ? 'not asked for' : usual);
+  if (!wish.engines && !existsSync('/run/docker')) return none('no container engine was found');
+  try {
+    return await serve(usualFolder, parts);
+  } catch (thrown) {
+    // Nobody asked for them, so they are no reason not to start.
+    const { message, action } = stowageError(thrown);
+    parts.log.warn('container engines are not served', { why: message, action });
+    return none(message);
+  }
+}
+
+async function serve(folder: string, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
+  const servers: PluginServer[] = [];
+  const sockets: string[] = [];
+  const close = async (graceMs: number): Promise<void> => {
+    await Promise.all(servers.map((server) => server.close(graceMs)));
+  };
+  try {
+    // Docker makes it like this; the sockets themselves are for root alone.
+    await makeFolders(folder, 0o755);
+    for (const plugin of pluginNames) {
+      const server = createPluginServer({ ...parts, plugin });
+      servers.push(server);
+      const socket = join(folder, `${plugin}.sock`);
+      await listenSocket(server.server, socket);
+      sockets.push(socket);
+    }
+  } catch (cause) {
+    await close(0);
+    throw unusable(folder, cause);
+  }
+  return { sockets, why: undefined, close };
+}
+
+function unusable(folder: string, cause: unknown): StowageError {
+  const { code, reason, message } = stowageError(cause);
+  const isTaken = reason === 'socket-in-use';
+  return new StowageError(
+    isTaken
+      ? `another Stowage serves container engines: ${message}`
+      : `${folder} cannot be used for plugins: ${message}`,
+    {
+      code: isTaken ? 'conflict' : code === 'internal' ? 'denied' : code,
+      reason: isTaken ? 'plugin-socket-in-use' : 'plugin-folder-unusable',
+      action: isTaken
+        ? 'An engine can have one Stowage only: stop the other, or start this one with --plugins none, or with a folder of its own.'
+        : 'Correct the folder, or give another: --plugins DIR, or none.',
+      cause,
+    },
+  );
+}

@@ -1,0 +1,62 @@
+import { Option } from 'commander';
+import type { Verb } from './command.ts';
+import type { UpOptions } from './io.ts';
+import { numberIn } from './names.ts';
+import type { Act, Session } from './session.ts';
+
+type Given = Omit<UpOptions, 'nfs'> & { readonly nfs?: string | true };
+
+/** Those that run the server, until Ctrl-C. */
+export function addServingCommands(program: Verb, act: Act): void {
+  const run = (bare: boolean) =>
+    act((session: Session, { nfs, ...options }: Given) => {
+      const { socket: given } = program.opts() as { readonly socket?: string };
+      const socket = given ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
+      return session.injected.up({
+        ...options,
+        ...(bare ? { bare } : {}),
+        ...(socket === undefined ? {} : { socket }),
+        ...(nfs === undefined ? {} : { nfs: true }),
+        ...(typeof nfs === 'string' ? { nfsPort: numberIn('--nfs', nfs, { from: 1, to: 65_535 }) } : {}),
+      });
+    });
+  const up = program
+    .command('up')
+    .description('Run the server, until Ctrl-C. Needs no configuration: without any there is one local store.')
+    .option('--state <dir>', 'where it keeps its state')
+    .option('--listen <address>', 'host:port for the API, or none (default: 127.0.0.1:7878)');
+  withCommon(up)
+    .option('--nfs [port]', 'also run an NFS server for this machine, and a store named network on it')
+    .example('stowage up', 'with everything where such programs keep it')
+    .example('stowage up --nfs', 'with a network store that works at once')
+    .example('stowage up --state ./state --socket ./stowage.sock --listen none', 'all in one folder, no network')
+    .action(run(false));
+  const node = program
+    .command('node')
+    .description(
+      'Run the server for the container engines of a machine, until Ctrl-C. As up, but with no store besides those that\n' +
+        'are added or configured, and with the API on its Unix socket only.',
+    )
+    .option('--state <dir>', 'where it keeps its state');
+  withCommon(node)
+    .example('stowage node', 'for the Docker and Podman engines that run here')
+    .example('stowage node --docker-socket /run/docker.sock --podman-socket none', 'for this one engine')
+    .action(run(true));
+}
+
+function withCommon(command: Verb): Verb {
+  return command
+    .option('--config <file>', 'configuration file, or none (default: stowage.yaml in the configuration folder)')
+    .addOption(
+      new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
+    )
+    .option(
+      '--plugins <dir>',
+      'serve Docker and Podman by sockets there, or none (default: /run/docker/plugins, as root)',
+    )
+    .option('--docker-socket <path>', "Docker's own socket, or none (default: /run/docker.sock, if it is there)")
+    .option(
+      '--podman-socket <path>',
+      "Podman's own socket, or none (default: /run/podman/podman.sock, if it is there)",
+    );
+}

@@ -1,0 +1,180 @@
+import { randomBytes } from 'node:crypto';
+import { namespacePath } from '#base/linux/network.ts';
+import type { Launch, Launched } from '#keeper/launch.ts';
+import type { DockerClient } from '#wire/docker/client.ts';
+import type { ContainerSpec } from '#wire/docker/containers.ts';
+import { DockerError } from '#wire/docker/errors.ts';
+import type { OwnContainer } from './own-container.ts';
+import { keeperOomScore } from './rights.ts';
+
+export const labels = {
+  keeper: 'stowage.dev/keeper',
+  instance: 'stowage.dev/instance',
+  anchor: 'stowage.dev/anchor',
+} as const;
+
+export interface KeeperContainer {
+  readonly own: OwnContainer;
+  /** Of this Stowage: another one's keepers are its own. */
+  readonly instance: string;
+  /** The keeper's. */
+  readonly name: string;
+  /** The keeper's folder, the same here and there. */
+  readonly folder: string;
+  readonly user: number;
+  readonly privilegedPorts: boolean;
+  /** Where its connections start. */
+  readonly network: KeeperNetwork;
+  readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;
+}
+
+/** The machine's, that of a container, or a namespace that has to be entered. */
+export type KeeperNetwork =
+  | { readonly kind: 'host' }
+  | { readonly kind: 'container'; readonly id: string }
+  | { readonly kind: 'namespace'; readonly hostPath: string };
+
+/**
+ * The first process of a keeper's container. It ends when all others have: a data path outlives its keeper, when that dies or
+ * hands over to one in another container. Told to end by the engine, at the machine's shutdown, it waits for what uses the
+ * mounts to end first. USR1 is for a keeper that hangs: nobody outside can kill just that.
+ */
+const firstProcess = `
+trap 'kill -KILL "$keeper"' USR1
+"$@" &
+keeper=$!
+wait "$keeper"
+status=$?
+while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
+exit "$status"`;
+
+/** Where the namespace is found in its container. */
+const namespaceAt = '/run/netns/store';
+
+/** Starts keepers as containers of the image that this program runs in, beside its own container, which they outlive. */
+export const launchContainer =
+  (about: KeeperContainer): Launch =>
+  async ({ words, env }, signal) => {
+    const spec = specOf(about, words, env);
+    try {
+      return await launched(about.own.engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
+    } catch (cause) {
+      if (!isRefused(cause)) throw cause;
+      // One that has not all rights itself cannot give it, and does not say that this is why.
+      const unprotected = await launched(about.own.engine, spec, signal);
+      about.tell('the data path is not protected when memory is short', { why: String(cause) });
+      return unprotected;
+    }
+  };
+
+/** Not to be chosen when memory is short, and to keep their code in it. No limit: one that is reached would end every mount. */
+const protection = { oomScore: keeperOomScore, limits: { memlock: -1 } } as const;
+
+const isRefused = (cause: unknown): boolean => cause instanceof DockerError && cause.failure === 'refused';
+
+async function launched(engine: DockerClient, spec: ContainerSpec, signal: AbortSignal): Promise<Launched> {
+  const { [labels.keeper]: keeper } = spec.labels ?? {};
+  // Its predecessor has the same name but for the end.
+  const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;
+  const id = await engine.createContainer(name, spec, signal);
+  const kill = (): Promise<void> => removed(engine, id);
+  // What is not known any more when nobody waits is never told.
+  const ended = engine.containerEnd(id, signal).catch((cause: unknown) => {
+    if (cause instanceof DockerError && cause.status === 404) return null;
+    return Promise.withResolvers<null>().promise;
+  });
+  try {
+    await engine.startContainer(id, signal);
+    return { pid: undefined, ended, kill };
+  } catch (cause) {
+    await kill();
+    throw cause;
+  }
+}
+
+function specOf(about: KeeperContainer, command: readonly string[], env: Readonly<Record<string, string>>) {
+  const { own, instance, name, folder, user, network } = about;
+  const { enter, capabilities } = rightsIn(about);
+  const entered = network.kind === 'namespace' ? [`${network.hostPath}:${namespaceAt}:ro`] : [];
+  return {
+    image: own.image,
+    entrypoint: [...enter, '/bin/sh', '-c', firstProcess, 'keeper'],
+    command,
+    env: Object.entries(env).map(([key, value]) => `${key}=${value}`),
+    // Whoever has to drop rights begins with some.
+    user: enter.length > 0 ? '0:0' : `${user}:${user}`,
+    labels: { [labels.keeper]: name, [labels.instance]: instance },
+    healthcheck: false,
+    host: {
+      binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...entered],
+      network: network.kind === 'container' ? `container:${network.id}` : 'host',
+      // Where SELinux is, the folder of its socket has no label that containers may use.
+      ...{ capDrop: ['ALL'], capAdd: capabilities, securityOptions: ['no-new-privileges', 'label=disable'] },
+      // In place of the volume that the image has there.
+      ...{ readOnly: true, tmpfs: ['/var/lib/stowage'], restart: 'no', autoRemove: true },
+    },
+  } satisfies ContainerSpec;
+}
+
+/**
+ * Engines give an ordinary user no capability that it could use, and know of no namespace but those of their containers. So where
+ * one of these is needed, it begins as root, with what it takes to get there, and drops everything else before the first line
+ * of ours is run.
+ */
+function rightsIn({ user, privilegedPorts, network }: KeeperContainer): {
+  readonly enter: readonly string[];
+  readonly capabilities: readonly string[];
+} {
+  const isEntering = network.kind === 'namespace';
+  if (!privilegedPorts && !isEntering) return { enter: [], capabilities: [] };
+  const kept = privilegedPorts ? ['+net_bind_service'] : [];
+  return {
+    enter: [
+      ...(isEntering ? ['nsenter', `--net=${namespaceAt}`, '--'] : []),
+      ...['setpriv', `--reuid=${user}`, `--regid=${user}`, '--clear-groups', '--no-new-privs'],
+      ...[
+        `--inh-caps=${['-all', ...kept].join(',')}`,
+        ...(privilegedPorts ? [`--ambient-caps=${kept.join(',')}`] : []),
+      ],
+      ...[`--bounding-set=${['-all', ...kept].join(',')}`, '--'],
+    ],
+    capabilities: [
+      ...['SETUID', 'SETGID', 'SETPCAP'],
+      ...(privilegedPorts ? ['NET_BIND_SERVICE'] : []),
+      ...(isEntering ? ['SYS_ADMIN'] : []),
+    ],
+  };
+}
+
+/** Where a keeper's connections start, for one in a container. `namespace` is where the network has its own by now. */
+export async function networkFor(
+  own: OwnContainer,
+  { network, namespace, instance }: { network: string | undefined; namespace: string | undefined; instance: string },
+  signal: AbortSignal,
+): Promise<KeeperNetwork> {
+  if (network === undefined || namespace === undefined) return { kind: 'host' };
+  const anchor = (await own.engine.containers(signal)).find(
+    ({ labels: its }) => its[labels.anchor] === network && its[labels.instance] === instance,
+  );
+  if (anchor !== undefined) return { kind: 'container', id: anchor.id };
+  const path = namespacePath(namespace);
+  // Of what is not a folder given to this container, the machine's own is meant.
+  return { kind: 'namespace', hostPath: own.hostPath(path) ?? path };
+}
+
+/** Each call to an engine has its own limit. */
+const unending = new AbortController().signal;
+
+/** Kills a keeper that hangs, and leaves its data path alone. False: none of that name runs in a container. */
+export async function killKeeper(own: OwnContainer, name: string, instance: string): Promise<boolean> {
+  const ours = (await own.engine.containers(unending)).filter(
+    ({ labels: its, state }) => its[labels.keeper] === name && its[labels.instance] === instance && state === 'running',
+  );
+  for (const { id } of ours) await own.engine.signalContainer(id, 'USR1', unending);
+  return ours.length > 0;
+}
+
+async function removed(engine: DockerClient, id: string): Promise<void> {
+  // It may be on its way out already.
+  await engine.removeContainer(id, unending).catch(() => undefined);
+}

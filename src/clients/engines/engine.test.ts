@@ -1,0 +1,311 @@
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type Facts, type Log, silentLog } from '#base/log.ts';
+import { type ContainerEngine, holderOf } from '#core/containers.ts';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { startDockerd } from '#testbed/dockerd.ts';
+import type { TestEngine } from '#testbed/engine-machine.ts';
+import { needs } from '#testbed/needs.ts';
+import { startPodman } from '#testbed/podman.ts';
+import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
+import { startTrivialPlugin, type TrivialPlugin } from '#testbed/trivial-plugin.ts';
+import { createContainerEngine } from './engine.ts';
+
+const end = new AbortController();
+const scope = { signal: end.signal, log: silentLog() };
+afterAll(() => end.abort());
+
+const kinds = [
+  { kind: 'docker', start: startDockerd },
+  { kind: 'podman', start: startPodman },
+] as const;
+
+/** Lines of info and above. */
+function keptLog(): Log & { readonly lines: string[] } {
+  const lines: string[] = [];
+  const keep = (message: string, facts?: Facts): void => void lines.push(`${message}: ${String(facts?.['engine'])}`);
+  const log = { lines, debug: () => undefined, info: keep, warn: keep, error: keep, with: () => log };
+  return log;
+}
+
+describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
+  describe.skipIf(needs('root', 'mount', kind, 'busybox'))('and its containers', () => {
+    let real: TestEngine;
+    let engine: ContainerEngine;
+    let image: string;
+    let plugin: TrivialPlugin;
+    const log = keptLog();
+    const open = new AsyncDisposableStack();
+
+    beforeAll(async () => {
+      real = open.use(await start(end.signal));
+      plugin = open.use(await startTrivialPlugin(real, 'stowage'));
+      open.use(await startTrivialPlugin(real, 'stowage-local'));
+      image = await loadBusybox(real, end.signal);
+      engine = open.use(createContainerEngine({ name: kind, kind, socket: real.socket, clock: systemClock(), log }));
+      for (const [name, driver] of Object.entries({ photos: 'stowage', films: 'stowage-local' }))
+        await real.run('volume', 'create', '--driver', driver, name);
+    });
+    afterAll(() => open.disposeAsync());
+
+    const seen = async (): Promise<readonly string[]> =>
+      (await engine.containers(scope)).map(({ name, running }) => `${name} ${running ? 'runs' : 'ended'}`).sort();
+    const sleeping = ['--stop-timeout', '0', '--network', 'none'];
+    const create = (name: string, volume: string): Promise<string> =>
+      real.run('create', ...sleeping, '--name', name, '--volume', `${volume}:/data`, image, 'sleep', '1000');
+
+    test('are seen from their creation to their removal', async () => {
+      const id = await create('one', 'photos');
+      expect(await engine.containers(scope)).toEqual([
+        { id, name: 'one', running: true, volumes: [{ plugin: 'stowage', name: 'photos' }] },
+      ]);
+      await real.run('start', 'one');
+      expect(await seen()).toEqual(['one runs']);
+      await real.run('pause', 'one');
+      expect(await seen()).toEqual(['one runs']);
+      await real.run('unpause', 'one');
+      await real.run('stop', 'one');
+      expect(await seen()).toEqual(['one ended']);
+      await real.run('rm', 'one');
+      expect(await seen()).toEqual([]);
+    });
+
+    test('are seen with every volume of ours, once, and with no other', async () => {
+      await using _ = { [Symbol.asyncDispose]: async () => void (await real.run('rm', 'some', 'none')) };
+      await real.run('volume', 'create', 'plain');
+      const volumes = ['photos:/a', 'photos:/b', 'films:/c', 'plain:/d', '/etc:/e'].flatMap((one) => ['--volume', one]);
+      await real.run('create', ...sleeping, '--name', 'some', ...volumes, image, 'true');
+      await real.run('create', ...sleeping, '--name', 'none', '--volume', 'plain:/d', image, 'true');
+      const found = await engine.containers(scope);
+      expect(found.map(({ name }) => name)).toEqual(['some']);
+      expect(new Set(found[0]?.volumes)).toEqual(
+        new Set([
+          { plugin: 'stowage', name: 'photos' },
+          { plugin: 'stowage-local', name: 'films' },
+        ]),
+      );
+      expect(found[0]?.volumes).toHaveLength(2);
+    });
+
+    test('tell of their changes, but not of what is done in them', async () => {
+      let count = 0;
+      await using _ = engine.follow(() => {
+        count++;
+      });
+      const becomes = (expected: number) => expect.poll(() => count).toBe(expected);
+      await becomes(1);
+      await create('two', 'photos');
+      await becomes(2);
+      await real.run('start', 'two');
+      await becomes(3);
+      await real.run('exec', 'two', 'true');
+      await real.run('rename', 'two', 'three');
+      // They come in order: what would have been told of before was not.
+      await becomes(4);
+      await real.run('stop', 'three');
+      await expect.poll(() => count).toBeGreaterThan(4);
+      await real.run('rm', 'three');
+      await expect.poll(() => count).toBeGreaterThan(5);
+    });
+
+    test.each(['stop', 'kill'] as const)('are looked at again after the engine’s %s and start', async (how) => {
+      let count = 0;
+      log.lines.length = 0;
+      const following = engine.follow(() => {
+        count++;
+      });
+      await expect.poll(() => count).toBe(1);
+      await real[how]();
+      await expect.poll(() => log.lines).toEqual([`a container engine was lost: ${kind}`]);
+      await expect(engine.containers(scope)).rejects.toMatchObject({
+        code: 'unavailable',
+        reason: 'engine-unreachable',
+        message: expect.stringMatching(`^container engine ${kind} does not answer \\(GET /.*: connect E`),
+      });
+      expect(count).toBe(1);
+      await real.start();
+      await expect.poll(() => count).toBe(2);
+      expect(log.lines).toEqual([`a container engine was lost: ${kind}`, `a container engine is there again: ${kind}`]);
+      await create('after', 'films');
+      await expect.poll(() => count).toBe(3);
+      await following[Symbol.asyncDispose]();
+      await real.run('rm', 'after');
+      expect(await seen()).toEqual([]);
+      expect(count).toBe(3);
+    });
+
+    test('mount under ids by which the engine is known', async () => {
+      const started = plugin.calls.length;
+      for (const name of ['first', 'second'])
+        await real.run(
+          'run',
+          '--detach',
+          ...sleeping,
+          '--name',
+          name,
+          '--volume',
+          'photos:/data',
+          image,
+          'sleep',
+          '1000',
+        );
+      await real.run('rm', '--force', 'first');
+      await real.run('rm', '--force', 'second');
+      const called = plugin.calls.slice(started).filter(({ method }) => method === 'Mount' || method === 'Unmount');
+      expect(new Set(called.map(holderOf))).toEqual(new Set([kind]));
+      // Podman counts for itself: the first container mounts, the last one unmounts.
+      expect(called.map(({ method }) => method)).toEqual(
+        kind === 'podman' ? ['Mount', 'Unmount'] : ['Mount', 'Mount', 'Unmount', 'Unmount'],
+      );
+      expect(new Set(called.map(({ id }) => id)).size).toBe(kind === 'podman' ? 1 : 2);
+    });
+
+    test('have the users of this machine', async () => {
+      expect(await engine.remapsUsers(scope)).toBe(false);
+    });
+  });
+});
+
+describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps users', () => {
+  test('says so', async () => {
+    await using real = await startDockerd(end.signal, { args: ['--userns-remap', 'default'] });
+    using engine = createContainerEngine({
+      ...{ name: 'docker', kind: 'docker', socket: real.socket, clock: systemClock(), log: silentLog() },
+    });
+    expect(await engine.remapsUsers(scope)).toBe(true);
+  });
+});
+
+describe('what engines say', () => {
+  let scripted: ScriptedEngine;
+  let engine: ContainerEngine & Disposable;
+  let answer: unknown;
+  let status = 200;
+
+  beforeAll(async () => {
+    scripted = await startScriptedEngine((_path, _request, response) => {
+      response.writeHead(status).end(JSON.stringify(answer));
+    });
+    const { socket } = scripted;
+    engine = createContainerEngine({ name: 'it', kind: 'docker', socket, clock: systemClock(), log: silentLog() });
+  });
+  afterAll(async () => {
+    engine[Symbol.dispose]();
+    await scripted[Symbol.asyncDispose]();
+  });
+
+  const container = (State: string, Driver = 'stowage'): object => ({
+    ...{ Id: `id-${State}`, Names: [`/${State}`], State },
+    Mounts: [{ Type: 'volume', Name: 'photos', Driver, Source: '/x', Destination: '/data' }],
+  });
+
+  test.each([
+    ['created', true],
+    ['configured', true],
+    ['initialized', true],
+    ['running', true],
+    ['restarting', true],
+    ['paused', true],
+    ['stopping', true],
+    ['something new', true],
+    ['exited', false],
+    ['stopped', false],
+  ])('%s: it may be running is %s', async (state, running) => {
+    answer = [container(state)];
+    expect(await engine.containers(scope)).toMatchObject([{ name: state, running }]);
+  });
+
+  test('what is being removed is not there', async () => {
+    answer = [container('removing'), container('dead'), container('running')];
+    expect(await engine.containers(scope)).toMatchObject([{ name: 'running' }]);
+  });
+
+  test.each([
+    ['stowage', 'stowage'],
+    ['stowage-local', 'stowage-local'],
+    ['stowage:latest', 'stowage'],
+    ['registry.example:5000/team/stowage:1.2', 'stowage'],
+    ['docker.io/team/stowage-local@sha256:0123', 'stowage-local'],
+    ['local', undefined],
+    ['stowage-other', undefined],
+    ['stowage/other:1', undefined],
+    ['', undefined],
+  ])('a volume of the driver “%s” is of our plugin %s', async (driver, plugin) => {
+    answer = [container('running', driver)];
+    const found = (await engine.containers(scope)).flatMap(({ volumes }) => volumes);
+    expect(found).toEqual(plugin === undefined ? [] : [{ plugin, name: 'photos' }]);
+  });
+
+  test.each([
+    [['name=seccomp,profile=default'], false],
+    [['name=seccomp,profile=default', 'name=userns'], true],
+    [['name=rootless'], true],
+    [['name=usernsish'], false],
+    [null, false],
+  ])('%j: it remaps users is %s', async (SecurityOptions, remaps) => {
+    answer = { SecurityOptions };
+    expect(await engine.remapsUsers(scope)).toBe(remaps);
+  });
+
+  test.each([
+    [
+      500,
+      { message: 'out of luck' },
+      'unavailable',
+      'engine-refused',
+      'container engine it refused (GET /containers/json: out of luck)',
+    ],
+    [
+      403,
+      { message: 'not you' },
+      'denied',
+      'engine-refused',
+      'container engine it refused (GET /containers/json: not you)',
+    ],
+    [
+      ...([200, {}, 'unavailable', 'engine-answer'] as const),
+      'container engine it gave an answer that is not understood (GET /containers/json: the answer is not a list)',
+    ],
+  ] as const)('%s %j is %s', async (said, body, code, reason, message) => {
+    answer = body;
+    status = said;
+    await using _ = {
+      [Symbol.asyncDispose]: async () => {
+        status = 200;
+      },
+    };
+    await expect(engine.containers(scope)).rejects.toMatchObject({ code, reason, message });
+  });
+
+  test('how it has its users is known while it answers nothing else, and learned anew when it was started again', async () => {
+    let options: readonly string[] = ['name=userns'];
+    let isBusy = false;
+    await using own = await startScriptedEngine((path, _request, response) => {
+      if (path === '/events') response.flushHeaders();
+      else if (!isBusy) response.end(JSON.stringify({ SecurityOptions: options }));
+    });
+    using other = createContainerEngine({
+      ...{ name: 'it', kind: 'podman', socket: own.socket, clock: systemClock(), log: silentLog() },
+    });
+    await using _ = other.follow(() => undefined);
+    const asked = (): number => own.asked.filter((one) => one.endsWith('/info')).length;
+    await expect
+      .poll(async () => {
+        const before = asked();
+        return (await other.remapsUsers(scope)) && before === asked();
+      })
+      .toBe(true);
+    isBusy = true;
+    expect(await other.remapsUsers(scope)).toBe(true);
+    [isBusy, options] = [false, []];
+    await own.stop();
+    await own.start();
+    await expect.poll(() => other.remapsUsers(scope)).toBe(false);
+  });
+
+  test('whoever gives up is told just that', async () => {
+    const caller = new AbortController();
+    caller.abort();
+    await expect(engine.containers({ ...scope, signal: caller.signal })).rejects.toMatchObject({ code: 'canceled' });
+  });
+});

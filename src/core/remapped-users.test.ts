@@ -1,0 +1,91 @@
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createFakeEngine } from '#testing/fakes/container-engine.ts';
+import { aCall } from '#testing/server.ts';
+import type { ContainerEngine } from './containers.ts';
+import type { Source, Volume } from './model.ts';
+import { createRemappedUsers } from './remapped-users.ts';
+
+const volume = { store: 'silver', name: 'photos' } as Volume;
+const podman = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
+const onNfs = (squash: 'none' | 'root' | 'all') => ({ kind: 'nfs', way: { squash } }) as Source;
+
+interface Asked extends ContainerEngine {
+  times: number;
+  says: boolean | Error;
+}
+
+function engine(kind: 'docker' | 'podman', says: boolean | Error): Asked {
+  const asked: Asked = {
+    ...{ ...createFakeEngine(kind), times: 0, says },
+    remapsUsers: async () => {
+      asked.times++;
+      if (asked.says instanceof Error) throw asked.says;
+      return asked.says;
+    },
+  };
+  return asked;
+}
+
+function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
+  const clock = createFakeClock();
+  const use = async (_name: string, work: (store: never, config: never) => Promise<unknown>) =>
+    await work({ source: async () => source } as never, undefined as never);
+  const users = createRemappedUsers({ engines, stores: () => ({ use }) as never, clock });
+  return { clock, look: () => users.look(aCall()), refuse: (id = 'a1b2') => users.refuse(volume, id, aCall()) };
+}
+
+describe('an engine that remaps users', () => {
+  test('is refused, with what can be done', async () => {
+    for (const source of [onNfs('none'), onNfs('root'), { kind: 'directory' } as Source])
+      await expect(refusing([engine('docker', true)], source).refuse()).rejects.toMatchObject({
+        ...{ code: 'unsupported', reason: 'engine-remaps-users' },
+        message: "volume 'silver/photos' cannot be used by docker, which remaps users",
+        action: expect.stringContaining('squash=all'),
+      });
+  });
+
+  test('is served by a store that makes one user of everybody', async () => {
+    await refusing([engine('docker', true)], onNfs('all')).refuse();
+  });
+
+  test('is told from others by its kind; of two of a kind nobody knows which one asks', async () => {
+    const { refuse } = refusing([engine('docker', true), engine('podman', false)]);
+    await refuse(podman);
+    await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    await refusing([engine('docker', true), engine('docker', false)]).refuse();
+    await refusing([]).refuse();
+  });
+
+  test('is asked once in a while, and one that does not answer is taken for what it last said', async () => {
+    const docker = engine('docker', true);
+    const { clock, look, refuse } = refusing([docker]);
+    await look();
+    await look();
+    await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    expect(docker.times).toBe(1);
+    clock.advance(600_001);
+    docker.says = new Error('connect ECONNREFUSED');
+    await look();
+    await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    expect(docker.times).toBe(2);
+    docker.says = false;
+    clock.advance(30_001);
+    await look();
+    await refuse();
+    expect(docker.times).toBe(3);
+  });
+
+  test('that does not say it while it waits for the mount is not waited for', async () => {
+    const podmanEngine = engine('podman', false);
+    const { promise, resolve } = Promise.withResolvers<boolean>();
+    podmanEngine.remapsUsers = () => promise;
+    const { clock, look, refuse } = refusing([podmanEngine]);
+    const first = refuse(podman);
+    clock.advance(200);
+    await first;
+    resolve(true);
+    await look();
+    await expect(refuse(podman)).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+  });
+});

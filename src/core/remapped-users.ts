@@ -1,0 +1,82 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
+import { type ContainerEngine, holderOf } from './containers.ts';
+import { StowageError, stowageError } from './errors.ts';
+import type { Volume } from './model.ts';
+import type { Stores } from './stores.ts';
+
+/**
+ * An engine that remaps users runs its containers as users that own nothing on any store, root included: what they write is
+ * refused, or belongs to nobody. Where the store makes one user of everybody that does no harm; elsewhere the mount is refused.
+ */
+export interface RemappedUsers {
+  /** Asks those of whom it is not known, or was long ago. */
+  look(scope: Scope): Promise<void>;
+  refuse(volume: Volume, hold: string, scope: Scope): Promise<void>;
+}
+
+/** It is what the engine was started with. */
+const knownMs = 600_000;
+const silentMs = 30_000;
+const askMs = 5_000;
+/** Podman answers nothing of the kind while it waits for a mount: then it is known only after the first one. */
+const patienceMs = 200;
+const unending = new AbortController().signal;
+
+export function createRemappedUsers(parts: {
+  readonly engines: readonly ContainerEngine[];
+  readonly stores: () => Pick<Stores, 'use'>;
+  readonly clock: Clock;
+}): RemappedUsers {
+  const { clock, engines } = parts;
+  const known = new Map<ContainerEngine, { readonly remaps: boolean; readonly until: number }>();
+  const asking = new Map<ContainerEngine, Promise<void>>();
+
+  async function ask(engine: ContainerEngine, { log }: Scope): Promise<void> {
+    using limit = clock.deadline(askMs, unending);
+    try {
+      const remaps = await engine.remapsUsers({ log, signal: limit.signal });
+      known.set(engine, { remaps, until: clock.elapsed() + knownMs });
+    } catch (thrown) {
+      log.info('a container engine did not say whether it remaps users', { why: stowageError(thrown).message });
+      // As it was, and asked again soon, by whoever does not wait for it.
+      known.set(engine, { remaps: known.get(engine)?.remaps ?? false, until: clock.elapsed() + silentMs });
+    }
+  }
+
+  function begin(engine: ContainerEngine, scope: Scope): Promise<void> {
+    const begun = asking.get(engine) ?? ask(engine, scope).finally(() => asking.delete(engine));
+    asking.set(engine, begun);
+    return begun;
+  }
+
+  const isDue = (engine: ContainerEngine): boolean => (known.get(engine)?.until ?? 0) <= clock.elapsed();
+
+  return {
+    look: async (scope) => {
+      await Promise.all(engines.filter(isDue).map((engine) => begin(engine, scope)));
+    },
+    refuse: async (volume, hold, scope) => {
+      const kind = holderOf({ id: hold });
+      const [engine, ...others] = engines.filter((one) => one.kind === kind);
+      // Which of several engines asks, nobody says.
+      if (engine === undefined || others.length > 0) return;
+      const asked = isDue(engine) ? begin(engine, scope) : undefined;
+      if (asked !== undefined && !known.has(engine)) await endsWithin(asked, patienceMs, clock);
+      if (known.get(engine)?.remaps !== true) return;
+      const source = await parts.stores().use(volume.store, (store) => store.source(volume, scope));
+      if (source.kind === 'nfs' && source.way.squash === 'all') return;
+      throw refused(volume, engine);
+    },
+  };
+}
+
+function refused({ store, name }: Volume, engine: ContainerEngine): StowageError {
+  return new StowageError(`volume '${store}/${name}' cannot be used by ${engine.name}, which remaps users`, {
+    code: 'unsupported',
+    reason: 'engine-remaps-users',
+    action:
+      'Run it on an engine without userns-remap, or use a store whose files all belong to one user: the administrator sets squash=all on an NFS store.',
+  });
+}

@@ -1,0 +1,69 @@
+import { type ErrorCode, errorCodes } from './errors.ts';
+
+/**
+ * What may be told to everybody in full: its text holds names and paths that the one who asked gave, sizes, and states;
+ * nothing of how a store is reached, where it lies, or what else is on the machine. A reason that is not here is said in
+ * short to those who are not administrators, and to users of container engines; scripts/docs/told.test.ts wants every
+ * reason to be decided upon.
+ */
+export const harmlessReasons: ReadonlySet<string> = new Set(
+  `access-unsupported body-too-large cancel-pending canceled content-type-unsupported deadline duration-invalid
+  enforcement-needs-unmount enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
+  label-missing label-unfit-for-path labels-too-large method-not-allowed mount-not-found mount-other name-invalid
+  operation-unknown page-limit path-empty path-invalid path-relative path-too-long path-unknown request-differs
+  request-invalid request-malformed request-slow revision-differs role-insufficient shrink-refused size-invalid
+  size-needed size-out-of-range size-required starting still-running stopping store-being-added store-busy
+  store-bytes-limit store-exists store-from-file store-kind-unknown store-moved store-not-answering
+  store-not-open store-opening store-out-of-scope store-read-only store-removed store-required store-silent
+  store-unknown store-uri-secret store-without-network store-volumes-limit target-dangling target-not-empty target-not-made
+  target-parent-missing target-taken token-missing token-refused token-unknown trash-lookup-incomplete trash-unknown
+  use-unknown uses-unsupported volume-ambiguous volume-being-made volume-exists volume-in-use volume-in-use-elsewhere
+  volume-locked-elsewhere volume-lookup-incomplete volume-reference volume-unknown volume-would-shrink
+  volume-written-elsewhere engine-remaps-users plugin-block-volume plugin-option-invalid plugin-option-of-administrator plugin-option-unknown
+  plugin-other-scope plugin-overloaded plugin-request-invalid plugin-store-contradiction plugin-store-unnamed
+  plugin-volume-differs plugin-without-store volume-root-squashed`.split(/\s+/),
+);
+
+/** What went wrong, in whatever shape it is passed on. */
+export interface Trouble {
+  readonly code: string;
+  readonly reason: string;
+  readonly message: string;
+  readonly action: string;
+}
+
+const inShort = {
+  busy: 'something else is at work there',
+  canceled: 'it was cancelled',
+  conflict: 'the store cannot use the place it was given',
+  deadline: 'the store did not answer in time: it is the network or the server',
+  denied: 'the store does not let Stowage do this: it is a permission',
+  exhausted: 'no room is left in the store',
+  exists: 'something is there already that is no volume',
+  'in-use': 'it is in use',
+  internal: 'Stowage failed to do this',
+  invalid: 'the store cannot use the place it was given',
+  'not-found': 'something that is needed for this is missing',
+  'out-of-range': 'the store cannot do this',
+  stale: 'it has changed meanwhile',
+  unauthenticated: 'this needs a token',
+  unavailable: 'the store cannot be used at the moment: it is the network, the server or the disk',
+  unsupported: 'the store cannot do this',
+} as const satisfies Record<ErrorCode, string>;
+
+/**
+ * What somebody is told of it who is no administrator. How a store is reached and what else is there is not for them; it is
+ * said in short, with how the administrator finds the whole.
+ */
+export function toldToUser(trouble: Trouble, how: string): Trouble {
+  const { code, reason } = trouble;
+  if (harmlessReasons.has(reason)) return trouble;
+  const ask = `sk the administrator, who finds out why ${how}`;
+  return {
+    ...{ code, reason },
+    message: isErrorCode(code) ? inShort[code] : inShort.internal,
+    action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
+  };
+}
+
+const isErrorCode = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);

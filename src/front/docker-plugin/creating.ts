@@ -1,0 +1,80 @@
+import { formatSize } from '#base/size.ts';
+import type { PluginName } from '#core/containers.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
+import type { Call } from '#core/operations.ts';
+import { isSilent, notAnswering } from './looking-up.ts';
+import type { Wanted } from './options.ts';
+
+/**
+ * Makes the volume that an engine asks for, and from then on its name means that one. One that is there already, as it was
+ * asked for, is success: engines repeat calls, and another host may have been first.
+ */
+export async function createVolume(
+  engine: Engine,
+  plugin: PluginName,
+  name: string,
+  wanted: Wanted,
+  call: Call,
+): Promise<void> {
+  const { engineNames, volumes, catalogue } = engine;
+  const known = engineNames.known(plugin, name);
+  // Where the name means something, that must be it, whatever the default store is by now.
+  const before = known === undefined ? undefined : await thereStill(engine, plugin, name, call);
+  if (before !== undefined) return refuseOther(before, name, wanted);
+  const place = engineNames.placeFor(plugin, name, wanted.store);
+  if (await isSilent(engine, place.store, call)) throw notAnswering(place.store);
+  const want = {
+    ...place,
+    bytes: wanted.bytes,
+    enforce: wanted.enforce,
+    access: undefined,
+    labels: wanted.labels ?? {},
+  };
+  try {
+    const made = await volumes.create(want, { ...call, requestId: `docker:${plugin}:${name}` });
+    engineNames.remember(plugin, name, made.id);
+  } catch (thrown) {
+    if (stowageError(thrown).code !== 'exists') throw thrown;
+    const present = await catalogue.resolve(`${place.store}..${place.name}`, call).catch(() => undefined);
+    // Something that is no volume is in the way: that is what must be told.
+    if (present === undefined) throw thrown;
+    refuseOther(present, name, wanted);
+    engineNames.remember(plugin, name, present.id);
+  }
+}
+
+async function thereStill(engine: Engine, plugin: PluginName, name: string, call: Call): Promise<Volume | undefined> {
+  try {
+    return await engine.engineNames.resolve(plugin, name, call);
+  } catch (thrown) {
+    if (stowageError(thrown).code === 'not-found') return undefined;
+    throw thrown;
+  }
+}
+
+function refuseOther(present: Volume, name: string, wanted: Wanted): void {
+  const different = [...differences(present, wanted)];
+  if (different.length === 0) return;
+  throw new StowageError(`there is a volume ${quoted(name)} already, and ${different.join(', ')}`, {
+    code: 'exists',
+    reason: 'plugin-volume-differs',
+    action: 'Choose another name, or leave out what differs to use it as it is.',
+  });
+}
+
+/** Only what was asked for counts: a volume may have been enlarged or labelled since. */
+function* differences(present: Volume, wanted: Wanted): Generator<string> {
+  const { store, bytes, enforce, labels = {} } = wanted;
+  if (store !== undefined && store !== present.store) yield `it is on store '${present.store}'`;
+  if (bytes !== undefined && bytes !== present.bytes)
+    yield present.bytes === undefined ? 'it has no size' : `its size is ${formatSize(present.bytes)}`;
+  if (enforce !== undefined && enforce !== present.enforce)
+    yield `it is ${present.enforce ? '' : 'not '}held to its size`;
+  for (const [key, value] of Object.entries(labels)) {
+    const is = Object.hasOwn(present.labels, key) ? present.labels[key] : undefined;
+    if (is !== value) yield `its label ${quoted(key)} is ${is === undefined ? 'not set' : quoted(is)}`;
+  }
+}

@@ -1,0 +1,41 @@
+import type { PluginName } from '#core/containers.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError } from '#core/errors.ts';
+import type { StoreName, Volume } from '#core/model.ts';
+import type { Call } from '#core/operations.ts';
+
+export interface Found {
+  readonly volume: Volume;
+  /** Its server does not answer: what is said of the volume is as it was. */
+  readonly isSilent: boolean;
+}
+
+/**
+ * What an engine's name means. Where its store is known, its server is asked first whether it is there: one that is silent
+ * takes two seconds that way, and more than Podman waits if it were asked for the volume at once.
+ */
+export async function lookUp(engine: Engine, plugin: PluginName, name: string, call: Call): Promise<Found> {
+  const id = engine.engineNames.known(plugin, name);
+  const store = id && engine.records.volumes.byId(id)?.store;
+  const wasSilent = store !== undefined && (await isSilent(engine, store, call));
+  const volume = await engine.engineNames.resolve(plugin, name, call);
+  return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(engine, volume.store, call) };
+}
+
+/** One call of the server's, where there is one. Whoever types a command should not wait for as long as a store is patient. */
+export async function isSilent(engine: Engine, store: StoreName, call: Call): Promise<boolean> {
+  // One that was configured when the volume was recorded may be gone.
+  if (!engine.stores.list().some(({ config }) => config.name === store)) return false;
+  return (await engine.answers.silent([store], call)).has(store);
+}
+
+export function notAnswering(store: StoreName): StowageError {
+  return new StowageError(
+    `the server of store '${store}' does not answer: it is the network or the server, not a permission`,
+    {
+      code: 'unavailable',
+      reason: 'store-not-answering',
+      action: `Try again when it does. What holds it up is for the administrator to find out: stowage store check ${store}`,
+    },
+  );
+}

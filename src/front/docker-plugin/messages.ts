@@ -1,0 +1,80 @@
+import type { IncomingMessage } from 'node:http';
+import { StowageError } from '#core/errors.ts';
+import { httpError } from './refusals.ts';
+
+/** What an engine sent: an object, of which a method reads the fields it knows. */
+export type Message = Readonly<Record<string, unknown>>;
+
+const bodyLimit = 64 * 1024;
+
+/** Docker sends no content type at all, Podman application/vnd.docker.plugins.v1.1+json. */
+const understood = /^application\/(?:json|vnd\.docker\.plugins\.[\w.-]+\+json)$/;
+
+/** Reads no more than it must: what is too large is refused without being waited for. */
+export async function readMessage(request: IncomingMessage): Promise<Message> {
+  const type = request.headers['content-type']?.split(';')[0]?.trim().toLowerCase();
+  if (type !== undefined && type !== '' && !understood.test(type)) throw httpError(415);
+  if (Number(request.headers['content-length'] ?? 0) > bodyLimit) throw httpError(413);
+  return parsed(await textOf(request));
+}
+
+function textOf(request: IncomingMessage): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  const chunks: Buffer[] = [];
+  let length = 0;
+  request.on('data', (chunk: Buffer) => {
+    length += chunk.length;
+    if (length > bodyLimit) reject(httpError(413));
+    else chunks.push(chunk);
+  });
+  request.once('end', () => resolve(Buffer.concat(chunks).toString('utf8')));
+  // The engine has gone, or took too long: nobody reads what is answered.
+  request.once('error', () => reject(httpError(400)));
+  request.once('close', () => reject(httpError(400)));
+  return promise;
+}
+
+/** Engines send an empty body where a method has no arguments. */
+function parsed(text: string): Message {
+  const value = text.trim() === '' ? {} : jsonFrom(text);
+  if (typeof value === 'object' && value !== null && !Array.isArray(value)) return value as Message;
+  throw httpError(400);
+}
+
+function jsonFrom(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+function refuse(message: string): StowageError {
+  return new StowageError(message, {
+    code: 'invalid',
+    reason: 'plugin-request-invalid',
+    // Docker sends an empty body when it repeats a call whose connection was lost.
+    action: 'Repeat the command; if it persists, the engine and Stowage do not speak the same protocol.',
+  });
+}
+
+/** A field that must be there. */
+export function textIn(message: Message, field: string): string {
+  const value = Object.hasOwn(message, field) ? message[field] : undefined;
+  if (typeof value === 'string' && value !== '' && value.length <= 512) return value;
+  if (typeof value === 'string' && value !== '') throw refuse(`${field} is too long`);
+  throw refuse(value === undefined ? `the request has no ${field}` : `${field} is not a text`);
+}
+
+/** A map of texts; absent or null is an empty one. */
+export function textsIn(message: Message, field: string): ReadonlyMap<string, string> {
+  const value = Object.hasOwn(message, field) ? message[field] : undefined;
+  if (value === undefined || value === null) return new Map();
+  if (typeof value !== 'object' || Array.isArray(value)) throw refuse(`${field} is not a map`);
+  return new Map(
+    Object.entries(value).map(([key, one]) => {
+      if (typeof one === 'string') return [key, one];
+      throw refuse(`${field} holds something that is not a text`);
+    }),
+  );
+}

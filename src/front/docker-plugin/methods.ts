@@ -1,0 +1,124 @@
+import type { PluginName } from '#core/containers.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import type { Call } from '#core/operations.ts';
+import { createVolume } from './creating.ts';
+import { lookUp, notAnswering } from './looking-up.ts';
+import { type Message, textIn, textsIn } from './messages.ts';
+import { type KnownToStores, wantedFrom } from './options.ts';
+import { statusOf, volumeJson } from './status.ts';
+import type { Used } from './used.ts';
+
+/** What a method works with. */
+export interface About {
+  readonly engine: Engine;
+  readonly plugin: PluginName;
+  readonly isOfStores: KnownToStores;
+  readonly used: Used;
+}
+
+export interface Method {
+  /** Docker waits 60 s for an answer, 120 s for Create, Mount and Remove; Podman for 5 s, unless it is told otherwise. */
+  readonly deadlineMs: number;
+  /** It changes something: when Stowage stops it gets its time to end. */
+  readonly changes?: boolean;
+  handle(about: About, message: Message, call: Call): Promise<object>;
+}
+
+const resolved = ({ engine, plugin }: About, message: Message, call: Call): Promise<Volume> =>
+  engine.engineNames.resolve(plugin, textIn(message, 'Name'), call);
+
+/** The protocol, by the paths that engines post to. */
+export const methods: Readonly<Record<string, Method>> = {
+  // Podman asks this before nearly everything.
+  '/Plugin.Activate': { deadlineMs: 10_000, handle: async () => ({ Implements: ['VolumeDriver'] }) },
+  '/VolumeDriver.Capabilities': {
+    deadlineMs: 10_000,
+    handle: async ({ plugin }) => ({ Capabilities: { Scope: plugin === 'stowage' ? 'global' : 'local' } }),
+  },
+  '/VolumeDriver.Create': {
+    deadlineMs: 30_000,
+    changes: true,
+    handle: async ({ engine, plugin, isOfStores }, message, call) => {
+      const name = textIn(message, 'Name');
+      await createVolume(engine, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
+      return {};
+    },
+  },
+  '/VolumeDriver.Get': {
+    deadlineMs: 10_000,
+    // Docker takes any error for "no such volume", and then advises to remove it by force: of a volume that is on record it
+    // is told what is known, also while its store is down.
+    handle: async (about, message, call) => {
+      const found = await lookUp(about.engine, about.plugin, textIn(message, 'Name'), call);
+      const Status = await statusOf(about.engine, found, about.used);
+      return { Volume: { ...volumeJson(about.engine, textIn(message, 'Name'), found.volume), Status } };
+    },
+  },
+  '/VolumeDriver.List': {
+    deadlineMs: 10_000,
+    handle: async ({ engine, plugin }, _message, call) => ({
+      Volumes: (await engine.engineNames.list(plugin, call)).map(({ name, volume }) =>
+        volumeJson(engine, name, volume),
+      ),
+    }),
+  },
+  '/VolumeDriver.Path': {
+    deadlineMs: 10_000,
+    handle: async (about, message, call) => {
+      const { engine, plugin } = about;
+      const id = engine.engineNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
+      return { Mountpoint: engine.holds.pathOf(id) ?? '' };
+    },
+  },
+  '/VolumeDriver.Mount': {
+    deadlineMs: 60_000,
+    changes: true,
+    handle: async (about, message, call) => {
+      const id = textIn(message, 'ID');
+      const { volume, isSilent } = await lookUp(about.engine, about.plugin, textIn(message, 'Name'), call);
+      if (volume.access === 'block') throw blockVolume(volume);
+      if (isSilent) throw notAnswering(volume.store);
+      return { Mountpoint: await about.engine.holds.hold(volume, about.plugin, id, call) };
+    },
+  },
+  '/VolumeDriver.Unmount': {
+    deadlineMs: 20_000,
+    changes: true,
+    handle: async ({ engine, plugin }, message, call) => {
+      const [name, id] = [textIn(message, 'Name'), textIn(message, 'ID')];
+      // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
+      // by nobody.
+      const volume = engine.engineNames.known(plugin, name);
+      if (volume !== undefined) await engine.holds.letGo(volume, plugin, id, call);
+      return {};
+    },
+  },
+  '/VolumeDriver.Remove': {
+    deadlineMs: 30_000,
+    changes: true,
+    handle: async (about, message, call) => {
+      try {
+        const { id } = await resolved(about, message, call);
+        await about.engine.deletions.delete(id, undefined, call);
+      } catch (thrown) {
+        // Said only when every store has answered. Engines repeat a call whose answer they did not get.
+        if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+      }
+      return {};
+    },
+  },
+};
+
+function blockVolume({ store, name }: Volume): StowageError {
+  return new StowageError(
+    `volume '${store}/${name}' is a raw block device, which engines cannot put into a container`,
+    {
+      code: 'unsupported',
+      reason: 'plugin-block-volume',
+      action:
+        'Use a volume with a file system, or give the device itself to the container: stowage mount, then --device.',
+    },
+  );
+}

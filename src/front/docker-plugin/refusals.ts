@@ -1,0 +1,119 @@
+import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
+import type { Duplex } from 'node:stream';
+import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { toldToUser } from '#core/telling.ts';
+
+/** The same for both engines; Docker asks for this version, and neither looks. */
+export const contentType = 'application/vnd.docker.plugins.v1.2+json';
+
+/**
+ * What an engine is told. Never with status 200: Podman looks for an error only in other answers. Which other one is
+ * the same to both: Docker shows the text with the method's name in front, Podman with method, volume and plugin.
+ */
+export interface Refusal {
+  readonly status: number;
+  readonly text: string;
+  /** The whole of it, for the log. */
+  readonly why: string;
+  /** A fault of ours, which is for the log. */
+  readonly internal: boolean;
+}
+
+/** How an administrator finds out more. */
+export const inLog = 'in the log of Stowage on this host.';
+
+export function refusalFrom(thrown: unknown): Refusal {
+  if (thrown instanceof HttpError)
+    return { status: thrown.status, text: thrown.message, internal: false, why: thrown.message };
+  const error = stowageError(thrown);
+  const { code } = error;
+  const status = errorCodes[code].http;
+  // Who uses containers has no business with servers and their paths.
+  const { message, action } = toldToUser(error, inLog);
+  // What went wrong inside is for the log, not for the wire.
+  if (code === 'internal')
+    return {
+      ...{ status, text: "Stowage failed to do this. Look into the server's log, and report it.", internal: true },
+      why: error.message,
+    };
+  return { status, text: oneLine(message, action), internal: false, why: oneLine(error.message, error.action) };
+}
+
+/** Message, full stop, action. Names and paths in them can hold what rearranges a terminal. */
+export function oneLine(message: string, action: string): string {
+  const begun = message.replace(/[.\s]+$/, '');
+  return `${begun}. ${action}`
+    .trim()
+    .replaceAll(
+      /[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+      (c) => `\\u{${c.charCodeAt(0).toString(16)}}`,
+    );
+}
+
+/** What the HTTP layer finds wrong, before any method is called. */
+class HttpError extends Error {
+  readonly status: number;
+  constructor(status: number, message: string) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const found: Readonly<Record<number, string>> = {
+  400: 'the request is malformed. Send a JSON object with POST.',
+  404: 'there is no such method. This is a volume plugin: Plugin.Activate and VolumeDriver.* are what it has.',
+  405: 'only POST is possible here. Send the call with POST.',
+  408: 'the request did not arrive in time. Send it without pausing.',
+  413: 'the request is too large. Send at most 64 KiB.',
+  415: 'the request is of a type that is not understood here. Send it as application/json.',
+  417: 'the Expect header asks for something unknown. Leave it out.',
+  431: 'the headers are too large. Send 16 KiB of them at most.',
+};
+
+export const httpError = (status: number): Error => new HttpError(status, found[status] ?? found[400] ?? '');
+
+export function stopping(): StowageError {
+  return new StowageError('Stowage is stopping', {
+    code: 'unavailable',
+    reason: 'stopping',
+    action: 'Try again when it runs.',
+  });
+}
+
+export function overloaded(): StowageError {
+  return new StowageError('too many calls are under way', {
+    code: 'busy',
+    reason: 'plugin-overloaded',
+    action: 'Try again in a moment.',
+  });
+}
+
+/** How a raw error of the parser becomes an answer. */
+const parserStatus: Readonly<Record<string, number>> = {
+  HPE_HEADER_OVERFLOW: 431,
+  HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
+  ERR_HTTP_REQUEST_TIMEOUT: 408,
+};
+
+/** What Node's parser refuses never becomes a request: it is answered on the bare connection. */
+export function refuseUnparsable(error: Error & { readonly code?: string }, socket: Duplex): void {
+  if (error.code === 'ECONNRESET' || !socket.writable) {
+    socket.destroy();
+    return;
+  }
+  const { status, text } = refusalFrom(httpError(parserStatus[error.code ?? ''] ?? 400));
+  const body = JSON.stringify({ Err: text });
+  const head = [
+    `HTTP/1.1 ${status} ${STATUS_CODES[status]}`,
+    `content-type: ${contentType}`,
+    `content-length: ${Buffer.byteLength(body)}`,
+    'connection: close',
+  ];
+  socket.end(`${head.join('\r\n')}\r\n\r\n${body}`);
+}
+
+/** `Expect:` with anything but 100-continue. */
+export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {
+  const { status, text } = refusalFrom(httpError(417));
+  response.writeHead(status, { 'content-type': contentType, connection: 'close' }).end(JSON.stringify({ Err: text }));
+}

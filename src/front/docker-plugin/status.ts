@@ -1,0 +1,63 @@
+import { formatSize } from '#base/size.ts';
+import type { Engine } from '#core/engine.ts';
+import type { Volume } from '#core/model.ts';
+import { schemeOf } from '#core/store-uri.ts';
+import type { StoreView } from '#core/stores.ts';
+import { toldToUser } from '#core/telling.ts';
+import type { Found } from './looking-up.ts';
+import { oneLine } from './refusals.ts';
+import type { Used } from './used.ts';
+
+/** A volume as engines want to hear of it. */
+export interface VolumeJson {
+  readonly Name: string;
+  /** Empty: it is not mounted for engines. */
+  readonly Mountpoint: string;
+  readonly CreatedAt: string;
+  readonly Status?: Readonly<Record<string, unknown>>;
+}
+
+export const volumeJson = (engine: Engine, name: string, volume: Volume): VolumeJson => ({
+  Name: name,
+  Mountpoint: engine.holds.pathOf(volume.id) ?? '',
+  // RFC 3339: to Docker anything else is an error in the whole answer.
+  CreatedAt: new Date(volume.createdAt).toISOString(),
+});
+
+/** What `docker volume inspect` shows below Status. Each `docker run` asks for it too, about three times: nothing slow. */
+export async function statusOf(
+  engine: Engine,
+  { volume, isSilent }: Found,
+  used: Used,
+): Promise<Readonly<Record<string, unknown>>> {
+  const view = engine.stores.view(volume.store);
+  const bytes = isSilent || view.store === undefined ? undefined : await used.of(volume);
+  return {
+    store: volume.store,
+    volume: volume.name,
+    id: volume.id,
+    size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
+    ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
+    enforce: volume.enforce || (view.store?.enforcesCapacity ?? false),
+    health: healthOf(view, isSilent),
+    client: clientOf(view),
+    network: view.config.options['network'] ?? (view.shared ? 'host' : 'none'),
+    access: volume.access,
+    labels: volume.labels,
+  };
+}
+
+function healthOf({ config, store, problem }: StoreView, isSilent: boolean): string {
+  if (isSilent) return `the server of store '${config.name}' does not answer`;
+  if (store !== undefined) return 'ok';
+  if (problem === undefined) return `store '${config.name}' is not open yet`;
+  const { message, action } = toldToUser(problem, `with: stowage store check ${config.name}`);
+  return oneLine(message, action);
+}
+
+/** What turns the store's data into a mount. */
+function clientOf({ config }: StoreView): string {
+  const { client, layout } = config.options;
+  if (schemeOf(config.uri) === 'local') return layout === 'image' ? 'loop' : 'bind';
+  return client === 'host' ? 'host' : 'built-in data path';
+}

@@ -1,0 +1,377 @@
+import { afterEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type Script, type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createDockerClient, type DockerClient } from './client.ts';
+import { DockerError } from './errors.ts';
+
+const { signal } = new AbortController();
+let open: (AsyncDisposable | Disposable)[] = [];
+
+afterEach(async () => {
+  for (const one of open.reverse()) {
+    if (Symbol.asyncDispose in one) await one[Symbol.asyncDispose]();
+    else one[Symbol.dispose]();
+  }
+  open = [];
+});
+
+async function scripted(
+  script: Script,
+  clock = systemClock(),
+): Promise<{ engine: ScriptedEngine; client: DockerClient }> {
+  const engine = await startScriptedEngine(script);
+  const client = createDockerClient({ socket: engine.socket, clock });
+  open.push(engine, client);
+  return { engine, client };
+}
+
+const answers =
+  (value: unknown, status = 200): Script =>
+  (_path, request, response) => {
+    request.resume().on('end', () => response.writeHead(status).end(JSON.stringify(value)));
+  };
+
+/** How it failed, and what it said. */
+async function failure(work: Promise<unknown>): Promise<{ failure: string; message: string; status: number }> {
+  const thrown: unknown = await work.then(
+    () => 'it did not fail',
+    (error: unknown) => error,
+  );
+  if (!(thrown instanceof DockerError)) throw new Error('not a DockerError', { cause: thrown });
+  return { failure: thrown.failure, message: thrown.message, status: thrown.status };
+}
+
+describe('the version of the API', () => {
+  test.each([
+    ['1.41', '1.12', '/v1.41/info'],
+    ['1.43', '1.24', '/v1.41/info'],
+    // It no longer speaks what we are written for.
+    ['1.52', '1.44', '/v1.44/info'],
+  ])('of an engine that speaks %s and at least %s', async (ApiVersion, MinAPIVersion, path) => {
+    const { engine, client } = await scripted(answers({}));
+    engine.version = { Version: 'x', ApiVersion, MinAPIVersion };
+    await client.info(signal);
+    await client.info(signal);
+    expect(engine.asked).toEqual([`GET ${path}`, `GET ${path}`]);
+  });
+
+  test('of an engine that is too old is refused', async () => {
+    const { engine, client } = await scripted(answers({}));
+    engine.version = { Version: '18.09', ApiVersion: '1.39', MinAPIVersion: '1.12' };
+    expect(await failure(client.info(signal))).toMatchObject({
+      failure: 'refused',
+      message: 'GET /version: version 18.09 speaks API 1.39, and 1.41 is needed (Docker 20.10, Podman 4)',
+    });
+  });
+
+  test('is asked for again when the engine was replaced', async () => {
+    const { engine, client } = await scripted(answers({}));
+    await client.info(signal);
+    await engine.stop();
+    expect(await failure(client.info(signal))).toMatchObject({ failure: 'unreachable' });
+    engine.version = { Version: '29.0', ApiVersion: '1.52', MinAPIVersion: '1.44' };
+    await engine.start();
+    await client.info(signal);
+    expect(engine.asked.at(-1)).toBe('GET /v1.44/info');
+  });
+
+  test('is asked for again when the engine says that it is too old', async () => {
+    const { engine, client } = await scripted((path, request, response) => {
+      if (request.url?.startsWith('/v1.41') === true)
+        answers({ message: 'client version 1.41 is too old. Minimum supported API version is 1.44' }, 400)(
+          path,
+          request,
+          response,
+        );
+      else answers({})(path, request, response);
+    });
+    expect(await failure(client.info(signal))).toMatchObject({ failure: 'refused', status: 400 });
+    engine.version = { Version: '29.0', ApiVersion: '1.52', MinAPIVersion: '1.44' };
+    await client.info(signal);
+  });
+
+  test('that is no version is not put into a path', async () => {
+    const { engine, client } = await scripted(answers({}));
+    engine.version = { Version: 'x', ApiVersion: '1.41/../x', MinAPIVersion: '1.12' };
+    expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
+    expect(engine.asked).toEqual([]);
+  });
+});
+
+describe('what goes wrong', () => {
+  test('nobody listens', async () => {
+    using client = createDockerClient({ socket: '/nowhere/engine.sock', clock: systemClock() });
+    expect(await failure(client.ping(signal))).toEqual({
+      failure: 'unreachable',
+      message: 'GET /_ping: connect ENOENT /nowhere/engine.sock',
+      status: 0,
+    });
+  });
+
+  test.each([
+    [{ message: 'No such container: x' }, 'No such container: x'],
+    [
+      { cause: 'gone', message: 'no container with name or ID "x" found', response: 404 },
+      'no container with name or ID "x" found',
+    ],
+    ['plain words', '"plain words"'],
+  ])('the engine says no: %j', async (said, message) => {
+    const { client } = await scripted(answers(said, 404));
+    expect(await failure(client.container('x', signal))).toEqual({
+      failure: 'refused',
+      message: `GET /containers/x/json: ${message}`,
+      status: 404,
+    });
+  });
+
+  test('the answer is not JSON', async () => {
+    const { client } = await scripted((_path, _request, response) => response.end('<html>'));
+    expect(await failure(client.containers(signal))).toMatchObject({
+      failure: 'garbled',
+      message: 'GET /containers/json: the answer is not JSON',
+    });
+  });
+
+  test('the answer is not HTTP', async () => {
+    const { client } = await scripted((_path, _request, response) => response.socket?.end('220 mail ready\r\n'));
+    expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
+  });
+
+  test.each([
+    [[{ Names: ['/x'], State: 'running' }], '[0].Id is missing'],
+    [[{ Id: 'x', Names: 'x', State: 'running' }], '[0].Names is not a list of texts'],
+    [[{ Id: 'x', Names: ['/x', 3], State: 'running' }], '[0].Names is not a list of texts'],
+    [[{ Id: 'x', State: 'running', Mounts: [{ Type: 3 }] }], '[0].Mounts[0].Type is not a text'],
+    [[{ Id: 'x', State: 'running', Labels: { a: 1 } }], '[0].Labels is not a map of texts'],
+    [[null], '[0] is not an object'],
+    [{}, 'the answer is not a list'],
+  ])('the answer is %j', async (answer, why) => {
+    const { client } = await scripted(answers(answer));
+    expect(await failure(client.containers(signal))).toMatchObject({
+      failure: 'garbled',
+      message: `GET /containers/json: ${why}`,
+    });
+  });
+
+  test('the answer breaks off', async () => {
+    const { client } = await scripted((_path, _request, response) => {
+      response.writeHead(200, { 'content-length': 100 });
+      response.write('[{"Id":', () => response.socket?.destroy());
+    });
+    expect(await failure(client.containers(signal))).toMatchObject({
+      failure: 'lost',
+      message: 'GET /containers/json: the engine hung up',
+    });
+  });
+
+  test('the answer never ends', async () => {
+    const { client } = await scripted((_path, _request, response) => {
+      const chunk = Buffer.alloc(1 << 16, ' ');
+      const more = (): void => void (response.writable && response.write(chunk, more));
+      more();
+    });
+    expect(await failure(client.info(signal))).toMatchObject({
+      failure: 'garbled',
+      message: 'GET /info: the answer is larger than 1048576 bytes',
+    });
+  });
+
+  test('the engine takes the question and does not answer', async () => {
+    const clock = createFakeClock();
+    const asked = Promise.withResolvers<void>();
+    const { client } = await scripted(() => asked.resolve(), clock);
+    const late = failure(client.info(signal));
+    await asked.promise;
+    clock.advance(10_000);
+    expect(await late).toMatchObject({ failure: 'deadline', message: 'GET /info: no answer within 10000 ms' });
+  });
+
+  test('the engine begins an answer and stops', async () => {
+    const clock = createFakeClock();
+    const asked = Promise.withResolvers<void>();
+    const { client } = await scripted(
+      (_path, _request, response) => void response.write('{', () => asked.resolve()),
+      clock,
+    );
+    const late = failure(client.info(signal));
+    await asked.promise;
+    clock.advance(10_000);
+    expect(await late).toMatchObject({ failure: 'deadline' });
+  });
+
+  test('the caller gives up', async () => {
+    const caller = new AbortController();
+    const { client } = await scripted(() => caller.abort());
+    expect(await failure(client.info(caller.signal))).toMatchObject({ failure: 'canceled' });
+    expect(await failure(client.info(caller.signal))).toMatchObject({ failure: 'canceled' });
+  });
+});
+
+describe('connections', () => {
+  test('one that the engine closed while it was idle is not used again', async () => {
+    const { engine, client } = await scripted(answers({}));
+    await client.info(signal);
+    await engine.stop();
+    await engine.start();
+    await client.info(signal);
+    expect(engine.asked).toHaveLength(2);
+  });
+
+  test('one that the engine closes under a question is tried again, but never under a change', async () => {
+    let isKept = true;
+    const { engine, client } = await scripted((path, request, response) => {
+      if (isKept) answers({})(path, request, response);
+      else response.socket?.destroy();
+      isKept = !isKept;
+    });
+    await client.info(signal);
+    await client.info(signal);
+    expect(engine.asked).toHaveLength(3);
+    isKept = false;
+    expect(await failure(client.startContainer('x', signal))).toMatchObject({ failure: 'lost' });
+    expect(engine.asked).toHaveLength(4);
+  });
+
+  test('are no more than eight at a time', async () => {
+    let most = 0;
+    const waiting: (() => void)[] = [];
+    const { client } = await scripted((path, request, response) => {
+      waiting.push(() => answers({})(path, request, response));
+      most = Math.max(most, waiting.length);
+    });
+    const all = Promise.all(Array.from({ length: 40 }, () => client.info(signal)));
+    let done = false;
+    void all.then(() => {
+      done = true;
+    });
+    await expect.poll(() => waiting.length).toBe(8);
+    while (!done) {
+      waiting.shift()?.();
+      await new Promise(setImmediate);
+    }
+    expect(most).toBe(8);
+  });
+});
+
+describe('events', () => {
+  const event = (Action: string): string => `${JSON.stringify({ Type: 'container', Action, Actor: { ID: 'x' } })}\n`;
+
+  test('come as they are sent, whole, from the moment that was asked for', async () => {
+    const { engine, client } = await scripted((_path, _request, response) => {
+      const text = event('create') + event('start');
+      response.write(text.slice(0, 30));
+      response.write(text.slice(30, 100));
+      response.end(`${text.slice(100)}\n`);
+    });
+    const seen: string[] = [];
+    for await (const { action, id } of await client.events({ types: ['container'], since: 17_002 }, signal))
+      seen.push(id + action);
+    expect(seen).toEqual(['xcreate', 'xstart']);
+    expect(decodeURIComponent(engine.asked[0] ?? '')).toBe(
+      'GET /v1.41/events?filters={"type":["container"]}&since=17.002',
+    );
+  });
+
+  const reading = async (client: DockerClient, until = signal): Promise<void> => {
+    for await (const _ of await client.events({ types: ['container'] }, until));
+  };
+
+  test('that break off are an error', async () => {
+    const { client } = await scripted((_path, _request, response) => {
+      response.write(event('create'), () => response.socket?.destroy());
+    });
+    expect(await failure(reading(client))).toMatchObject({ failure: 'lost' });
+  });
+
+  test('that are garbage are an error', async () => {
+    const { client } = await scripted((_path, _request, response) => response.end('what?\n'));
+    expect(await failure(reading(client))).toMatchObject({ failure: 'garbled' });
+  });
+
+  test('without an end are an error', async () => {
+    const { client } = await scripted((_path, _request, response) => {
+      const chunk = Buffer.alloc(1 << 16, 'x');
+      const more = (): void => void (response.writable && response.write(chunk, more));
+      more();
+    });
+    expect(await failure(reading(client))).toMatchObject({
+      failure: 'garbled',
+      message: 'GET /events: a line is longer than 1048576 bytes',
+    });
+  });
+
+  test('that do not begin are an error after a while; once they did, silence is none', async () => {
+    const clock = createFakeClock();
+    let asked = Promise.withResolvers<void>();
+    const { engine, client } = await scripted(() => asked.resolve(), clock);
+    const late = failure(reading(client));
+    await asked.promise;
+    clock.advance(10_000);
+    expect(await late).toMatchObject({ failure: 'deadline' });
+
+    asked = Promise.withResolvers<void>();
+    engine.script = (_path, _request, response) => {
+      response.flushHeaders();
+      asked.promise.then(
+        () => response.end(event('create')),
+        () => undefined,
+      );
+    };
+    const stream = await client.events({ types: ['container'] }, signal);
+    clock.advance(1_000_000);
+    asked.resolve();
+    expect((await stream.next()).value).toMatchObject({ action: 'create' });
+  });
+
+  test('end when the caller gives up, and the connection with them', async () => {
+    const caller = new AbortController();
+    const closed = Promise.withResolvers<void>();
+    const { client } = await scripted((_path, _request, response) => {
+      response.on('close', () => closed.resolve());
+      response.write(event('create'));
+    });
+    const stream = await client.events({ types: ['container'] }, caller.signal);
+    await stream.next();
+    caller.abort();
+    expect(await failure(stream.next())).toMatchObject({ failure: 'canceled' });
+    await closed.promise;
+  });
+
+  test('are refused in the engine’s own words', async () => {
+    const { client } = await scripted(answers({ message: 'no events today' }, 500));
+    expect(await failure(reading(client))).toEqual({
+      failure: 'refused',
+      message: 'GET /events: no events today',
+      status: 500,
+    });
+  });
+});
+
+test('what an engine has already done is done', async () => {
+  const { client } = await scripted((_path, _request, response) => response.writeHead(304).end());
+  await client.startContainer('x', signal);
+});
+
+test('names are parts of a path, whatever is in them', async () => {
+  const { engine, client } = await scripted(answers({ Id: 'x' }));
+  await client.removeContainer('a/../b?c', signal);
+  await client.image('registry:5000/team/stowage:1', signal);
+  expect(engine.asked).toEqual([
+    'DELETE /v1.41/containers/a%2F..%2Fb%3Fc?force=1&v=1',
+    'GET /v1.41/images/registry%3A5000/team/stowage%3A1/json',
+  ]);
+});
+
+test('an image that could not be loaded is an error, though the status was good', async () => {
+  const { client } = await scripted((_path, request, response) => {
+    request.resume().on('end', () => response.end('{"stream":"Loading"}\n{"error":"unexpected EOF"}\n'));
+  });
+  async function* tar(): AsyncGenerator<Uint8Array> {
+    yield Buffer.from('not a tar');
+  }
+  expect(await failure(client.loadImage(tar(), signal))).toMatchObject({
+    failure: 'refused',
+    message: 'POST /images/load: unexpected EOF',
+  });
+});

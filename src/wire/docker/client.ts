@@ -1,0 +1,248 @@
+import type { Clock } from '#base/clock.ts';
+import {
+  type Container,
+  type ContainerSpec,
+  containerOf,
+  createBody,
+  type ListedContainer,
+  listedContainers,
+} from './containers.ts';
+import { DockerError, garbled } from './errors.ts';
+import { type EngineEvent, eventOf } from './events.ts';
+import { fieldsOf } from './fields.ts';
+import { type Answer, createDockerHttp, failureOf, type Outgoing } from './http.ts';
+import { linesOf, parsed } from './lines.ts';
+import { spoken, type Version, versionOf } from './version.ts';
+
+export interface Info {
+  readonly id: string;
+  readonly name: string;
+  readonly root: string;
+  /** Such as `name=seccomp,profile=default`, `name=userns`, `name=rootless`. */
+  readonly securityOptions: readonly string[];
+}
+
+export interface Network {
+  readonly id: string;
+  readonly name: string;
+  readonly driver: string;
+  readonly internal: boolean;
+  readonly labels: Readonly<Record<string, string>>;
+  readonly subnets: readonly string[];
+}
+
+export interface NetworkSpec {
+  readonly name: string;
+  readonly driver?: string;
+  readonly internal?: boolean;
+  readonly subnet?: string;
+  readonly labels?: Readonly<Record<string, string>>;
+}
+
+export interface EventQuery {
+  readonly types: readonly string[];
+  /** Also what happened from then on, in milliseconds since 1970. */
+  readonly since?: number;
+}
+
+/**
+ * The Docker Engine API over a Unix socket, as Docker and Podman serve it. Every call ends with its signal or its deadline,
+ * whichever comes first; every failure is a DockerError.
+ */
+export interface DockerClient extends Disposable {
+  ping(signal: AbortSignal): Promise<void>;
+  version(signal: AbortSignal): Promise<Version>;
+  info(signal: AbortSignal): Promise<Info>;
+  /** All of them, also those that do not run. */
+  containers(signal: AbortSignal): Promise<readonly ListedContainer[]>;
+  container(idOrName: string, signal: AbortSignal): Promise<Container>;
+  /** Gives the id. An empty name: the engine makes one up. */
+  createContainer(name: string, spec: ContainerSpec, signal: AbortSignal): Promise<string>;
+  /** Also when it runs already. */
+  startContainer(idOrName: string, signal: AbortSignal): Promise<void>;
+  /** Also when it does not run; killed when it has not ended after so many seconds. */
+  stopContainer(idOrName: string, seconds: number, signal: AbortSignal): Promise<void>;
+  /** Sends it a signal, such as `USR1`. */
+  signalContainer(idOrName: string, name: string, signal: AbortSignal): Promise<void>;
+  /** Until it has ended and was removed, or for an hour; gives its exit status. */
+  containerEnd(idOrName: string, signal: AbortSignal): Promise<number>;
+  /** Ends it first, where it runs; takes its anonymous volumes with it. */
+  removeContainer(idOrName: string, signal: AbortSignal): Promise<void>;
+  network(idOrName: string, signal: AbortSignal): Promise<Network>;
+  createNetwork(spec: NetworkSpec, signal: AbortSignal): Promise<string>;
+  removeNetwork(idOrName: string, signal: AbortSignal): Promise<void>;
+  connect(network: string, container: string, signal: AbortSignal): Promise<void>;
+  /** The id. */
+  image(name: string, signal: AbortSignal): Promise<string>;
+  /** A tar as `docker save` writes it; gives what the engine calls what it loaded. */
+  loadImage(tar: AsyncIterable<Uint8Array>, signal: AbortSignal): Promise<readonly string[]>;
+  /** Resolves once the engine sends them. The stream ends with the engine, by an error when it breaks off. */
+  events(query: EventQuery, signal: AbortSignal): Promise<AsyncGenerator<EngineEvent, void, undefined>>;
+}
+
+const mib = 1 << 20;
+const quickMs = 10_000;
+/** Mounts, networks and processes are waited for. */
+const slowMs = 120_000;
+const loadMs = 600_000;
+const longMs = 3_600_000;
+/** A container with thousands of labels and mounts is a few hundred kilobytes. */
+const maxEvent = mib;
+const maxList = 64 * mib;
+
+export function createDockerClient(options: { readonly socket: string; readonly clock: Clock }): DockerClient {
+  const http = createDockerHttp(options.socket, options.clock);
+  let api: string | undefined;
+
+  async function version(signal: AbortSignal): Promise<Version> {
+    const call = 'GET /version';
+    const { body } = await http.ask({ ...plain('GET', '/version'), call }, signal);
+    return versionOf(parsed(body, call), call);
+  }
+
+  /** Under the version that both speak; asked again when the engine may be another one by now. */
+  async function versioned<T>(out: Outgoing, signal: AbortSignal, use: (out: Outgoing) => Promise<T>): Promise<T> {
+    api ??= spoken(await version(signal), 'GET /version');
+    try {
+      return await use({ ...out, path: `/v${api}${out.path}` });
+    } catch (thrown) {
+      if (thrown instanceof DockerError && mayBeAnother(thrown)) api = undefined;
+      throw thrown;
+    }
+  }
+  const ask = (out: Outgoing, signal: AbortSignal): Promise<Answer> =>
+    versioned(out, signal, (full) => http.ask(full, signal));
+
+  async function get(path: string, signal: AbortSignal, more: Partial<Outgoing> = {}): Promise<unknown> {
+    const out = { ...plain('GET', path), ...more };
+    return parsed((await ask(out, signal)).body, out.call);
+  }
+  const change = (method: 'POST' | 'DELETE', path: string, signal: AbortSignal, more: Partial<Outgoing> = {}) =>
+    ask({ ...plain(method, path), limitMs: slowMs, ...more }, signal);
+  /** What is made has an id. */
+  async function make(path: string, body: object, signal: AbortSignal, query = {}): Promise<string> {
+    const answer = await change('POST', path, signal, { body, query });
+    return fieldsOf(parsed(answer.body, `POST ${path}`), `POST ${path}`).text('Id');
+  }
+  const nothing = async (done: Promise<unknown>): Promise<void> => void (await done);
+
+  return {
+    version,
+    ping: (signal) => nothing(http.ask(plain('GET', '/_ping'), signal)),
+    info: async (signal) => infoOf(await get('/info', signal), 'GET /info'),
+    containers: async (signal) => {
+      const answer = await get('/containers/json', signal, { query: { all: '1' }, maxBytes: maxList });
+      return listedContainers(answer, 'GET /containers/json');
+    },
+    container: async (name, signal) => {
+      const path = `/containers/${part(name)}/json`;
+      return containerOf(await get(path, signal), `GET ${path}`);
+    },
+    createContainer: (name, spec, signal) =>
+      make('/containers/create', createBody(spec), signal, name === '' ? {} : { name }),
+    startContainer: (name, signal) => nothing(change('POST', `/containers/${part(name)}/start`, signal)),
+    stopContainer: (name, seconds, signal) =>
+      nothing(
+        change('POST', `/containers/${part(name)}/stop`, signal, {
+          ...{ query: { t: String(seconds) }, limitMs: slowMs + seconds * 1_000 },
+        }),
+      ),
+    signalContainer: (name, which, signal) =>
+      nothing(change('POST', `/containers/${part(name)}/kill`, signal, { query: { signal: which } })),
+    containerEnd: async (name, signal) => {
+      const path = `/containers/${part(name)}/wait`;
+      const { body } = await change('POST', path, signal, { query: { condition: 'removed' }, limitMs: longMs });
+      return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
+    },
+    removeContainer: (name, signal) =>
+      nothing(change('DELETE', `/containers/${part(name)}`, signal, { query: { force: '1', v: '1' } })),
+    network: async (name, signal) => networkOf(await get(`/networks/${part(name)}`, signal), `GET /networks/${name}`),
+    createNetwork: ({ name, driver, internal, subnet, labels }, signal) => {
+      const ipam = subnet === undefined ? undefined : { Config: [{ Subnet: subnet }] };
+      const body = { Name: name, CheckDuplicate: true, Driver: driver, Internal: internal, IPAM: ipam, Labels: labels };
+      return make('/networks/create', body, signal);
+    },
+    removeNetwork: (name, signal) => nothing(change('DELETE', `/networks/${part(name)}`, signal)),
+    connect: (name, container, signal) =>
+      nothing(change('POST', `/networks/${part(name)}/connect`, signal, { body: { Container: container } })),
+    // A name may have slashes, which are not to be escaped.
+    image: async (name, signal) => {
+      const path = `/images/${name.split('/').map(part).join('/')}/json`;
+      return fieldsOf(await get(path, signal, { maxBytes: 8 * mib }), `GET ${path}`).text('Id');
+    },
+    loadImage: async (tar, signal) => {
+      const call = 'POST /images/load';
+      const { body } = await change('POST', '/images/load', signal, { tar, limitMs: loadMs, query: { quiet: '1' } });
+      return loadedOf(body, call);
+    },
+    events: (query, signal) => {
+      const filters = JSON.stringify({ type: query.types });
+      const since = query.since === undefined ? {} : { since: (query.since / 1_000).toFixed(3) };
+      const out = { ...plain('GET', '/events'), query: { filters, ...since } };
+      return versioned(out, signal, async (full) => eventsIn(await http.open(full, signal), out, signal));
+    },
+    [Symbol.dispose]: () => http[Symbol.dispose](),
+  };
+}
+
+const part = (name: string): string => {
+  if (name === '' || name === '.' || name === '..') throw new TypeError(`“${name}” is no name`);
+  return encodeURIComponent(name);
+};
+
+const plain = (method: Outgoing['method'], path: string): Outgoing => ({
+  ...{ call: `${method} ${path}`, method, path, limitMs: quickMs, maxBytes: mib },
+});
+
+/** It was restarted, perhaps as another version; or says itself that it no longer speaks ours. */
+const mayBeAnother = ({ failure, status, said }: DockerError): boolean =>
+  failure === 'unreachable' || failure === 'lost' || (status === 400 && said.includes('client version'));
+
+async function* eventsIn(
+  stream: AsyncIterable<Uint8Array>,
+  out: Outgoing,
+  signal: AbortSignal,
+): AsyncGenerator<EngineEvent, void, undefined> {
+  try {
+    for await (const line of linesOf(stream, maxEvent, out.call)) yield eventOf(parsed(line, out.call), out.call);
+  } catch (thrown) {
+    throw failureOf(out, thrown, signal);
+  }
+}
+
+function infoOf(answer: unknown, call: string): Info {
+  const fields = fieldsOf(answer, call);
+  return {
+    id: fields.optionalText('ID'),
+    name: fields.optionalText('Name'),
+    root: fields.optionalText('DockerRootDir'),
+    securityOptions: fields.texts('SecurityOptions'),
+  };
+}
+
+function networkOf(answer: unknown, call: string): Network {
+  const fields = fieldsOf(answer, call);
+  return {
+    ...{ id: fields.text('Id'), name: fields.text('Name'), driver: fields.text('Driver') },
+    ...{ internal: fields.flag('Internal'), labels: fields.textMap('Labels') },
+    subnets: fields
+      .optionalObject('IPAM')
+      .objects('Config')
+      .map((one) => one.optionalText('Subnet')),
+  };
+}
+
+/** A line for each step, and errors among them: the status was sent before the image was read. */
+function loadedOf(body: string, call: string): readonly string[] {
+  const lines = body.split('\n').filter((line) => line.trim() !== '');
+  return lines.flatMap((line) => {
+    const fields = fieldsOf(parsed(line, call), call);
+    const error = fields.optionalText('error');
+    if (error !== '') throw new DockerError(`${call}: ${error}`, { failure: 'refused', said: error });
+    const found = /^Loaded image(?:\(s\)| ID)?: (.+)$/.exec(fields.optionalText('stream').trim());
+    if (found === null) return [];
+    const [, names] = found;
+    if (names === undefined) throw garbled(call, 'a loaded image has no name');
+    return names.split(',').map((name) => name.trim());
+  });
+}

@@ -1,0 +1,56 @@
+import { garbled } from './errors.ts';
+
+/** An object of an answer, read field by field. What is missing or of the wrong type is an error that names call and field. */
+export interface Fields {
+  text(name: string): string;
+  /** Empty where it is missing. */
+  optionalText(name: string): string;
+  count(name: string): number;
+  flag(name: string): boolean;
+  /** Empty where it is missing: engines leave out what is empty, or say null. */
+  texts(name: string): readonly string[];
+  textMap(name: string): Readonly<Record<string, string>>;
+  object(name: string): Fields;
+  /** Without fields where it is missing. */
+  optionalObject(name: string): Fields;
+  objects(name: string): readonly Fields[];
+  /** Each of its fields, where all of them are objects. */
+  entries(): readonly (readonly [string, Fields])[];
+}
+
+export function fieldsOf(value: unknown, call: string, path = ''): Fields {
+  if (!isObject(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not an object`);
+  const at = (name: string): string => (path === '' ? name : `${path}.${name}`);
+  function field<T>(name: string, kind: string, is: (value: unknown) => value is T, absent?: T): T {
+    // Of the object itself: nothing that JavaScript adds to every object.
+    const found = Object.hasOwn(value as object, name) ? (value as Record<string, unknown>)[name] : undefined;
+    if ((found === undefined || found === null) && absent !== undefined) return absent;
+    if (!is(found)) throw garbled(call, `${at(name)} is ${found === undefined ? 'missing' : `not ${kind}`}`);
+    return found;
+  }
+  return {
+    text: (name) => field(name, 'a text', isText),
+    optionalText: (name) => field(name, 'a text', isText, ''),
+    count: (name) => field(name, 'a number', isCount),
+    flag: (name) => field(name, 'true or false', (one) => typeof one === 'boolean'),
+    texts: (name) => field(name, 'a list of texts', isTexts, []),
+    textMap: (name) => field(name, 'a map of texts', isTextMap, {}),
+    object: (name) => fieldsOf(field(name, 'an object', isObject), call, at(name)),
+    optionalObject: (name) => fieldsOf(field(name, 'an object', isObject, {}), call, at(name)),
+    objects: (name) => listOf(field(name, 'a list', Array.isArray, []), call, at(name)),
+    entries: () => Object.entries(value).map(([name, one]) => [name, fieldsOf(one, call, at(name))] as const),
+  };
+}
+
+export function listOf(value: unknown, call: string, path = ''): readonly Fields[] {
+  if (!Array.isArray(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not a list`);
+  return value.map((one, i) => fieldsOf(one, call, `${path}[${i}]`));
+}
+
+const isText = (value: unknown): value is string => typeof value === 'string';
+const isCount = (value: unknown): value is number => Number.isSafeInteger(value);
+const isObject = (value: unknown): value is object =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+const isTexts = (value: unknown): value is string[] => Array.isArray(value) && value.every(isText);
+const isTextMap = (value: unknown): value is Record<string, string> =>
+  isObject(value) && Object.values(value).every(isText);

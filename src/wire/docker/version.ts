@@ -1,0 +1,46 @@
+import { DockerError } from './errors.ts';
+import { fieldsOf } from './fields.ts';
+
+export interface Version {
+  /** The engine's own. */
+  readonly version: string;
+  readonly api: string;
+  readonly oldestApi: string;
+  /** What it is made of, as it says: Docker's has an `Engine`, Podman's a `Podman Engine`. */
+  readonly components: readonly string[];
+}
+
+export function versionOf(answer: unknown, call: string): Version {
+  const fields = fieldsOf(answer, call);
+  const api = fields.text('ApiVersion');
+  return {
+    ...{ version: fields.text('Version'), api },
+    oldestApi: fields.optionalText('MinAPIVersion') || api,
+    components: fields.objects('Components').map((one) => one.text('Name')),
+  };
+}
+
+/** What this is written for: Docker 20.10 and Podman 4 speak it, and what it has has not changed since. */
+const ours = '1.41';
+
+/**
+ * Ours wherever the engine still speaks it. One that has given it up is asked in the oldest version that it does speak; one
+ * that is too old for it is not asked at all.
+ */
+export function spoken({ version, api, oldestApi }: Version, call: string): string {
+  if (!isVersion(api) || !isVersion(oldestApi)) {
+    throw new DockerError(`${call}: ${api} and ${oldestApi} are not API versions`, { failure: 'garbled' });
+  }
+  if (compare(api, ours) < 0) {
+    const why = `version ${version} speaks API ${api}, and ${ours} is needed (Docker 20.10, Podman 4)`;
+    throw new DockerError(`${call}: ${why}`, { failure: 'refused', said: why });
+  }
+  return compare(oldestApi, ours) > 0 ? oldestApi : ours;
+}
+
+const isVersion = (text: string): boolean => /^\d{1,4}\.\d{1,4}$/.test(text);
+
+function compare(a: string, b: string): number {
+  const [[majorA = 0, minorA = 0], [majorB = 0, minorB = 0]] = [a.split('.').map(Number), b.split('.').map(Number)];
+  return majorA - majorB || minorA - minorB;
+}
