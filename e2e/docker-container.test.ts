@@ -238,6 +238,26 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
   });
 
+  test('is back with its engine, and so are containers and their volumes', { timeout: 120_000 }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'kept');
+    const apps = ['one', 'two', 'three'];
+    const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];
+    for (const app of apps) await docker('run', '-d', '--name', app, '--restart', 'always', ...using);
+    await docker('exec', 'one', 'touch', '/data/file');
+    await engine.stop();
+    await engine.start();
+    for (const app of apps) {
+      await eventually(
+        () => inspect(app, '.State.Running'),
+        (running) => running === true,
+      );
+      expect(await docker('exec', app, 'ls', '/data')).toBe('file');
+    }
+    expect(await keepers()).toHaveLength(1);
+    await docker('rm', '-f', ...apps);
+    await docker('volume', 'rm', 'kept');
+  });
+
   test('deletes volumes with whatever is in them', async () => {
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'sticky');
     await using('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');

@@ -27,6 +27,8 @@ const variables: Readonly<Record<string, string>> = {
     'the Unix socket: where `stowage up` listens, and where commands look for the server (`--socket` wins)',
   STOWAGE_URL: 'the address of the server in place of the socket (`--url` wins)',
   STOWAGE_TOKEN: 'the token for that address (`--token-file` wins)',
+  STOWAGE_KEEPERS:
+    'where the keepers of data paths run: `process`, or `container` (of the engine that runs Stowage itself). Usually found out',
   NO_COLOR: 'anything but empty: no colours, as `--no-color`',
   TERM: '`dumb`: no colours',
   XDG_STATE_HOME: 'for an ordinary user: the state folder is `stowage` below it (default: `~/.local/state`)',

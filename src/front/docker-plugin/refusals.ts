@@ -20,7 +20,7 @@ export interface Refusal {
 }
 
 /** How an administrator finds out more. */
-export const inLog = 'in the log of Stowage on this host.';
+const inLog = 'in the log of Stowage on this host.';
 
 export function refusalFrom(thrown: unknown): Refusal {
   if (thrown instanceof HttpError)
