@@ -23,6 +23,7 @@ import { createMountProgram } from './mount-program.ts';
 import { naming } from './naming.ts';
 import { createMayConnect } from './networks.ts';
 import { createNodes } from './nodes.ts';
+import { requireOneDevice } from './one-device.ts';
 import { createPages } from './pages.ts';
 import { createPortmapPrograms } from './portmap-program.ts';
 import { servedProcedure } from './procedure.ts';
@@ -151,6 +152,7 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
   const handles = createHandles(key);
   const nodes = createNodes(handles, limits.nodes);
   const { ownsProcess = false } = options;
+  requireOneDevice(directory);
   const tree = createTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
   const identities = createIdentities(identityOptions(options));
   let verifier = randomBytes(8);
