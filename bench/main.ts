@@ -1,6 +1,7 @@
 import { parseArgs } from 'node:util';
 import type { Bench, BenchOptions } from './bench.ts';
 import { bench as datapath } from './datapath.ts';
+import { bench as docker } from './docker.ts';
 import { bench as engine } from './engine.ts';
 import { bench as nfs } from './nfs.ts';
 import { bench as nfsServer } from './nfs-server.ts';
@@ -15,6 +16,7 @@ const benches: Readonly<Record<string, Bench>> = {
   'nfs-volumes': nfsVolumes,
   datapath,
   recovery,
+  docker,
 };
 
 const known = {

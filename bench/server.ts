@@ -16,13 +16,12 @@ export interface Server extends AsyncDisposable {
 
 const program = fileURLToPath(new URL('../bin/stowage', import.meta.url));
 
-/** A Stowage of its own: state, socket and store are inside `folder`, and it listens nowhere else. */
-export async function startServer(folder: string, signal: AbortSignal): Promise<Server> {
+/** A Stowage of its own: state, socket and store are inside `folder`, and it listens nowhere else. `more` are further words for `up`. */
+export async function startServer(folder: string, signal: AbortSignal, more: readonly string[] = []): Promise<Server> {
   const socket = join(folder, 'api.sock');
   const began = performance.now();
-  const child = spawn(program, ['up', '--state', join(folder, 'state'), '--socket', socket, '--listen', 'none'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
+  const words = ['up', '--state', join(folder, 'state'), '--socket', socket, '--listen', 'none', ...more];
+  const child = spawn(program, words, { stdio: ['ignore', 'pipe', 'inherit'] });
   try {
     await ready(child, AbortSignal.any([signal, AbortSignal.timeout(30_000)]));
   } catch (cause) {

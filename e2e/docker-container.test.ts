@@ -46,6 +46,7 @@ const work = `
     [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
   done`;
 const next = 'stowage:next';
+const exports = [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }, { tag: 'far' }] as const;
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
 describe.skipIf(needs(...required))('Stowage as a container', () => {
@@ -73,7 +74,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
   beforeAll(async () => {
     const tar = await buildImage(end.signal);
     engine = all.use(await startDockerd(end.signal, { bridges: true }));
-    nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }], end.signal));
+    nfs = all.use(await ganeshaIn(engine, exports, end.signal));
     await docker('load', '--quiet', '--input', tar);
     busybox = await loadBusybox(engine, end.signal);
     // Another version is another image.
@@ -199,6 +200,27 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     }
   });
 
+  test('starts what serves a store in a network of the engine there', { timeout: 60_000 }, async () => {
+    await docker('network', 'create', 'far');
+    const address = await docker('network', 'inspect', '--format', '{{(index .IPAM.Config 0).Gateway}}', 'far');
+    await stowage('store', 'add', 'far', `${nfs.uri('far', address)}&network=docker:far`);
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=far', 'away');
+    await docker('run', '-d', '--name', 'away', '--network', 'none', '-v', 'away:/data', busybox, 'sleep', '1000');
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'away');
+      await docker('volume', 'rm', 'away');
+    });
+    await docker('exec', 'away', 'touch', '/data/file');
+    expect(existsSync(join(nfs.folder('far'), 'away', 'file'))).toBe(true);
+    const [anchor] = (await docker('ps', '-q', '--no-trunc', '--filter', 'label=stowage.dev/anchor')).split('\n');
+    const modes = await Promise.all(
+      (await docker('ps', '-q', '--filter', 'label=stowage.dev/keeper'))
+        .split('\n')
+        .map((id) => inspect(id, '.HostConfig.NetworkMode')),
+    );
+    expect(modes).toContain(`container:${anchor}`);
+  });
+
   test('makes mounts anew that ended with what served them', { timeout: 60_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'broken');
     await docker('run', '-d', '--name', 'broken', '--network', 'none', '-v', 'broken:/data', busybox, 'sleep', '1000');
@@ -238,13 +260,17 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');
   });
 
-  test('is back with its engine, and so are containers and their volumes', { timeout: 120_000 }, async () => {
+  test('is back with its engine, and so are containers and their volumes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'kept');
     const apps = ['one', 'two', 'three'];
     const using = ['--network', 'none', '--stop-signal', 'KILL', '-v', 'kept:/data', busybox, 'sleep', '1000'];
     for (const app of apps) await docker('run', '-d', '--name', app, '--restart', 'always', ...using);
     await docker('exec', 'one', 'touch', '/data/file');
+    const since = performance.now();
     await engine.stop();
+    // Nobody had to be tried again, or killed.
+    expect(performance.now() - since).toBeLessThan(9_000);
+    expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
     await engine.start();
     for (const app of apps) {
       await eventually(
@@ -253,7 +279,11 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
       );
       expect(await docker('exec', app, 'ls', '/data')).toBe('file');
     }
+    // While the engine started, it started nothing for anybody.
+    const until = AbortSignal.timeout(60_000);
+    while ((await keepers()).length === 0 && !until.aborted) await eventually(keepers, () => true);
     expect(await keepers()).toHaveLength(1);
+    expect(await docker('exec', 'one', 'ls', '/data')).toBe('file');
     await docker('rm', '-f', ...apps);
     await docker('volume', 'rm', 'kept');
   });
@@ -276,7 +306,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await docker('stop', 'stowage');
     await docker('rm', 'stowage');
     await eventually(
-      () => docker('ps', '-aq'),
+      () => docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper'),
       (left) => left === '',
     );
     expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');

@@ -18,7 +18,7 @@ export function documentedRun(): readonly string[] {
 }
 
 /** The same for an engine of the test bed, whose own files are elsewhere. */
-export function runFor(engine: Engine, image: string): readonly string[] {
+function runFor(engine: Engine, image: string): readonly string[] {
   const netns = join(dirname(engine.socket), 'exec', 'netns');
   const elsewhere: Readonly<Record<string, string>> = {
     '/run/docker.sock:/run/docker.sock': `${engine.socket}:/run/docker.sock`,
@@ -40,15 +40,15 @@ export async function startStowageIn(engine: Engine, image: string): Promise<voi
   await answers(engine);
 }
 
-export const answers = (engine: Engine): Promise<string> =>
+const answers = (engine: Engine): Promise<string> =>
   eventually(
     () => engine.docker('exec', 'stowage', 'stowage', 'status').catch(() => ''),
     (said) => said !== '',
   );
 
 export interface ServerInside extends AsyncDisposable {
-  /** Of an export, by its tag. */
-  uri(tag: string): string;
+  /** Of an export, by its tag; the machine has several addresses. */
+  uri(tag: string, host?: string): string;
   /** What it exports, on this machine. */
   folder(tag: string): string;
 }
@@ -58,7 +58,7 @@ const preload = (): string => {
   return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
-/** An NFS server on the loopback of the engine's own machine, with a folder for each export. */
+/** An NFS server on the engine's own machine, with a folder for each export. */
 export async function ganeshaIn(
   engine: Engine,
   exports: readonly Omit<GaneshaExport, 'path'>[],
@@ -75,12 +75,12 @@ export async function ganeshaIn(
   if (first === undefined) throw new Error('nothing is exported');
   const daemon = await ganeshaDaemon({
     ...{ folder: top, exports: [first, ...others], signal, inside: engine.inside },
-    listen: { host: '127.0.0.1', nfsPort: 20_490, mountPort: 20_480 },
+    listen: { host: '0.0.0.0', nfsPort: 20_490, mountPort: 20_480 },
     env: { ...quiet(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   return {
     folder,
-    uri: (tag) => `nfs://127.0.0.1${folder(tag)}?port=20490&mountport=20480`,
+    uri: (tag, host = '127.0.0.1') => `nfs://${host}${folder(tag)}?port=20490&mountport=20480`,
     [Symbol.asyncDispose]: async () => {
       await daemon.kill();
       await rm(top, { recursive: true, force: true });

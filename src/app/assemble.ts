@@ -40,6 +40,7 @@ export async function assemble({ records, kinds, state, keepers, engines, clock,
     storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
     forbidden: () => [state.path, ...roots(() => true)],
     published: state.published,
+    mounts: state.mounts,
   });
   const instance = instanceOf(records);
   const engine = createEngine({

@@ -22,8 +22,8 @@ import { createDockerClient } from '#wire/docker/client.ts';
 import { assemble } from './assemble.ts';
 import { type FileConfig, readConfig } from './config.ts';
 import { examineMachine } from './doctor.ts';
-
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
+import { engineReleased } from './engine-end.ts';
 import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
 import { type Plugins, startPlugins } from './plugins.ts';
@@ -103,7 +103,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const lookAround = settings.lookAround ?? false;
   const sockets =
     settings.engines === undefined
-      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], lookAround === true)
+      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], lookAround === true, records)
       : [];
   const found = sockets.map((at) => undo.use(createContainerEngine({ ...at, name: at.kind, clock, log })));
   const engines = settings.engines ?? found;
@@ -179,6 +179,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   }
   ready = true;
   const tending = tend(engine, keepers, networks, repairing, clock, log, settings.signal);
+  const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
+  const released = (): Promise<void> => engineReleased(held, settings.signal);
   undo.move();
   return {
     engine,
@@ -188,7 +190,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     plugins,
     engines: sockets,
     reload: async () => configure(await readFile()),
-    stop: () => stop({ engine, rest, plugins, found, tending, nfs, keepers, clients, log }),
+    stop: () => stop({ engine, rest, plugins, found, tending, nfs, keepers, clients, released, log }),
   };
 }
 
@@ -269,12 +271,15 @@ interface Stopping {
   readonly nfs: AsyncDisposable | undefined;
   readonly keepers: Keepers;
   readonly clients: ReadonlyMap<unknown, Disposable>;
+  /** When no engine that ends has anything to say any more. */
+  readonly released: () => Promise<void>;
   readonly log: Log;
 }
 
 async function stop(parts: Stopping): Promise<readonly string[]> {
   const { engine, rest, plugins, found, tending, nfs, keepers, clients, log } = parts;
   await tending[Symbol.asyncDispose]();
+  await parts.released();
   // Longer than the drain, so that whoever waits for an operation is told what became of it.
   const closed = Promise.all([rest, plugins].map((front) => front.close(drainMs + 2_000)));
   await engine.operations.drain(drainMs);

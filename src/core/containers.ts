@@ -13,6 +13,8 @@ export interface Hold {
   readonly plugin: PluginName;
   /** The engine's own id of it. */
   readonly id: string;
+  /** How often it was asked for under that id: Docker's `cp` mounts what a running container has once more. */
+  readonly count: number;
   readonly since: number;
 }
 
@@ -48,8 +50,11 @@ export interface ContainerEngine {
   readonly kind: EngineKind;
   /** All containers that name volumes of ours, but those that are being removed. */
   containers(scope: Scope): Promise<readonly SeenContainer[]>;
-  /** Says when containers may have changed: at the beginning, with each event, and when it was lost and is there again. */
-  follow(changed: () => void): AsyncDisposable;
+  /**
+   * Says when containers may have changed: at the beginning, with each event, and when it was lost and is there again.
+   * Found: it is there, and may be another one than before; comes before the first change that is told of it.
+   */
+  follow(changed: () => void, found?: () => void): AsyncDisposable;
   /** Users of its containers are not who they are on the host. */
   remapsUsers(scope: Scope): Promise<boolean>;
 }
@@ -64,9 +69,11 @@ export interface ContainerRecords {
     list(plugin: PluginName): readonly { readonly name: string; readonly id: VolumeId }[];
   };
   readonly holds: {
-    /** True: it is new. */
-    put(hold: Hold): boolean;
-    remove(volume: VolumeId, plugin: PluginName, id: string): void;
+    /** Once more, where it is there. */
+    add(hold: Omit<Hold, 'count'>): void;
+    /** Once less; the last one is gone. Absent is success. */
+    take(volume: VolumeId, plugin: PluginName, id: string): void;
+    clear(volume: VolumeId): void;
     of(volume: VolumeId): readonly Hold[];
     list(): readonly Hold[];
   };

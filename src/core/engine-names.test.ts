@@ -5,18 +5,21 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { PluginName } from './containers.ts';
 import type { Volume } from './model.ts';
 
 let server: TestServer;
+let docker: FakeEngine;
 
 beforeEach(async () => {
   const parent = mkdtempSync(join(tmpdir(), 'stowage-engine-names-'));
   onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(parent))];
-  server = await startServer({ listen: 'none', kinds });
+  docker = createFakeEngine();
+  server = await startServer({ listen: 'none', kinds, engines: [docker] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   for (const name of ['silver', 'gold']) {
     const folder = mkdtempSync(join(parent, `${name}-`));
@@ -60,6 +63,25 @@ describe('the names that engines know volumes by', () => {
     expect(await listed()).toEqual(['a', 'local..a']);
     await server.engine.deletions.delete(first.id, undefined, aCall());
     expect(await resolve('a')).toEqual(later);
+  });
+
+  test('are forgotten with the volume, whoever destroyed it, once no container has them', async () => {
+    const all = ['a', 'local..a', 'b', 'c'];
+    const known = () => all.filter((name) => server.engine.engineNames.known('stowage-local', name) !== undefined);
+    const [first, second, third] = [await make('local', 'a'), await make('local', 'b'), await make('gold', 'c')];
+    for (const name of all) await resolve(name);
+    await server.engine.deletions.delete(first.id, undefined, aCall());
+    server.engine.engineNames.forget(first.id);
+    expect(known()).toEqual(['b', 'c']);
+    docker.run('web', { c: 'stowage-local' }, false);
+    await server.engine.references.lookAll(aCall());
+    for (const { id } of [second, third]) server.engine.records.volumes.remove(id);
+    expect(await listed()).toEqual([]);
+    expect(known()).toEqual(['c']);
+    docker.remove('web');
+    await server.engine.references.lookAll(aCall());
+    await listed();
+    expect(known()).toEqual([]);
   });
 
   test('stay when the volume is renamed', async () => {

@@ -16,6 +16,8 @@ export interface EngineNames {
   known(plugin: PluginName, name: string): VolumeId | undefined;
   /** From now on the name means this volume. */
   remember(plugin: PluginName, name: string, id: VolumeId): void;
+  /** It is gone, and its names with it. Of one that was destroyed by others, `list` finds out. */
+  forget(id: VolumeId): void;
   /** By what the name meant before, as `store..name`, in the default store, or in the only other one of that scope. */
   resolve(plugin: PluginName, name: string, scope: Scope): Promise<Volume>;
   /** Each volume of that scope once. Of stores that do not answer, what was there when they last did. */
@@ -53,9 +55,17 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
     } catch (thrown) {
       // Only when every store has answered: then the volume is gone, and its name is free.
       if (stowageError(thrown).code !== 'not-found') throw thrown;
-      records.engineNames.remove(plugin, name);
+      if (!isNamed(id)) records.engineNames.remove(plugin, name);
       return undefined;
     }
+  }
+
+  /** By containers that are still there; and whoever has it mounted lets go of it by that name. */
+  const isNamed = (id: VolumeId): boolean => records.holds.of(id).length > 0 || records.references.of(id).length > 0;
+
+  function forgetThose(plugin: PluginName, isGone: (id: VolumeId) => boolean): void {
+    for (const { name, id } of records.engineNames.list(plugin))
+      if (isGone(id) && !isNamed(id)) records.engineNames.remove(plugin, name);
   }
 
   function notHere(plugin: PluginName, name: string, thrown: unknown): unknown {
@@ -69,6 +79,9 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
   return {
     known: (plugin, name) => records.engineNames.get(plugin, name),
     remember: (plugin, name, id) => records.engineNames.put(plugin, name, id),
+    forget: (id) => {
+      for (const plugin of pluginNames) forgetThose(plugin, (known) => known === id);
+    },
     resolve: async (plugin, name, scope) => {
       const before = await meant(plugin, name, scope);
       if (before !== undefined) return before;
@@ -81,13 +94,18 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
     list: async (plugin, scope) => {
       const names = storesOf(plugin);
       const all: Volume[] = [];
+      const unsaid: StoreName[] = [];
       for (let after: { store: string; name: string } | undefined; names.length > 0; ) {
         const query = { stores: names, labels: {}, contains: undefined, after, limit: pageSize };
-        const { volumes } = await catalogue.page(query, scope);
+        const { volumes, unanswered } = await catalogue.page(query, scope);
         all.push(...volumes);
+        unsaid.push(...unanswered);
         after = volumes.at(-1);
         if (volumes.length < pageSize) break;
       }
+      const there = new Set(all.map(({ id }) => id));
+      // When every store has answered, what is not there is gone, unless it was made meanwhile.
+      if (unsaid.length === 0) forgetThose(plugin, (id) => !there.has(id) && records.volumes.byId(id) === undefined);
       return named(all, records.engineNames.list(plugin), stores.defaultName);
     },
     placeFor: (plugin, name, wanted) => {

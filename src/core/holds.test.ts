@@ -1,5 +1,6 @@
 import { existsSync } from 'node:fs';
-import { readFile, writeFile } from 'node:fs/promises';
+import { mkdtempDisposable, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
@@ -9,16 +10,15 @@ import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';
+const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
 describe.skipIf(needs('mount'))('what engines have mounted', () => {
   let server: TestServer;
   let docker: FakeEngine;
   let clock: FakeClock;
   let volume: Volume;
-  let isStopped: boolean;
 
   beforeEach(async () => {
-    isStopped = false;
     docker = createFakeEngine();
     clock = createFakeClock();
     server = await startServer({ listen: 'none', engines: [docker], clock });
@@ -27,9 +27,11 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     volume = await server.engine.volumes.create(wanted, aCall());
     await server.engine.engineNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
-      if (isStopped) return;
       docker.isDown = false;
       for (const name of ['web', 'db']) docker.remove(name);
+      restart();
+      await server.engine.holds.settle(aCall());
+      clock.advance(600_000);
       await server.engine.holds.settle(aCall());
     });
   });
@@ -38,12 +40,15 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
   const letGo = (id: string): Promise<void> => server.engine.holds.letGo(volume.id, plugin, id, aCall());
   const path = (): string | undefined => server.engine.holds.pathOf(volume.id);
   const remove = () => server.engine.deletions.delete(volume.id, undefined, aCall());
+  const restart = (): void => {
+    clock.advance(1);
+    docker.restart();
+  };
   const settle = () => server.engine.holds.settle(aCall());
 
   test('is one mount, however many ask for it, and goes with the last of them', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
-    expect(await hold('2')).toBe(at);
     expect(await hold('2')).toBe(at);
     await writeFile(join(at, 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'photos', 'file'), 'utf8')).toBe('text');
@@ -57,11 +62,20 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     expect(existsSync(at)).toBe(false);
   });
 
-  test('is nothing for an engine whose containers could not use the files', async () => {
-    docker.remapsUsers = async () => true;
-    clock.advance(600_001);
-    await settle();
-    await expect(hold('1')).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+  test('stays for a container whose volumes `docker cp` mounts once more, under the same id', async () => {
+    docker.run('web', { photos: plugin });
+    const at = await hold('1');
+    await hold('1');
+    await letGo('1');
+    expect(path()).toBe(at);
+    await letGo('1');
+    expect(path()).toBeUndefined();
+  });
+
+  test('is let go of once by Podman, which counts by itself, however often it asks', async () => {
+    await hold(podmanHold);
+    await hold(podmanHold);
+    await letGo(podmanHold);
     expect(path()).toBeUndefined();
   });
 
@@ -77,33 +91,55 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
   });
 
   test('stays when Stowage stops, and is known after the next start', async () => {
+    // By the system's clock: to stop takes time.
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-holds-'));
+    const about = { listen: 'none', engines: [docker], folder: folder.path };
+    const first = await startServer(about);
+    const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
+    const kept = await first.engine.volumes.create(wanted, aCall());
     docker.run('web', { photos: plugin });
-    const at = await hold('1');
-    const { folder } = server;
-    isStopped = true;
-    expect(await server.stop()).toEqual([expect.stringContaining('containers use it')]);
+    const at = await first.engine.holds.hold(kept, plugin, '1', aCall());
+    expect(await first.stop()).toEqual([expect.stringContaining('containers use it')]);
+    await first[Symbol.asyncDispose]();
     expect(existsSync(at)).toBe(true);
-    await using again = await startServer({ listen: 'none', engines: [docker], folder });
-    expect(again.engine.holds.pathOf(volume.id)).toBe(at);
-    await again.engine.holds.letGo(volume.id, plugin, '1', aCall());
+    await using again = await startServer(about);
+    expect(again.engine.holds.pathOf(kept.id)).toBe(at);
+    await again.engine.holds.letGo(kept.id, plugin, '1', aCall());
     expect(await again.engine.mounts.list(aCall())).toEqual([]);
   });
 
-  test('is dropped at once when no container names the volume, and its engine says so', async () => {
+  test('is dropped when no container names the volume, its engine says so, and either side was started since', async () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     docker.isDown = true;
     docker.remove('web');
+    restart();
+    await settle();
+    clock.advance(60_000);
     await settle();
     expect(path()).toBeDefined();
     docker.isDown = false;
     await settle();
+    clock.advance(60_000);
+    await settle();
     expect(path()).toBeUndefined();
+  });
+
+  test('stays while Docker fills it for a container that it does not list yet', async () => {
+    await hold('1');
+    await settle();
+    clock.advance(500_000);
+    await settle();
+    expect(path()).toBeDefined();
+    await expect(remove()).rejects.toMatchObject({ code: 'in-use' });
+    await letGo('1');
+    await remove();
   });
 
   test('is dropped only after a while when its containers are all stopped: one may be starting', async () => {
     docker.run('web', { photos: plugin }, false);
     await hold('1');
+    restart();
     await settle();
     clock.advance(59_000);
     await settle();
@@ -122,17 +158,12 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
   });
 
   test('of an engine that nobody told us of is never dropped', async () => {
-    await server.engine.holds.hold(
-      volume,
-      plugin,
-      '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2',
-      aCall(),
-    );
+    await server.engine.holds.hold(volume, plugin, podmanHold, aCall());
     await settle();
     clock.advance(600_000);
     await settle();
     expect(path()).toBeDefined();
-    await letGo('2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2');
+    await letGo(podmanHold);
     expect(path()).toBeUndefined();
   });
 
@@ -140,9 +171,51 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     docker.remove('web');
+    restart();
     await remove();
     expect(server.engine.records.volumes.byId(volume.id)).toBeUndefined();
     expect(await server.engine.mounts.list(aCall())).toEqual([]);
+  });
+
+  test('that an engine asks for again after it was killed is not certain to be wanted twice', async () => {
+    docker.run('web', { photos: plugin });
+    await hold('1');
+    // It forgets how often it has asked, not under which id.
+    clock.advance(1);
+    docker.restart();
+    clock.advance(1);
+    await hold('1');
+    await letGo('1');
+    docker.remove('web');
+    expect(await remove()).toMatchObject({ outcome: 'deleted' });
+    expect(path()).toBeUndefined();
+  });
+
+  test('of a volume that was destroyed elsewhere is taken back by its name, or when no container names it', async () => {
+    docker.run('web', { photos: plugin });
+    await hold('1');
+    await hold('2');
+    server.engine.records.volumes.remove(volume.id);
+    for (const name of ['photos', 'photos.meta']) await rm(join(server.storeFolder, name), { recursive: true });
+    // Engines ask for it before they let go of it.
+    await expect(server.engine.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
+      code: 'not-found',
+    });
+    expect(server.engine.engineNames.known(plugin, 'photos')).toBe(volume.id);
+    await letGo('1');
+    await settle();
+    expect(path()).toBeDefined();
+    docker.remove('web');
+    restart();
+    await settle();
+    clock.advance(60_000);
+    await settle();
+    expect(path()).toBeUndefined();
+    // Nothing needs the name any more.
+    await expect(server.engine.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
+      code: 'not-found',
+    });
+    expect(server.engine.engineNames.known(plugin, 'photos')).toBeUndefined();
   });
 
   test('a volume that a stopped container names is not deleted, and the message names it', async () => {

@@ -15,7 +15,7 @@ import type { RemappedUsers } from './remapped-users.ts';
  * away. Counts go wrong when either side dies between doing and answering; what is true then is asked of the engines.
  */
 export interface Holds {
-  /** Gives the path of the volume's files. The same id twice is one hold. */
+  /** Gives the path of the volume's files. The same id again is to be let go of once more, too; but Podman's, which is always the same. */
   hold(volume: Volume, plugin: PluginName, id: string, call: Call): Promise<string>;
   /** What is not held is success. A server that does not answer does not keep it: the mount goes when it does. */
   letGo(volume: VolumeId, plugin: PluginName, id: string, call: Call): Promise<void>;
@@ -39,7 +39,7 @@ export interface HoldsParts {
   readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish'>;
   readonly mounter: Pick<Mounter, 'usersOf' | 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
-  readonly references: () => Pick<References, 'of' | 'known' | 'lookAll'>;
+  readonly references: () => Pick<References, 'of' | 'known' | 'lookAll' | 'foundAt'>;
   readonly remapped: RemappedUsers;
   /** Where engines find volumes: `<folder>/<volume id>`. */
   readonly folder: string;
@@ -51,6 +51,11 @@ export interface HoldsParts {
 
 /** A container that was stopped may be about to start: its engine mounts first, and says so only when it runs. */
 const startingMs = 60_000;
+/**
+ * Docker mounts a new volume before it lists the container, to fill it from the image, and may take its time. Only for what
+ * neither side can have forgotten in a crash.
+ */
+const fillingMs = 600_000;
 
 export function createHolds(parts: HoldsParts): Holds {
   const { records, operations, clock, log, node } = parts;
@@ -59,6 +64,8 @@ export function createHolds(parts: HoldsParts): Holds {
   /** When an engine last asked for it, and since when no container has been seen running; by this process's clock. */
   const asked = new Map<VolumeId, number>();
   const idle = new Map<VolumeId, number>();
+  /** When each was asked for; what is not in it an earlier process was asked for. */
+  const since = new Map<string, number>();
 
   /** Call it with the lock held. */
   async function takeAway(id: VolumeId, call: Call): Promise<void> {
@@ -74,11 +81,16 @@ export function createHolds(parts: HoldsParts): Holds {
   }
 
   async function drop(id: VolumeId, why: string, scope: Scope): Promise<void> {
-    for (const hold of records.holds.of(id)) {
-      log.info('a mount that no container uses is dropped', { volume: id, plugin: hold.plugin, why });
-      records.holds.remove(id, hold.plugin, hold.id);
-    }
+    for (const { plugin } of records.holds.of(id))
+      log.info('a mount that no container uses is dropped', { volume: id, plugin, why });
+    records.holds.clear(id);
     await takeAway(id, { ...scope, requestId: `holds:${id}` });
+  }
+
+  /** Neither we nor its engine were started since it was asked for: what we say of it is what the engine knows. */
+  function isCertain(hold: Hold): boolean {
+    const at = since.get(keyOf(hold));
+    return at !== undefined && at >= (parts.references().foundAt(holderOf(hold)) ?? Number.POSITIVE_INFINITY);
   }
 
   const areKnown = (holds: readonly Hold[], { answered }: Referring): boolean =>
@@ -97,19 +109,18 @@ export function createHolds(parts: HoldsParts): Holds {
     using _ = await operations.lock([holdKey(id)], scope.signal);
     const holds = records.holds.of(id);
     if (holds.length === 0 || pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
-    const volume = records.volumes.byId(id);
-    if (volume === undefined) return;
-    // Asked with the lock held: an engine that mounts it has a container that names it since before.
-    const referring = await parts.references().of(volume, scope);
+    // Podman remembers by itself that it has it mounted, and asks no second time.
+    if (holds.some((hold) => holderOf(hold) === 'podman')) return;
+    const referring = await parts.references().of(records.volumes.byId(id) ?? id, scope);
     if (!areKnown(holds, referring) || referring.references.some(({ running }) => running)) {
       idle.delete(id);
       return;
     }
-    if (referring.references.length === 0) return await drop(id, 'no container names it', scope);
     const now = clock.elapsed();
-    const since = idle.get(id) ?? now;
-    idle.set(id, since);
-    if (now - Math.max(since, asked.get(id) ?? since) < startingMs) return;
+    const begun = idle.get(id) ?? now;
+    idle.set(id, begun);
+    const patience = holds.some(isCertain) ? fillingMs : startingMs;
+    if (now - Math.max(begun, asked.get(id) ?? begun) < patience) return;
     if (await boundElsewhere(id, scope)) return;
     idle.delete(id);
     await drop(id, 'none of its containers runs', scope);
@@ -124,20 +135,25 @@ export function createHolds(parts: HoldsParts): Holds {
       asked.set(volume.id, clock.elapsed());
       idle.delete(volume.id);
       // First: of what is mounted and not held, a start after a crash would make an end.
-      const isNew = records.holds.put({ volumeId: volume.id, plugin, id, since: clock.now() });
+      const hold = { volumeId: volume.id, plugin, id, since: clock.now() };
+      const before = records.holds.of(volume.id).some((one) => keyOf(one) === keyOf(hold));
+      const isThere = before && holderOf(hold) === 'podman';
+      if (!isThere) records.holds.add(hold);
+      // Docker keeps the id through a crash, and not how often it has asked: what was not certain does not become so.
+      if (!before) since.set(keyOf(hold), clock.elapsed());
       try {
         const user = { kind: 'container', name: plugin, node } as const;
-        const how = { readOnly: false, user };
+        const how = { readOnly: false, user, ownTarget: true };
         if (parts.mounter.unable === undefined) await parts.mounter.openShared(parts.folder, call);
         return (await parts.mounts().publish(volume.id, targetOf(volume.id), how, call)).target;
       } catch (thrown) {
-        if (isNew) records.holds.remove(volume.id, plugin, id);
+        if (!isThere) records.holds.take(volume.id, plugin, id);
         throw thrown;
       }
     },
     letGo: async (id, plugin, hold, call) => {
       using _ = await operations.lock([holdKey(id)], call.signal);
-      records.holds.remove(id, plugin, hold);
+      records.holds.take(id, plugin, hold);
       if (records.holds.of(id).length === 0) await takeAway(id, call);
     },
     dropStale: async (volume, scope) => {
@@ -145,7 +161,8 @@ export function createHolds(parts: HoldsParts): Holds {
       using _ = await operations.lock([holdKey(volume.id)], scope.signal);
       const holds = records.holds.of(volume.id);
       const referring = await parts.references().of(volume, scope);
-      if (referring.references.length === 0 && areKnown(holds, referring))
+      // What its engine certainly knows of may be a volume that is being filled for a container to come.
+      if (referring.references.length === 0 && areKnown(holds, referring) && !holds.some(isCertain))
         await drop(volume.id, 'no container names it', scope);
     },
     close: async (scope) => {
@@ -157,7 +174,9 @@ export function createHolds(parts: HoldsParts): Holds {
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targetOf(volumeId));
       const all = new Set([...records.holds.list(), ...published].map(({ volumeId }) => volumeId));
       for (const known of [asked, idle]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);
-      if (all.size === 0) return;
+      const keys = new Set(records.holds.list().map(keyOf));
+      for (const key of since.keys()) if (!keys.has(key)) since.delete(key);
+      // Also where nothing is mounted: what stopped containers name is to be known.
       await parts.references().lookAll(scope);
       for (const id of all) {
         // Most of them run. What is done about the others is decided by what is asked with the lock held.
@@ -184,3 +203,6 @@ export function createHolds(parts: HoldsParts): Holds {
     },
   };
 }
+
+const keyOf = ({ volumeId, plugin, id }: Pick<Hold, 'volumeId' | 'plugin' | 'id'>): string =>
+  JSON.stringify([volumeId, plugin, id]);

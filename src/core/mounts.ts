@@ -27,13 +27,15 @@ export interface Unpublishing extends Unstaging {
   readonly unheld?: boolean;
 }
 
+export interface Publishing {
+  readonly readOnly: boolean;
+  readonly user: User | undefined;
+  /** It is in a folder of ours, without a symbolic link in it: nobody has to find out where it leads before it is locked. */
+  readonly ownTarget?: boolean;
+}
+
 export interface Mounts {
-  publish(
-    ref: string,
-    target: string,
-    how: { readonly readOnly: boolean; readonly user: User | undefined },
-    call: Call,
-  ): Promise<LiveMount>;
+  publish(ref: string, target: string, how: Publishing, call: Call): Promise<LiveMount>;
   /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. */
   unpublish(target: string, volume: VolumeId, call: Call, how?: Unpublishing): Promise<void>;
   list(scope: Scope): Promise<readonly LiveMount[]>;

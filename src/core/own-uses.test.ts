@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
@@ -175,5 +175,60 @@ test('before a deletion only what was left unsaid is asked for', async () => {
   isDown = false;
   await begin(own, '/a');
   await own.end(volume, store, scope);
+  expect(said.size).toBe(0);
+});
+
+test('a machine that was cut off while it used a volume takes its record back when it is there again', async () => {
+  const before = started();
+  await begin(before, '/a');
+  records.mounts.put(mountAt('/a'));
+  await before.renew(scope);
+  // Nothing is mounted after a start of the machine, and so is said by our records.
+  records.mounts.remove('/a');
+  await started().renew(scope);
+  expect(said.size).toBe(0);
+});
+
+test('a volume that is mounted again and again is written down once, until it has not been for a while', async () => {
+  const own = started();
+  const written = vi.spyOn(records.settings, 'set');
+  for (let again = 0; again < 3; again++) {
+    await begin(own, '/a');
+    await own.settle(volume.id, scope);
+    expect(said.size).toBe(0);
+  }
+  expect(written).toHaveBeenCalledTimes(1);
+  const removed = vi.spyOn(uses, 'remove');
+  onTestFinished(() => removed.mockRestore());
+  await own.renew(scope);
+  expect(written).toHaveBeenCalledTimes(2);
+  await own.renew(scope);
+  expect(removed).not.toHaveBeenCalled();
+  expect(written).toHaveBeenCalledTimes(2);
+});
+
+test('what a store has been told is not told again for every event, but for every mount', async () => {
+  const own = started();
+  const put = vi.spyOn(uses, 'put');
+  onTestFinished(() => put.mockRestore());
+  await begin(own, '/a');
+  records.mounts.put(mountAt('/a'));
+  for (let event = 0; event < 3; event++) await own.settle(volume.id, scope);
+  expect(put).toHaveBeenCalledTimes(1);
+  // Somebody has broken it: whoever mounts it counts on it.
+  said.clear();
+  await begin(own, '/a');
+  expect(names()).toContain('/a');
+});
+
+test('what could not be said is said at the next event', async () => {
+  const own = started();
+  await begin(own, '/a');
+  records.mounts.put(mountAt('/a'));
+  records.mounts.remove('/a');
+  isDown = true;
+  await own.settle(volume.id, scope);
+  isDown = false;
+  await own.settle(volume.id, scope);
   expect(said.size).toBe(0);
 });

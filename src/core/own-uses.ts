@@ -38,14 +38,16 @@ export interface OwnUsesParts {
 /** Other hosts can use it too. */
 export const isShared = (source: Source): boolean => !('node' in source);
 
-/** Not yet said on its store: that this host no longer uses it, or by whom it still does. */
-interface Unsaid {
+/** A volume on whose store there may be a record of this host. */
+interface Told {
   readonly id: VolumeId;
   readonly name: VolumeName;
   readonly store: StoreName;
 }
 
+/** Named after what was in it once: only what was not said yet. */
 const settingKey = 'uses.unsaid';
+const nobody = JSON.stringify([]);
 /** An unmount does not wait longer for a server that is gone. */
 const settleMs = 3_000;
 const renewMs = 20_000;
@@ -54,14 +56,21 @@ const unending = new AbortController().signal;
 
 export function createOwnUses({ records, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
   const { settings, mounts, references } = records;
-  const unsaid = (): readonly Unsaid[] => JSON.parse(settings.get(settingKey) ?? '[]');
-  const remember = (what: Unsaid): void => {
-    const others = unsaid().filter(({ id }) => id !== what.id);
-    settings.set(settingKey, JSON.stringify([...others, what]));
+  const listed = createList(settings);
+  /** What this process last said of a volume and knows to be on its store: its users, as JSON. */
+  const said = new Map<VolumeId, string>();
+  /**
+   * Before anything is said: whatever comes, a power cut too, a record that nothing here stands for is found by this list and
+   * taken back. To write it down waits for the disk, so what is there stays until `renew`, however often the volume is mounted.
+   */
+  const remember = ({ id, name, store }: Told): void => {
+    said.delete(id);
+    if (!listed.all().has(id)) listed.set([...listed.all().values(), { id, name, store }]);
   };
-  const forget = (id: VolumeId): void => {
-    const all = unsaid();
-    if (all.some((one) => one.id === id)) settings.set(settingKey, JSON.stringify(all.filter((one) => one.id !== id)));
+  const forget = (ids: ReadonlySet<VolumeId>): void => {
+    for (const id of ids) said.delete(id);
+    const left = [...listed.all().values()].filter(({ id }) => !ids.has(id));
+    if (left.length < listed.all().size) listed.set(left);
   };
   const useBy = (users: readonly User[]) => ({
     ...{ host: instance, node },
@@ -78,12 +87,19 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     return usersOnRecord(mounted, references.of(id), node);
   };
 
-  async function say(ref: VolumeRef, store: Store, scope: Scope): Promise<void> {
+  const wordsFor = (users: readonly User[]): string => JSON.stringify(useBy(users).users);
+
+  /** Again: also what it was told before, since others may have taken it away. */
+  async function say(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
     using _ = await turns.hold([ref.id], scope.signal);
     const users = usersOf(ref.id);
+    const words = wordsFor(users);
+    // Containers come, start, stop and go: for each of that an engine tells, and mostly it is the same as before.
+    if (!again && said.get(ref.id) === words) return;
+    remember({ id: ref.id, name: ref.name, store: store.name });
     if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
     else await store.uses?.remove(ref.id, instance, scope);
-    forget(ref.id);
+    said.set(ref.id, words);
   }
 
   const isConfigured = (name: StoreName): boolean =>
@@ -99,11 +115,11 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
       .some((view) => view.shared && view.config.name === store);
   };
 
-  async function sayTo(what: Unsaid, scope: Scope): Promise<void> {
-    await stores().use(what.store, (store) => say(what, store, scope));
+  async function sayTo(what: Told, scope: Scope, again: boolean): Promise<void> {
+    await stores().use(what.store, (store) => say(what, store, scope, again));
   }
 
-  function complain(what: Unsaid, thrown: unknown): void {
+  function complain(what: Told, thrown: unknown): void {
     const why = stowageError(thrown).message;
     log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
   }
@@ -121,41 +137,62 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     },
     begin: async (volume, store, scope) => {
       if (store.uses === undefined) return;
-      // Remembered first: after a crash it is not known whether it was said.
-      remember({ id: volume.id, name: volume.name, store: volume.store });
-      using _ = await turns.hold([volume.id], scope.signal);
-      await store.uses.put(volume, useBy(usersOf(volume.id)), scope);
+      // Whatever it was told before: others may have taken it away.
+      await say(volume, store, scope, true);
     },
     settle: async (id, scope) => {
       const volume = records.volumes.byId(id);
-      const known = unsaid().find((one) => one.id === id);
-      const what = volume === undefined ? known : { id, name: volume.name, store: volume.store };
+      const what = volume ?? listed.all().get(id);
       if (what === undefined) return;
-      remember(what);
+      // Of what is not there, an earlier program may have said it.
+      if (!listed.all().has(id)) remember(what);
       // It goes on after that: a call to a server has its own deadline.
-      const saying = sayTo(what, { ...scope, signal: unending }).catch((thrown: unknown) => complain(what, thrown));
+      const saying = sayTo(what, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
+        complain(what, thrown),
+      );
       await endsWithin(saying, settleMs, clock);
     },
     end: async (ref, store, scope) => {
-      if (store.uses === undefined || !unsaid().some(({ id }) => id === ref.id)) return;
-      await say(ref, store, scope);
+      if (store.uses === undefined || !listed.all().has(ref.id)) return;
+      await say(ref, store, scope, false);
     },
     renew: async (scope) => {
       const shared = mounts.list().filter(({ source }) => isShared(source));
       const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
-      const all = new Map([...used, ...unsaid()].map((one) => [one.id, one]));
+      const isOver = (id: VolumeId): boolean => said.get(id) === nobody && usersOf(id).length === 0;
+      forget(new Set([...listed.all().keys()].filter(isOver)));
+      const all = new Map([...used, ...listed.all().values()].map((one) => [one.id, one]));
       using limit = clock.deadline(renewMs, scope.signal);
       const within = { ...scope, signal: limit.signal };
       await eachBounded([...all.values()], inParallel, async ({ id, name, store }) => {
         try {
           // Only here is that certain: at the start, stores are not there yet.
-          if (isConfigured(store)) await sayTo({ id, name, store }, within);
-          else forget(id);
+          if (isConfigured(store)) await sayTo({ id, name, store }, within, true);
+          else forget(new Set([id]));
         } catch (thrown) {
           complain({ id, name, store }, thrown);
         }
       });
     },
+  };
+}
+
+interface List {
+  all(): ReadonlyMap<VolumeId, Told>;
+  /** On disk when it returns. */
+  set(all: readonly Told[]): void;
+}
+
+function createList(settings: Records['settings']): List {
+  let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, Told> } | undefined;
+  return {
+    all: () => {
+      const text = settings.get(settingKey) ?? nobody;
+      if (last?.text !== text)
+        last = { text, all: new Map((JSON.parse(text) as readonly Told[]).map((one) => [one.id, one])) };
+      return last.all;
+    },
+    set: (all) => settings.set(settingKey, JSON.stringify(all)),
   };
 }

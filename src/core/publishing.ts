@@ -4,6 +4,7 @@ import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts } from './mounts.ts';
+import { isVolumeId } from './names.ts';
 import type { Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
@@ -65,7 +66,7 @@ export function titled({ records }: Pick<MountParts, 'records'>, id: VolumeId): 
   return volume === undefined ? id : `${volume.store}/${volume.name}`;
 }
 
-function published({ events, records }: MountParts, type: 'mounted' | 'unmounted', mount: Mount): void {
+function tell({ events, records }: MountParts, type: 'mounted' | 'unmounted', mount: Mount): void {
   const store = records.volumes.byId(mount.volumeId)?.store;
   events.publish(`mount.${type}`, mount.target, store, { volume: mount.volumeId, target: mount.target });
 }
@@ -96,17 +97,22 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     }
   }
 
-  return async (ref, wanted, how, call) => {
-    const before = await catalogue.resolve(ref, call);
+  const publish: Mounts['publish'] = async (ref, wanted, how, call) => {
+    // What is on record is asked for once, with its locks held: each time costs a shared store several calls.
+    const recorded = isVolumeId(ref) ? records.volumes.byId(ref) : undefined;
+    const before = recorded ?? (await catalogue.resolve(ref, call));
     // What nobody can mount is told first: the right to mount would not help.
     if (mounter.unable !== undefined)
       await parts.stores().use(before.store, async (store) => staging.refuse(await store.source(before, call)));
     requireMounting(mounter);
-    const { target } = await mounter.inspectTarget(wanted, before.access, call);
-    return await parts.stores().use(before.store, async (store) => {
+    const resolved = async (): Promise<string> => (await mounter.inspectTarget(wanted, before.access, call)).target;
+    const target = how.ownTarget === true ? wanted : await resolved();
+    const published = await parts.stores().use(before.store, async (store) => {
       using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
       using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
       const volume = await catalogue.resolve(before.id, call);
+      // Another host has renamed it: the locks are those of another name.
+      if (volume.name !== before.name || volume.store !== before.store) return undefined;
       const readOnly = how.readOnly || store.readOnly;
       const [present] = await staging.live([records.mounts.at(target)].filter(isThere), call);
       if (present?.mounted) {
@@ -131,11 +137,13 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
         return {
           value: { ...mount, mounted: true },
           record: () => records.mounts.put(mount),
-          announce: () => published(parts, 'mounted', mount),
+          announce: () => tell(parts, 'mounted', mount),
         };
       });
     });
+    return published ?? (await publish(before.id, wanted, how, call));
   };
+  return publish;
 }
 
 const isThere = <T>(value: T | undefined): value is T => value !== undefined;
@@ -173,7 +181,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };
     await operations.run(intent, call, async (work) => {
       await binding.takeDown(mount, work, how);
-      return { value: undefined, announce: () => published(parts, 'unmounted', mount) };
+      return { value: undefined, announce: () => tell(parts, 'unmounted', mount) };
     });
   };
 }

@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import type { ContainerEngine, EngineKind, Reference, SeenContainer } from './containers.ts';
+import { patiently } from '#base/patience.ts';
+import type { ContainerEngine, EngineKind, PluginName, Reference, SeenContainer } from './containers.ts';
 import type { EngineNames } from './engine-names.ts';
 import { stowageError } from './errors.ts';
 import type { Volume, VolumeId } from './model.ts';
@@ -12,12 +13,14 @@ import type { Records } from './ports.ts';
  * when they do not answer, and for the stores, which are told who uses what.
  */
 export interface References extends AsyncDisposable {
-  /** Asked now. */
-  of(volume: Volume, scope: Scope): Promise<Referring>;
+  /** Asked now. Of a volume that is gone, its id is all there is. */
+  of(volume: Volume | VolumeId, scope: Scope): Promise<Referring>;
   /** As they were last seen. */
   known(volume: VolumeId): readonly Reference[];
   /** Looks at the engine, and tells of every volume whose containers are not the same as before. */
   look(engine: ContainerEngine, scope: Scope): Promise<void>;
+  /** When an engine of that kind was last found, by this process's clock: what it forgot it forgot before. Undefined: never. */
+  foundAt(kind: EngineKind): number | undefined;
   /** At all of them; gives those that answered. */
   lookAll(scope: Scope): Promise<readonly ContainerEngine[]>;
   /** From now on, and whenever containers change. */
@@ -41,6 +44,9 @@ export interface ReferencesParts {
 }
 
 const askMs = 5_000;
+const unending = new AbortController().signal;
+/** A store that is silent must not make the engine look so. */
+const resolveMs = 1_000;
 
 export function createReferences(parts: ReferencesParts): References {
   const { records, engines, names, clock, log } = parts;
@@ -53,12 +59,7 @@ export function createReferences(parts: ReferencesParts): References {
     const missing: { container: SeenContainer; name: string }[] = [];
     for (const container of seen) {
       for (const { plugin, name } of container.volumes) {
-        const volumeId =
-          records.engineNames.get(plugin, name) ??
-          (await names.resolve(plugin, name, scope).then(
-            ({ id }) => id,
-            () => undefined,
-          ));
+        const volumeId = records.engineNames.get(plugin, name) ?? (await lookedUp(plugin, name, scope));
         scope.signal.throwIfAborted();
         if (volumeId === undefined) missing.push({ container, name });
         else found.push({ ...of(engine, container), volumeId });
@@ -68,7 +69,26 @@ export function createReferences(parts: ReferencesParts): References {
     return found;
   }
 
-  async function look(engine: ContainerEngine, scope: Scope): Promise<void> {
+  async function lookedUp(plugin: PluginName, name: string, scope: Scope): Promise<VolumeId | undefined> {
+    using limit = clock.deadline(resolveMs, scope.signal);
+    try {
+      return (await names.resolve(plugin, name, { ...scope, signal: limit.signal })).id;
+    } catch {
+      return undefined;
+    }
+  }
+
+  const found = new Map<EngineKind, number>();
+  const looks = new Map<ContainerEngine, () => Promise<void>>();
+
+  /** Of two lists the older must not replace the younger: one after the other, and who waits for the next shares it. */
+  const look: References['look'] = async (engine, scope) => {
+    const next = looks.get(engine) ?? inTurn(() => lookNow(engine, { signal: unending, log }));
+    looks.set(engine, next);
+    await patiently(next(), scope.signal, clock);
+  };
+
+  async function lookNow(engine: ContainerEngine, scope: Scope): Promise<void> {
     using limit = clock.deadline(askMs, scope.signal);
     const within = { ...scope, signal: limit.signal };
     const now = await resolved(engine, await engine.containers(within), within);
@@ -95,25 +115,54 @@ export function createReferences(parts: ReferencesParts): References {
   return {
     ...{ look, lookAll },
     known: (volume) => records.references.of(volume),
+    foundAt: (kind) => found.get(kind),
     of: async (volume, scope) => {
       const answering = await lookAll(scope);
       const silent = new Set(engines.filter((engine) => !answering.includes(engine)).map(({ kind }) => kind));
+      const id = typeof volume === 'string' ? volume : volume.id;
       // A name that could not be looked up may well be this volume's.
-      const called: readonly string[] = [volume.name, qualified(volume.store, volume.name)];
+      const called: readonly string[] =
+        typeof volume === 'string' ? [] : [volume.name, qualified(volume.store, volume.name)];
       const perhaps = engines.flatMap((engine) =>
         (unresolved.get(engine.name) ?? [])
           .filter(({ name }) => called.includes(name))
-          .map(({ container }) => ({ ...of(engine, container), volumeId: volume.id })),
+          .map(({ container }) => ({ ...of(engine, container), volumeId: id })),
       );
       return {
-        references: [...records.references.of(volume.id), ...perhaps],
+        references: [...records.references.of(id), ...perhaps],
         answered: new Set(engines.map(({ kind }) => kind).filter((kind) => !silent.has(kind))),
       };
     },
     follow: (scope) => {
-      for (const engine of engines) following.use(engine.follow(createLooking(engine, look, scope, log)));
+      for (const engine of engines)
+        following.use(
+          engine.follow(createLooking(engine, look, scope, log), () => found.set(engine.kind, clock.elapsed())),
+        );
     },
     [Symbol.asyncDispose]: () => following.disposeAsync(),
+  };
+}
+
+/** Whoever asks while one runs gets the next, which begins when that has ended: it sees what was so when they asked. */
+function inTurn(work: () => Promise<void>): () => Promise<void> {
+  let running: Promise<void> | undefined;
+  let next: Promise<void> | undefined;
+  const begin = (): Promise<void> => {
+    const begun = work().finally(() => {
+      if (running === begun) running = undefined;
+    });
+    running = begun;
+    return begun;
+  };
+  return () => {
+    if (running === undefined) return begin();
+    next ??= running
+      .catch(() => undefined)
+      .then(() => {
+        next = undefined;
+        return begin();
+      });
+    return next;
   };
 }
 

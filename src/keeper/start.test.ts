@@ -3,6 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually } from '#testing/keeper/keeper-process.ts';
+import { type Launch, launchProcess } from './launch.ts';
 
 describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
   test('and gives up when it is in charge already: it stays', { timeout: 60_000 }, async () => {
@@ -25,5 +26,29 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     const second = await ground.startKeeper({ clock });
     expect(readFileSync(`/proc/${second.pid}/stat`, 'utf8')).not.toContain(') Z ');
     expect(await ground.client().status(ground.signal)).toMatchObject({ mounts: 1 });
+  });
+
+  test('that it cannot see knows it by the name that it takes over', { timeout: 60_000 }, async () => {
+    await using ground = createKeeperGround();
+    const first = await ground.startKeeper();
+    const client = ground.client();
+    await ground.adopt(client, 'm');
+    const hidden: Launch = async (...how) => ({ ...(await launchProcess(...how)), pid: undefined });
+    expect((await ground.startKeeper({ launch: hidden })).pid).toBe(0);
+    expect(ground.log().match(/"this keeper is in charge"/g)).toHaveLength(2);
+    // The one before has handed over, and is on its way out.
+    await first.ended;
+    const next = ground.client();
+    expect(await next.status(ground.signal)).toMatchObject({ mounts: 1 });
+    // Nobody else knows its number.
+    await next.end(ground.signal);
+  });
+
+  test('that it cannot see, and that ends at once, is told so', async () => {
+    await using ground = createKeeperGround();
+    await ground.startKeeper();
+    const broken: Launch = async () => ({ pid: undefined, ended: Promise.resolve(2), kill: async () => undefined });
+    await expect(ground.startKeeper({ launch: broken })).rejects.toMatchObject({ reason: 'out-of-reach' });
+    expect(await ground.client().status(ground.signal)).toMatchObject({ mounts: 0 });
   });
 });

@@ -28,14 +28,25 @@ function createEngineNames(db: Database): ContainerRecords['engineNames'] {
 }
 
 function createHolds(db: Database): ContainerRecords['holds'] {
-  const put = db.prepare('INSERT OR IGNORE INTO holds VALUES (?, ?, ?, ?)');
+  const put = db.prepare(
+    'INSERT INTO holds VALUES (?, ?, ?, 1, ?) ON CONFLICT (volume_id, plugin, id) DO UPDATE SET count = count + 1',
+  );
+  const less = db.prepare(
+    'UPDATE holds SET count = count - 1 WHERE volume_id = ? AND plugin = ? AND id = ? AND count > 1',
+  );
   const remove = db.prepare('DELETE FROM holds WHERE volume_id = ? AND plugin = ? AND id = ?');
+  const clear = db.prepare('DELETE FROM holds WHERE volume_id = ?');
   const of = db.prepare('SELECT * FROM holds WHERE volume_id = ? ORDER BY since, id');
   const list = db.prepare('SELECT * FROM holds ORDER BY volume_id, since, id');
   return {
-    put: ({ volumeId, plugin, id, since }) => put.run(volumeId, plugin, id, since) > 0,
-    remove: (volume, plugin, id) => {
-      remove.run(volume, plugin, id);
+    add: ({ volumeId, plugin, id, since }) => {
+      put.run(volumeId, plugin, id, since);
+    },
+    take: (volume, plugin, id) => {
+      if (less.run(volume, plugin, id) === 0) remove.run(volume, plugin, id);
+    },
+    clear: (volume) => {
+      clear.run(volume);
     },
     of: (volume) => of.all(volume).map(toHold),
     list: () => list.all().map(toHold),

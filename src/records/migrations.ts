@@ -154,6 +154,7 @@ const format3 = `
     volume_id TEXT NOT NULL,
     plugin TEXT NOT NULL,
     id TEXT NOT NULL,
+    count INTEGER NOT NULL,
     since INTEGER NOT NULL,
     PRIMARY KEY (volume_id, plugin, id)
   ) STRICT, WITHOUT ROWID;

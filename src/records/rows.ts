@@ -215,6 +215,7 @@ export const toHold = (row: Row): Hold => ({
   volumeId: text(row, 'volume_id') as VolumeId,
   plugin: text(row, 'plugin') as PluginName,
   id: text(row, 'id'),
+  count: integer(row, 'count'),
   since: integer(row, 'since'),
 });
 

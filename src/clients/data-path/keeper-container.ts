@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto';
+import { join } from 'node:path';
 import { namespacePath } from '#base/linux/network.ts';
 import type { Launch, Launched } from '#keeper/launch.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
@@ -7,7 +8,7 @@ import { DockerError } from '#wire/docker/errors.ts';
 import type { OwnContainer } from './own-container.ts';
 import { keeperOomScore } from './rights.ts';
 
-export const labels = {
+const labels = {
   keeper: 'stowage.dev/keeper',
   instance: 'stowage.dev/instance',
   anchor: 'stowage.dev/anchor',
@@ -34,12 +35,18 @@ export type KeeperNetwork =
   | { readonly kind: 'container'; readonly id: string }
   | { readonly kind: 'namespace'; readonly hostPath: string };
 
+/** In a keeper's folder: its container was told to end. */
+export const endingMark = 'ending';
+
 /**
  * The first process of a keeper's container. It ends when all others have: a data path outlives its keeper, when that dies or
- * hands over to one in another container. Told to end by the engine, at the machine's shutdown, it waits for what uses the
- * mounts to end first. USR1 is for a keeper that hangs: nobody outside can kill just that.
+ * hands over to one in another container. The engine tells it to end when it shuts down, as it does all others at the same
+ * moment: it leaves a mark, and waits for those that use the mounts. USR1 is for a keeper that hangs: nobody outside can
+ * kill just that.
  */
 const firstProcess = `
+rm -f "$0"
+trap ': >"$0"' TERM
 trap 'kill -KILL "$keeper"' USR1
 "$@" &
 keeper=$!
@@ -47,6 +54,9 @@ wait "$keeper"
 status=$?
 while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
 exit "$status"`;
+
+/** As long as Stowage itself has: until then it sees to it that it ends as soon as nobody uses it. */
+const stopSeconds = 60;
 
 /** Where the namespace is found in its container. */
 const namespaceAt = '/run/netns/store';
@@ -98,13 +108,13 @@ function specOf(about: KeeperContainer, command: readonly string[], env: Readonl
   const entered = network.kind === 'namespace' ? [`${network.hostPath}:${namespaceAt}:ro`] : [];
   return {
     image: own.image,
-    entrypoint: [...enter, '/bin/sh', '-c', firstProcess, 'keeper'],
+    entrypoint: [...enter, '/bin/sh', '-c', firstProcess, join(folder, endingMark)],
     command,
     env: Object.entries(env).map(([key, value]) => `${key}=${value}`),
     // Whoever has to drop rights begins with some.
     user: enter.length > 0 ? '0:0' : `${user}:${user}`,
     labels: { [labels.keeper]: name, [labels.instance]: instance },
-    healthcheck: false,
+    ...{ healthcheck: false, stopSeconds },
     host: {
       binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...entered],
       network: network.kind === 'container' ? `container:${network.id}` : 'host',

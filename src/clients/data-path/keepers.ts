@@ -1,5 +1,7 @@
 import { createHash } from 'node:crypto';
-import { dirname } from 'node:path';
+import { existsSync } from 'node:fs';
+import { readdir } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
@@ -7,6 +9,7 @@ import type { KeeperClient } from '#keeper/agent.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
 import { answerMs } from './answers.ts';
 import { keeperFailure } from './errors.ts';
+import { endingMark } from './keeper-container.ts';
 import type { PlacingOptions } from './placing.ts';
 import { createSlots, type GivenUp, type Slot } from './slots.ts';
 import { createStarting, type KeeperKind, program } from './starting.ts';
@@ -40,8 +43,10 @@ export interface Keepers extends AsyncDisposable {
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
   upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
-  /** Ends those that have had nothing to do since the last call, and replaces those whose network is another by now. */
+  /** Ends those that have had nothing to do since the last call, and replaces those that run where they should not. */
   tidy(signal: AbortSignal): Promise<void>;
+  /** Containers of keepers were told to end, which only their engine does, when it ends all. */
+  areEnding(): Promise<boolean>;
   /** Ends those that have nothing to do. */
   endIdle(signal: AbortSignal): Promise<void>;
 }
@@ -184,8 +189,12 @@ export function createKeepers(options: KeepersOptions): Keepers {
     tidy: async (signal) => {
       for (const slot of await running(signal)) {
         await endIf(slot, () => ++slot.idleRounds > idleRounds, signal);
-        if (slot.client !== undefined) await follow(slot, signal);
+        if (slot.client !== undefined) await move(slot, signal);
       }
+    },
+    areEnding: async () => {
+      const all = await readdir(folder).catch(() => []);
+      return all.some((name) => existsSync(join(folder, name, endingMark)));
     },
     endIdle: async (signal) => {
       for (const slot of await running(signal)) await endIf(slot, () => true, signal);
@@ -193,15 +202,18 @@ export function createKeepers(options: KeepersOptions): Keepers {
     [Symbol.asyncDispose]: async () => slots[Symbol.dispose](),
   };
 
-  /** To where its network is by now. */
-  async function follow(slot: Slot, signal: AbortSignal): Promise<void> {
+  /** By one where its network is, or in a container of its own. */
+  async function move(slot: Slot, signal: AbortSignal): Promise<void> {
     try {
-      if (!(await starting.isElsewhere(slot.name, signal))) return;
-      log.info('a network was made anew, and its data path is replaced', { keeper: slot.name });
+      if (!(await starting.isMisplaced(slot.name, signal))) return;
+      log.info('a data path is replaced, by one where it shall run now', { keeper: slot.name });
       await replace(slot, signal);
     } catch (cause) {
       signal.throwIfAborted();
-      log.warn('a data path could not follow its network', { keeper: slot.name, why: String(cause) });
+      log.warn('a data path could not be replaced by one where it shall run now', {
+        keeper: slot.name,
+        why: String(cause),
+      });
     }
   }
 

@@ -1,6 +1,8 @@
+import type { Clock } from '#base/clock.ts';
 import type { EngineKind } from '#core/containers.ts';
 import { StowageError } from '#core/errors.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
+import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/errors.ts';
 import { findOwnContainer, type OwnContainer, possibleIds, type Surroundings, surroundings } from './own-container.ts';
 
@@ -18,35 +20,31 @@ export interface PlacingOptions {
 
 /** Where keepers are to run. A container ends with all its processes, so keepers that shall outlive it need their own. */
 export interface Placing {
-  /** Undefined: as processes beside this one. Throws where it cannot be said, or not be had. */
-  own(signal: AbortSignal): Promise<OwnContainer | undefined>;
+  /**
+   * `here`: as processes beside this one. `later`: for now, since the engine does not answer; while it starts, it starts
+   * containers, and serves nobody. Throws where it is not to be had.
+   */
+  place(signal: AbortSignal): Promise<OwnContainer | 'here' | 'later'>;
 }
+
+/** One that works answers in milliseconds, and one that starts waits for us. */
+const answerMs = 1_000;
 
 export function createPlacing(
   { engines, wanted }: PlacingOptions,
-  folder: string,
-  tell: (message: string, facts: Readonly<Record<string, string>>) => void,
+  { folder, clock, tell }: PlacingParts,
   look: () => Promise<Surroundings> = surroundings,
 ): Placing {
-  let known: { readonly own: OwnContainer | undefined } | undefined;
+  let known: OwnContainer | 'here' | undefined;
 
-  async function decided(signal: AbortSignal): Promise<OwnContainer | undefined> {
+  async function decided(signal: AbortSignal): Promise<OwnContainer | 'here'> {
     const around = await look();
-    const isInside = possibleIds(around).length > 0;
-    const own = await found(around, signal);
+    const own = await findOwnContainer(around, engines.values(), signal);
     const why = own === undefined ? 'no container engine that is known here made this container' : unusable(own);
-    if (why === undefined) return own;
-    if (wanted === 'container') throw impossible(why);
-    if (isInside) tell('data paths end with this container', { why });
-    return undefined;
-  }
-
-  async function found(around: Surroundings, signal: AbortSignal): Promise<OwnContainer | undefined> {
-    try {
-      return await findOwnContainer(around, engines.values(), signal);
-    } catch (cause) {
-      throw engineFailure(cause, [...engines.keys()].join(', '));
-    }
+    if (own !== undefined && why === undefined) return own;
+    if (wanted === 'container') throw impossible(why ?? '');
+    if (possibleIds(around).length > 0) tell('data paths end with this container', { why: why ?? '' });
+    return 'here';
   }
 
   const unusable = (own: OwnContainer): string | undefined => {
@@ -55,12 +53,29 @@ export function createPlacing(
   };
 
   return {
-    own: async (signal) => {
-      if (wanted === 'process') return undefined;
-      known ??= { own: await decided(signal) };
-      return known.own;
+    place: async (signal) => {
+      if (wanted === 'process') return 'here';
+      using limit = clock.deadline(answerMs, signal);
+      try {
+        known ??= await decided(limit.signal);
+        if (known !== 'here') await known.engine.ping(limit.signal);
+        return known;
+      } catch (cause) {
+        signal.throwIfAborted();
+        if (!(cause instanceof DockerError)) throw cause;
+        if (wanted === 'container') throw engineFailure(cause, [...engines.keys()].join(', '));
+        tell('data paths start in this container until its engine answers', { why: cause.message });
+        return 'later';
+      }
     },
   };
+}
+
+export interface PlacingParts {
+  /** Of the keepers. */
+  readonly folder: string;
+  readonly clock: Clock;
+  readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;
 }
 
 function impossible(why: string): StowageError {

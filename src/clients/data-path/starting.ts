@@ -25,6 +25,8 @@ export interface KeeperKind {
 interface WrittenKind extends KeeperKind {
   /** In which namespace of its network the keeper was started. */
   readonly namespace?: string | undefined;
+  /** It runs beside this process for now, and shall have a container of its own. */
+  readonly isMoving?: boolean;
 }
 
 /** Starts keepers, each in a folder of its own. */
@@ -34,8 +36,11 @@ export interface Starting {
   again(name: string, signal: AbortSignal): Promise<void>;
   /** Kills one that hangs where no process of this container can reach it. False: only whoever has its container can. */
   kill(name: string): Promise<boolean>;
-  /** Its network has another namespace by now: an engine that is started anew makes those of its containers anew. */
-  isElsewhere(name: string, signal: AbortSignal): Promise<boolean>;
+  /**
+   * It runs where it should not: its network has another namespace by now, since an engine that is started anew makes those
+   * of its containers anew; or its container could not be had before.
+   */
+  isMisplaced(name: string, signal: AbortSignal): Promise<boolean>;
   socketOf(name: string): string;
 }
 
@@ -49,6 +54,8 @@ export interface StartingOptions {
   /** Left out: keepers are processes beside this one. */
   readonly placing?: PlacingOptions | undefined;
 }
+
+type Before = Pick<WrittenKind, 'namespace' | 'isMoving'>;
 
 /** How to launch one, and as whom it runs then. */
 interface Way {
@@ -67,7 +74,10 @@ export function createStarting(options: StartingOptions): Starting {
   const { clock, log, folder, version, find = asItIs } = options;
   const told = new Set<string>();
   const { instance = '', ...rest } = options.placing ?? {};
-  const placing = createPlacing({ instance, engines: new Map(), wanted: 'process', ...rest }, folder, tellOnce);
+  const placing = createPlacing(
+    { instance, engines: new Map(), wanted: 'process', ...rest },
+    { folder, clock, tell: tellOnce },
+  );
   const socketOf = (name: string): string => join(folder, name, 'sock');
   const kindFile = (name: string): string => join(folder, `${name}.json`);
 
@@ -111,15 +121,16 @@ export function createStarting(options: StartingOptions): Starting {
   }
   const read = async (name: string): Promise<WrittenKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
 
-  async function start(name: string, kind: KeeperKind, before: string | undefined, signal: AbortSignal): Promise<void> {
+  async function start(name: string, kind: KeeperKind, before: Before, signal: AbortSignal): Promise<void> {
     await mkdir(folder, { recursive: true, mode: 0o711 });
     const at = kind.network === undefined ? undefined : await find(kind.network, signal);
-    const own = await placing.own(signal);
-    const way = own === undefined ? await asProcess(kind, at) : await asContainer(own, name, kind, at, signal);
+    const place = await placing.place(signal);
+    const way =
+      typeof place === 'string' ? await asProcess(kind, at) : await asContainer(place, name, kind, at, signal);
     const folderOfIt = dirname(socketOf(name));
     await mkdir(folderOfIt, { recursive: true, mode: 0o700 });
     await chown(folderOfIt, way.user, way.user);
-    await write(name, { ...kind, namespace: before });
+    await write(name, { ...kind, ...before });
     await startKeeper(
       {
         ...{ clock, enter: way.enter, launch: way.launch, socket: socketOf(name), program, flags: dataPathFlags },
@@ -129,7 +140,8 @@ export function createStarting(options: StartingOptions): Starting {
       signal,
     );
     // Only now: where it could not be started, the one before is where it was.
-    if (at !== undefined) await write(name, { ...kind, namespace: await identity(at) });
+    const namespace = at && (await identity(at));
+    await write(name, { ...kind, namespace, isMoving: place === 'later' });
   }
 
   async function starting(work: Promise<void>): Promise<void> {
@@ -142,17 +154,18 @@ export function createStarting(options: StartingOptions): Starting {
 
   return {
     socketOf,
-    start: (name, kind, signal) => starting(start(name, kind, undefined, signal)),
+    start: (name, kind, signal) => starting(start(name, kind, {}, signal)),
     again: async (name, signal) => {
-      const { namespace, ...kind } = await read(name);
-      await starting(start(name, kind, namespace, signal));
+      const { network, privilegedPorts, ...before } = await read(name);
+      await starting(start(name, { network, privilegedPorts }, before, signal));
     },
     kill: async (name) => {
-      const own = await placing.own(new AbortController().signal);
-      return own !== undefined && (await killKeeper(own, name, instance));
+      const place = await placing.place(new AbortController().signal);
+      return typeof place !== 'string' && (await killKeeper(place, name, instance));
     },
-    isElsewhere: async (name, signal) => {
-      const { network, namespace }: Partial<WrittenKind> = await read(name).catch(() => ({}));
+    isMisplaced: async (name, signal) => {
+      const { network, namespace, isMoving }: Partial<WrittenKind> = await read(name).catch(() => ({}));
+      if (isMoving === true && typeof (await placing.place(signal)) !== 'string') return true;
       if (network === undefined || namespace === undefined) return false;
       const now = await identity(await find(network, signal));
       return now !== undefined && now !== namespace;

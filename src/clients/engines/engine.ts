@@ -43,8 +43,14 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
   return {
     ...{ name, kind },
     containers: async ({ signal }) => (await asked(client.containers(signal))).flatMap(seen),
-    follow: (changed) =>
-      followContainers({ ...{ name, client, clock, log, changed }, opened: (signal) => void learn(signal) }),
+    follow: (changed, found) =>
+      followContainers({
+        ...{ name, client, clock, log, changed },
+        opened: (signal) => {
+          found?.();
+          void learn(signal);
+        },
+      }),
     remapsUsers: async ({ signal }) => remaps ?? (await learnRemaps(signal)),
     [Symbol.dispose]: () => client[Symbol.dispose](),
   };

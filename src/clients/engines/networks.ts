@@ -1,12 +1,14 @@
 import { createHash } from 'node:crypto';
 import { readFile, stat } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import type { EngineKind } from '#core/containers.ts';
-import { StowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
-import type { Container } from '#wire/docker/containers.ts';
+import type { Container, ListedContainer } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { anchorImage, anchorImageTar } from './anchor-image.ts';
 import { engineFailure } from './errors.ts';
@@ -18,7 +20,7 @@ export interface EngineNetworks {
    * `container:NAME`, or a name alone, which may be a container's or a network's. Anything else is a namespace itself.
    */
   readonly find: FindNamespace;
-  /** Removes anchors of networks that are not among these. */
+  /** Removes anchors of networks that are not among these, and that nobody asked for a moment ago. */
   tidy(used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
 }
 
@@ -27,13 +29,24 @@ export interface EngineNetworksParts {
   /** Another Stowage's anchors are its own. */
   readonly instance: string;
   readonly log: Log;
+  /** Time, where it is not the system's. */
+  readonly clock?: Clock;
 }
 
 const label = { anchor: 'stowage.dev/anchor', instance: 'stowage.dev/instance' } as const;
+/** For an engine to say what there is, where what it said before still holds without it. */
+const patienceMs = 2_000;
+/** Longer than any check takes. */
+const neededMs = 20_000;
 
 export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks {
-  const { engines, instance, log } = parts;
+  const { engines, instance, log, clock = systemClock() } = parts;
   const making = createKeyedLock();
+  /** Anchors as they were last seen: a network outlives the engine that serves it. */
+  const seen = new Map<string, Container>();
+  /** When networks were last asked for: by a store that is being added, for a check, for a keeper that still runs there. */
+  const asked = new Map<string, number>();
+  const isNeeded = (network: string): boolean => clock.elapsed() - (asked.get(network) ?? -Infinity) < neededMs;
   const nameOf = (network: string): string =>
     `stowage-anchor-${createHash('sha256').update(`${instance} ${network}`).digest('hex').slice(0, 12)}`;
 
@@ -43,63 +56,118 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     return engine;
   }
 
-  /** Attached and running; its namespace is the network's. */
+  /** What holds on to the network already: undefined unless it runs and is attached. */
+  async function present(engine: DockerClient, whole: string, signal: AbortSignal): Promise<Container | undefined> {
+    const there = await unlessMissing(engine.container(nameOf(whole), signal));
+    if (there?.state.running !== true) return undefined;
+    const found = await unlessMissing(engine.network(networkOf(whole), signal));
+    // By its name or by its number, whichever the administrator wrote; engines tell one or the other.
+    const isAttached = Object.entries(there.networks).some(
+      ([name, { networkId }]) => found !== undefined && (networkId === found.id || name === found.name),
+    );
+    return isAttached ? there : undefined;
+  }
+
+  async function made(kind: EngineKind, engine: DockerClient, whole: string, signal: AbortSignal): Promise<Container> {
+    using _ = await making.hold([whole], signal);
+    const already = await present(engine, whole, signal);
+    if (already !== undefined) return already;
+    const [name, network] = [nameOf(whole), networkOf(whole)];
+    // Of a network that was made anew under its name, the anchor of the old one cannot be started.
+    await unlessMissing(engine.removeContainer(name, signal));
+    if ((await unlessMissing(engine.network(network, signal))) === undefined) throw noNetwork(kind, network);
+    if ((await unlessMissing(engine.image(anchorImage, signal))) === undefined)
+      await engine.loadImage(once(anchorImageTar()), signal);
+    const id = await engine.createContainer(
+      name,
+      {
+        image: anchorImage,
+        labels: { [label.anchor]: whole, [label.instance]: instance },
+        host: {
+          ...{ network, capDrop: ['ALL'], securityOptions: ['no-new-privileges'], readOnly: true },
+          restart: 'unless-stopped',
+        },
+      },
+      signal,
+    );
+    try {
+      await engine.startContainer(id, signal);
+      log.info('a container was attached to a network, for the stores in it', { network: whole, container: name });
+      asked.set(whole, clock.elapsed());
+      return await engine.container(id, signal);
+    } catch (thrown) {
+      // One that never ran would look like somebody's mistake. Where this fails too, it is found by its name.
+      await engine.removeContainer(id, signal).catch(() => undefined);
+      throw thrown;
+    }
+  }
+
   async function anchored(kind: EngineKind, network: string, signal: AbortSignal): Promise<string> {
     const engine = engineOf(kind, network);
     const whole = `${kind}:${network}`;
-    using _ = await making.hold([whole], signal);
-    const name = nameOf(whole);
+    asked.set(whole, clock.elapsed());
+    const before = seen.get(whole);
     try {
-      const there = await unlessMissing(engine.container(name, signal));
-      if (there?.state.running === true && network in there.networks) return await namespaceOf(there);
-      // Of a network that was made anew under its name, the anchor of the old one cannot be started.
-      if (there !== undefined) await engine.removeContainer(there.id, signal);
-      if ((await unlessMissing(engine.network(network, signal))) === undefined) throw noNetwork(kind, network);
-      if ((await unlessMissing(engine.image(anchorImage, signal))) === undefined)
-        await engine.loadImage(once(anchorImageTar()), signal);
-      const id = await engine.createContainer(
-        name,
-        {
-          image: anchorImage,
-          labels: { [label.anchor]: whole, [label.instance]: instance },
-          host: {
-            ...{ network, capDrop: ['ALL'], securityOptions: ['no-new-privileges'], readOnly: true },
-            restart: 'unless-stopped',
-          },
-        },
-        signal,
-      );
-      await engine.startContainer(id, signal);
-      log.info('a container was attached to a network, for the stores in it', { network: whole, container: name });
-      return await namespaceOf(await engine.container(id, signal));
+      using limit = before === undefined ? undefined : clock.deadline(patienceMs, signal);
+      const there =
+        (await present(engine, whole, limit?.signal ?? signal)) ?? (await made(kind, engine, whole, signal));
+      seen.set(whole, there);
+      return await namespaceOf(there);
     } catch (thrown) {
+      const place = before !== undefined && isSilent(thrown) && !signal.aborted && (await unlessHidden(before));
+      if (place) return place;
       throw engineFailure(thrown, kind);
     }
   }
 
-  async function ofContainer(name: string, signal: AbortSignal): Promise<string | undefined> {
+  /** The first engine that has it. One that does not answer is told of only where no other has it. */
+  async function among<T>(look: (engine: DockerClient, kind: EngineKind) => Promise<T | undefined>) {
+    const failures: StowageError[] = [];
     for (const [kind, engine] of engines) {
       try {
-        const found = await unlessMissing(engine.container(name, signal));
-        if (found !== undefined && !found.state.running) throw notRunning(found.name);
-        if (found !== undefined) return await namespaceOf(found);
+        const found = await look(engine, kind);
+        if (found !== undefined) return found;
       } catch (thrown) {
-        throw engineFailure(thrown, kind);
+        if (!(thrown instanceof DockerError) || thrown.failure === 'canceled') throw thrown;
+        failures.push(engineFailure(thrown, kind));
       }
     }
+    if (failures[0] !== undefined) throw failures[0];
     return undefined;
   }
 
-  async function anywhere(name: string, signal: AbortSignal): Promise<string> {
-    const container = await ofContainer(name, signal);
-    if (container !== undefined) return container;
-    for (const [kind, engine] of engines) {
-      const found = await unlessMissing(engine.network(name, signal)).catch((thrown: unknown) => {
-        throw engineFailure(thrown, kind);
-      });
-      if (found !== undefined) return await anchored(kind, name, signal);
+  const ofContainer = (name: string, signal: AbortSignal): Promise<string | undefined> =>
+    among(async (engine) => {
+      const found = await unlessMissing(engine.container(name, signal));
+      if (found !== undefined && !found.state.running) throw notRunning(found.name);
+      return found && (await namespaceOf(found));
+    });
+
+  /** An engine that does not answer may have a container of that name: then nothing is known. */
+  const anywhere = async (name: string, signal: AbortSignal): Promise<string | undefined> =>
+    (await ofContainer(name, signal)) ??
+    (await among(async (engine, kind) => {
+      const found = await unlessMissing(engine.network(name, signal));
+      return found && (await anchored(kind, found.name, signal));
+    }));
+
+  async function inEngines(find: Promise<string | undefined>, name: string): Promise<string> {
+    const found = await find.catch((thrown: unknown) => Promise.reject(stowageError(thrown)));
+    if (found === undefined) throw unknownPlace(name, [...engines.keys()]);
+    return found;
+  }
+
+  async function removeUnused(engine: DockerClient, used: ReadonlySet<string>, signal: AbortSignal): Promise<void> {
+    const isOurs = ({ labels }: ListedContainer): boolean =>
+      labels[label.instance] === instance && label.anchor in labels;
+    for (const { id, labels } of (await engine.containers(signal)).filter(isOurs)) {
+      const network = labels[label.anchor] ?? '';
+      using _ = await making.hold([network], signal);
+      if (used.has(network) || isNeeded(network)) continue;
+      seen.delete(network);
+      asked.delete(network);
+      await unlessMissing(engine.removeContainer(id, signal));
     }
-    throw unknownPlace(name);
   }
 
   return {
@@ -111,35 +179,32 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
         case 'docker':
         case 'podman':
           return await anchored(scheme, name, signal);
-        case 'container': {
-          const found = await ofContainer(name, signal);
-          if (found === undefined) throw unknownPlace(name);
-          return found;
-        }
+        case 'container':
+          return await inEngines(ofContainer(name, signal), name);
         case '':
-          return await anywhere(name, signal);
+          return await inEngines(anywhere(name, signal), name);
         default:
           return network;
       }
     },
     tidy: async (used, signal) => {
       for (const [kind, engine] of engines) {
-        // One that does not answer now does the next time.
-        const all = await engine.containers(signal).catch((thrown: unknown) => {
+        try {
+          await removeUnused(engine, used, signal);
+        } catch (thrown) {
           signal.throwIfAborted();
+          // What does not answer, or is busy, now, is not the next time.
           log.info('anchors could not be looked after', { why: engineFailure(thrown, kind).message });
-          return [];
-        });
-        const ours = all.filter(({ labels }) => labels[label.instance] === instance && label.anchor in labels);
-        for (const { id, labels } of ours) {
-          const network = labels[label.anchor] ?? '';
-          using _ = await making.hold([network], signal);
-          if (!used.has(network)) await engine.removeContainer(id, signal);
         }
       }
     },
   };
 }
+
+const networkOf = (whole: string): string => whole.slice(whole.indexOf(':') + 1);
+
+const isSilent = (thrown: unknown): boolean =>
+  thrown instanceof DockerError && ['unreachable', 'lost', 'deadline'].includes(thrown.failure);
 
 async function unlessMissing<T>(asked: Promise<T>): Promise<T | undefined> {
   try {
@@ -160,12 +225,11 @@ async function namespaceOf({ id, name, sandbox, state: { pid } }: Container): Pr
   // In another process namespace than the engine's, the number is somebody else's.
   const groups = await readFile(`/proc/${pid}/cgroup`, 'utf8').catch(() => '');
   if (pid > 0 && groups.includes(id)) return `/proc/${pid}/ns/net`;
-  throw new StowageError(`the network of container '${name}' cannot be seen from here: no ${sandbox}`, {
-    code: 'unsupported',
-    reason: 'engine-network-hidden',
-    action: 'Where Stowage runs in a container, give it the folder: -v /run/docker/netns:/run/docker/netns:rslave',
-  });
+  throw hidden(name, sandbox);
 }
+
+const unlessHidden = (container: Container): Promise<string | undefined> =>
+  namespaceOf(container).catch(() => undefined);
 
 const isThere = async (path: string): Promise<boolean> => {
   try {
@@ -175,6 +239,21 @@ const isThere = async (path: string): Promise<boolean> => {
     return false;
   }
 };
+
+function hidden(name: string, sandbox: string): StowageError {
+  const folder = dirname(sandbox);
+  return new StowageError(
+    `the network of container '${name}' cannot be seen from here: ${sandbox === '' ? 'it shares that of something else' : `no ${sandbox}`}`,
+    {
+      code: 'unsupported',
+      reason: 'engine-network-hidden',
+      action:
+        sandbox === ''
+          ? 'Name what it shares its network with, or a network of the engine.'
+          : `Where Stowage runs in a container, give it the folder: -v ${folder}:${folder}:rslave`,
+    },
+  );
+}
 
 function noEngine(kind: EngineKind, network: string): StowageError {
   return new StowageError(`network '${kind}:${network}' cannot be used: Stowage was not told of that engine`, {
@@ -200,10 +279,13 @@ function notRunning(name: string): StowageError {
   });
 }
 
-function unknownPlace(name: string): StowageError {
+function unknownPlace(name: string, kinds: readonly EngineKind[]): StowageError {
   return new StowageError(`there is no container or network '${name}'`, {
     code: 'not-found',
     reason: 'engine-place-unknown',
-    action: 'See what there is: docker ps, docker network ls. Is the engine known? stowage status',
+    action:
+      kinds.length === 0
+        ? "Give Stowage the engine's socket: --docker-socket PATH, --podman-socket PATH, or engines: in stowage.yaml"
+        : `See what there is: ${kinds.map((kind) => `${kind} ps, ${kind} network ls`).join(', ')}`,
   });
 }

@@ -1,7 +1,7 @@
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
-import { type MountTable, readMountTable } from '../mounter/mountinfo.ts';
-import { located } from '../mounter/paths.ts';
+import { createTableReader, type MountTable } from '../mounter/mountinfo.ts';
+import { locatedOwn } from '../mounter/paths.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 export interface DirectoryClientParts {
@@ -12,7 +12,7 @@ export interface DirectoryClientParts {
 /** A directory of this node: a bind mount. */
 export function createDirectoryClient({
   mounter,
-  readTable = readMountTable,
+  readTable = createTableReader(),
 }: DirectoryClientParts): Client<'directory'> {
   return {
     kind: 'directory',
@@ -28,7 +28,7 @@ export function createDirectoryClient({
     },
     unstage: async (_source, at, scope) => {
       requireMounting(mounter);
-      const place = await located(at);
+      const place = locatedOwn(at);
       if (place === undefined) return;
       await mounter.unmount(place, scope);
       await removeStage(place, scope);

@@ -15,7 +15,7 @@ import { specOf } from '../data-path/spec.ts';
 import type { KeeperKind } from '../data-path/starting.ts';
 import type { Look } from '../mounter/look.ts';
 import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
-import { located } from '../mounter/paths.ts';
+import { locatedOwn } from '../mounter/paths.ts';
 import type { Run } from '../mounter/run.ts';
 import { mountByHost } from './nfs-host.ts';
 import { makeStage, removeStage } from './staging.ts';
@@ -136,7 +136,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     },
     unstage: async (source, at, scope, how) => {
       requireMounting(mounter);
-      const place = await located(at);
+      const place = locatedOwn(at);
       if (place === undefined) return;
       const there = (await readTable()).at(place);
       if (how?.force === true) await mounter.detach(place, scope, { abort: true });
@@ -150,7 +150,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     },
     grow: async () => undefined,
     flush: async (source, at, scope) => {
-      const place = await located(at);
+      const place = locatedOwn(at);
       const there = place === undefined ? undefined : (await readTable()).at(place);
       if (place !== undefined && there?.type === fuseType) await refuseUnwritten(ourMount(there, place, source), scope);
     },
@@ -158,7 +158,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       const table = await readTable();
       const dead: string[] = [];
       for (const { source, at } of staged) {
-        const place = await located(at);
+        const place = locatedOwn(at);
         if (place === undefined || source.way.client === 'host') continue;
         const there = table.at(place);
         if (there === undefined || !(await isServed(ourMount(there, place, source), scope))) dead.push(at);

@@ -1,12 +1,13 @@
-import { lstat, mkdir, open, rmdir, unlink } from 'node:fs/promises';
+import { mkdirSync, rmdirSync } from 'node:fs';
+import { lstat, open, unlink } from 'node:fs/promises';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
-import { isErrno, located, unlessMissing } from '../mounter/paths.ts';
+import { isErrno, located, locatedOwn, unlessMissing } from '../mounter/paths.ts';
 
 /** Where a volume gets staged, made if it is missing; as the mount table calls it. */
 export async function makeStage(at: string, access: Access): Promise<string> {
-  const place = await located(at);
+  const place = locatedOwn(at);
   if (place === undefined) {
     throw new StowageError(`${at} cannot be made: the folder for mounts is missing`, {
       code: 'unavailable',
@@ -16,7 +17,7 @@ export async function makeStage(at: string, access: Access): Promise<string> {
   }
   try {
     // What is mounted there brings its own permissions; until then nobody else has business there.
-    if (access === 'filesystem') await mkdir(place, { mode: 0o700 });
+    if (access === 'filesystem') mkdirSync(place, { mode: 0o700 });
     else await (await open(place, 'wx', 0o600)).close();
   } catch (cause) {
     if (!isErrno(cause, 'EEXIST')) throw cause;
@@ -26,13 +27,24 @@ export async function makeStage(at: string, access: Access): Promise<string> {
 
 /** Something in it was written there while nothing was mounted: it stays, and the log says so. */
 export async function removeStage(place: string, scope: Scope): Promise<void> {
-  const found = await unlessMissing(lstat(place));
-  if (found === undefined) return;
   try {
-    if (found.isDirectory()) await rmdir(place);
-    else if (found.size === 0) await unlink(place);
+    // In line, and without a look at it: what is still mounted there is in the way, and is not asked.
+    if (isFolderGone(place)) return;
+    const found = await unlessMissing(lstat(place));
+    if (found?.size === 0) await unlink(place);
   } catch (cause) {
     if (!isErrno(cause, 'ENOENT')) scope.log.warn('stage left in place', { at: place, why: String(cause) });
+  }
+}
+
+/** False: it is a file. */
+function isFolderGone(place: string): boolean {
+  try {
+    rmdirSync(place);
+    return true;
+  } catch (cause) {
+    if (isErrno(cause, 'ENOTDIR')) return false;
+    throw cause;
   }
 }
 

@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { mountFailure } from './errors.ts';
-import { type HeldPath, holdPath, movedAway } from './held-path.ts';
+import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { type MountEntry, type Shown, same } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
 import { checkPath, isErrno, located } from './paths.ts';
@@ -17,14 +17,15 @@ const kept = [...confined, 'ro', 'noexec', 'noatime', 'nodiratime', 'relatime', 
 const undoMs = 5_000;
 const unending = new AbortController().signal;
 
-export function createBind({ clock, run, calls, readTable, look, places }: Parts): Mounter['bind'] {
+export function createBind({ clock, run, calls, readTable, look, places, isOwn }: Parts): Mounter['bind'] {
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
     checkPath(at);
     checkPath(from);
     using _alone = await places.hold([at], scope.signal);
     const table = await readTable();
     const { signal } = scope;
-    const find = async (): Promise<HeldPath> => await existing(from, await located(from));
+    // Mostly it says where it leads already.
+    const find = (): Promise<HeldPath> => holdPath(from).catch(async () => await existing(from, await located(from)));
     await using origin = await look({ path: from, table, signal }, find);
     const shown = table.shown(origin.path);
     const there = table.at(at);
@@ -37,7 +38,9 @@ export function createBind({ clock, run, calls, readTable, look, places }: Parts
       return;
     }
     if (table.holding(origin.path)?.readOnly === true && !how.readOnly) throw sourceReadOnly(from);
-    await using place = await look({ path: at, table, signal }, () => existing(at, at));
+    await using place = isOwn(at)
+      ? await existing(at, at, holdOwnPath)
+      : await look({ path: at, table, signal }, () => existing(at, at));
     refuseMixed(origin, place);
     await mountBind(origin, place, shown, flags, scope);
   }
@@ -89,7 +92,7 @@ export function createBind({ clock, run, calls, readTable, look, places }: Parts
 
   /** Never a mount without the flags that were asked for, nor one elsewhere; so this goes on when the caller has given up. */
   async function undo(place: HeldPath, shown: Shown | undefined, scope: Scope): Promise<void> {
-    const there = (await readTable()).at(await place.where());
+    const there = (await readTable()).at(place.where());
     if (there === undefined || !same(there, shown)) return;
     using limit = clock.deadline(undoMs, unending);
     const anyway = { ...scope, signal: limit.signal };
@@ -102,9 +105,13 @@ export function createBind({ clock, run, calls, readTable, look, places }: Parts
   return bind;
 }
 
-async function existing(path: string, place: string | undefined): Promise<HeldPath> {
+async function existing(
+  path: string,
+  place: string | undefined,
+  hold: (place: string) => HeldPath | Promise<HeldPath> = holdPath,
+): Promise<HeldPath> {
   try {
-    if (place !== undefined) return await holdPath(place);
+    if (place !== undefined) return await hold(place);
   } catch (cause) {
     if (isErrno(cause, 'ENOTCONN', 'ECONNABORTED')) throw unserved(path, cause);
     if (!isErrno(cause, 'ENOENT', 'ENOTDIR')) throw cause;

@@ -1,4 +1,5 @@
 import { existsSync } from 'node:fs';
+import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Mounter } from '#core/ports.ts';
@@ -27,6 +28,8 @@ export interface LinuxMounterOptions {
   readonly forbidden: () => readonly string[];
   /** Inside it, where container engines find volumes. */
   readonly published?: string;
+  /** And where volumes are staged. */
+  readonly mounts?: string;
   readonly readTable?: () => Promise<MountTable>;
   readonly sys?: string;
 }
@@ -34,7 +37,9 @@ export interface LinuxMounterOptions {
 export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const { clock, run, calls = mountCalls, readTable = createTableReader(), sys = '/sys/block' } = options;
   const look = createLook(clock);
-  const parts: Parts = { clock, run, calls, readTable, look, sys, places: createKeyedLock() };
+  const own = [options.published, options.mounts];
+  const isOwn = (path: string): boolean => own.includes(dirname(path));
+  const parts: Parts = { clock, run, calls, readTable, look, sys, isOwn, places: createKeyedLock() };
   const targets = createTargets({ look, readTable, forbidden: options.forbidden, published: options.published });
   const settled = createSettling(clock, options.owner ?? '');
   const unmount = createUnmount(parts);

@@ -17,6 +17,8 @@ export interface MountCalls {
   remount(at: HeldPath, flags: readonly string[]): void;
   /** Only of a file system that is mounted elsewhere, too: with the last one it is brought to its disk or server. */
   unmount(parent: HeldPath, name: string): void;
+  /** Of the last one too, on one of Node's threads, for as long as the kernel takes. False: it said no, and nobody knows why. */
+  unmountAside(parent: HeldPath, name: string): Promise<boolean>;
 }
 
 export interface FuseMount {
@@ -62,5 +64,13 @@ export const mountCalls: MountCalls = {
   },
   unmount: (parent, name) => {
     checked('umount', functions().umount2(`${parent.through}/${name}`, noFollow));
+  },
+  unmountAside: (parent, name) => {
+    const { promise, resolve, reject } = Promise.withResolvers<boolean>();
+    // What went wrong is known to that thread alone.
+    functions().umount2.async(`${parent.through}/${name}`, noFollow, (failed: Error | null, result: number) =>
+      failed === null ? resolve(result === 0) : reject(failed),
+    );
+    return promise;
   },
 };

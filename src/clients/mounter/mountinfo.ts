@@ -155,9 +155,13 @@ export function mountTable(entries: readonly MountEntry[]): MountTable {
     return here;
   }
 
+  let visible: readonly MountEntry[] | undefined;
   return {
     entries,
-    visible: () => entries.filter((entry) => holding(entry.at) === entry),
+    visible: () => {
+      visible ??= entries.filter((entry) => holding(entry.at) === entry);
+      return visible;
+    },
     holding,
     at: (path) => {
       const entry = holding(path);

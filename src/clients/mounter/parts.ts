@@ -12,6 +12,11 @@ export interface Parts {
   readonly calls: MountCalls;
   readonly readTable: () => Promise<MountTable>;
   readonly look: Look;
+  /**
+   * Directly in one of our own folders, which are in memory, or on the disk of our records, for which everybody waits anyway.
+   * What is not mounted there is looked at in line.
+   */
+  readonly isOwn: (path: string) => boolean;
   /** One call at a time for a place, else two binds would stack. */
   readonly places: KeyedLock;
   /** Where the kernel shows its block devices. */

@@ -1,3 +1,4 @@
+import { realpathSync } from 'node:fs';
 import { realpath } from 'node:fs/promises';
 import { basename, dirname, join, normalize } from 'node:path';
 import { StowageError } from '#core/errors.ts';
@@ -38,6 +39,17 @@ export async function located(path: string): Promise<string | undefined> {
   if (path === '/') return path;
   try {
     return join(await realpath(dirname(path)), basename(path));
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT', 'ENOTDIR')) return undefined;
+    throw cause;
+  }
+}
+
+/** The same in line, for what is directly in a folder of ours. */
+export function locatedOwn(path: string): string | undefined {
+  checkPath(path);
+  try {
+    return join(realpathSync.native(dirname(path)), basename(path));
   } catch (cause) {
     if (isErrno(cause, 'ENOENT', 'ENOTDIR')) return undefined;
     throw cause;

@@ -1,3 +1,4 @@
+import { existsSync, mkdirSync, rmdirSync, type Stats } from 'node:fs';
 import { lstat, mkdir, open, opendir, realpath, rmdir, unlink } from 'node:fs/promises';
 import { basename, dirname } from 'node:path';
 import type { Scope } from '#base/log.ts';
@@ -35,11 +36,23 @@ export function createTargets({ look, readTable, forbidden, published }: TargetP
     const table = await readTable();
     return await look({ path, table, signal: scope.signal }, () => work(table));
   };
+  /** Nobody else makes or removes anything there, and it is in memory: done in line. Whatever is in the way is left to the rest. */
+  const isOwn = (target: string, access: Access): boolean =>
+    access === 'filesystem' && published !== undefined && dirname(target) === published;
   return {
-    inspectTarget: (target, access, scope) =>
-      lookAt(target, scope, (table) => inspect(target, access, { forbidden: forbidden(), published }, table)),
-    makeTarget: (target, access, scope) => lookAt(target, scope, () => make(target, access)),
+    inspectTarget: async (target, access, scope) => {
+      if (isOwn(target, access) && (await readTable()).at(target) === undefined && !existsSync(target))
+        return { target, existed: false };
+      return await lookAt(target, scope, (table) =>
+        inspect(target, access, { forbidden: forbidden(), published }, table),
+      );
+    },
+    makeTarget: async (target, access, scope) => {
+      if (isOwn(target, access) && isDone(() => mkdirSync(target))) return;
+      await lookAt(target, scope, () => make(target, access));
+    },
     removeTarget: async (target, scope) => {
+      if (isOwn(target, 'filesystem') && isDone(() => rmdirSync(target))) return;
       try {
         await lookAt(target, scope, () => remove(target));
       } catch (cause) {
@@ -50,17 +63,26 @@ export function createTargets({ look, readTable, forbidden, published }: TargetP
   };
 }
 
+function isDone(work: () => void): boolean {
+  try {
+    work();
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 async function inspect(
   target: string,
   access: Access,
   rules: Rules,
   table: MountTable,
 ): ReturnType<Mounter['inspectTarget']> {
-  const there = await resolved(target);
+  const { there, stats } = await resolved(target);
   await refuseSystem(there, rules);
   // Something is mounted exactly there: whether it is the right thing is for `bind` to say.
   if (table.at(there) !== undefined) return { target: there, existed: true };
-  const found = await unlessMissing(lstat(there));
+  const found = stats === 'unknown' ? await unlessMissing(lstat(there)) : stats;
   if (found === undefined) return { target: there, existed: false };
   if (access === 'filesystem' ? !found.isDirectory() : !found.isFile()) throw wrongKind(target, access);
   if (access === 'filesystem' ? await holdsEntries(there) : found.size > 0) throw notEmpty(target, access);
@@ -68,7 +90,9 @@ async function inspect(
 }
 
 /** With its symbolic links resolved, its own too; what is missing of it is at most the last name. */
-async function resolved(target: string): Promise<string> {
+async function resolved(
+  target: string,
+): Promise<{ readonly there: string; readonly stats: Stats | undefined | 'unknown' }> {
   const there = await located(target);
   if (there === undefined) {
     throw new StowageError(`${target} cannot be made: the folder ${dirname(target)} does not exist`, {
@@ -79,12 +103,12 @@ async function resolved(target: string): Promise<string> {
   }
   const found = await unlessMissing(lstat(there)).catch((cause: unknown) => {
     // A mount whose server is gone: the mount table says what is there, and `bind` decides.
-    if (isErrno(cause, 'ENOTCONN', 'EIO', 'ESTALE')) return undefined;
+    if (isErrno(cause, 'ENOTCONN', 'EIO', 'ESTALE')) return 'unknown' as const;
     throw cause;
   });
-  if (found?.isSymbolicLink() !== true) return there;
+  if (found === 'unknown' || found?.isSymbolicLink() !== true) return { there, stats: found };
   const beyond = await unlessMissing(realpath(there));
-  if (beyond !== undefined) return beyond;
+  if (beyond !== undefined) return { there: beyond, stats: 'unknown' };
   throw new StowageError(`${target} is a symbolic link to something that does not exist`, {
     code: 'conflict',
     reason: 'target-dangling',

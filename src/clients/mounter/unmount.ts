@@ -1,10 +1,12 @@
 import { basename, dirname } from 'node:path';
 import { SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
+import { patiently, StillRunning } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
+import { fuseType } from '../data-path/fuse.ts';
 import { mountFailure } from './errors.ts';
-import { type HeldPath, holdPath } from './held-path.ts';
+import { type HeldPath, holdOwnPath, holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
 import { attachedLoops } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
@@ -14,13 +16,14 @@ import { CommandFailed, inChild } from './run.ts';
 
 /** The folder that the mount is in. Not the mount itself: to hold it is to use it. Undefined: nothing is mounted there. */
 async function parentOf(
-  { look }: Parts,
+  { look, isOwn }: Parts,
   at: string,
   table: MountTable,
   { signal }: Scope,
 ): Promise<HeldPath | undefined> {
   if (table.at(at) === undefined) return undefined;
   const folder = dirname(at);
+  if (isOwn(at)) return holdOwnPath(folder);
   return await look({ path: folder, table, signal }, () => holdPath(folder));
 }
 
@@ -32,19 +35,61 @@ function isElsewhereToo(at: string, table: MountTable): boolean {
   return table.entries.some((entry) => entry.device === device && entry.at !== at);
 }
 
+/** Each has one of Node's threads until the kernel is done with it; whatever comes beyond these gets a program. */
+const mostAside = 4;
+const asideMs = 30_000;
+
+/**
+ * A file system of our own, without a program: to start one takes ten times as long, and everybody else waits meanwhile. The
+ * kernel has nothing to bring to its server any more, since that is done when a file is closed; should it have to wait after
+ * all, nobody here waits with it. False: to be done by a program, which can tell what is wrong.
+ */
+function createAside({ calls, clock }: Parts) {
+  let underWay = 0;
+  return async (parent: HeldPath, at: string, held: AsyncDisposableStack, scope: Scope): Promise<boolean> => {
+    if (underWay >= mostAside) return false;
+    using limit = clock.deadline(asideMs, scope.signal);
+    underWay++;
+    const calling = calls.unmountAside(parent, basename(at)).finally(() => underWay--);
+    try {
+      return await patiently(calling, limit.signal, clock);
+    } catch (cause) {
+      if (!(cause instanceof StillRunning)) throw cause;
+      // The call goes by the number of the parent's descriptor, which must not be another's before it has ended.
+      const kept = held.move();
+      void calling.catch(() => undefined).finally(() => kept.disposeAsync());
+      throw scope.signal.aborted ? scope.signal.reason : tooSlow(at, cause);
+    }
+  };
+}
+
+function tooSlow(at: string, cause: unknown): StowageError {
+  return new StowageError(`${at} was not unmounted within ${asideMs / 1000} s`, {
+    code: 'deadline',
+    reason: 'command-deadline',
+    action: 'Look for a server that does not answer (stowage store check STORE), then repeat; repeating is safe.',
+    cause,
+  });
+}
+
 export function createUnmount(parts: Parts): Mounter['unmount'] {
   const { run, calls, readTable, clock, places } = parts;
+  const aside = createAside(parts);
   return async (at, scope) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
     const table = await readTable();
-    await using parent = await parentOf(parts, at, table, scope);
+    const parent = await parentOf(parts, at, table, scope);
     if (parent === undefined) return;
+    await using held = new AsyncDisposableStack();
+    held.use(parent);
+    const isOwn = table.at(at)?.type === fuseType;
     const paths = inParent(at);
     for (let attempt = 1; ; attempt++) {
       try {
         if (isElsewhereToo(at, table)) calls.unmount(parent, basename(at));
-        else await run('umount', paths, scope, { holding: [parent] });
+        else if (!isOwn || !(await aside(parent, at, held, scope)))
+          await run('umount', paths, scope, { holding: [parent] });
         return;
       } catch (cause) {
         if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) throw cause;

@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import { formatSize } from '#base/size.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
@@ -34,8 +35,12 @@ export async function createVolume(
     labels: wanted.labels ?? {},
   };
   try {
-    const made = await volumes.create(want, { ...call, requestId: `docker:${plugin}:${name}` });
-    engineNames.remember(plugin, name, made.id);
+    const requestId = `docker:${plugin}:${name}`;
+    const made = await volumes.create(want, { ...call, requestId });
+    // What this request made once, and somebody has renamed since, is not what is meant by the name today.
+    const isIt = made.name === place.name;
+    const meant = isIt ? made : await volumes.create(want, { ...call, requestId: `${requestId}:${randomUUID()}` });
+    engineNames.remember(plugin, name, meant.id);
   } catch (thrown) {
     if (stowageError(thrown).code !== 'exists') throw thrown;
     const present = await catalogue.resolve(`${place.store}..${place.name}`, call).catch(() => undefined);

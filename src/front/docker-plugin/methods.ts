@@ -102,6 +102,7 @@ export const methods: Readonly<Record<string, Method>> = {
       try {
         const { id } = await resolved(about, message, call);
         await about.engine.deletions.delete(id, undefined, call);
+        about.engine.engineNames.forget(id);
       } catch (thrown) {
         // Said only when every store has answered. Engines repeat a call whose answer they did not get.
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;

@@ -15,6 +15,9 @@ import { createPluginServer } from './server.ts';
 
 const plugin = 'stowage-local';
 
+/** Podman's own: it gives up after a few seconds, and asks again. */
+const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
+
 describe.skipIf(needs('mount'))('what engines mount', () => {
   let server: TestServer;
   let docker: FakeEngine;
@@ -100,7 +103,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
 
   test('goes on when the engine hangs up, and is there when it asks again', async () => {
     const gate = kind.close('source');
-    const body = JSON.stringify({ Name: 'photos', ID: '1' });
+    const body = JSON.stringify({ Name: 'photos', ID: podmanHold });
     const others = await connections();
     const socket = connect(at);
     socket.write(`POST /VolumeDriver.Mount HTTP/1.1\r\ncontent-length: ${body.length}\r\n\r\n${body}`);
@@ -110,9 +113,9 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     gate.open();
     const id = server.engine.engineNames.known(plugin, 'photos');
     await vi.waitFor(() => expect(id && server.engine.holds.pathOf(id)).toBeDefined());
-    expect(await call('Mount', { Name: 'photos', ID: '1' })).toMatchObject({ status: 200 });
+    expect(await call('Mount', { Name: 'photos', ID: podmanHold })).toMatchObject({ status: 200 });
     // It was one and the same.
-    await call('Unmount', { Name: 'photos', ID: '1' });
+    await call('Unmount', { Name: 'photos', ID: podmanHold });
     expect(id && server.engine.holds.pathOf(id)).toBeUndefined();
   });
 });

@@ -22,7 +22,10 @@ import { createUsed } from './used.ts';
 export interface PluginServer {
   /** To be listened with, on a socket that only the engines' user can open. */
   readonly server: Server;
-  /** Takes no new calls, ends what only reads, and waits for the rest. What is under way after `graceMs` is cut off. */
+  /**
+   * Takes nothing new that changes something, and waits for what is under way. What only reads and takes long is ended
+   * soon, the rest after `graceMs`.
+   */
   close(graceMs: number): Promise<void>;
 }
 
@@ -45,9 +48,13 @@ const usualLimits = {
   mostCalls: 1_000,
 };
 
+/** What only reads is answered while we stop: Docker takes a refusal of Get for a volume that is not there. */
+const readingMs = 1_000;
+
 interface Shared extends About {
   readonly clock: Clock;
   readonly log: Log;
+  isStopping: boolean;
   /** Ends what only reads. */
   readonly stopping: AbortController;
   /** Ends everything. */
@@ -62,7 +69,7 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   const { maxConnections, mostCalls, ...timeouts } = { ...usualLimits, ...options.limits };
   const used = createUsed(engine, clock, log);
   const shared: Shared = {
-    ...{ engine, plugin, clock, used, mostCalls, calls: 0 },
+    ...{ engine, plugin, clock, used, mostCalls, calls: 0, isStopping: false },
     ...{ log: log.with({ plugin }), isOfStores: (option) => options.storeOptions.has(option) },
     ...{ stopping: new AbortController(), ending: new AbortController() },
   };
@@ -75,9 +82,11 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   return {
     server,
     close: async (graceMs) => {
-      shared.stopping.abort(stopping());
-      used[Symbol.dispose]();
+      shared.isStopping = true;
+      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stopping()));
       await closeServer(server, graceMs, clock, () => shared.ending.abort(stopping()));
+      used[Symbol.dispose]();
+      shared.stopping.abort(stopping());
     },
   };
 }
@@ -101,10 +110,10 @@ async function answer(shared: Shared, request: IncomingMessage, response: Server
 
 async function handled(shared: Shared, path: string, request: IncomingMessage): Promise<object> {
   const { clock } = shared;
-  // On a connection that was kept a call can arrive after the stop began.
-  if (shared.stopping.signal.aborted) throw stopping();
   const method = Object.hasOwn(methods, path) ? methods[path] : undefined;
   if (method === undefined) throw httpError(404);
+  // On a connection that was kept a call can arrive after the stop began.
+  if (shared.stopping.signal.aborted || (shared.isStopping && method.changes === true)) throw stopping();
   if (request.method !== 'POST') throw httpError(405);
   if (shared.calls >= shared.mostCalls) throw overloaded();
   shared.calls++;
@@ -123,7 +132,7 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
 
 function send(shared: Shared, response: ServerResponse, status: number, body: object): void {
   if (response.destroyed) return;
-  if (shared.stopping.signal.aborted) response.setHeader('connection', 'close');
+  if (shared.isStopping) response.setHeader('connection', 'close');
   const text = JSON.stringify(body);
   response.writeHead(status, { 'content-type': contentType, 'content-length': Buffer.byteLength(text) }).end(text);
 }

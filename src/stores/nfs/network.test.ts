@@ -2,6 +2,7 @@ import { type ChildProcess, execFileSync, fork, spawn } from 'node:child_process
 import { once } from 'node:events';
 import { existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { writeFile } from 'node:fs/promises';
+import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
@@ -11,6 +12,7 @@ import type { Store, StoreKind } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FarNetwork, makeFarNetwork, ownFiles } from '#testing/network-namespaces.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -130,6 +132,34 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     socket.destroy();
     expect(await far.hasPids(1)).not.toContain(pid);
     expect(existsSync(`/proc/${pid}/fd/0`)).toBe(false);
+  });
+
+  test('connections that were made in a namespace end when there is another under its name', async () => {
+    const clock = createFakeClock();
+    const network = await createEnter(clock)(`netns:${far.name}`, scope.signal);
+    onTestFinished(() => network[Symbol.dispose]());
+    const connect = (): Promise<Socket> => network.connect({ address: far, signal: scope.signal });
+    const socket = await connect();
+    onTestFinished(() => void socket.destroy());
+    const ended = once(socket, 'close');
+    clock.advance(5_000);
+    // Nothing has changed: it is still there.
+    await network.lookup(far.host, scope.signal);
+    expect(socket.destroyed).toBe(false);
+    await far.removeEnd();
+    clock.advance(5_000);
+    // Nor when there is none for a while.
+    await expect(network.lookup(far.host, scope.signal)).rejects.toMatchObject({ reason: 'nfs-network-missing' });
+    expect(socket.destroyed).toBe(false);
+    await far.makeEnd();
+    await expect
+      .poll(() => {
+        clock.advance(5_000);
+        return socket.destroyed;
+      })
+      .toBe(true);
+    await ended;
+    (await connect()).destroy();
   });
 
   test('names are resolved there', async () => {

@@ -45,21 +45,41 @@ async function connect(
   signal: AbortSignal,
 ): Promise<Socket> {
   const there = await reach(signal);
-  return await there.connect({ address: host, port, localPort }, signal);
+  const socket = await there.connect({ address: host, port, localPort }, signal);
+  there.keep(socket);
+  return socket;
 }
 
 interface Entered {
   /** The process that runs there; started where there is none. */
-  reach(signal: AbortSignal): Promise<NetworkProcess>;
+  reach(signal: AbortSignal): Promise<Reached>;
   close(): void;
 }
 
+interface Reached extends Pick<NetworkProcess, 'lookup' | 'connect'> {
+  /** A connection of it, which ends when the network is another. */
+  keep(socket: Socket): void;
+}
+
+/** A namespace, the process in it, and the connections that were made there. */
+interface Within {
+  readonly namespace: string;
+  isOver(): boolean;
+  readonly started: Promise<NetworkProcess>;
+  keep(socket: Socket): void;
+  abandon(): void;
+}
+
+/** A connection in a namespace that nothing is attached to any more is silent: calls on it would wait until they are late. */
+const lookMs = 5_000;
+
 function createEntered(network: string, clock: Clock, find: FindNamespace): Entered {
   const closing = new AbortController();
-  let current: { readonly namespace: string; isOver(): boolean; readonly started: Promise<NetworkProcess> } | undefined;
+  let current: Within | undefined;
+  let looking: Disposable | undefined;
 
   /** Under nobody's signal: others may wait for it too. */
-  function start(place: string, namespace: string): NonNullable<typeof current> {
+  function start(place: string, namespace: string): Within {
     let isOver: () => boolean = () => false;
     const started = enterNetwork(place)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
@@ -71,25 +91,50 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
     started.catch(() => {
       isOver = () => true;
     });
-    return { namespace, started, isOver: () => isOver() };
+    lookLater();
+    return { namespace, started, isOver: () => isOver(), ...createKept() };
   }
 
   function end(): void {
     current?.started.then((there) => there[Symbol.dispose]()).catch(() => undefined);
     current = undefined;
+    looking?.[Symbol.dispose]();
+  }
+
+  /** Where it is now. Another one may have been made under the same name since; ours would still be in the old one. */
+  async function whereabouts(signal: AbortSignal): Promise<readonly [place: string, namespace: string]> {
+    const place = await find(network, signal);
+    const namespace = await namespaceAt(network, place);
+    closing.signal.throwIfAborted();
+    if (current !== undefined && current.namespace !== namespace) {
+      current.abandon();
+      end();
+    }
+    return [place, namespace];
+  }
+
+  function lookLater(): void {
+    looking?.[Symbol.dispose]();
+    looking = clock.after(lookMs, () => void look());
+  }
+
+  async function look(): Promise<void> {
+    using limit = clock.deadline(lookMs, closing.signal);
+    // What is wrong with it is told to who needs it.
+    await whereabouts(limit.signal).catch(() => undefined);
+    if (current !== undefined) lookLater();
   }
 
   return {
     reach: async (signal) => {
       signal.throwIfAborted();
-      const place = await find(network, signal);
-      const namespace = await namespaceAt(network, place);
-      closing.signal.throwIfAborted();
-      // Another one may have been made under the same name since; ours would still be in the old one.
-      if (current !== undefined && (current.isOver() || current.namespace !== namespace)) end();
+      const [place, namespace] = await whereabouts(signal);
+      if (current?.isOver() === true) end();
       current ??= start(place, namespace);
+      const { started, keep } = current;
       try {
-        return await unlessAborted(current.started, signal);
+        const { lookup, connect } = await unlessAborted(started, signal);
+        return { lookup, connect, keep };
       } catch (cause) {
         signal.throwIfAborted();
         throw cause instanceof NotEntered ? notEntered(network, cause) : cause;
@@ -98,6 +143,22 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
     close: () => {
       closing.abort();
       end();
+    },
+  };
+}
+
+function createKept(): Pick<Within, 'keep' | 'abandon'> {
+  const sockets = new Set<Socket>();
+  let isAbandoned = false;
+  return {
+    keep: (socket) => {
+      if (isAbandoned) return void socket.destroy();
+      sockets.add(socket);
+      socket.once('close', () => sockets.delete(socket));
+    },
+    abandon: () => {
+      isAbandoned = true;
+      for (const socket of sockets) socket.destroy();
     },
   };
 }

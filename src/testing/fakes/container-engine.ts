@@ -6,12 +6,15 @@ export interface FakeEngine extends ContainerEngine {
   run(container: string, volumes: Readonly<Record<string, PluginName>>, running?: boolean): void;
   remove(container: string): void;
   isDown: boolean;
+  /** As after a crash of it. */
+  restart(): void;
   asked: number;
 }
 
 export function createFakeEngine(kind: EngineKind = 'docker'): FakeEngine {
   const all = new Map<string, SeenContainer>();
   const followers = new Set<() => void>();
+  const finders = new Set<() => void>();
   const tell = (): void => {
     for (const changed of followers) changed();
   };
@@ -20,6 +23,10 @@ export function createFakeEngine(kind: EngineKind = 'docker'): FakeEngine {
     run: (name, volumes, running = true) => {
       const named = Object.entries(volumes).map(([volume, plugin]) => ({ name: volume, plugin }));
       all.set(name, { id: `id-of-${name}`, name, running, volumes: named });
+      tell();
+    },
+    restart: () => {
+      for (const found of finders) found();
       tell();
     },
     remove: (name) => {
@@ -31,12 +38,15 @@ export function createFakeEngine(kind: EngineKind = 'docker'): FakeEngine {
       if (engine.isDown) throw new Error('connect ECONNREFUSED');
       return [...all.values()];
     },
-    follow: (changed) => {
+    follow: (changed, found = () => undefined) => {
       followers.add(changed);
+      finders.add(found);
+      found();
       changed();
       return {
         [Symbol.asyncDispose]: async () => {
           followers.delete(changed);
+          finders.delete(found);
         },
       };
     },

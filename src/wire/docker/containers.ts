@@ -56,6 +56,8 @@ export interface ContainerSpec {
   readonly labels?: Readonly<Record<string, string>>;
   /** False: not even the one that the image brings. */
   readonly healthcheck?: false;
+  /** How long it may take to end once it was told to. */
+  readonly stopSeconds?: number;
   readonly host?: {
     /** `host:container[:options]` */
     readonly binds?: readonly string[];
@@ -130,13 +132,13 @@ const mountOf = (one: Fields): ContainerMount => ({
 
 /** As the API wants it; what is not said is left to the engine. */
 export function createBody(spec: ContainerSpec): object {
-  const { image, command, entrypoint, env, user, labels, healthcheck, host = {} } = spec;
+  const { image, command, entrypoint, env, user, labels, healthcheck, stopSeconds, host = {} } = spec;
   const devices = host.devices?.map((path) => ({
     ...{ PathOnHost: path, PathInContainer: path, CgroupPermissions: 'rwm' },
   }));
   return {
     ...{ Image: image, Cmd: command, Entrypoint: entrypoint, Env: env, User: user, Labels: labels },
-    Healthcheck: healthcheck === false ? { Test: ['NONE'] } : undefined,
+    ...{ Healthcheck: healthcheck === false ? { Test: ['NONE'] } : undefined, StopTimeout: stopSeconds },
     HostConfig: {
       ...{ Binds: host.binds, NetworkMode: host.network, CapAdd: host.capAdd, CapDrop: host.capDrop },
       ...{ SecurityOpt: host.securityOptions, Devices: devices, ReadonlyRootfs: host.readOnly, Init: host.init },

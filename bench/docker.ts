@@ -1,0 +1,145 @@
+import type { Bench } from './bench.ts';
+import { type Host, type Side, sides, startHost } from './docker/host.ts';
+import type { RecordedCall } from './docker/recorder.ts';
+import { requireComponents } from './needed.ts';
+import { places } from './nfs/folder.ts';
+import { type Row, toRow } from './report.ts';
+
+const usualRounds = 60;
+const warmUps = 3;
+const atOnce = 20;
+const rushes = 5;
+const ours = ['local', 'nfs'] as const;
+type Ours = (typeof ours)[number];
+/** What a container that starts and ends may take longer, in milliseconds. */
+const goals: Readonly<Record<Ours, number>> = { local: 10, nfs: 25 };
+const named: Readonly<Record<Side, string>> = {
+  local: 'local store',
+  nfs: 'NFS store',
+  plain: "Docker's own driver",
+};
+/** Those that a container which starts and ends makes an engine call. */
+const methods = ['Get', 'Mount', 'Unmount'] as const;
+
+export const bench: Bench = {
+  about: "what our volumes add to docker run, against those of Docker's own local driver",
+  options: ['rounds'],
+  run: async (signal, note, { rounds = usualRounds }) => {
+    requireComponents('docker', 'busybox', 'mount', 'fuse', 'ganesha');
+    const [place] = places();
+    if (place === undefined) throw new Error('there is no file system to measure on');
+    note(`nfs-ganesha on ${place.kind}`);
+    await using host = await startHost(place, signal);
+    const pairs = await oneAtATime(host, rounds, note);
+    const taken = await host.record();
+    return [
+      ...ours.flatMap((side) => pairRows(side, pairs[side])),
+      ...(await callRows(host, taken)),
+      ...(await rushRows(host, taken, note)),
+    ];
+  },
+};
+
+interface Pair {
+  readonly with: number;
+  readonly without: number;
+}
+
+/** One container after the other: first with a volume of ours and then with one of Docker's, or the other way round. */
+async function oneAtATime(
+  host: Host,
+  rounds: number,
+  note: (text: string) => void,
+): Promise<Readonly<Record<Ours, readonly Pair[]>>> {
+  for (const side of sides) await host.makeVolume(side, side);
+  const pairs: Record<Ours, Pair[]> = { local: [], nfs: [] };
+  for (let round = 1 - warmUps; round <= rounds; round++) {
+    for (const side of round % 2 === 0 ? ours : ours.toReversed()) {
+      const pair = await pairOf(host, side, round % 4 < 2);
+      note(
+        `${round < 1 ? 'warm-up' : `round ${round}/${rounds}`}: ${named[side]} ${pair.with.toFixed(1)} ms, without ${pair.without.toFixed(1)} ms`,
+      );
+      if (round >= 1) pairs[side].push(pair);
+    }
+  }
+  return pairs;
+}
+
+async function pairOf(host: Host, side: Ours, isFirst: boolean): Promise<Pair> {
+  if (isFirst) return { with: await host.run(side), without: await host.run('plain') };
+  const without = await host.run('plain');
+  return { without, with: await host.run(side) };
+}
+
+function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
+  const values = pairs.map((pair) => pair.with);
+  const yardsticks = pairs.map((pair) => pair.without);
+  return [
+    toRow({
+      ...{ name: `added to docker run, ${named[side]}`, unit: 'ms' },
+      values: pairs.map((pair) => pair.with - pair.without),
+      goal: { valueBelow: goals[side] },
+    }),
+    toRow({ name: `docker run, ${named[side]}`, unit: 'ms', values, yardsticks }),
+  ];
+}
+
+const msOf = (calls: readonly RecordedCall[], method: string): readonly number[] =>
+  calls.filter((call) => call.method === method).map(({ ms }) => ms);
+
+async function callRows(host: Host, taken: () => readonly RecordedCall[]): Promise<readonly Row[]> {
+  const rows: Row[] = [];
+  for (const side of ours) {
+    // The first finds a plugin that was started again.
+    await host.run(side);
+    const runs: (readonly RecordedCall[])[] = [];
+    for (taken(); runs.length < rushes; runs.push(taken())) await host.run(side);
+    for (const method of methods) {
+      const own = runs.map((calls) => msOf(calls, method));
+      rows.push(
+        toRow({ name: `calls of one run, ${named[side]}: ${method}`, unit: '', values: own.map((all) => all.length) }),
+        toRow({ name: `one at a time, ${named[side]}: ${method}, p50`, unit: 'ms', values: own.flat() }),
+      );
+    }
+  }
+  return rows;
+}
+
+/** Each with a volume of its own. */
+async function rushRows(
+  host: Host,
+  taken: () => readonly RecordedCall[],
+  note: (text: string) => void,
+): Promise<readonly Row[]> {
+  const volumes = (side: Side): readonly string[] => Array.from({ length: atOnce }, (_, i) => `${side}-${i}`);
+  for (const side of sides) for (const name of volumes(side)) await host.makeVolume(side, name);
+  const seconds: Record<Side, number[]> = { local: [], nfs: [], plain: [] };
+  const calls: Record<Side, RecordedCall[]> = { local: [], nfs: [], plain: [] };
+  for (let rush = 0; rush <= rushes; rush++) {
+    for (const side of rush % 2 === 0 ? sides : sides.toReversed()) {
+      taken();
+      const since = performance.now();
+      await Promise.all(volumes(side).map((name) => host.run(name)));
+      const took = (performance.now() - since) / 1000;
+      note(`${rush === 0 ? 'warm-up' : `${rush}/${rushes}`}: ${atOnce} at once, ${named[side]} ${took.toFixed(1)} s`);
+      if (rush === 0) continue;
+      seconds[side].push(took);
+      calls[side].push(...taken());
+    }
+  }
+  return ours.flatMap((side) => [
+    toRow({
+      ...{ name: `${atOnce} at once, ${named[side]}: all of them`, unit: 's' },
+      ...{ values: seconds[side], yardsticks: seconds.plain },
+    }),
+    ...methods.flatMap((method) => {
+      const sorted = msOf(calls[side], method).toSorted((a, b) => a - b);
+      return [0.5, 0.99].map((part) =>
+        toRow({
+          name: `${atOnce} at once, ${named[side]}: ${method}, p${part * 100}`,
+          ...{ unit: 'ms', values: [sorted[Math.ceil(part * sorted.length) - 1] ?? Number.NaN] },
+        }),
+      );
+    }),
+  ]);
+}

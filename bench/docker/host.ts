@@ -1,0 +1,75 @@
+import { chmod } from 'node:fs/promises';
+import { join } from 'node:path';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { repository } from '#testbed/component.ts';
+import { startDockerd } from '#testbed/dockerd.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { createGround } from '#testing/ground.ts';
+import { command } from '../datapath/command.ts';
+import { makeFolder, type Place } from '../nfs/folder.ts';
+import { type Server, startServer } from '../server.ts';
+import { type RecordedCall, startRecorder } from './recorder.ts';
+
+export const sides = ['local', 'nfs', 'plain'] as const;
+/** Whose volume a container gets: ours of either store, or one of Docker's own local driver. */
+export type Side = (typeof sides)[number];
+
+const drivers: Readonly<Record<Side, readonly string[]>> = {
+  local: ['--driver', 'stowage-local'],
+  nfs: ['--driver', 'stowage', '--opt', 'store=silver'],
+  plain: [],
+};
+const plugins = ['stowage', 'stowage-local'];
+
+/** An engine, an NFS server, and a Stowage that serves both. */
+export interface Host extends AsyncDisposable {
+  /** What of it Docker is asked for by `run`. */
+  makeVolume(side: Side, name: string): Promise<void>;
+  /** `docker run --rm -v volume:/data image true`, in milliseconds. */
+  run(volume: string): Promise<number>;
+  /** From now on what the engine asks of Stowage is timed. What was asked since the last time this was asked. */
+  record(): Promise<() => readonly RecordedCall[]>;
+}
+
+/** `exports` is where the server's files are. Everything is in folders of its own, and goes with it. */
+export async function startHost(exports: Place, signal: AbortSignal): Promise<Host> {
+  await using stack = new AsyncDisposableStack();
+  const ground = stack.use(createGround('st-bench-'));
+  // As the usual ones: the data path runs as nobody.
+  await chmod(ground.folder, 0o755);
+  const exported = stack.use(await makeFolder(exports, []));
+  const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
+  const engine = stack.use(await startDockerd(signal, { shared: [ground.folder] }));
+  let stowage: Server | undefined;
+  stack.defer(async () => await stowage?.[Symbol.asyncDispose]());
+  // Before Stowage: then no container has a volume of it any more.
+  stack.defer(() => engine.stop());
+  const image = await loadBusybox(engine, signal);
+  const start = (folder: string): Promise<Server> =>
+    startServer(ground.folder, signal, ['--plugins', folder, '--docker-socket', engine.socket]);
+  stowage = await start(engine.plugins);
+  const { host, nfsPort, mountPort } = nfs;
+  const uri = `nfs://${host}${exported.path}?port=${nfsPort}&mountport=${mountPort}`;
+  const program = join(repository, 'bin', 'stowage');
+  await command([program, '--socket', stowage.socket, 'store', 'add', 'silver', uri], signal);
+  const all = stack.move();
+  return {
+    makeVolume: async (side, name) => void (await engine.docker('volume', 'create', ...drivers[side], name)),
+    run: async (volume) => {
+      const since = performance.now();
+      await engine.docker('run', '--rm', '--volume', `${volume}:/data`, image, 'true');
+      return performance.now() - since;
+    },
+    record: async () => {
+      await stowage?.[Symbol.asyncDispose]();
+      const behind = join(ground.folder, 'plugins');
+      stowage = await start(behind);
+      const recorders = await Promise.all(
+        plugins.map((name) => startRecorder(join(engine.plugins, `${name}.sock`), join(behind, `${name}.sock`))),
+      );
+      for (const recorder of recorders) all.use(recorder);
+      return () => recorders.flatMap((recorder) => recorder.take());
+    },
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}

@@ -1,0 +1,36 @@
+import { once } from 'node:events';
+import { createServer, request } from 'node:http';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { expect, onTestFinished, test } from 'vitest';
+import { createGround } from '#testing/ground.ts';
+import { startRecorder } from './recorder.ts';
+
+async function post(socketPath: string, path: string, body: string): Promise<{ status: number; text: string }> {
+  const { promise, resolve, reject } = Promise.withResolvers<{ status: number; text: string }>();
+  const sent = request({ socketPath, path, method: 'POST', agent: false }, async (said) => {
+    resolve({ status: said.statusCode ?? 0, text: await text(said) });
+  });
+  sent.once('error', reject).end(body);
+  return await promise;
+}
+
+test('answers as the plugin behind it does, and knows what was asked', async () => {
+  const ground = createGround();
+  onTestFinished(() => ground[Symbol.dispose]());
+  const [behind, socket] = [join(ground.folder, 'behind'), join(ground.folder, 'front')];
+  const plugin = createServer(async (asked, answer) => {
+    const body = await text(asked);
+    answer.writeHead(asked.url === '/VolumeDriver.Mount' ? 200 : 409).end(`${asked.url} ${body}`);
+  });
+  plugin.listen(behind);
+  await once(plugin, 'listening');
+  onTestFinished(() => void plugin.close());
+  await using recorder = await startRecorder(socket, behind);
+  expect(await post(socket, '/VolumeDriver.Mount', 'a')).toEqual({ status: 200, text: '/VolumeDriver.Mount a' });
+  expect(await post(socket, '/VolumeDriver.Remove', '')).toEqual({ status: 409, text: '/VolumeDriver.Remove ' });
+  const calls = recorder.take();
+  expect(calls.map(({ method }) => method)).toEqual(['Mount', 'Remove']);
+  expect(calls.every(({ ms }) => ms > 0)).toBe(true);
+  expect(recorder.take()).toEqual([]);
+});

@@ -1,0 +1,60 @@
+import { once } from 'node:events';
+import { Agent, createServer, type IncomingMessage, request, type ServerResponse } from 'node:http';
+import { buffer } from 'node:stream/consumers';
+
+/** One call of an engine's, and how long its answer took. */
+export interface RecordedCall {
+  /** `Get`, `Mount`, `Unmount` … */
+  readonly method: string;
+  readonly ms: number;
+}
+
+/** A volume plugin in front of another one, which answers for it. */
+export interface Recorder extends AsyncDisposable {
+  /** What was answered since the last time this was asked. */
+  take(): readonly RecordedCall[];
+}
+
+/** Listens at `socket`, and passes on to the plugin that listens at `behind`. */
+export async function startRecorder(socket: string, behind: string): Promise<Recorder> {
+  const agent = new Agent({ keepAlive: true });
+  let calls: RecordedCall[] = [];
+
+  async function passOn(asked: IncomingMessage, answer: ServerResponse): Promise<void> {
+    const body = await buffer(asked);
+    const since = performance.now();
+    const path = asked.url ?? '/';
+    const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
+    const headers = { ...asked.headers, 'content-length': body.length };
+    request({ socketPath: behind, path, method: asked.method ?? 'POST', headers, agent }, resolve)
+      .once('error', reject)
+      .end(body);
+    const said = await promise;
+    const text = await buffer(said);
+    calls.push({ method: path.replace(/^.*\./, ''), ms: performance.now() - since });
+    const type = said.headers['content-type'] ?? 'application/json';
+    answer.writeHead(said.statusCode ?? 502, { 'content-type': type, 'content-length': text.length }).end(text);
+  }
+
+  // As the plugin behind it: an engine keeps its connections, and one that is closed makes it repeat a call.
+  const server = createServer({ keepAliveTimeout: 0, requireHostHeader: false }, (asked, answer) => {
+    passOn(asked, answer).catch((thrown: unknown) => {
+      answer.destroy(thrown instanceof Error ? thrown : undefined);
+    });
+  });
+  server.listen(socket);
+  await once(server, 'listening');
+  return {
+    take: () => {
+      const taken = calls;
+      calls = [];
+      return taken;
+    },
+    [Symbol.asyncDispose]: async () => {
+      agent.destroy();
+      server.closeAllConnections();
+      server.close();
+      await once(server, 'close');
+    },
+  };
+}

@@ -1,0 +1,28 @@
+import { copyFile, mkdir, mkdtempDisposable } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+import { needs } from '#testbed/needs.ts';
+import { rootfs } from '#testbed/rootfs.ts';
+import { runner } from '#testbed/run.ts';
+
+/** The profile's names, as Debian's own compiler understands it. A kernel that enforces it is not needed for that. */
+async function compiled(profile: string, signal: AbortSignal): Promise<string> {
+  const run = runner(signal);
+  const { tar } = await rootfs(['apparmor'], run);
+  await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-apparmor-'));
+  await run('tar', ['-xf', tar, '-C', work.path, '--numeric-owner']);
+  await mkdir(join(work.path, 'tmp'), { recursive: true });
+  await copyFile(profile, join(work.path, 'tmp', 'profile'));
+  const parser = ['apparmor_parser', '--base', '/etc/apparmor.d', '--skip-kernel-load', '--skip-cache'];
+  await run('chroot', [work.path, ...parser, '/tmp/profile']);
+  return await run('chroot', [work.path, ...parser, '--names', '/tmp/profile']);
+}
+
+describe.skipIf(needs('root', 'docker'))('the AppArmor profile', () => {
+  test('is one that AppArmor understands', { timeout: 120_000 }, async () => {
+    const profile = join(repository, 'deploy', 'apparmor', 'stowage');
+    expect((await compiled(profile, new AbortController().signal)).trim().split('\n').at(-1)).toBe('stowage');
+  });
+});

@@ -1,0 +1,111 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
+import { patience, succeeds } from './nfs-mounted.ts';
+
+/** Two machines, each with a Docker engine and a Stowage of its own, and an NFS server that both reach by network. */
+describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker on two hosts', () => {
+  let server: FarServer;
+  let one: Host;
+  let two: Host;
+  const over = new AbortController();
+  const all = new AsyncDisposableStack();
+  const create = (host: Host, volume: string): Promise<string> =>
+    host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', volume);
+  const inUse = (by: string) => ({ status: 6, stderr: expect.stringContaining(by) });
+  const destroy = (host: Host, volume: string) => host.stowage.cli('volume', 'delete', `silver/${volume}`);
+
+  beforeAll(async () => {
+    server = all.use(await startFarServer([{ tag: 'silver' }], over.signal));
+    [one, two] = await Promise.all([startHost('one', server, over.signal), startHost('two', server, over.signal)]);
+    all.use(one);
+    all.use(two);
+    for (const host of [one, two]) await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+  }, 120_000);
+  afterAll(async () => {
+    await all.disposeAsync();
+    over.abort();
+  }, 60_000);
+
+  test('shares a volume, and destroys it only when no container of either names it', async () => {
+    await create(one, 'photos');
+    const [there] = JSON.parse(await two.docker('volume', 'inspect', 'photos'));
+    expect(there).toMatchObject({ Driver: 'stowage', Scope: 'global', Status: { store: 'silver' } });
+    await one.sleeper('first', 'photos');
+    await two.docker('run', '-d', '--name', 'second', '-v', 'photos:/data', two.image, 'sleep', '1000');
+    await one.docker('exec', 'first', 'sh', '-c', 'echo seen >/data/file');
+    expect(await two.docker('exec', 'second', 'cat', '/data/file')).toBe('seen');
+    await expect
+      .poll(() => two.uses('silver..photos'), patience)
+      .toEqual(['one: container first', 'two: container second']);
+
+    await two.docker('rm', '-f', 'second');
+    await expect.poll(() => one.uses('silver..photos'), patience).toEqual(['one: container first']);
+    expect(await one.refused('volume', 'rm', 'photos')).toMatch(/in use/);
+    expect(await destroy(one, 'photos')).toMatchObject(inUse('container first'));
+    // Docker there knows of no container: it is Stowage that refuses, and says where it is used.
+    const said = await two.refused('volume', 'rm', 'photos');
+    expect(said).toContain('container first');
+    expect(said).toMatch(/\bone\b/);
+    expect(await destroy(two, 'photos')).toMatchObject(inUse('container first'));
+
+    await one.docker('stop', 'first');
+    // Nothing of it is mounted any more; what is stopped uses it still.
+    await expect.poll(() => one.mounts(), patience).toEqual([]);
+    await expect.poll(() => two.uses('silver..photos'), patience).toEqual(['one: container first']);
+    for (const host of [one, two]) expect(await destroy(host, 'photos')).toMatchObject(inUse('container first'));
+    expect(await two.refused('volume', 'rm', 'photos')).toContain('container first');
+
+    await one.docker('rm', 'first');
+    await expect.poll(() => two.uses('silver..photos'), patience).toEqual([]);
+    await two.docker('volume', 'rm', 'photos');
+    await expect.poll(() => one.docker('volume', 'ls', '-q'), patience).not.toContain('photos');
+    expect(existsSync(join(server.folder('silver'), 'photos'))).toBe(false);
+    for (const host of [one, two]) expect(await host.mounts()).toEqual([]);
+  });
+
+  test('does not lose what a container elsewhere uses by rm -f', async () => {
+    await create(one, 'forced');
+    await one.sleeper('holder', 'forced');
+    await one.docker('exec', 'holder', 'sh', '-c', 'echo kept >/data/file; sync');
+    await expect.poll(() => two.uses('silver..forced'), patience).toEqual(['one: container holder']);
+    await two.docker('volume', 'inspect', 'forced');
+    // Engines differ in whether they tell that it was refused.
+    await two.docker('volume', 'rm', '-f', 'forced').catch(() => undefined);
+    expect(readFileSync(join(server.folder('silver'), 'forced', 'file'), 'utf8')).toBe('kept\n');
+    expect(await one.docker('exec', 'holder', 'cat', '/data/file')).toBe('kept');
+    expect(await two.docker('volume', 'ls', '-q')).toContain('forced');
+    expect(await two.docker('run', '--rm', '-v', 'forced:/data', two.image, 'cat', '/data/file')).toBe('kept');
+    await one.docker('rm', '-f', 'holder');
+    await expect.poll(() => two.uses('silver..forced'), patience).toEqual([]);
+    await two.docker('volume', 'rm', 'forced');
+  });
+
+  test('keeps what a host used that is gone, until somebody says that it is gone for good', async () => {
+    await create(two, 'left');
+    await one.sleeper('lost', 'left');
+    await expect.poll(() => two.uses('silver..left'), patience).toEqual(['one: container lost']);
+    one.stowage.signal('SIGKILL');
+    await one.stowage.ended();
+    const refusal = await destroy(two, 'left');
+    expect(refusal).toMatchObject(inUse('container lost'));
+    expect(refusal.stderr).toMatch(/\bone\b/);
+    expect(await two.refused('volume', 'rm', 'left')).toContain('container lost');
+    const { body } = await two.stowage.api('GET', '/v1/volumes/silver..left');
+    const [{ host }] = body['uses'] as [{ readonly host: string }];
+    await succeeds(two.stowage, 'volume', 'release', 'silver/left', '--host', host, '--yes');
+    expect(await two.uses('silver..left')).toEqual([]);
+    await two.docker('volume', 'rm', 'left');
+    expect(existsSync(join(server.folder('silver'), 'left'))).toBe(false);
+    // It comes back all the same: its container can go, and leaves nothing. Docker does not ask to unmount what is gone: that
+    // is found out by looking, now and then and at each start.
+    await one.start();
+    expect(await one.mounts()).not.toEqual([]);
+    await one.docker('rm', '-f', 'lost');
+    await one.start();
+    await expect.poll(() => one.mounts(), patience).toEqual([]);
+    expect(await one.docker('volume', 'ls', '-q')).not.toContain('left');
+  });
+});

@@ -1,0 +1,195 @@
+import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { chmod, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { kept, repository } from '#testbed/component.ts';
+import type { Daemon } from '#testbed/daemon.ts';
+import { type Engine, type EngineOptions, startDockerd } from '#testbed/dockerd.ts';
+import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { digest } from '#testbed/rootfs.ts';
+import { keeperPids } from './nfs-mounted.ts';
+import { program, type Stowage, startStowage } from './stowage.ts';
+
+const execute = promisify(execFile);
+
+/** An NFS server in a network of its own, to which hosts are connected by cables. */
+export interface FarServer extends AsyncDisposable {
+  /** By the tag of an export. */
+  uri(tag: string): string;
+  /** What it exports, on this machine. */
+  folder(tag: string): string;
+  connect(engine: Engine): Promise<void>;
+}
+
+const address = (number: number): string => `198.18.0.${number}`;
+const listen = { host: address(1), nfsPort: 20_490, mountPort: 20_480 };
+
+/** Its first words: a switch, which is up before the server listens. */
+const inOwnNetwork = [
+  'unshare',
+  '--net',
+  'sh',
+  '-c',
+  `ip link set lo up && ip link add switch type bridge && ip address add ${address(1)}/24 dev switch && ip link set switch up && exec "$@"`,
+  'sh',
+];
+
+export async function startFarServer(
+  exports: readonly [Omit<GaneshaExport, 'path'>, ...Omit<GaneshaExport, 'path'>[]],
+  signal: AbortSignal,
+): Promise<FarServer> {
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-far-')));
+  // Whoever the server takes somebody for goes through it.
+  await chmod(top, 0o755);
+  const folder = (tag: string): string => join(top, tag);
+  const located = ({ tag, ...rest }: Omit<GaneshaExport, 'path'>) => ({ ...rest, tag, path: folder(tag) });
+  const [first, ...others] = exports;
+  for (const { tag } of exports) await mkdir(folder(tag));
+  const mounts = readFileSync('/proc/self/mounts', 'utf8').split('\n');
+  // What is exported lies on the root of this machine, or on /tmp.
+  const tables = mounts.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
+  await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
+  const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
+  const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+  const daemon: Daemon = await ganeshaDaemon({
+    ...{ folder: top, exports: [located(first), ...others.map(located)], listen, signal, inside: inOwnNetwork },
+    env: { ...quiet(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
+  });
+  let last = 1;
+  return {
+    folder,
+    uri: (tag) => `nfs://${listen.host}${folder(tag)}?port=${listen.nfsPort}&mountport=${listen.mountPort}`,
+    connect: async (engine) => {
+      last += 1;
+      const own = last;
+      const there = (...words: readonly string[]) =>
+        execute('nsenter', ['--target', `${daemon.pid}`, '--net', ...words]);
+      const here = (...words: readonly string[]) => said([...engine.beside, 'ip', ...words]);
+      // By its process id: the names of networks are files of this machine.
+      await here('link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', `port${own}`, 'netns', `${daemon.pid}`);
+      await here('address', 'add', `${address(own)}/24`, 'dev', 'eth0');
+      await here('link', 'set', 'eth0', 'up');
+      await there('ip', 'link', 'set', `port${own}`, 'master', 'switch', 'up');
+    },
+    [Symbol.asyncDispose]: async () => {
+      await daemon.kill();
+      await rm(top, { recursive: true, force: true });
+    },
+  };
+}
+
+async function said([file = '', ...args]: readonly string[]): Promise<string> {
+  return (await execute(file, args, { timeout: 60_000 })).stdout.trimEnd();
+}
+
+/** A machine with a Docker engine and a Stowage, in a network and with mounts of its own. */
+export interface Host extends AsyncDisposable {
+  readonly name: string;
+  readonly engine: Engine;
+  readonly image: string;
+  readonly top: string;
+  /** The one that was started last. */
+  readonly stowage: Stowage;
+  /** What all of them wrote. */
+  output(): string;
+  docker(...words: readonly string[]): Promise<string>;
+  /** What Docker says when it does not do it. */
+  refused(...words: readonly string[]): Promise<string>;
+  /** In the background, doing nothing, with the volume at /data. */
+  sleeper(name: string, volume: string): Promise<string>;
+  /** Ends a program of Stowage that runs, if there is one, and starts it on what that one left. */
+  start(): Promise<void>;
+  /** Who uses a volume, as everybody can read on its store: `host: kind name`. */
+  uses(volume: string): Promise<readonly string[]>;
+  /** Where volumes are mounted on it. */
+  mounts(): Promise<readonly string[]>;
+  /** Runs a program on it. */
+  inside(...words: readonly string[]): Promise<string>;
+  /** Ends what serves them, and takes away all of them, as when the machine stops. */
+  loseMounts(): Promise<void>;
+}
+
+/** The first process of a container does not hear of a polite request to end. */
+export const atOnce = ['--stop-signal', 'KILL', '--network', 'none'];
+
+const named = 'hostname "$1" && shift && exec "$@"';
+
+export async function startHost(
+  name: string,
+  server: FarServer | undefined,
+  signal: AbortSignal,
+  options: EngineOptions = {},
+): Promise<Host> {
+  await using ground = new AsyncDisposableStack();
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'st-host-')));
+  ground.defer(() => rm(top, { recursive: true, force: true }));
+  // Everybody may pass, as usual: so the data path runs as nobody.
+  await chmod(top, 0o755);
+  ground.defer(() => killKeepers(top));
+  const engine = ground.use(await startDockerd(signal, options));
+  await server?.connect(engine);
+  const image = await loadBusybox(engine, signal);
+  let stowage: Stowage | undefined;
+  ground.defer(async () => await stowage?.stop());
+  let before = '';
+  const start = async (): Promise<void> => {
+    await stowage?.stop();
+    before += stowage?.output() ?? '';
+    stowage = await startStowage({
+      command: [...engine.beside, 'unshare', '--uts', 'sh', '-c', named, 'sh', name, program],
+      ...{ state: join(top, 's'), socket: join(top, 'r', 'stowage.sock') },
+      options: ['--plugins', engine.plugins, '--docker-socket', engine.socket, '--log-level', 'info'],
+    });
+  };
+  await start();
+  const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
+  const running = (): Stowage => stowage ?? expectRunning();
+  const mounts = async (): Promise<readonly string[]> =>
+    (await said([...engine.inside, 'cat', '/proc/self/mounts']))
+      .split('\n')
+      .flatMap((line) => line.split(' ')[1] ?? [])
+      .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
+  const all = ground.move();
+  return {
+    ...{ name, engine, image, top, docker, start, mounts },
+    get stowage() {
+      return running();
+    },
+    output: () => `${before}${running().output()}`,
+    inside: (...words) => said([...engine.inside, ...words]),
+    refused: (...words) =>
+      docker(...words).then(
+        (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
+        (thrown: { readonly stderr: string }) => thrown.stderr,
+      ),
+    sleeper: (container, volume) =>
+      docker('run', '-d', ...atOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
+    uses: async (volume) => {
+      const { body } = await running().api('GET', `/v1/volumes/${volume}`);
+      const uses = (body['uses'] ?? []) as readonly SeenUse[];
+      return uses.flatMap(({ node, users }) => users.map((user) => `${node}: ${user.kind} ${user.name}`)).sort();
+    },
+    loseMounts: async () => {
+      await killKeepers(top);
+      for (const at of (await mounts()).toReversed()) await said([...engine.inside, 'umount', '--lazy', at]);
+    },
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+interface SeenUse {
+  readonly host: string;
+  readonly node: string;
+  readonly users: readonly { readonly kind: string; readonly name: string }[];
+}
+
+function expectRunning(): never {
+  throw new Error('Stowage was not started');
+}
+
+async function killKeepers(top: string): Promise<void> {
+  for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
+}

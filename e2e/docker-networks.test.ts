@@ -1,0 +1,221 @@
+import { readFileSync, writeFileSync } from 'node:fs';
+import { chmod, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { startDockerd } from '#testbed/dockerd.ts';
+import type { TestEngine } from '#testbed/engine-machine.ts';
+import { needs } from '#testbed/needs.ts';
+import { startPodman } from '#testbed/podman.ts';
+import { keeperPids, patience } from './nfs-mounted.ts';
+import { inMachine, type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
+import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
+
+const engines = { docker: startDockerd, podman: startPodman } as const;
+/** Upkeep is every 30 seconds, and takes its time where a server is silent. */
+const aRound = { timeout: 60_000, interval: 500 };
+
+interface Step {
+  readonly step: string;
+  readonly ok: boolean;
+  readonly detail: string;
+  readonly action: string | null;
+}
+
+describe.each(['docker', 'podman'] as const)('%s', (kind) => {
+  describe.skipIf(needs('root', kind, 'busybox', 'mount', 'fuse', 'firewall'))('and a store in a network of it', () => {
+    let top: string;
+    let engine: TestEngine;
+    let storage: StorageNetwork;
+    let stowage: Stowage;
+    let image: string;
+    const over = new AbortController();
+    const all = new AsyncDisposableStack();
+    const run = (...words: string[]): Promise<string> => engine.run(...words);
+    const refused = (...words: string[]): Promise<string> =>
+      engine.run(...words).then(
+        (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
+        (thrown: { readonly stderr: string }) => thrown.stderr,
+      );
+    const says = async (...words: string[]): Promise<string> => {
+      const { status, stdout, stderr } = await stowage.cli(...words);
+      expect(status, `${words.join(' ')}: ${stderr}`).toBe(0);
+      return stdout;
+    };
+    /** Containers that hold on to a network; unless told, to that of the store. */
+    const anchors = async (label = `stowage.dev/anchor=${kind}:storage`): Promise<readonly string[]> =>
+      (await run('ps', '--all', '--quiet', '--filter', `label=${label}`)).split('\n').filter(Boolean);
+    /** What a program says that knocks at the server's door and leaves. */
+    const knock = `timeout 3 nc -w 2 ${storageHost} ${storagePort} < /dev/null && echo reached || echo not reached`;
+    const knocking = (network: string): Promise<string> =>
+      run('run', '--rm', '--network', network, image, 'sh', '-c', knock);
+    const check = async (...words: string[]): Promise<Finished & { steps: readonly Step[]; last: Step }> => {
+      const done = await stowage.cli('--json', 'store', 'check', ...words);
+      const { steps } = JSON.parse(done.stdout) as { readonly steps: readonly Step[] };
+      return { ...done, steps, last: steps.at(-1) ?? expect.fail(done.stderr) };
+    };
+
+    const start = (): Promise<Stowage> =>
+      startStowage({
+        ...{ state: join(top, 's'), socket: join(top, 'r', 'stowage.sock'), config: join(top, 'stowage.yaml') },
+        ...{ listen: '127.0.0.1:7878', command: [...engine.beside, program] },
+        options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
+      });
+
+    beforeAll(async () => {
+      top = await realpath(await mkdtemp(join(tmpdir(), 'st-net-')));
+      all.defer(() => rm(top, { recursive: true, force: true }));
+      await chmod(top, 0o755);
+      engine = all.use(await engines[kind](over.signal, { bridges: true }));
+      all.defer(() => {
+        for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
+      });
+      storage = all.use(await startStorageNetwork(engine, over.signal));
+      await run('network', 'create', 'apps');
+      image = await loadBusybox(engine, over.signal);
+      const config = { stores: { plain: { uri: `${storage.uri('plain')}&timeout=2s&retries=0` } } };
+      writeFileSync(join(top, 'stowage.yaml'), JSON.stringify(config));
+      stowage = await start();
+      all.defer(() => stowage.stop());
+      await says('store', 'add', 'silver', `${storage.uri('silver')}&network=${kind}:storage`);
+    }, 120_000);
+    afterAll(async () => {
+      await all.disposeAsync();
+      over.abort();
+    }, 60_000);
+
+    test('has its server where neither the host nor the applications can reach it', async () => {
+      expect(await knocking('storage')).toBe('reached');
+      expect(await knocking('apps')).toBe('not reached');
+      expect(await inMachine(engine, 'busybox', 'sh', '-c', knock)).toBe('not reached');
+    });
+
+    test('gives volumes to containers that have no route to the server', async () => {
+      await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'photos');
+      const use = (network: string, script: string): Promise<string> =>
+        run('run', '--rm', '--network', network, '-v', 'photos:/data', image, 'sh', '-c', script);
+      await use('apps', 'echo from apps > /data/file');
+      expect(readFileSync(join(storage.exported, 'silver', 'photos', 'file'), 'utf8')).toBe('from apps\n');
+      expect(await use('none', 'ip route; cat /data/file')).toBe('from apps');
+      expect(await use('apps', knock)).toBe('not reached');
+      expect(await anchors()).toHaveLength(1);
+      if (kind === 'docker')
+        expect(JSON.parse(await run('volume', 'inspect', 'photos'))[0]).toMatchObject({
+          Status: { store: 'silver', network: 'docker:storage' },
+        });
+      expect(await says('store', 'list')).toContain(`${kind}:storage`);
+      await run('volume', 'rm', 'photos');
+    });
+
+    test('could not be used without it, which is said, and what to do', async () => {
+      const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=plain', 'x');
+      expect(said).toMatch(/network/);
+      expect(said).toMatch(/administrator/);
+      expect(said).not.toContain(storageHost);
+      const { status, last } = await check('plain');
+      expect(status).toBe(1);
+      expect(last).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
+    });
+
+    test('is checked from where other traffic starts', async () => {
+      for (const [name, network] of [
+        ['inside', 'storage'],
+        ['outside', 'apps'],
+        ['stopped', 'storage'],
+      ] as const)
+        await run('run', '-d', '--stop-timeout', '0', '--name', name, '--network', network, image, 'sleep', '1000');
+      onTestFinished(async () => void (await run('rm', '-f', 'inside', 'outside', 'stopped')));
+      await run('stop', 'stopped');
+      for (const from of [`${kind}:storage`, 'storage', 'inside', 'container:inside']) {
+        const { status, steps } = await check('silver', '--from', from);
+        expect(status, from).toBe(0);
+        expect(steps.map(({ step }) => step)).toEqual(
+          expect.arrayContaining(['network', 'resolve', 'connect', 'mount', 'write']),
+        );
+      }
+      for (const from of [`${kind}:apps`, 'outside']) {
+        const { status, last } = await check('silver', '--from', from);
+        expect(status, from).toBe(1);
+        expect(last, from).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
+      }
+      const wrong = {
+        stopped: /Start it/,
+        nobody: new RegExp(`${kind} ps`),
+        [`${kind}:nothing`]: /network create/,
+      };
+      for (const [from, action] of Object.entries(wrong)) {
+        const { status, last } = await check('silver', '--from', from);
+        expect(status, from).toBe(1);
+        expect(last, from).toMatchObject({ step: 'network', ok: false, action: expect.stringMatching(action) });
+      }
+      const { status, body } = await stowage.api('POST', '/v1/stores/silver/check', { from: 'stopped' });
+      expect({ status, ...body }).toMatchObject({
+        ...{ status: 200, ok: false },
+        steps: [{ step: 'network', ok: false, detail: expect.stringContaining('does not run') }],
+      });
+    });
+
+    test('tells somebody who is no administrator which step fails, and nothing of where', async () => {
+      const token = (await says('--quiet', 'token', 'create', 'ci', '--role', 'user', '--store', 'silver')).trim();
+      writeFileSync(join(top, 'token'), token, { mode: 0o600 });
+      const [file, ...words] = [...engine.beside, program] as const;
+      const access = [...words, '--url', 'http://127.0.0.1:7878', '--token-file', join(top, 'token')];
+      const asking = (...rest: string[]): Promise<Finished> => runProgram(file, [...access, ...rest]);
+      const asked = await asking('--json', 'store', 'check', 'silver', '--from', `${kind}:apps`);
+      expect(asked.status, asked.stderr).toBe(1);
+      const { steps } = JSON.parse(asked.stdout) as { readonly steps: readonly Step[] };
+      expect(steps.at(-1)).toMatchObject({ step: 'connect', ok: false, detail: 'this step failed' });
+      expect(asked.stdout).not.toContain(storageHost);
+      expect(asked.stdout).not.toContain(':apps');
+      const nobody = await asking('store', 'check', 'silver', '--from', 'nobody');
+      expect(nobody).toMatchObject({ status: 1, stdout: expect.stringContaining('network: this step failed') });
+      expect(nobody.stdout).not.toMatch(/there is no container/);
+    });
+
+    test.each(['stop', 'kill'] as const)(
+      'is there again after a %s and start of the engine',
+      { timeout: 120_000 },
+      async (how) => {
+        await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', how);
+        const sleeping = ['--stop-timeout', '0', '--network', 'apps', '-v', `${how}:/data`, image, 'sleep', '1000'];
+        await run('run', '-d', '--name', how, ...sleeping);
+        await run('exec', how, 'sh', '-c', 'echo before > /data/file');
+        await engine[how]();
+        await engine.start();
+        // Until those who serve the volume are in the network that was made anew.
+        await expect.poll(() => run('start', how).then(() => 'it runs', String), aRound).toBe('it runs');
+        await run('exec', how, 'sh', '-c', 'cat /data/file > /data/copy && sync');
+        expect(readFileSync(join(storage.exported, 'silver', how, 'copy'), 'utf8')).toBe('before\n');
+        expect((await check('silver')).last).toMatchObject({ step: 'room', ok: true });
+        expect(await anchors()).toHaveLength(1);
+        await run('rm', '-f', how);
+        await expect.poll(() => run('volume', 'rm', how).catch(String), patience).toBe(how);
+      },
+    );
+
+    test('has another anchor when somebody removes the one it had', { timeout: 120_000 }, async () => {
+      await run('volume', 'create', '--driver', 'stowage', '-o', 'store=silver', 'again');
+      const use = (script: string): Promise<string> =>
+        run('run', '--rm', '--network', 'none', '-v', 'again:/data', image, 'sh', '-c', script);
+      await use('echo before > /data/file');
+      const [before = ''] = await anchors();
+      await run('rm', '-f', before);
+      await expect.poll(() => anchors(), patience).toEqual([expect.not.stringContaining(before)]);
+      await expect
+        .poll(() => use('cat /data/file > /data/copy && sync && echo done').catch(String), aRound)
+        .toBe('done');
+      expect(readFileSync(join(storage.exported, 'silver', 'again', 'copy'), 'utf8')).toBe('before\n');
+      await run('volume', 'rm', 'again');
+    });
+
+    test('leaves no anchor behind when it is removed', { timeout: 90_000 }, async () => {
+      // With those who run in its network, and have nothing to do.
+      await stowage.stop();
+      stowage = await start();
+      await says('store', 'remove', 'silver');
+      // Nor one of a check.
+      await expect.poll(() => anchors('stowage.dev/anchor'), aRound).toEqual([]);
+    });
+  });
+});

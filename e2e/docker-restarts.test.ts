@@ -1,0 +1,221 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
+import { dataPath, keeperPids, patience, serving, succeeds } from './nfs-mounted.ts';
+
+/** Adds a line to each volume, until it is told to stop; ends with another status as soon as anything fails. */
+const work = `
+  next() {
+    line="line $(($(wc -l <$1/log) + 1))"
+    echo "$line" >>$1/log || exit 3
+    [ "$(tail -n 1 $1/log)" = "$line" ] || exit 4
+  }
+  touch /a/log /b/log || exit 5
+  until [ -e /a/stop ]; do next /a; next /b; done`;
+const cutOff = /Stowage is stopping|request has no (?:Name|ID)|no such volume|volume was not found in the driver/;
+/** Docker tries for 15 s to reach a plugin that is not there, and for longer at the end of a container. */
+const longestWait = 10_000;
+
+describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('containers that use volumes', () => {
+  let server: FarServer;
+  const over = new AbortController();
+  const all = new AsyncDisposableStack();
+
+  beforeAll(async () => {
+    server = all.use(await startFarServer([{ tag: 'silver' }], over.signal));
+  });
+  afterAll(async () => {
+    await all.disposeAsync();
+    over.abort();
+  }, 60_000);
+
+  async function aHost(name: string, args: readonly string[] = []): Promise<Host> {
+    const host = all.use(await startHost(name, server, over.signal, { args }));
+    await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
+    return host;
+  }
+
+  /** A container that writes to a volume on the server and to one of this machine. */
+  async function worker(host: Host, name: string, ...more: readonly string[]) {
+    const volumes = { far: `${name}-far`, near: `${name}-near` };
+    await host.docker('volume', 'create', '-d', 'stowage', volumes.far);
+    await host.docker('volume', 'create', '-d', 'stowage-local', volumes.near);
+    const at = ['-v', `${volumes.far}:/a`, '-v', `${volumes.near}:/b`];
+    await host.docker('run', '-d', ...atOnce, ...more, '--name', name, ...at, host.image, 'sh', '-c', work);
+    const folders = [join(server.folder('silver'), volumes.far), join(host.top, 's', 'stores', 'local', volumes.near)];
+    const logs = folders.map((folder) => join(folder, 'log'));
+    const linesIn = (log: string): readonly string[] =>
+      existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
+    const goesOn = async (): Promise<void> => {
+      for (const log of logs) {
+        const before = linesIn(log).length;
+        await expect.poll(() => linesIn(log).length, patience).toBeGreaterThan(before);
+      }
+    };
+    await goesOn();
+    const ids = await Promise.all(
+      Object.values(volumes).map((volume) => host.docker('volume', 'inspect', '-f', '{{.Status.id}}', volume)),
+    );
+    expect(await mountsOf(host, ids)).toHaveLength(4);
+    return {
+      goesOn,
+      /**
+       * Ends it in order: all that it wrote is there, and nothing else is left. After a crash of the engine it may stay mounted
+       * for a while, since nobody knows how often it was asked for, but that is no use of it.
+       */
+      end: async (after: 'order' | 'crash' = 'order'): Promise<void> => {
+        await host.docker('exec', name, 'touch', '/a/stop');
+        expect(await host.docker('wait', name)).toBe('0');
+        for (const log of logs) expect(linesIn(log)).toEqual(linesIn(log).map((_, i) => `line ${i + 1}`));
+        if (after === 'order') await expect.poll(() => mountsOf(host, ids), patience).toEqual([]);
+        for (const volume of Object.values(volumes))
+          expect(await host.refused('volume', 'rm', volume)).toMatch(/in use/);
+        await host.docker('rm', name);
+        for (const volume of Object.values(volumes)) await host.docker('volume', 'rm', volume);
+        expect(await mountsOf(host, ids)).toEqual([]);
+      },
+    };
+  }
+
+  const mountsOf = async (host: Host, ids: readonly string[]): Promise<readonly string[]> =>
+    (await host.mounts()).filter((at) => ids.some((id) => at.endsWith(id)));
+  const stateOf = (host: Host, container: string): Promise<string> =>
+    host.docker('inspect', '-f', '{{.State.Status}}', container);
+
+  describe('on one host', () => {
+    let host: Host;
+    beforeAll(async () => {
+      host = await aHost('one');
+    }, 60_000);
+
+    test.each(['stop', 'kill'] as const)('start again after a %s of their engine, with their data', async (how) => {
+      const one = await worker(host, `engine-${how}`);
+      await host.engine[how]();
+      await host.engine.start();
+      expect(await stateOf(host, `engine-${how}`)).toBe('exited');
+      expect(await host.refused('volume', 'rm', `engine-${how}-far`)).toMatch(/in use/);
+      await host.docker('start', `engine-${how}`);
+      await one.goesOn();
+      await one.end(how === 'kill' ? 'crash' : 'order');
+    });
+
+    test('keep working while Stowage is stopped and started, and can be restarted at that moment', async () => {
+      const [one, two] = [await worker(host, 'through'), await worker(host, 'restarted')];
+      await host.stowage.stop();
+      await one.goesOn();
+      await two.goesOn();
+      const since = performance.now();
+      const restarting = host.docker('restart', 'restarted');
+      await host.start();
+      await restarting;
+      expect(performance.now() - since).toBeLessThan(longestWait);
+      await one.goesOn();
+      await two.goesOn();
+      await one.end();
+      await two.end();
+    });
+
+    test('are started and ended while it restarts, at the second try at the latest', {
+      timeout: 120_000,
+    }, async () => {
+      await host.docker('volume', 'create', '-d', 'stowage', 'always-there');
+      const use = async (...words: readonly string[]): Promise<string> => {
+        const run = ['run', '--rm', ...atOnce, '-v', 'always-there:/data', host.image, ...words];
+        try {
+          return await host.docker(...run);
+        } catch (thrown) {
+          // What comes at that very moment: a call that was cut off Docker repeats without its body.
+          expect((thrown as { readonly stderr: string }).stderr).toMatch(cutOff);
+          return await host.docker(...run);
+        }
+      };
+      await use('sh', '-c', 'echo text >/data/file');
+      let isOver = false;
+      let longest = 0;
+      const others = Array.from({ length: 4 }, async () => {
+        while (!isOver) {
+          const since = performance.now();
+          expect(await use('cat', '/data/file')).toBe('text');
+          longest = Math.max(longest, performance.now() - since);
+        }
+      });
+      const restarting = async (): Promise<void> => {
+        try {
+          for (let i = 0; i < 6; i += 1) {
+            await host.start();
+            // So that each begins at another moment of the commands.
+            await use('true');
+          }
+        } finally {
+          isOver = true;
+        }
+      };
+      const ended = await Promise.allSettled([restarting(), ...others]);
+      expect(ended.filter(({ status }) => status === 'rejected')).toEqual([]);
+      expect(longest).toBeLessThan(longestWait);
+      await host.docker('volume', 'rm', 'always-there');
+      expect(await host.mounts()).toEqual([]);
+    });
+
+    test('keep working when what serves their files is killed', async () => {
+      const one = await worker(host, 'served');
+      const { pid } = await serving(host.stowage);
+      process.kill(pid, 'SIGKILL');
+      await one.goesOn();
+      await expect.poll(() => dataPath(host.stowage), patience).not.toMatchObject({ pid });
+      await one.goesOn();
+      await one.end();
+    });
+
+    test('start again when what holds their mounts is killed with it', async () => {
+      const one = await worker(host, 'held');
+      await serving(host.stowage);
+      for (const pid of keeperPids(host.top)) process.kill(pid, 'SIGKILL');
+      // What it had open is lost, and says so.
+      expect(await host.docker('wait', 'held')).not.toBe('0');
+      await host.docker('start', 'held');
+      await one.goesOn();
+      await one.end();
+    });
+
+    test('come back when the machine does', async () => {
+      const [one, two] = [await worker(host, 'manual'), await worker(host, 'always', '--restart', 'always')];
+      const pids = await Promise.all(
+        ['manual', 'always'].map((name) => host.docker('inspect', '-f', '{{.State.Pid}}', name)),
+      );
+      await host.engine.kill();
+      host.stowage.signal('SIGKILL');
+      await host.stowage.ended();
+      await host.inside('kill', '-9', ...pids);
+      await host.loseMounts();
+      expect(await host.mounts()).toEqual([]);
+      await Promise.all([host.engine.start(), host.start()]);
+      await two.goesOn();
+      expect(await stateOf(host, 'manual')).toBe('exited');
+      await host.docker('start', 'manual');
+      await one.goesOn();
+      await one.end('crash');
+      await host.docker('update', '--restart', 'no', 'always');
+      await two.end('crash');
+    });
+  });
+
+  describe('of an engine that leaves them running', () => {
+    let host: Host;
+    beforeAll(async () => {
+      host = await aHost('live', ['--live-restore']);
+    }, 60_000);
+
+    test.each(['stop', 'kill'] as const)('keep working through its %s and start, and leave nothing', async (how) => {
+      const one = await worker(host, `live-${how}`);
+      await host.engine[how]();
+      await one.goesOn();
+      await host.engine.start();
+      await one.goesOn();
+      expect(await stateOf(host, `live-${how}`)).toBe('running');
+      await one.end();
+    });
+  });
+});

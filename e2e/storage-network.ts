@@ -1,0 +1,71 @@
+import { execFile } from 'node:child_process';
+import { mkdir, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { onPath } from '#testbed/component.ts';
+import type { TestEngine } from '#testbed/engine-machine.ts';
+import { type Inmate, startInside } from '#testbed/machine.ts';
+import { program } from './stowage.ts';
+
+/** A network of an engine, and in it a machine with our own NFS server, which answers to nobody else. */
+export interface StorageNetwork extends AsyncDisposable {
+  /** Of a directory of the export. */
+  uri(name: 'silver' | 'plain'): string;
+  /** What the server exports, on this machine. */
+  readonly exported: string;
+}
+
+export const storageHost = '10.77.0.2';
+export const storagePort = 2049;
+const [subnet, gateway] = ['10.77.0.0/24', '10.77.0.1'];
+const dockerBridge = 'storage0';
+/** For containers. */
+const range = '10.77.0.128/25';
+
+/** A program in the engine's own machine. */
+export async function inMachine(engine: Pick<TestEngine, 'inside'>, ...words: readonly string[]): Promise<string> {
+  const [file, ...args] = [...engine.inside, ...words] as const;
+  return (await promisify(execFile)(file as string, args, { timeout: 60_000 })).stdout.trimEnd();
+}
+
+/** It is called `storage`, and has no way out. The server survives its engine. */
+export async function startStorageNetwork(engine: TestEngine, signal: AbortSignal): Promise<StorageNetwork> {
+  await using ground = new AsyncDisposableStack();
+  const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-filer-')));
+  ground.defer(() => rm(folder, { recursive: true, force: true }));
+  const exported = join(folder, 'export');
+  for (const name of ['silver', 'plain']) await mkdir(join(exported, name), { recursive: true });
+  const called = { docker: ['--opt', `com.docker.network.bridge.name=${dockerBridge}`], podman: ['--disable-dns'] };
+  const about = ['--internal', '--subnet', subnet, '--gateway', gateway, '--ip-range', range, ...called[engine.kind]];
+  await engine.run('network', 'create', ...about, 'storage');
+  const asked = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
+  const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...asked);
+  const ip = (...words: readonly string[]): Promise<string> => inMachine(engine, onPath('ip') ?? 'ip', ...words);
+  // Podman makes it for the first container, and takes what is there.
+  await ip('link', 'show', bridge).catch(() => ip('link', 'add', bridge, 'type', 'bridge'));
+  await ip('link', 'set', bridge, 'up');
+  await ip('netns', 'add', 'filer');
+  await ip('link', 'add', 'filer0', 'type', 'veth', 'peer', 'name', 'eth0', 'netns', 'filer');
+  await ip('link', 'set', 'filer0', 'master', bridge, 'up');
+  await ip('-n', 'filer', 'address', 'add', `${storageHost}/24`, 'dev', 'eth0');
+  for (const link of ['lo', 'eth0']) await ip('-n', 'filer', 'link', 'set', link, 'up');
+  // Engines give the host an address in each of their networks.
+  await ip('-n', 'filer', 'route', 'add', 'blackhole', gateway);
+  const server: Inmate = await startInside(engine, {
+    command: [
+      ...[onPath('ip') ?? 'ip', 'netns', 'exec', 'filer', program, 'nfs', 'serve', exported],
+      ...['--state', join(folder, 'state'), '--port', `${storagePort}`, '--allow', subnet, '--squash', 'none'],
+    ],
+    logFile: join(folder, 'log'),
+    isReady: (log) => log.includes('stowage nfs ready'),
+    signal,
+  });
+  ground.defer(() => server.kill());
+  const all = ground.move();
+  return {
+    exported,
+    uri: (name) => `nfs://${storageHost}/export/${name}?port=${storagePort}&mountport=${storagePort}`,
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}

@@ -1,0 +1,141 @@
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { text } from 'node:stream/consumers';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Launched } from '#keeper/launch.ts';
+import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
+import { createDockerClient } from '#wire/docker/client.ts';
+import { type KeeperContainer, killKeeper, launchContainer, networkFor } from './keeper-container.ts';
+import type { OwnContainer } from './own-container.ts';
+
+interface Created {
+  readonly User: string;
+  readonly Entrypoint: readonly string[];
+  readonly Cmd: readonly string[];
+  readonly Labels: Readonly<Record<string, string>>;
+  readonly HostConfig: Readonly<Record<string, unknown>>;
+}
+
+/** An engine that makes containers, and refuses to start those that shall be protected unless it can. */
+async function engineThat(how: { readonly protects: boolean; readonly containers?: readonly object[] }) {
+  const created: Created[] = [];
+  const end = Promise.withResolvers<number>();
+  const answer = (response: ServerResponse, status: number, value?: object): void =>
+    void response.writeHead(status).end(value === undefined ? undefined : JSON.stringify(value));
+  async function create(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    created.push(JSON.parse(await text(request)));
+    answer(response, 201, { Id: `made${created.length}` });
+  }
+  const engine: ScriptedEngine = await startScriptedEngine((path, request, response) => {
+    if (path === '/containers/create') void create(request, response);
+    else if (path === '/containers/json') answer(response, 200, how.containers ?? []);
+    else if (path.endsWith('/wait')) void end.promise.then((StatusCode) => answer(response, 200, { StatusCode }));
+    else if (path.endsWith('/start') && !how.protects && created.at(-1)?.HostConfig['OomScoreAdj'] !== undefined)
+      answer(response, 500, { message: 'runc create failed' });
+    else answer(response, 204);
+  });
+  const client = createDockerClient({ socket: engine.socket, clock: systemClock() });
+  onTestFinished(async () => {
+    client[Symbol.dispose]();
+    await engine[Symbol.asyncDispose]();
+  });
+  const own: OwnContainer = {
+    ...{ engine: client, id: 'own', image: 'sha256:1', onHostNetwork: true },
+    hostPath: (path) => (path.startsWith('/run/') ? `/host${path}` : undefined),
+  };
+  return { engine, created, own, end: end.resolve };
+}
+
+const { signal } = new AbortController();
+const command = { words: ['node', 'keeper.mjs'], env: { LC_ALL: 'C' } } as const;
+
+async function launched(own: OwnContainer, about: Partial<KeeperContainer> = {}): Promise<[Launched, string[]]> {
+  const told: string[] = [];
+  const all: KeeperContainer = {
+    ...{ own, instance: 'i', name: 'host', folder: '/run/k/host', user: 61_234, privilegedPorts: false },
+    ...{ network: { kind: 'host' }, tell: (message) => void told.push(message), ...about },
+  };
+  return [await launchContainer(all)(command, signal), told];
+}
+
+describe('a keeper in a container', () => {
+  test('has no rights, and one folder of the machine', async () => {
+    const { own, created } = await engineThat({ protects: true });
+    const [, told] = await launched(own);
+    expect(created).toHaveLength(1);
+    expect(created[0]).toMatchObject({
+      ...{ Image: 'sha256:1', User: '61234:61234', Cmd: ['node', 'keeper.mjs'], Env: ['LC_ALL=C'] },
+      Labels: { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' },
+      Healthcheck: { Test: ['NONE'] },
+      HostConfig: {
+        ...{ Binds: ['/host/run/k/host:/run/k/host'], NetworkMode: 'host', CapDrop: ['ALL'], CapAdd: [] },
+        ...{ ReadonlyRootfs: true, AutoRemove: true, RestartPolicy: { Name: 'no' }, OomScoreAdj: -900 },
+        Ulimits: [{ Name: 'memlock', Soft: -1, Hard: -1 }],
+      },
+    });
+    expect(told).toEqual([]);
+  });
+
+  test('is started without protection where the engine cannot give it, which is told', async () => {
+    const { engine, own, created } = await engineThat({ protects: false });
+    const [, told] = await launched(own);
+    expect(created.map(({ HostConfig }) => HostConfig['OomScoreAdj'])).toEqual([-900, undefined]);
+    expect(told).toEqual(['the data path is not protected when memory is short']);
+    // The first one is not left behind.
+    expect(engine.asked.filter((each) => each.startsWith('DELETE'))).toEqual([
+      'DELETE /v1.41/containers/made1?force=1&v=1',
+    ]);
+  });
+
+  test('drops everything but a port below 1024 before it begins', async () => {
+    const { own, created } = await engineThat({ protects: true });
+    await launched(own, { privilegedPorts: true });
+    expect(created[0]?.User).toBe('0:0');
+    expect(created[0]?.HostConfig['CapAdd']).toEqual(['SETUID', 'SETGID', 'SETPCAP', 'NET_BIND_SERVICE']);
+    expect(created[0]?.Entrypoint.slice(0, 3)).toEqual(['setpriv', '--reuid=61234', '--regid=61234']);
+    expect(created[0]?.Entrypoint).toContain('--bounding-set=-all,+net_bind_service');
+  });
+
+  test('enters a namespace that is no container’s', async () => {
+    const { own, created } = await engineThat({ protects: true });
+    const named = { network: 'netns:storage', namespace: 'netns:storage', instance: 'i' };
+    const network = await networkFor(own, named, signal);
+    expect(network).toEqual({ kind: 'namespace', hostPath: '/host/run/netns/storage' });
+    await launched(own, { network });
+    expect(created[0]?.HostConfig['Binds']).toContain('/host/run/netns/storage:/run/netns/store:ro');
+    expect(created[0]?.Entrypoint.slice(0, 4)).toEqual(['nsenter', '--net=/run/netns/store', '--', 'setpriv']);
+  });
+
+  test('shares the network of the anchor, which is this Stowage’s own', async () => {
+    const anchor = (Id: string, instance: string) => ({
+      ...{ Id, State: 'running', Labels: { 'stowage.dev/anchor': 'docker:far', 'stowage.dev/instance': instance } },
+    });
+    const { own, created } = await engineThat({ protects: true, containers: [anchor('a', 'j'), anchor('b', 'i')] });
+    const named = { network: 'docker:far', namespace: '/run/docker/netns/1', instance: 'i' };
+    await launched(own, { network: await networkFor(own, named, signal) });
+    expect(created[0]?.HostConfig).toMatchObject({ NetworkMode: 'container:b', CapAdd: [] });
+  });
+
+  test('tells how it ended, and is removed when it did not become what it was started for', async () => {
+    const { engine, own, end } = await engineThat({ protects: true });
+    const [{ ended, kill, pid }] = await launched(own);
+    expect(pid).toBeUndefined();
+    end(2);
+    expect(await ended).toBe(2);
+    await kill();
+    expect(engine.asked.at(-1)).toBe('DELETE /v1.41/containers/made1?force=1&v=1');
+  });
+
+  test('that hangs is told by its engine to end, and nobody else’s is', async () => {
+    const keeper = (Id: string, name: string, instance: string) => ({
+      ...{ Id, State: 'running', Labels: { 'stowage.dev/keeper': name, 'stowage.dev/instance': instance } },
+    });
+    const containers = [keeper('a', 'host', 'j'), keeper('b', 'host', 'i'), keeper('c', 'net-1', 'i')];
+    const { engine, own } = await engineThat({ protects: true, containers });
+    expect(await killKeeper(own, 'host', 'i')).toBe(true);
+    expect(engine.asked.filter((each) => each.includes('/kill'))).toEqual([
+      'POST /v1.41/containers/b/kill?signal=USR1',
+    ]);
+    expect(await killKeeper(own, 'net-2', 'i')).toBe(false);
+  });
+});

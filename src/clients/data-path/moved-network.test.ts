@@ -1,0 +1,42 @@
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround } from '#testing/ground.ts';
+import { makeFarNetwork } from '#testing/network-namespaces.ts';
+import { createKeepers } from './keepers.ts';
+
+const unending = new AbortController().signal;
+const kind = { network: 'docker:far', privilegedPorts: false };
+
+describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () => {
+  test('follows it to another namespace, once', { timeout: 60_000 }, async () => {
+    await using far = await makeFarNetwork();
+    const ground = createGround();
+    const keepers = createKeepers({
+      ...{ clock: systemClock(), log: ground.scope.log, folder: join(ground.folder, 'k'), version: 'test' },
+      ...{ doubted: () => undefined, gaveUp: () => undefined },
+      find: async (network) => (network === 'docker:far' ? `netns:${far.name}` : expect.fail(network)),
+    });
+    onTestFinished(async () => {
+      await keepers.endIdle(unending);
+      await keepers[Symbol.asyncDispose]();
+      ground[Symbol.dispose]();
+    });
+    await keepers.use(kind, unending, async () => undefined);
+    // And a data path that waits.
+    const before = await far.hasPids(2);
+    await keepers.tidy(unending);
+    expect(await far.hasPids(2)).toEqual(before);
+
+    await far.removeEnd();
+    await far.makeEnd();
+    expect(await far.pids()).toEqual([]);
+    await keepers.tidy(unending);
+    const after = await far.hasPids(2);
+    expect((await keepers.status(unending)).map(({ state }) => state?.doing)).toEqual(['idle']);
+    await keepers.use(kind, unending, async () => undefined);
+    await keepers.tidy(unending);
+    expect(await far.hasPids(2)).toEqual(after);
+  });
+});

@@ -1,0 +1,116 @@
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Mounter } from '#core/ports.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { mountFuse } from '../data-path/fuse.ts';
+import { createLinuxMounter } from './linux.ts';
+import { type MountCalls, mountCalls } from './mount-calls.ts';
+import { createRun, type Run } from './run.ts';
+
+const clock = systemClock();
+const real = createRun(clock);
+
+describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
+  let ground: Ground;
+  let at: string;
+  let ran: string[];
+
+  beforeEach(async () => {
+    ground = createGround();
+    onTestFinished(() => ground[Symbol.dispose]());
+    ran = [];
+    at = join(ground.folder, 'stage');
+    mkdirSync(at);
+    const mounted = await mountFuse('stowage:test', at, { readOnly: false });
+    onTestFinished(() => mounted[Symbol.asyncDispose]());
+    expect(ground.mounts()).toEqual([at]);
+  });
+
+  const mounter = (calls: MountCalls = mountCalls): Mounter => {
+    const run: Run = (tool, ...rest) => {
+      ran.push(tool);
+      return real(tool, ...rest);
+    };
+    return createLinuxMounter({ clock, run, calls, storeRoots: () => [], forbidden: () => [] });
+  };
+
+  test('is unmounted without a program', async () => {
+    await mounter().unmount(at, ground.scope);
+    expect(ground.mounts()).toEqual([]);
+    expect(ran).toEqual([]);
+  });
+
+  test('is found mounted without being asked: who serves it may not answer, and this process must never wait for it', async () => {
+    expect(await mounter().isMounted(at, ground.scope)).toBe(true);
+    expect(await mounter().isMounted(join(ground.folder, 'missing'), ground.scope)).toBe(false);
+    expect(await mounter().isMounted(ground.folder, ground.scope)).toBe(false);
+  });
+
+  test('is unmounted by a program where the kernel says no, which then says why', async () => {
+    await mounter({ ...mountCalls, unmountAside: async () => false }).unmount(at, ground.scope);
+    expect(ground.mounts()).toEqual([]);
+    expect(ran).toEqual(['umount']);
+  });
+
+  test('that the kernel does not get rid of keeps nobody waiting, and what the call goes by stays until it ends', async () => {
+    const { promise: over, resolve: end } = Promise.withResolvers<boolean>();
+    const { promise: begun, resolve: begin } = Promise.withResolvers<string>();
+    const where: (() => string)[] = [];
+    const calls: MountCalls = {
+      ...mountCalls,
+      unmountAside: (parent) => {
+        where.push(parent.where);
+        begin(parent.path);
+        return over;
+      },
+    };
+    const enough = new AbortController();
+    const unmounting = mounter(calls).unmount(at, { ...ground.scope, signal: enough.signal });
+    expect(await begun).toBe(ground.folder);
+    enough.abort(new Error('enough'));
+    await expect(unmounting).rejects.toThrow('enough');
+    expect(where[0]?.()).toBe(ground.folder);
+    end(true);
+    // Then the number is nobody's, or already another's.
+    const now = (): string | undefined => {
+      try {
+        return where[0]?.();
+      } catch {
+        return undefined;
+      }
+    };
+    await expect.poll(now).not.toBe(ground.folder);
+    expect(ran).toEqual([]);
+  });
+
+  test('has no more than a few threads, and a program where those are taken', async () => {
+    const { promise: over, resolve: end } = Promise.withResolvers<boolean>();
+    const all = [at];
+    for (const name of ['b', 'c', 'd', 'e']) {
+      const place = join(ground.folder, name);
+      mkdirSync(place);
+      const mounted = await mountFuse(`stowage:${name}`, place, { readOnly: false });
+      onTestFinished(() => mounted[Symbol.asyncDispose]());
+      all.push(place);
+    }
+    const waiting: string[] = [];
+    const calls: MountCalls = {
+      ...mountCalls,
+      unmountAside: async (_parent, name) => {
+        waiting.push(name);
+        return await over;
+      },
+    };
+    const one = mounter(calls);
+    const unmounting = all.map((place) => one.unmount(place, ground.scope));
+    await Promise.race(unmounting);
+    expect(waiting).toHaveLength(4);
+    expect(ran).toEqual(['umount']);
+    end(false);
+    await Promise.all(unmounting);
+    expect(ground.mounts()).toEqual([]);
+  });
+});
