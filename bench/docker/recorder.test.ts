@@ -8,8 +8,8 @@ import { startRecorder } from './recorder.ts';
 
 async function post(socketPath: string, path: string, body: string): Promise<{ status: number; text: string }> {
   const { promise, resolve, reject } = Promise.withResolvers<{ status: number; text: string }>();
-  const sent = request({ socketPath, path, method: 'POST', agent: false }, async (said) => {
-    resolve({ status: said.statusCode ?? 0, text: await text(said) });
+  const sent = request({ socketPath, path, method: 'POST', agent: false }, (said) => {
+    text(said).then((answer) => resolve({ status: said.statusCode ?? 0, text: answer }), reject);
   });
   sent.once('error', reject).end(body);
   return await promise;
@@ -19,9 +19,9 @@ test('answers as the plugin behind it does, and knows what was asked', async () 
   const ground = createGround();
   onTestFinished(() => ground[Symbol.dispose]());
   const [behind, socket] = [join(ground.folder, 'behind'), join(ground.folder, 'front')];
-  const plugin = createServer(async (asked, answer) => {
-    const body = await text(asked);
-    answer.writeHead(asked.url === '/VolumeDriver.Mount' ? 200 : 409).end(`${asked.url} ${body}`);
+  const plugin = createServer((asked, answer) => {
+    const status = asked.url === '/VolumeDriver.Mount' ? 200 : 409;
+    void text(asked).then((body) => answer.writeHead(status).end(`${asked.url} ${body}`));
   });
   plugin.listen(behind);
   await once(plugin, 'listening');

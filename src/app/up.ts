@@ -77,6 +77,7 @@ const tendEveryMs = 30_000;
 /** For operations that run when Stowage is told to stop; the rest goes on at the next start. */
 const drainMs = 10_000;
 const roundMs = 5_000;
+const pluginMs = 5_000;
 
 /** Everything in one process: what `stowage up` runs. */
 export async function startUp(settings: UpSettings): Promise<Running> {
@@ -280,8 +281,10 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
   const { engine, rest, plugins, found, tending, nfs, keepers, clients, log } = parts;
   await tending[Symbol.asyncDispose]();
   await parts.released();
+  // First, and before nothing new is begun any more: an engine that is just mounting something gets it.
+  await plugins.close(pluginMs);
   // Longer than the drain, so that whoever waits for an operation is told what became of it.
-  const closed = Promise.all([rest, plugins].map((front) => front.close(drainMs + 2_000)));
+  const closed = rest.close(drainMs + 2_000);
   await engine.operations.drain(drainMs);
   await closed;
   const limit = AbortSignal.timeout(60_000);

@@ -206,9 +206,6 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     await settle();
     expect(path()).toBeDefined();
     docker.remove('web');
-    restart();
-    await settle();
-    clock.advance(60_000);
     await settle();
     expect(path()).toBeUndefined();
     // Nothing needs the name any more.

@@ -111,11 +111,15 @@ export function createHolds(parts: HoldsParts): Holds {
     if (holds.length === 0 || pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
     // Podman remembers by itself that it has it mounted, and asks no second time.
     if (holds.some((hold) => holderOf(hold) === 'podman')) return;
-    const referring = await parts.references().of(records.volumes.byId(id) ?? id, scope);
+    const volume = records.volumes.byId(id);
+    const referring = await parts.references().of(volume ?? id, scope);
     if (!areKnown(holds, referring) || referring.references.some(({ running }) => running)) {
       idle.delete(id);
       return;
     }
+    // Destroyed elsewhere: Docker does not ask to unmount what it cannot get, and nothing fills it any more.
+    if (volume === undefined && referring.references.length === 0)
+      return await drop(id, 'it is gone, and no container names it', scope);
     const now = clock.elapsed();
     const begun = idle.get(id) ?? now;
     idle.set(id, begun);

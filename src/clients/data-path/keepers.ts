@@ -163,7 +163,12 @@ export function createKeepers(options: KeepersOptions): Keepers {
   return {
     use: (kind, signal, work) => {
       const slot = slots.of(nameOf(kind));
-      return used(slot, signal, () => reach(slot, kind, signal), work);
+      const client = async (): Promise<KeeperClient> => {
+        // An engine's restart makes its networks anew: who mounts something does not wait for the next upkeep.
+        if (kind.network !== undefined && slot.client !== undefined) await move(slot, signal);
+        return await reach(slot, kind, signal);
+      };
+      return used(slot, signal, client, work);
     },
     holding: async (mount, kind, signal, work) => {
       const slot = await holder(mount, kind, signal).catch((cause: unknown) => {

@@ -1,4 +1,4 @@
-import { existsSync } from 'node:fs';
+import { readlinkSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
@@ -8,6 +8,7 @@ import { createLook } from './look.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
+import { isErrno } from './paths.ts';
 import { reap } from './reap.ts';
 import type { Run } from './run.ts';
 import { createSettling } from './settle.ts';
@@ -68,7 +69,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
     isMounted: async (at, scope) => {
       await settled(scope);
       // Most places asked about do not exist; reading the whole mount table for them would cost far more.
-      return existsSync(at) && (await list(scope)).some((point) => point.at === at);
+      return isThere(at) && (await readTable()).at(at) !== undefined;
     },
     usersOf: async (source, stage, scope) => {
       await settled(scope);
@@ -81,4 +82,14 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
       return await reap(reaping, mountsFolder, known, scope);
     },
   };
+}
+
+/** By a call that never gets to who serves what is mounted there, as a look at it would: this process must not wait for them. */
+function isThere(path: string): boolean {
+  try {
+    readlinkSync(path);
+    return true;
+  } catch (cause) {
+    return !isErrno(cause, 'ENOENT', 'ENOTDIR');
+  }
 }

@@ -57,7 +57,7 @@ function createAside({ calls, clock }: Parts) {
       if (!(cause instanceof StillRunning)) throw cause;
       // The call goes by the number of the parent's descriptor, which must not be another's before it has ended.
       const kept = held.move();
-      void calling.catch(() => undefined).finally(() => kept.disposeAsync());
+      void calling.catch(() => undefined).then(() => kept.disposeAsync());
       throw scope.signal.aborted ? scope.signal.reason : tooSlow(at, cause);
     }
   };
