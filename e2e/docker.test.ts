@@ -56,6 +56,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       image = await loadBusybox(engine, over.signal);
       stowage = await start();
       all.defer(() => stowage.stop());
+      // Of a test that failed: what its containers have mounted would stay.
+      all.defer(async () => {
+        const left = (await run('ps', '-aq')).split('\n').filter(Boolean);
+        if (left.length > 0) await run('rm', '-f', ...left);
+      });
       const { host, nfsPort, mountPort } = nfs;
       const uri = `nfs://${host}${exported}?port=${nfsPort}&mountport=${mountPort}`;
       const { status, stderr } = await stowage.cli('store', 'add', 'silver', uri);
