@@ -1,6 +1,15 @@
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, constants, mkdirSync, openSync, readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import {
+  closeSync,
+  constants,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
@@ -36,6 +45,11 @@ interface Container extends AsyncDisposable {
   start(): Promise<{ readonly pid?: number; readonly reason?: string; readonly message?: string }>;
 }
 
+const childOf = (pid: number): string => {
+  const file = `/proc/${pid}/task/${pid}/children`;
+  return existsSync(file) ? readFileSync(file, 'utf8').trim() : 'none';
+};
+
 describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   let ground: KeeperGround;
   let at: string;
@@ -59,8 +73,11 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
         return JSON.parse(String((await lines.next()).value));
       },
       [Symbol.asyncDispose]: async () => {
+        const first = childOf(child.pid ?? 0);
         child.kill('SIGKILL');
         await ended;
+        // The kernel ends all the others before the first process of a namespace is gone.
+        await expect.poll(() => existsSync(`/proc/${first}`), { timeout: 20_000 }).toBe(false);
       },
     };
   }
