@@ -6,9 +6,10 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
+import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { documentedRun, ganeshaIn, inMachine, type ServerInside, startStowageIn } from './stowage-container.ts';
+import { documentedRun, ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 interface Service {
   readonly [key: string]: string | boolean | readonly string[];
@@ -81,7 +82,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const made = await docker('create', imageName);
     await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
     await docker('rm', '-v', made);
-    await inMachine(engine, 'mkdir', '-p', '/var/lib/stowage/disk', '/etc/stowage');
+    await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/disk', '/etc/stowage');
     await startStowageIn(engine, imageName);
     await stowage('store', 'add', 'disk', 'local:///var/lib/stowage/disk');
     await stowage('store', 'add', 'silver', nfs.uri('silver'));
@@ -97,11 +98,11 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'things');
     const logs = {
       photos: join(nfs.folder('silver'), 'photos', 'log'),
-      things: await inMachine(engine, 'readlink', '-f', '/var/lib/stowage/disk/things').then((at) => join(at, 'log')),
+      things: await runInside(engine, 'readlink', '-f', '/var/lib/stowage/disk/things').then((at) => join(at, 'log')),
     };
     const counts = async (): Promise<readonly number[]> => [
       linesIn(logs.photos).length,
-      Number(await inMachine(engine, 'sh', '-c', `cat ${logs.things} 2>/dev/null | wc -l`)),
+      Number(await runInside(engine, 'sh', '-c', `cat ${logs.things} 2>/dev/null | wc -l`)),
     ];
     for (const volume of ['photos', 'things'] as const)
       await docker(
@@ -181,7 +182,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const [, ...rows] = (await docker('top', container)).split('\n');
     const pids = rows.map((row) => row.split(/\s+/)[1] ?? '');
     expect(pids.length).toBeGreaterThanOrEqual(3);
-    return await Promise.all(pids.map((pid) => inMachine(engine, 'cat', `/proc/${pid}/status`)));
+    return await Promise.all(pids.map((pid) => runInside(engine, 'cat', `/proc/${pid}/status`)));
   }
 
   test('starts what needs a port below 1024 with that right alone', async () => {
@@ -248,7 +249,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const before = await keeper();
     const rows = (await docker('top', before)).split('\n');
     const pid = rows.find((row) => row.includes('stowage keeper'))?.split(/\s+/)[1] ?? expect.fail(rows.join('\n'));
-    await inMachine(engine, 'kill', '-STOP', pid);
+    await runInside(engine, 'kill', '-STOP', pid);
     await docker('exec', 'hung', 'touch', '/data/during');
     const isReplaced = async (): Promise<number> => (await keepers()).length;
     const until = AbortSignal.timeout(60_000);
@@ -270,7 +271,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await engine.stop();
     // Nobody had to be tried again, or killed.
     expect(performance.now() - since).toBeLessThan(9_000);
-    expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
+    expect(await runInside(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
     await engine.start();
     for (const app of apps) {
       await eventually(
@@ -293,7 +294,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await using('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');
     await docker('volume', 'rm', 'sticky');
     await eventually(
-      () => inMachine(engine, 'ls', '/var/lib/stowage/disk', '/var/lib/stowage/disk/.stowage/deleting'),
+      () => runInside(engine, 'ls', '/var/lib/stowage/disk', '/var/lib/stowage/disk/.stowage/deleting'),
       (left) => left === '/var/lib/stowage/disk:\n\n/var/lib/stowage/disk/.stowage/deleting:',
     );
   });
@@ -309,6 +310,6 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
       () => docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper'),
       (left) => left === '',
     );
-    expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
+    expect(await runInside(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
   });
 });

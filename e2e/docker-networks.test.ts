@@ -6,10 +6,11 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import { loadBusybox } from '#testbed/busybox.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
+import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { startPodman } from '#testbed/podman.ts';
 import { keeperPids, patience } from './nfs-mounted.ts';
-import { inMachine, type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
+import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
 import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 
 const engines = { docker: startDockerd, podman: startPodman } as const;
@@ -88,7 +89,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     test('has its server where neither the host nor the applications can reach it', async () => {
       expect(await knocking('storage')).toBe('reached');
       expect(await knocking('apps')).toBe('not reached');
-      expect(await inMachine(engine, 'busybox', 'sh', '-c', knock)).toBe('not reached');
+      expect(await runInside(engine, 'busybox', 'sh', '-c', knock)).toBe('not reached');
     });
 
     test('gives volumes to containers that have no route to the server', async () => {

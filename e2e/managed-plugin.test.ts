@@ -9,9 +9,10 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { type Engine, startDockerd } from '#testbed/dockerd.ts';
 import { buildImage, imageName } from '#testbed/image.ts';
+import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { ganeshaIn, inMachine, type ServerInside } from './stowage-container.ts';
+import { ganeshaIn, type ServerInside } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 
@@ -37,7 +38,7 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
       signal: end.signal,
     });
     const yaml = `stores:\n  silver: ${nfs.uri('silver')}\n`;
-    await inMachine(
+    await runInside(
       engine,
       'sh',
       '-c',
@@ -78,6 +79,6 @@ describe.skipIf(needs(...required))('Stowage as a managed plugin', () => {
     expect(existsSync(join(nfs.folder('silver'), 'photos'))).toBe(false);
     await docker('plugin', 'disable', 'stowage');
     await docker('plugin', 'rm', 'stowage');
-    expect(await inMachine(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
+    expect(await runInside(engine, 'grep', '-c', 'stowage:', '/proc/mounts').catch(() => '0')).toBe('0');
   });
 });

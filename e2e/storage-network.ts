@@ -1,11 +1,9 @@
-import { execFile } from 'node:child_process';
 import { mkdir, mkdtemp, realpath, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { onPath } from '#testbed/component.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
-import { type Inmate, startInside } from '#testbed/machine.ts';
+import { type Inmate, runInside, startInside } from '#testbed/machine.ts';
 import { program } from './stowage.ts';
 
 /** A network of an engine, and in it a machine with our own NFS server, which answers to nobody else. */
@@ -23,12 +21,6 @@ const dockerBridge = 'storage0';
 /** For containers. */
 const range = '10.77.0.128/25';
 
-/** A program in the engine's own machine. */
-export async function inMachine(engine: Pick<TestEngine, 'inside'>, ...words: readonly string[]): Promise<string> {
-  const [file, ...args] = [...engine.inside, ...words] as const;
-  return (await promisify(execFile)(file as string, args, { timeout: 60_000 })).stdout.trimEnd();
-}
-
 /** It is called `storage`, and has no way out. The server survives its engine. */
 export async function startStorageNetwork(engine: TestEngine, signal: AbortSignal): Promise<StorageNetwork> {
   await using ground = new AsyncDisposableStack();
@@ -41,7 +33,7 @@ export async function startStorageNetwork(engine: TestEngine, signal: AbortSigna
   await engine.run('network', 'create', ...about, 'storage');
   const asked = ['network', 'inspect', '--format', '{{.NetworkInterface}}', 'storage'];
   const bridge = engine.kind === 'docker' ? dockerBridge : await engine.run(...asked);
-  const ip = (...words: readonly string[]): Promise<string> => inMachine(engine, onPath('ip') ?? 'ip', ...words);
+  const ip = (...words: readonly string[]): Promise<string> => runInside(engine, onPath('ip') ?? 'ip', ...words);
   // Podman makes it for the first container, and takes what is there.
   await ip('link', 'show', bridge).catch(() => ip('link', 'add', bridge, 'type', 'bridge'));
   await ip('link', 'set', bridge, 'up');

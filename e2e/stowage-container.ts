@@ -1,9 +1,7 @@
-import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { promisify } from 'node:util';
 import { kept, repository } from '#testbed/component.ts';
 import type { Engine } from '#testbed/dockerd.ts';
 import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
@@ -26,12 +24,6 @@ function runFor(engine: Engine, image: string): readonly string[] {
   };
   const words = documentedRun().map((word) => elsewhere[word] ?? word);
   return [...words.slice(0, -2), image, 'node', '--log-level', 'info'];
-}
-
-/** A program in the engine's own machine. */
-export async function inMachine(engine: Engine, ...words: readonly string[]): Promise<string> {
-  const [file, ...args] = [...engine.inside, ...words] as const;
-  return (await promisify(execFile)(file as string, args, { timeout: 60_000 })).stdout.trimEnd();
 }
 
 /** Starts it as a container, once there is none of that name. */

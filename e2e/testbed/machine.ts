@@ -1,13 +1,16 @@
+import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
+import { promisify } from 'node:util';
 import { onPath } from './component.ts';
 import { type Daemon, startDaemon } from './daemon.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { enterOwn, joinOwn, showOwn } from './own-cgroups.ts';
 
 const stopDeadline = 20_000;
+const runDeadline = 60_000;
 
 /**
  * A machine within this one: mounts, network and processes are its own and end with it, even when the test process is
@@ -114,6 +117,12 @@ export async function startInside(
       await late;
     },
   };
+}
+
+/** Runs a program inside to its end; gives what it printed, without the last newline. */
+export async function runInside({ inside }: Pick<Machine, 'inside'>, ...words: readonly string[]): Promise<string> {
+  const [file, ...args] = inside;
+  return (await promisify(execFile)(file, [...args, ...words], { timeout: runDeadline })).stdout.trimEnd();
 }
 
 function childrenOf(pid: number): readonly number[] {

@@ -140,7 +140,7 @@ async function given(instance = 'one', clock = systemClock()): Promise<Given> {
   return { docker, podman, networks: createEngineNetworks({ engines, instance, log: silentLog(), clock }) };
 }
 
-const only = ({ containers }: FakeEngine): FakeContainer => {
+const theAnchor = ({ containers }: FakeEngine): FakeContainer => {
   const [first, ...rest] = containers.values();
   if (first === undefined || rest.length > 0) throw new Error(`there are ${containers.size} containers`);
   return first;
@@ -156,7 +156,7 @@ describe('where a network is', () => {
   test('a network of an engine is where a container of ours is attached to it, which can do nothing', async () => {
     const { networks, docker, podman } = await given();
     expect(await networks.find('docker:storage', signal)).toBe(here);
-    const anchor = only(docker);
+    const anchor = theAnchor(docker);
     expect(anchor).toMatchObject({
       running: true,
       labels: { 'stowage.dev/anchor': 'docker:storage', 'stowage.dev/instance': 'one' },
@@ -170,8 +170,8 @@ describe('where a network is', () => {
     });
     podman.networks.set('backend', 'backend');
     expect(await networks.find('podman:backend', signal)).toBe(here);
-    expect(only(podman).labels).toMatchObject({ 'stowage.dev/anchor': 'podman:backend' });
-    expect(only(docker)).toBe(anchor);
+    expect(theAnchor(podman).labels).toMatchObject({ 'stowage.dev/anchor': 'podman:backend' });
+    expect(theAnchor(docker)).toBe(anchor);
   });
 
   test('a container is where it is, whichever engine has it', async () => {
@@ -187,7 +187,7 @@ describe('where a network is', () => {
     const { networks, docker, podman } = await given();
     podman.networks.set('backend', 'backend');
     expect(await networks.find('backend', signal)).toBe(here);
-    expect(only(podman).labels).toMatchObject({ 'stowage.dev/anchor': 'podman:backend' });
+    expect(theAnchor(podman).labels).toMatchObject({ 'stowage.dev/anchor': 'podman:backend' });
     docker.containers.set('backend', container('backend', { sandbox: another }));
     expect(await networks.find('backend', signal)).toBe(another);
   });
@@ -304,9 +304,9 @@ describe('an anchor', () => {
   test('of a network that is named by its number stays', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:net-1', signal);
-    const { id } = only(docker);
+    const { id } = theAnchor(docker);
     await networks.find('docker:net-1', signal);
-    expect(only(docker).id).toBe(id);
+    expect(theAnchor(docker).id).toBe(id);
   });
 
   test.each([
@@ -315,28 +315,28 @@ describe('an anchor', () => {
   ])('that %s is made anew', async (_how, change) => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
-    const anchor = only(docker);
+    const anchor = theAnchor(docker);
     change(anchor);
     docker.sandbox = another;
     expect(await networks.find('docker:storage', signal)).toBe(another);
-    expect(only(docker).id).not.toBe(anchor.id);
+    expect(theAnchor(docker).id).not.toBe(anchor.id);
   });
 
   test('of a network that was made anew under its name is made anew', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
-    const anchor = only(docker);
+    const anchor = theAnchor(docker);
     Object.assign(anchor, { running: false, sandbox: '' });
     docker.networks.set('storage', 'net-2');
     await networks.find('docker:storage', signal);
-    expect(only(docker)).toMatchObject({ running: true, networks: { storage: { NetworkID: 'net-2' } } });
-    expect(only(docker).id).not.toBe(anchor.id);
+    expect(theAnchor(docker)).toMatchObject({ running: true, networks: { storage: { NetworkID: 'net-2' } } });
+    expect(theAnchor(docker).id).not.toBe(anchor.id);
   });
 
   test('of a network that is gone is not left behind', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
-    Object.assign(only(docker), { running: false, sandbox: '' });
+    Object.assign(theAnchor(docker), { running: false, sandbox: '' });
     docker.networks.delete('storage');
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
       ...{ code: 'unavailable', reason: 'engine-network-missing', message: "docker has no network 'storage'" },
@@ -372,7 +372,7 @@ describe('an anchor', () => {
     clock.advance(2_000);
     expect(await found).toBe(here);
     docker.script = script;
-    only(docker).sandbox = '/run/docker/netns/gone';
+    theAnchor(docker).sandbox = '/run/docker/netns/gone';
     docker.sandbox = '/run/docker/netns/gone';
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
     await docker.stop();

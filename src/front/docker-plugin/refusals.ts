@@ -1,5 +1,5 @@
-import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
-import type { Duplex } from 'node:stream';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { refusingUnparsable } from '#base/unparsable.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import { toldToUser } from '#core/telling.ts';
 
@@ -88,29 +88,10 @@ export function overloaded(): StowageError {
   });
 }
 
-/** How a raw error of the parser becomes an answer. */
-const parserStatus: Readonly<Record<string, number>> = {
-  HPE_HEADER_OVERFLOW: 431,
-  HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
-  ERR_HTTP_REQUEST_TIMEOUT: 408,
-};
-
-/** What Node's parser refuses never becomes a request: it is answered on the bare connection. */
-export function refuseUnparsable(error: Error & { readonly code?: string }, socket: Duplex): void {
-  if (error.code === 'ECONNRESET' || !socket.writable) {
-    socket.destroy();
-    return;
-  }
-  const { status, text } = refusalFrom(httpError(parserStatus[error.code ?? ''] ?? 400));
-  const body = JSON.stringify({ Err: text });
-  const head = [
-    `HTTP/1.1 ${status} ${STATUS_CODES[status]}`,
-    `content-type: ${contentType}`,
-    `content-length: ${Buffer.byteLength(body)}`,
-    'connection: close',
-  ];
-  socket.end(`${head.join('\r\n')}\r\n\r\n${body}`);
-}
+export const refuseUnparsable = refusingUnparsable((found) => {
+  const { status, text } = refusalFrom(httpError(found));
+  return { status, headers: { 'content-type': contentType }, body: JSON.stringify({ Err: text }) };
+});
 
 /** `Expect:` with anything but 100-continue. */
 export function refuseExpectation(_request: IncomingMessage, response: ServerResponse): void {

@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
-import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
-import type { Duplex } from 'node:stream';
+import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { Log } from '#base/log.ts';
+import { refusingUnparsable } from '#base/unparsable.ts';
 import { StowageError } from '#core/errors.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import type { Principal } from './principal.ts';
@@ -79,29 +79,11 @@ function refuseMethod(request: FastifyRequest, reply: FastifyReply, allow: strin
   return send(reply.header('allow', allow), { ...problemFrom(failure, request.id), status: 405 });
 }
 
-const parserStatus: Readonly<Record<string, number>> = {
-  HPE_HEADER_OVERFLOW: 431,
-  HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
-  ERR_HTTP_REQUEST_TIMEOUT: 408,
-};
-
-/** What Node's parser refuses never becomes a request: it is answered here, on the bare connection. */
-export function refuseUnparsable(error: Error & { readonly code?: string }, socket: Duplex): void {
-  if (error.code === 'ECONNRESET' || !socket.writable) {
-    socket.destroy();
-    return;
-  }
-  const problem = problemFrom(httpFailure(parserStatus[error.code ?? ''] ?? 400), randomUUID());
-  const body = JSON.stringify(problem);
-  const headers = {
-    ...commonHeaders(problem.requestId),
-    'content-type': problemType,
-    'content-length': Buffer.byteLength(body),
-    connection: 'close',
-  };
-  const head = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
-  socket.end(`HTTP/1.1 ${problem.status} ${STATUS_CODES[problem.status]}\r\n${head.join('')}\r\n${body}`);
-}
+export const refuseUnparsable = refusingUnparsable((found) => {
+  const problem = problemFrom(httpFailure(found), randomUUID());
+  const headers = { ...commonHeaders(problem.requestId), 'content-type': problemType };
+  return { status: problem.status, headers, body: JSON.stringify(problem) };
+});
 
 /** `Expect:` with anything but 100-continue. */
 export function refuseExpectation(request: IncomingMessage, response: ServerResponse): void {
