@@ -4,8 +4,10 @@ import { join } from 'node:path';
 import { busybox } from './busybox.ts';
 import { cSource } from './c-source.ts';
 import { byTestbed, type Component, fails, missingPrograms, onPath, repository } from './component.ts';
+import { compose } from './compose.ts';
 import { ganesha } from './ganesha.ts';
 import { goNfs } from './go-nfs.ts';
+import { csiSanity, helm, kubernetes, kubernetesSuite } from './kubernetes/build.ts';
 import { libnfsBench } from './libnfs-bench.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { rustNfs } from './nfs3-server.ts';
@@ -76,6 +78,7 @@ export const components = {
     // Debian 13 moved the client into a package of its own.
     packages: () => unlessOnPath(engine, ['docker.io', 'docker-cli?', 'containerd', 'runc', 'iproute2', 'util-linux']),
   },
+  compose,
   podman,
   busybox,
   netns: {
@@ -148,6 +151,10 @@ export const components = {
   'posix-suites': posixSuites,
   'c-source': cSource,
   sshfs,
+  kubernetes,
+  'csi-sanity': csiSanity,
+  helm,
+  'k8s-e2e': kubernetesSuite,
 } satisfies Readonly<Record<string, Component>>;
 
 export type ComponentName = keyof typeof components;

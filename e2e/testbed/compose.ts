@@ -1,0 +1,60 @@
+import { execFile } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { promisify } from 'node:util';
+import { type Component, kept, missingPrograms, onPath } from './component.ts';
+import type { Engine } from './dockerd.ts';
+import { digest } from './rootfs.ts';
+
+const version = '2.40.3';
+const source = join(import.meta.dirname, 'compose');
+const sources = ['go.mod', 'go.sum'].map((name) => readFileSync(join(source, name), 'utf8'));
+const place = kept('compose', `${version}-${digest(...sources)}`, 'cli-plugins/docker-compose');
+const commandDeadline = 180_000;
+
+/** What Debian calls docker-compose is an older program, which people no longer have. */
+export const compose: Component = {
+  what: `Docker Compose ${version}, a plugin of the docker command`,
+  probe: () => {
+    const why = place.probe();
+    const lacking = missingPrograms('go');
+    return why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`;
+  },
+  tool: place.tool,
+  command: 'install Go 1.21 or newer, then npm run testbed',
+  packages: () => (missingPrograms('go') === undefined ? [] : ['golang-go']),
+  make: async (run) => {
+    await rm(place.folder(), { recursive: true, force: true });
+    await mkdir(dirname(place.tool()), { recursive: true });
+    // A Go that is older than what the sources ask for brings that one, as it does any other module.
+    const env = ['CGO_ENABLED=0', 'GOTOOLCHAIN=auto', 'go'];
+    const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', '-s -w', '-o', place.tool()];
+    await run('env', [...env, 'build', ...flags, 'github.com/docker/compose/v2/cmd'], { cwd: source });
+    await writeFile(place.marker(), '');
+  },
+};
+
+export interface ComposeOptions {
+  /** What a person would have in front of the command, or in `.env`. */
+  readonly env?: Readonly<Record<string, string>>;
+  readonly signal: AbortSignal;
+}
+
+/** Runs `docker compose` in a folder; gives what it printed, its progress too. */
+export async function dockerCompose(
+  { socket }: Pick<Engine, 'socket'>,
+  folder: string,
+  words: readonly string[],
+  { env, signal }: ComposeOptions,
+): Promise<string> {
+  const docker = onPath('docker') ?? 'docker';
+  const { stdout, stderr } = await promisify(execFile)(docker, ['--host', `unix://${socket}`, 'compose', ...words], {
+    // The client looks for its plugins where its configuration is.
+    env: { ...env, PATH: process.env['PATH'], DOCKER_CONFIG: place.folder() },
+    cwd: folder,
+    signal,
+    timeout: commandDeadline,
+  });
+  return `${stdout}${stderr}`;
+}

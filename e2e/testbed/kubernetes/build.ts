@@ -1,0 +1,134 @@
+import { readFileSync } from 'node:fs';
+import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { type Component, type Kept, kept, missingPrograms, type Run } from '../component.ts';
+import { digest } from '../rootfs.ts';
+import { cniPlugins } from './node-config.ts';
+
+const version = '1.35.4';
+const [major, minor] = version.split('.');
+
+/** A folder with the go.mod and go.sum of programs that are built as they are. */
+interface Module {
+  readonly folder: string;
+  readonly key: string;
+}
+
+function goModule(...path: readonly string[]): Module {
+  const folder = join(import.meta.dirname, ...path);
+  return { folder, key: digest(...['go.mod', 'go.sum'].map((name) => readFileSync(join(folder, name), 'utf8'))) };
+}
+
+const kubernetesModule = goModule();
+const sanityModule = goModule('csi-sanity');
+const helmModule = goModule('helm');
+const place = {
+  kubernetes: kept('kubernetes', `${version}-${kubernetesModule.key}`, 'kubectl'),
+  suite: kept('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
+  sanity: kept('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
+  helm: kept('helm', `3.20.2-${helmModule.key}`, 'helm'),
+};
+
+const stamps = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version'].flatMap((name) => [
+  `-X ${name}.gitVersion=v${version}`,
+  `-X ${name}.gitMajor=${major}`,
+  `-X ${name}.gitMinor=${minor}`,
+]);
+// Linked with nothing of this machine, so that they also run in images.
+const flags = ['-mod=readonly', '-buildvcs=false', '-trimpath', '-ldflags', ['-s', '-w', ...stamps].join(' ')];
+
+const programs = ['kube-apiserver', 'kube-controller-manager', 'kube-scheduler', 'kubelet', 'kube-proxy', 'kubectl'];
+const onNodes = ['containerd', 'ctr', 'runc', 'iptables', 'ip', 'nsenter', 'unshare', 'mount', 'openssl'];
+
+/** All of a cluster: what a node has from Debian, and the rest from the Go module proxy. */
+export const kubernetes: Component = {
+  ...built(place.kubernetes, () => missingPrograms(...onNodes) ?? missingPlugins()),
+  what: `Kubernetes ${version}, whose clusters tests start for themselves`,
+  packages: () => [
+    ...(missingPlugins() === undefined ? [] : ['containernetworking-plugins']),
+    ...(missingPrograms(...onNodes) === undefined
+      ? []
+      : ['containerd', 'runc', 'iptables', 'iproute2', 'util-linux', 'mount', 'openssl']),
+  ],
+  make: (run) =>
+    make(place.kubernetes, async (folder) => {
+      const names = [...programs.map((name) => `k8s.io/kubernetes/cmd/${name}`), 'go.etcd.io/etcd/server/v3'];
+      await go(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, ...names]);
+      await rename(join(folder, 'server'), join(folder, 'etcd'));
+    }),
+};
+
+/** What has to be true of every CSI driver, asked by its authors. */
+export const csiSanity: Component = {
+  ...built(place.sanity),
+  what: 'csi-sanity 5.6.0, the test suite for CSI drivers',
+  make: (run) =>
+    make(place.sanity, (folder) =>
+      go(run, sanityModule, [
+        ...['build', ...flags, '-o', `${folder}/`],
+        'github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity',
+      ]),
+    ),
+};
+
+export const helm: Component = {
+  ...built(place.helm),
+  what: 'Helm 3.20.2, which installs charts',
+  make: (run) =>
+    make(place.helm, (folder) =>
+      go(run, helmModule, ['build', ...flags, '-o', `${folder}/`, 'helm.sh/helm/v3/cmd/helm']),
+    ),
+};
+
+/** Kubernetes' own end-to-end tests, and the program that most of its pods run. */
+export const kubernetesSuite: Component = {
+  ...built(place.suite),
+  what: `the end-to-end tests of Kubernetes ${version}`,
+  make: (run) =>
+    make(place.suite, async (folder) => {
+      await go(run, kubernetesModule, [
+        ...['build', ...flags, '-o', `${folder}/`],
+        'k8s.io/kubernetes/test/images/agnhost',
+      ]);
+      const tests = 'k8s.io/kubernetes/test/e2e';
+      await go(run, kubernetesModule, ['test', '-c', ...flags, '-o', join(folder, 'e2e.test'), tests]);
+    }),
+};
+
+/** Where the programs of the cluster are. */
+export const binaries = (): string => place.kubernetes.folder();
+/** The program of the image that the end-to-end tests run most. */
+export const agnhost = (): string => join(place.suite.folder(), 'agnhost');
+
+function built(
+  at: Kept,
+  alsoMissing: () => string | undefined = () => undefined,
+): Pick<Component, 'probe' | 'tool' | 'command'> {
+  return {
+    probe: () => {
+      const why = at.probe();
+      const lacking = missingPrograms('go');
+      return (
+        alsoMissing() ?? (why === undefined || lacking === undefined ? why : `${why}, and to build it: ${lacking}`)
+      );
+    },
+    tool: at.tool,
+    // Debian's own is too old.
+    command: 'install Go 1.25 or newer, then npm run testbed, as root',
+  };
+}
+
+function missingPlugins(): string | undefined {
+  return cniPlugins() === undefined ? 'not found: the network plugins for containers' : undefined;
+}
+
+async function make(at: Kept, build: (folder: string) => Promise<void>): Promise<void> {
+  await rm(at.folder(), { recursive: true, force: true });
+  await mkdir(at.folder(), { recursive: true });
+  await build(at.folder());
+  await writeFile(at.marker(), '');
+}
+
+async function go(run: Run, { folder }: Module, words: readonly string[]): Promise<void> {
+  await run('env', ['CGO_ENABLED=0', 'go', ...words], { cwd: folder });
+}

@@ -1,0 +1,224 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { globSync, readFileSync, rmSync } from 'node:fs';
+import { basename } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { onPath } from '../component.ts';
+import { needs } from '../needs.ts';
+import { removeCgroups } from '../own-cgroups.ts';
+import { runner } from '../run.ts';
+import { type Cluster, startCluster } from './cluster.ts';
+import { importBusybox } from './images.ts';
+import { addresses } from './network.ts';
+
+const { signal } = new AbortController();
+const run = runner(signal);
+const wait = { timeout: 60_000 };
+
+/** Of a process: what tells whose it is. */
+const textOf = (path: string): string => {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch {
+    return '';
+  }
+};
+const processesOf = (name: string): readonly string[] =>
+  globSync('/proc/[0-9]*').filter((path) =>
+    ['cmdline', 'cgroup'].some((file) => textOf(`${path}/${file}`).includes(name)),
+  );
+const leftOf = (folder: string): readonly string[] => [
+  ...globSync(folder),
+  ...globSync(`/sys/fs/cgroup/{,*/}${basename(folder)}`),
+  ...textOf('/proc/self/mountinfo')
+    .split('\n')
+    .filter((line) => line.includes(folder)),
+  ...processesOf(basename(folder)),
+];
+
+/** What a cluster could change on this machine, beyond what bears its name. */
+const machineState = async () => ({
+  kernel: ['vm/overcommit_memory', 'kernel/panic', 'kernel/panic_on_oops', 'net/ipv4/ip_forward'].map((name) =>
+    textOf(`/proc/sys/${name}`),
+  ),
+  // Other tests have theirs, under other names.
+  interfaces: textOf('/proc/net/dev').match(/^ *(switch|port\d+|eth0|veth\w+|kube\S*):/gm),
+  rules: (await run(onPath('iptables-save') ?? 'iptables-save', [])).match(/^.*KUBE.*$/gm),
+  folders: globSync([
+    '/var/lib/kubelet',
+    '/usr/libexec/kubernetes',
+    '/run/kubernetes',
+    '/var/log/pods',
+    '/run/netns/cni-*',
+  ]),
+});
+
+describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a Kubernetes cluster', () => {
+  let before: Awaited<ReturnType<typeof machineState>>;
+  let cluster: Cluster;
+  let image: string;
+
+  beforeAll(async () => {
+    before = await machineState();
+    cluster = await startCluster(signal, {
+      nodes: 2,
+      args: { controllerManager: ['--node-monitor-grace-period=20s'] },
+    });
+    image = await importBusybox(cluster, signal);
+  });
+  afterAll(async () => {
+    await cluster[Symbol.asyncDispose]();
+    expect({ left: leftOf(cluster.folder), ...(await machineState()) }).toEqual({ left: [], ...before });
+  });
+
+  const pod = (name: string, node: number, script: string, more: object = {}, container: object = {}): object => ({
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name, labels: { app: name } },
+    spec: {
+      nodeName: cluster.nodes[node]?.name,
+      terminationGracePeriodSeconds: 0,
+      containers: [{ name: 'main', image, command: ['sh', '-c', script], ...container }],
+      ...more,
+    },
+  });
+  const ready = (...names: readonly string[]): Promise<string> =>
+    cluster.kubectl('wait', '--for=condition=Ready', '--timeout=60s', ...names.map((name) => `pod/${name}`));
+  const exec = (name: string, ...words: readonly string[]): Promise<string> =>
+    cluster.kubectl('exec', name, '--', ...words);
+  const nodesThatAre = async (status: string): Promise<readonly string[]> => {
+    const about = '{range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}';
+    const said = await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${about}`);
+    return said.split(' ').flatMap((word) => (word.endsWith(`=${status}`) ? [word.split('=')[0] ?? ''] : []));
+  };
+
+  test('has nodes that are ready, each of its own address', async () => {
+    expect(await nodesThatAre('True')).toEqual(['node-1', 'node-2']);
+    const about = '{.items[*].status.addresses[?(@.type=="InternalIP")].address}';
+    expect(await cluster.kubectl('get', 'nodes', '--output', `jsonpath=${about}`)).toBe('10.77.0.2 10.77.0.3');
+  });
+
+  test('has pods that reach each other, and the API by its service address', async () => {
+    const serve = 'mkdir /www && echo "$HOSTNAME" >/www/index.html && exec httpd -f -p 8080 -h /www';
+    await cluster.apply(...['one', 'two'].map((name, node) => pod(name, node, serve)));
+    await ready('one', 'two');
+    const address = (name: string): Promise<string> =>
+      cluster.kubectl('get', 'pod', name, '--output', 'jsonpath={.status.podIP}');
+    // Its own limit of time, `-T`, makes this busybox crash.
+    const get = (from: string, url: string): Promise<string> =>
+      exec(from, 'timeout', '5', 'wget', '-q', '-O', '-', url);
+    expect(await get('one', `http://${await address('two')}:8080`)).toBe('two');
+    expect(await get('two', `http://${await address('one')}:8080`)).toBe('one');
+    // Every pod is given it by its environment. This busybox and the API server have no cipher in common.
+    const ask = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 $KUBERNETES_SERVICE_HOST $KUBERNETES_SERVICE_PORT";
+    for (const name of ['one', 'two']) {
+      expect(await exec(name, 'sh', '-c', 'echo $KUBERNETES_SERVICE_HOST')).toBe(addresses.apiService);
+      expect(await exec(name, 'sh', '-c', ask)).toContain('Client sent an HTTP request to an HTTPS server');
+    }
+    await cluster.kubectl('expose', 'pod', 'two', '--port=80', '--target-port=8080', '--name=behind');
+    const behind = await cluster.kubectl('get', 'service', 'behind', '--output', 'jsonpath={.spec.clusterIP}');
+    // Also from the pod that is behind it.
+    for (const name of ['one', 'two'])
+      await expect.poll(() => get(name, `http://${behind}`).catch(String), wait).toBe('two');
+  });
+
+  test('has nodes whose pods, with the node’s network, have its name and address', async () => {
+    await cluster.apply(pod('outright', 1, 'sleep 1000', { hostNetwork: true }));
+    await ready('outright');
+    expect(await exec('outright', 'hostname')).toBe('node-2');
+    expect(await exec('outright', 'ip', 'address')).toContain(cluster.nodes[1]?.address);
+  });
+
+  test('has a privileged pod’s mounts on the node, and in other pods there', async () => {
+    const folder = { name: 'shared', hostPath: { path: '/var/lib/kubelet/plugins/shared', type: 'DirectoryOrCreate' } };
+    const at = (mountPropagation: string) => ({
+      volumeMounts: [{ name: 'shared', mountPath: '/s', mountPropagation }],
+    });
+    const reader = pod('reader', 0, 'sleep 1000', { volumes: [folder] }, at('HostToContainer'));
+    await cluster.apply(reader);
+    await ready('reader');
+    const script = 'mkdir /s/a && mount -t tmpfs stowage-test /s/a && echo mounted >/s/a/file && sleep 1000';
+    const privileged = { ...at('Bidirectional'), securityContext: { privileged: true } };
+    await cluster.apply(pod('mounter', 0, script, { volumes: [folder] }, privileged));
+    await ready('mounter');
+    await expect.poll(() => exec('reader', 'cat', '/s/a/file').catch(String), wait).toBe('mounted');
+    const [one, two] = cluster.nodes;
+    expect(await one?.inside('cat', `${folder.hostPath.path}/a/file`)).toBe('mounted');
+    expect(globSync(`${one?.folder}/**/shared/a/*`)).toEqual([]);
+    await expect(two?.inside('ls', folder.hostPath.path)).rejects.toThrow('No such file');
+    await cluster.kubectl('delete', 'pod', 'mounter', 'reader', '--wait');
+    // It is the node's now.
+    await one?.inside('umount', `${folder.hostPath.path}/a`);
+  });
+
+  test('goes on when its API server was away', async () => {
+    await cluster.apiServer.stop();
+    await expect(cluster.kubectl('get', 'nodes', '--request-timeout=5s')).rejects.toThrow();
+    await cluster.apiServer.start();
+    await expect.poll(() => nodesThatAre('True').catch(String), wait).toEqual(['node-1', 'node-2']);
+    await expect
+      .poll(() => cluster.apply(pod('after-api', 1, 'sleep 1000')).catch(String), wait)
+      .toBe('pod/after-api created');
+    await ready('after-api');
+  });
+
+  test('keeps its pods when a kubelet is restarted, and has them ended by it', async () => {
+    const [, two] = cluster.nodes;
+    await cluster.apply(pod('survivor', 1, 'echo $RANDOM-$$ >/tmp/id && sleep 1000'));
+    await ready('survivor');
+    const id = await exec('survivor', 'cat', '/tmp/id');
+    await two?.restartKubelet();
+    await expect.poll(() => exec('survivor', 'cat', '/tmp/id').catch(String), wait).toBe(id);
+    await two?.killKubelet();
+    await cluster.kubectl('delete', 'pod', 'survivor', '--wait=false');
+    await two?.startKubelet();
+    await cluster.kubectl('wait', '--for=delete', 'pod/survivor', '--timeout=60s');
+  });
+
+  test('has a node that is cut off, goes on alone, and comes back', async () => {
+    const [one] = cluster.nodes;
+    await cluster.apply(pod('alone', 0, 'sleep 1000'));
+    await ready('alone');
+    await one?.cutOff();
+    await expect.poll(() => nodesThatAre('Unknown'), wait).toEqual(['node-1']);
+    expect(await one?.inside('ctr', '--namespace', 'k8s.io', 'tasks', 'ls', '--quiet')).not.toBe('');
+    await one?.reconnect();
+    await expect.poll(() => nodesThatAre('True'), wait).toEqual(['node-1', 'node-2']);
+    expect(await exec('alone', 'echo', 'still here')).toBe('still here');
+  }, 150_000);
+
+  test('loses a node, which the other outlives', async () => {
+    const [one] = cluster.nodes;
+    const ofOne = `${basename(cluster.folder)}/node-1`;
+    expect(processesOf(ofOne)).not.toEqual([]);
+    await one?.killNode();
+    expect(processesOf(ofOne)).toEqual([]);
+    await cluster.apply(pod('on-the-other', 1, 'sleep 1000'));
+    await ready('on-the-other');
+  });
+});
+
+describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))(
+  'a test process that is killed',
+  () => {
+    test('takes its cluster with it', async () => {
+      const program = `
+      import { startCluster } from '#testbed/kubernetes/cluster.ts';
+      const cluster = await startCluster(new AbortController().signal, { nodes: 1 });
+      console.log(cluster.folder);`;
+      const flags = ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval', program];
+      const child = spawn(process.execPath, flags, { stdio: ['ignore', 'pipe', 'inherit'] });
+      const ended = once(child, 'exit');
+      const [said] = (await once(child.stdout.setEncoding('utf8'), 'data')) as [string];
+      const folder = said.trim();
+      onTestFinished(() => {
+        removeCgroups(basename(folder));
+        rmSync(folder, { recursive: true, force: true });
+      });
+      expect(processesOf(basename(folder)).length).toBeGreaterThan(0);
+      child.kill('SIGKILL');
+      await ended;
+      await expect.poll(() => processesOf(basename(folder))).toEqual([]);
+    });
+  },
+);

@@ -1,0 +1,161 @@
+import { execFile } from 'node:child_process';
+import { chmod, mkdir, mkdtemp, readdir, readFile, realpath, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { basename, join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { promisify } from 'node:util';
+import { removeCgroups } from '../own-cgroups.ts';
+import { runner } from '../run.ts';
+import { binaries } from './build.ts';
+import { type Authority, makeAuthority } from './certificates.ts';
+import { type ControlPlane, type ControlPlaneArgs, startControlPlane } from './control-plane.ts';
+import { type Forward, startForward } from './forward.ts';
+import { pauseTar } from './images.ts';
+import { addresses, type ClusterNetwork, startNetwork } from './network.ts';
+import { type Node, startNode } from './node.ts';
+
+const commandDeadline = 120_000;
+/** Until all nodes are ready, on a machine that has much else to do. */
+const startDeadline = 90_000;
+
+export interface Cluster extends AsyncDisposable, Pick<ControlPlane, 'apiServer' | 'controllerManager' | 'scheduler'> {
+  /** All that it keeps; also what it is called by. */
+  readonly folder: string;
+  /** Of an administrator, for programs on this machine. */
+  readonly kubeconfig: string;
+  readonly nodes: readonly Node[];
+  /** The control plane's network: what listens there on `addresses.controlPlane` is reached by nodes and pods. */
+  readonly network: Pick<ClusterNetwork, 'inside'>;
+  kubectl(...words: readonly string[]): Promise<string>;
+  /** `kubectl apply` of objects. */
+  apply(...objects: readonly object[]): Promise<string>;
+  /** Makes an image known to all nodes, by the names that it has and by others. */
+  importImage(tar: string, ...names: readonly string[]): Promise<void>;
+  /** What a program of it wrote: `kube-apiserver`, `node-1-kubelet` and so on. */
+  logOf(program: string): string;
+}
+
+export interface ClusterOptions {
+  readonly nodes?: number;
+  /** Further folders of nodes that are to lie on the disk rather than on a copy-on-write view of this machine's. */
+  readonly folders?: readonly string[];
+  readonly args?: ControlPlaneArgs & { readonly kubelet?: readonly string[] };
+}
+
+export async function startCluster(signal: AbortSignal, options: ClusterOptions = {}): Promise<Cluster> {
+  const { nodes: count = 2, folders = [], args = {} } = options;
+  await using ground = new AsyncDisposableStack();
+  const top = await realpath(await mkdtemp(join(tmpdir(), 'st-k8s-')));
+  ground.defer(() => rm(top, { recursive: true, force: true }));
+  // Users of pods go through it to what of a node is theirs.
+  await chmod(top, 0o711);
+  for (const name of ['pki', 'log']) await mkdir(join(top, name), { mode: 0o700 });
+  const group = basename(top);
+  ground.defer(() => removeCgroups(group));
+  const bin = binaries();
+  const network = ground.use(await startNetwork(top, signal));
+  const forward = ground.use(
+    await startForward(network.inside, { host: addresses.controlPlane, port: addresses.apiPort }, group),
+  );
+  const authority = await makeAuthority(join(top, 'pki'), runner(signal));
+  const kubeconfig = await issueAll(authority, forward);
+  const common = { count, top, group, bin, folders, network, authority, signal, kubeletArgs: args.kubelet ?? [] };
+  const kubectl = client(join(bin, 'kubectl'), kubeconfig, top, signal);
+  const apiReady = (): Promise<void> =>
+    until(signal, async () => (await kubectl(undefined, 'get', '--raw', '/readyz')) === 'ok');
+  const pause = await pauseTar(signal);
+  const starting = Array.from({ length: count }, async (_, index) => {
+    const node = ground.use(await startNode({ ...common, number: index + 1 }));
+    await node.importImage(pause);
+    return node;
+  });
+  const started = startControlPlane({ folder: top, bin, network, authority, args, apiReady, signal });
+  // When one fails, those beside it are still waited for: what they started is to be ended.
+  await Promise.allSettled([started.then((it) => ground.use(it)), ...starting]);
+  const control = await started;
+  const nodes = await Promise.all(starting);
+  await Promise.all(nodes.map((node) => node.join()));
+  try {
+    await until(signal, async () => {
+      await kubectl(undefined, 'wait', '--for=condition=Ready', 'node', '--all', '--timeout=60s');
+      // Without it no pod is admitted.
+      await kubectl(undefined, 'get', 'serviceaccount', 'default');
+      return true;
+    });
+  } catch (cause) {
+    throw new Error(`the nodes did not become ready:\n${await complaints(join(top, 'log'))}`, { cause });
+  }
+  const all = ground.move();
+  const { apiServer, controllerManager, scheduler } = control;
+  return {
+    ...{ folder: top, kubeconfig, nodes, network, apiServer, controllerManager, scheduler },
+    kubectl: (...words) => kubectl(undefined, ...words),
+    apply: (...items) => {
+      const list = JSON.stringify({ apiVersion: 'v1', kind: 'List', items });
+      return kubectl(list, 'apply', '--filename', '-');
+    },
+    importImage: async (tar, ...names) => {
+      await Promise.all(nodes.map((node) => node.importImage(tar, ...names)));
+    },
+    logOf: (program) => join(top, 'log', program),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+/** Everybody's certificate who is not a node; gives the administrator's kubeconfig, which leads through the forwarder. */
+async function issueAll(authority: Authority, forward: Forward): Promise<string> {
+  const own = ['kubernetes', 'kubernetes.default', 'kubernetes.default.svc'].map((name) => `DNS:${name}`);
+  const reached = ['127.0.0.1', addresses.controlPlane, addresses.apiService, forward.host].map((ip) => `IP:${ip}`);
+  await Promise.all([
+    authority.issue('apiserver', { user: 'kube-apiserver', names: [...own, ...reached] }),
+    authority.issue('accounts', { user: 'service-accounts' }),
+    authority.issue('admin', { user: 'admin', group: 'system:masters' }),
+    ...['controller-manager', 'scheduler'].map((name) => authority.issue(name, { user: `system:kube-${name}` })),
+  ]);
+  const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
+  for (const name of ['controller-manager', 'scheduler']) await authority.kubeconfig(name, server);
+  return await authority.kubeconfig('admin', `https://${forward.host}:${forward.port}`);
+}
+
+type Kubectl = (input: string | undefined, ...words: readonly string[]) => Promise<string>;
+
+function client(program: string, kubeconfig: string, home: string, signal: AbortSignal): Kubectl {
+  return async (input, ...words) => {
+    const running = promisify(execFile)(program, ['--kubeconfig', kubeconfig, ...words], {
+      // Without the person's own settings and caches.
+      env: { PATH: process.env['PATH'], HOME: home },
+      maxBuffer: 64 * 1024 * 1024,
+      signal,
+      timeout: commandDeadline,
+    });
+    running.child.stdin?.end(input);
+    return (await running).stdout.trimEnd();
+  };
+}
+
+/** Asks again as long as the answer is no or there is none. */
+async function until(signal: AbortSignal, isSo: () => Promise<boolean>): Promise<void> {
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
+  for (;;) {
+    try {
+      if (await isSo()) return;
+      limit.throwIfAborted();
+    } catch (cause) {
+      if (limit.aborted) throw new Error('the cluster did not become ready', { cause });
+    }
+    await delay(100);
+  }
+}
+
+/** What the programs last wrote down as errors: the files are gone with the cluster. */
+async function complaints(folder: string): Promise<string> {
+  const names = (await readdir(folder)).filter((name) => name.startsWith('node-'));
+  const last = names.map(async (name) => {
+    const lines = (await readFile(join(folder, name), 'utf8')).split('\n');
+    return lines
+      .filter((line) => line.startsWith('E') || line.includes('level=error'))
+      .slice(-5)
+      .map((line) => `${name}: ${line}`);
+  });
+  return (await Promise.all(last)).flat().join('\n');
+}

@@ -1,0 +1,131 @@
+import { mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { type Daemon, startDaemon } from '../daemon.ts';
+import type { Authority } from './certificates.ts';
+import type { ClusterNetwork } from './network.ts';
+import { addresses } from './network.ts';
+
+/** A program of the control plane that tests take away and bring back. */
+export interface Part {
+  /** At once: told to end, an API server waits up to a minute for those who watch. None of them has anything to lose. */
+  stop(): Promise<void>;
+  /** Takes connections, answers nothing. */
+  freeze(): Promise<void>;
+  thaw(): void;
+  /** Resolves when it does its work. */
+  start(): Promise<void>;
+}
+
+export interface ControlPlane extends AsyncDisposable {
+  readonly apiServer: Part;
+  readonly controllerManager: Part;
+  readonly scheduler: Part;
+}
+
+/** Further words for the programs; the last one of a kind counts. */
+export interface ControlPlaneArgs {
+  readonly apiServer?: readonly string[];
+  readonly controllerManager?: readonly string[];
+  readonly scheduler?: readonly string[];
+}
+
+export interface ControlPlaneOptions {
+  readonly folder: string;
+  /** Of the programs. */
+  readonly bin: string;
+  readonly network: ClusterNetwork;
+  readonly authority: Authority;
+  readonly args: ControlPlaneArgs;
+  /** Resolves when the API server is not only there but has its own roles and namespaces too. */
+  readonly apiReady: () => Promise<void>;
+  readonly signal: AbortSignal;
+}
+
+const clientPort = 2379;
+const peerPort = 2380;
+const local = (port: number): string => `http://127.0.0.1:${port}`;
+/** Otherwise they hold back what they do, so that a benchmark measures them. */
+const unhurried = ['--kube-api-qps=500', '--kube-api-burst=1000'];
+
+/** The API server's certificate, `apiserver`, and kubeconfigs for `controller-manager` and `scheduler` are issued. */
+export async function startControlPlane(options: ControlPlaneOptions): Promise<ControlPlane> {
+  const { folder, bin, network, authority, args, apiReady, signal } = options;
+  const pki = (name: string): string => join(folder, 'pki', name);
+  await using ground = new AsyncDisposableStack();
+  for (const name of ['etcd', 'flex']) await mkdir(join(folder, name), { mode: 0o700 });
+  const daemon = (name: string, words: readonly string[], ready: string): Promise<Daemon> =>
+    startDaemon({
+      command: [...network.inside, join(bin, name), ...words],
+      logFile: join(folder, 'log', name),
+      isReady: (log) => log.includes(ready),
+      signal,
+    });
+  const part = async (name: string, words: readonly string[], whole = async () => {}): Promise<Part> => {
+    const start = (): Promise<Daemon> => daemon(name, words, 'Serving securely');
+    let current = await start();
+    ground.defer(() => current.kill());
+    await whole();
+    return {
+      stop: () => current.kill(),
+      freeze: () => current.freeze(),
+      thaw: () => current.thaw(),
+      start: async () => {
+        current = await start();
+        await whole();
+      },
+    };
+  };
+  // Losing it is losing the cluster, which is lost with the test anyway.
+  const etcd = [
+    '--data-dir',
+    join(folder, 'etcd'),
+    '--unsafe-no-fsync',
+    '--initial-cluster',
+    `default=${local(peerPort)}`,
+  ];
+  const urls = ['listen', 'advertise'].map((verb) => `--${verb}-client-urls=${local(clientPort)}`);
+  const peers = ['listen', 'initial-advertise'].map((verb) => `--${verb}-peer-urls=${local(peerPort)}`);
+  const store = await daemon('etcd', [...etcd, ...urls, ...peers], 'ready to serve client requests');
+  ground.defer(() => store.kill());
+  const apiServer = await part('kube-apiserver', [...apiServerWords(pki), ...(args.apiServer ?? [])], apiReady);
+  const asSomebody = (name: string): readonly string[] => [
+    ...['', 'authentication-', 'authorization-'].map((use) => `--${use}kubeconfig=${pki(`${name}.kubeconfig`)}`),
+    ...['--bind-address=127.0.0.1', '--leader-elect=false', `--cert-dir=${join(folder, name)}`, ...unhurried],
+  ];
+  const managing = part('kube-controller-manager', [
+    ...asSomebody('controller-manager'),
+    ...['--use-service-account-credentials', `--service-account-private-key-file=${pki('accounts.key')}`],
+    ...[`--root-ca-file=${authority.certificate}`, `--flex-volume-plugin-dir=${join(folder, 'flex')}`],
+    ...(args.controllerManager ?? []),
+  ]);
+  const scheduling = part('kube-scheduler', [...asSomebody('scheduler'), ...(args.scheduler ?? [])]);
+  // When one fails, the other is still waited for: it is to be ended too.
+  await Promise.allSettled([managing, scheduling]);
+  const [controllerManager, scheduler] = [await managing, await scheduling];
+  const all = ground.move();
+  return { apiServer, controllerManager, scheduler, [Symbol.asyncDispose]: () => all.disposeAsync() };
+}
+
+function apiServerWords(pki: (name: string) => string): readonly string[] {
+  return [
+    `--etcd-servers=${local(clientPort)}`,
+    ...[
+      '--bind-address=0.0.0.0',
+      `--advertise-address=${addresses.controlPlane}`,
+      `--secure-port=${addresses.apiPort}`,
+    ],
+    `--service-cluster-ip-range=${addresses.services}`,
+    ...[`--client-ca-file=${pki('ca.crt')}`, `--tls-cert-file=${pki('apiserver.crt')}`],
+    `--tls-private-key-file=${pki('apiserver.key')}`,
+    ...['--authorization-mode=Node,RBAC', '--enable-admission-plugins=NodeRestriction', '--allow-privileged=true'],
+    '--service-account-issuer=https://kubernetes.default.svc.cluster.local',
+    ...[
+      `--service-account-key-file=${pki('accounts.crt')}`,
+      `--service-account-signing-key-file=${pki('accounts.key')}`,
+    ],
+    // Nodes have no names that are known here.
+    '--kubelet-preferred-address-types=InternalIP',
+    ...[`--kubelet-client-certificate=${pki('admin.crt')}`, `--kubelet-client-key=${pki('admin.key')}`],
+    `--kubelet-certificate-authority=${pki('ca.crt')}`,
+  ];
+}

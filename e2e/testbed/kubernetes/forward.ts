@@ -1,0 +1,65 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { connect, createServer, Server, type Socket } from 'node:net';
+import { loopbackAddress } from '../daemon.ts';
+
+/** An address of this machine's loopback, behind which is a port in another network. */
+export interface Forward extends AsyncDisposable {
+  readonly host: string;
+  readonly port: number;
+}
+
+/**
+ * No interface of this machine leads into the network. What listens here is made here and given to a process that runs
+ * there. While nobody listens at the other end, a connection is made and reset.
+ */
+export async function startForward(
+  network: readonly [string, ...string[]],
+  to: { readonly host: string; readonly port: number },
+  /** Told to nobody but whoever lists processes. */
+  name: string,
+): Promise<Forward> {
+  const host = loopbackAddress();
+  const server = createServer().listen(0, host);
+  await once(server, 'listening');
+  const { port } = server.address() as { readonly port: number };
+  const [file, ...words] = network;
+  const child = spawn(file, [...words, process.execPath, import.meta.filename, to.host, `${to.port}`, name], {
+    stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+  });
+  const ended = once(child, 'exit');
+  child.send('listen', server);
+  await Promise.race([once(child, 'message'), ended.then(() => Promise.reject(new Error('the forwarder ended')))]);
+  server.close();
+  return {
+    ...{ host, port },
+    [Symbol.asyncDispose]: async () => {
+      child.kill('SIGKILL');
+      await ended;
+    },
+  };
+}
+
+function join(here: Socket, there: Socket): void {
+  const both = [here, there];
+  for (const socket of both) {
+    socket.on('error', () => {
+      for (const one of both) one.resetAndDestroy();
+    });
+    socket.on('close', () => {
+      for (const one of both) one.destroy();
+    });
+  }
+  here.pipe(there).pipe(here);
+}
+
+if (import.meta.main) {
+  const [host = '', port = ''] = process.argv.slice(2);
+  // Ends with the test process, even when that is killed.
+  process.on('disconnect', () => process.exit());
+  process.once('message', (_, server) => {
+    if (!(server instanceof Server)) throw new Error('no server was given');
+    server.on('connection', (here) => join(here, connect(Number(port), host)));
+    process.send?.('listening');
+  });
+}

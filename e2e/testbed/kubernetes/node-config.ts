@@ -1,0 +1,75 @@
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Authority, Issued } from './certificates.ts';
+import { pauseImage } from './images.ts';
+import { addresses } from './network.ts';
+
+/** Where distributions put the plugins that give pods their interfaces. */
+export const cniPlugins = (): string | undefined =>
+  ['/usr/lib/cni', '/usr/libexec/cni', '/opt/cni/bin'].find((folder) => existsSync(join(folder, 'ptp')));
+
+/** Each pod on a cable of its own, with routes: no bridge, whose traffic would pass by the rules for service addresses. */
+export const podNetwork = (subnet: string): object => ({
+  cniVersion: '0.4.0',
+  name: 'testbed',
+  plugins: [
+    {
+      type: 'ptp',
+      ipam: { type: 'host-local', ranges: [[{ subnet }]], routes: [{ dst: '0.0.0.0/0' }] },
+    },
+    { type: 'portmap', capabilities: { portMappings: true } },
+  ],
+});
+
+export const containerdConfig = (networks: string, plugins: string): string => `
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "docker.io/library/${pauseImage}"
+  # A pod's first process asks for less than the machine may allow.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "${plugins}"
+    conf_dir = "${networks}"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+`;
+
+export interface KubeletConfigOptions {
+  readonly group: string;
+  readonly authority: Authority;
+  readonly served: Issued;
+}
+
+export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions): object => ({
+  apiVersion: 'kubelet.config.k8s.io/v1beta1',
+  kind: 'KubeletConfiguration',
+  authentication: {
+    anonymous: { enabled: false },
+    webhook: { enabled: true },
+    x509: { clientCAFile: authority.certificate },
+  },
+  authorization: { mode: 'Webhook' },
+  tlsCertFile: served.certificate,
+  tlsPrivateKeyFile: served.key,
+  containerRuntimeEndpoint: 'unix:///run/containerd/containerd.sock',
+  cgroupDriver: 'cgroupfs',
+  cgroupRoot: `/${group}`,
+  failCgroupV1: false,
+  failSwapOn: false,
+  // The usual place would be made on this machine.
+  volumePluginDir: '/var/lib/kubelet/volumeplugins',
+  // There is nobody to ask for names.
+  resolvConf: '',
+  clusterDomain: 'cluster.local',
+  // The disk is this machine's: what others do to it is not to move pods.
+  evictionHard: { 'memory.available': '100Mi', 'nodefs.available': '100Mi', 'imagefs.available': '100Mi' },
+  imageGCHighThresholdPercent: 100,
+  nodeStatusUpdateFrequency: '5s',
+});
+
+export const proxyWords = (name: string, kubeconfig: string): readonly string[] => [
+  ...[`--kubeconfig=${kubeconfig}`, `--hostname-override=${name}`, '--proxy-mode=iptables'],
+  `--cluster-cidr=${addresses.pods}`,
+  // One table of connections for all of this machine: it stays as it is.
+  ...['--conntrack-max-per-core=0', '--conntrack-min=0'],
+];

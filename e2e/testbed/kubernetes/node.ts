@@ -1,0 +1,130 @@
+import { mkdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { onPath } from '../component.ts';
+import { type Inmate, type Machine, runInside, startInside } from '../machine.ts';
+import { removeCgroups } from '../own-cgroups.ts';
+import type { Authority } from './certificates.ts';
+import { addresses, type ClusterNetwork } from './network.ts';
+import { cniPlugins, containerdConfig, kubeletConfig, podNetwork, proxyWords } from './node-config.ts';
+import { startNodeMachine } from './node-machine.ts';
+
+export interface Node extends AsyncDisposable, Pick<Machine, 'beside'> {
+  readonly name: string;
+  readonly address: string;
+  /** What is at a path of the node, seen from this machine: files, without what is mounted there. */
+  readonly folder: string;
+  /** Runs a program on it, among the mounts that the kubelet sees; gives what it printed. */
+  inside(...words: readonly string[]): Promise<string>;
+  /** Makes an image known, by the names that it has and by others. */
+  importImage(tar: string, ...names: readonly string[]): Promise<void>;
+  /** Its pods go on. */
+  stopKubelet(): Promise<void>;
+  killKubelet(): Promise<void>;
+  startKubelet(): Promise<void>;
+  restartKubelet(): Promise<void>;
+  /** From the API server and from all other nodes. It and its pods go on. */
+  cutOff(): Promise<void>;
+  reconnect(): Promise<void>;
+  /** As when the power goes: all its processes and mounts are gone at once. There is no way back. */
+  killNode(): Promise<void>;
+}
+
+export interface NodeOptions {
+  readonly number: number;
+  readonly count: number;
+  /** Of the cluster. */
+  readonly top: string;
+  /** Of the cluster's control groups. */
+  readonly group: string;
+  /** Of the programs. */
+  readonly bin: string;
+  readonly folders: readonly string[];
+  readonly kubeletArgs: readonly string[];
+  readonly network: ClusterNetwork;
+  readonly authority: Authority;
+  readonly signal: AbortSignal;
+}
+
+/** Pods with the node's network have its name too. */
+const named = ['unshare', '--uts', 'sh', '-c', 'hostname "$1" && shift && exec "$@"', 'sh'];
+
+/** Of a cluster that is being started. */
+export interface NewNode extends Node {
+  /** To be called once there is an API server. */
+  join(): Promise<void>;
+}
+
+/** A node on which containers can run. */
+export async function startNode(options: NodeOptions): Promise<NewNode> {
+  const { number, count, top, bin, network, authority, signal } = options;
+  const name = `node-${number}`;
+  const address = addresses.node(number);
+  await using ground = new AsyncDisposableStack();
+  const folder = join(top, name);
+  const group = `${options.group}/${name}`;
+  await mkdir(join(folder, 'etc'), { recursive: true });
+  ground.defer(() => removeCgroups(group));
+  const machine = ground.use(
+    await startNodeMachine({ number, count, folder, group, folders: options.folders, network }, signal),
+  );
+  const file = async (called: string, content: object | string): Promise<string> => {
+    const path = join(folder, 'etc', called);
+    await writeFile(path, typeof content === 'string' ? content : JSON.stringify(content));
+    return path;
+  };
+  const net = join(folder, 'etc', 'net.d');
+  await mkdir(net);
+  await writeFile(join(net, '10-testbed.conflist'), JSON.stringify(podNetwork(addresses.podsOf(number))));
+  const daemon = (called: string, command: readonly string[], ready: string): Promise<Inmate> =>
+    startInside(machine, {
+      command: [...named, name, ...command],
+      // What is on an ordinary user's PATH may lack iptables.
+      env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin` },
+      logFile: join(top, 'log', `${name}-${called}`),
+      isReady: (log) => log.includes(ready),
+      signal,
+    });
+  const containerd = await file('containerd.toml', containerdConfig(net, cniPlugins() ?? '/usr/lib/cni'));
+  await daemon('containerd', [onPath('containerd') ?? 'containerd', '--config', containerd], 'successfully booted');
+  const identity = { user: `system:node:${name}`, group: 'system:nodes' };
+  const served = await authority.issue(name, { ...identity, names: [`IP:${address}`, `DNS:${name}`] });
+  const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
+  const kubeconfig = await authority.kubeconfig(name, server);
+  const config = await file('kubelet.json', kubeletConfig({ group, authority, served }));
+  let kubelet: Inmate | undefined;
+  const startKubelet = async (): Promise<void> => {
+    const words = [`--config=${config}`, `--kubeconfig=${kubeconfig}`, `--hostname-override=${name}`];
+    const more = [`--node-ip=${address}`, ...options.kubeletArgs];
+    kubelet = await daemon('kubelet', [join(bin, 'kubelet'), ...words, ...more], 'Started kubelet');
+  };
+  await authority.issue(`${name}-proxy`, { user: 'system:kube-proxy' });
+  const proxyConfig = await authority.kubeconfig(`${name}-proxy`, server);
+  const startProxy = async (): Promise<void> => {
+    await daemon('kube-proxy', [join(bin, 'kube-proxy'), ...proxyWords(name, proxyConfig)], 'Caches are synced');
+  };
+  const all = ground.move();
+  const inside = (...words: readonly string[]): Promise<string> => runInside(machine, ...words);
+  return {
+    ...{ name, address, folder, inside, startKubelet, beside: machine.beside },
+    importImage: async (tar, ...names) => {
+      const images = ['ctr', '--namespace', 'k8s.io', 'images'];
+      const said = await inside(...images, 'import', tar);
+      const own = /^unpacking (\S+)/m.exec(said)?.[1];
+      if (own === undefined) throw new Error(`${tar} holds no image: ${said}`);
+      for (const other of names) await inside(...images, 'tag', '--force', own, other);
+    },
+    join: async () => {
+      await Promise.all([startKubelet(), startProxy()]);
+    },
+    stopKubelet: async () => await kubelet?.stop(),
+    killKubelet: async () => await kubelet?.kill(),
+    restartKubelet: async () => {
+      await kubelet?.stop();
+      await startKubelet();
+    },
+    cutOff: () => network.setCable(number, 'down'),
+    reconnect: () => network.setCable(number, 'up'),
+    killNode: () => all.disposeAsync(),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
