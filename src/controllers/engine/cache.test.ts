@@ -1,0 +1,304 @@
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { type Facts, type Log, silentLog } from '#base/log.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createWaitedClock, type WaitedClock } from '#testing/kube-clock.ts';
+import { heldMib } from '#testing/memory.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
+import { type Cache, type CacheOptions, createCache, identityOf } from './cache.ts';
+
+interface Trimmed extends KubeObject {
+  readonly handle: string;
+}
+
+const path = '/api/v1/persistentvolumes';
+let api: FakeKubeApi;
+let client: KubeClient;
+let clock: WaitedClock;
+let stop: AbortController;
+let running: Promise<void>[];
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  clock = createWaitedClock();
+  stop = new AbortController();
+  running = [];
+  client = createKubeClient({ access: api.access, clock, userAgent: 'x', random: () => 1 });
+});
+afterEach(async () => {
+  stop.abort();
+  await Promise.all(running);
+  client[Symbol.dispose]();
+  await api[Symbol.asyncDispose]();
+});
+
+const volume = (name: string, handle = name, more: object = {}) => ({
+  metadata: { name, managedFields: 'x'.repeat(100), ...more },
+  spec: { csi: { driver: 'file.stowage.dev', volumeHandle: handle } },
+});
+
+function trim(full: PersistentVolume): Trimmed | undefined {
+  const handle = full.spec.csi?.volumeHandle;
+  return handle === undefined ? undefined : { metadata: identityOf(full), handle };
+}
+
+function start(
+  options: Partial<CacheOptions<PersistentVolume, Trimmed>> = {},
+  log: Log = silentLog(),
+): { readonly cache: Cache<Trimmed>; readonly told: string[] } {
+  const indexes = { handle: (object: Trimmed) => [object.handle] };
+  const cache = createCache({
+    ...{ client, resource: persistentVolumes, trim, indexes, clock, random: () => 1 },
+    ...options,
+  });
+  const told: string[] = [];
+  cache.on({
+    added: ({ metadata }) => told.push(`added ${metadata.name ?? ''}`),
+    changed: ({ metadata, handle }, before) =>
+      told.push(`changed ${metadata.name ?? ''}: ${before.handle} → ${handle}`),
+    deleted: ({ metadata }) => told.push(`deleted ${metadata.name ?? ''}`),
+  });
+  running.push(cache.run({ signal: stop.signal, log }));
+  return { cache, told };
+}
+const lists = (): number => api.asked.filter((one) => !one.includes('watch=true') && !one.includes('continue=')).length;
+
+describe('a cache', () => {
+  test('has what was there, and then what changes', async () => {
+    api.put(path, volume('a'));
+    const { cache, told } = start();
+    expect(cache.synced).toBe(false);
+    await cache.whenSynced(stop.signal);
+    expect(cache.synced).toBe(true);
+    api.put(path, volume('b'));
+    api.put(path, volume('a', 'other'));
+    api.remove(path, 'b');
+    await expect.poll(() => told).toEqual(['added a', 'added b', 'changed a: a → other', 'deleted b']);
+    expect(cache.size).toBe(1);
+  });
+
+  test('keeps what is trimmed, and nothing else', async () => {
+    const { uid, resourceVersion } = api.put(path, volume('a')).metadata;
+    const { cache } = start();
+    await cache.whenSynced(stop.signal);
+    expect([...cache.all()]).toEqual([{ metadata: { name: 'a', uid, resourceVersion }, handle: 'a' }]);
+  });
+
+  test('does not hold on to what was trimmed away, in lists and watches', async () => {
+    const heavy = (name: string) => ({ ...volume(name), status: { message: name.repeat(5_000) } });
+    for (let i = 0; i < 500; i++) api.put(path, heavy(`v${1_000 + i}`));
+    const before = heldMib();
+    const { cache } = start({ pageSize: 100 });
+    await cache.whenSynced(stop.signal);
+    await expect.poll(() => api.watches).toBe(1);
+    // 12 MB were read.
+    await expect.poll(() => heldMib() - before).toBeLessThan(3);
+    for (let i = 0; i < 200; i++) api.put(path, heavy(`w${1_000 + i}`));
+    const made = heldMib();
+    await expect.poll(() => cache.size).toBe(700);
+    // What waits in sockets is let go a moment later.
+    await expect.poll(() => heldMib() - made).toBeLessThan(3);
+  });
+
+  test('does not have what is trimmed to nothing; what becomes so is deleted', async () => {
+    api.put(path, { metadata: { name: 'foreign' }, spec: {} });
+    const { cache, told } = start();
+    await cache.whenSynced(stop.signal);
+    api.put(path, volume('a'));
+    api.put(path, { metadata: { name: 'a' }, spec: {} });
+    await expect.poll(() => told).toEqual(['added a', 'deleted a']);
+    expect(cache.size).toBe(0);
+  });
+
+  test('takes lists in pages', async () => {
+    for (let i = 0; i < 7; i++) api.put(path, volume(`v${i}`));
+    const { cache } = start({ pageSize: 3 });
+    await cache.whenSynced(stop.signal);
+    expect(cache.size).toBe(7);
+    expect(api.asked.filter((one) => one.includes('limit=3')).length).toBe(3);
+  });
+
+  test('finds by index what is so now', async () => {
+    api.put(path, volume('a', 'h'));
+    api.put(path, volume('b', 'h'));
+    const { cache, told } = start();
+    await cache.whenSynced(stop.signal);
+    const names = (handle: string) => cache.by('handle', handle).map(({ metadata }) => metadata.name);
+    expect(names('h')).toEqual(['a', 'b']);
+    api.put(path, volume('a', 'i'));
+    api.remove(path, 'b');
+    await expect.poll(() => told.length).toBe(4);
+    expect([names('h'), names('i'), names('j')]).toEqual([[], ['a'], []]);
+    expect(() => cache.by('nothing', 'x')).toThrow('there is no index “nothing”');
+  });
+
+  test('tells those who come later what is there', async () => {
+    api.put(path, volume('a'));
+    const { cache } = start();
+    await cache.whenSynced(stop.signal);
+    const told: string[] = [];
+    const heard = cache.on({ added: ({ handle }) => told.push(handle) });
+    expect(told).toEqual(['a']);
+    heard[Symbol.dispose]();
+    const other = start();
+    api.put(path, volume('b'));
+    await expect.poll(() => other.told).toContain('added b');
+    await expect.poll(() => cache.size).toBe(2);
+    expect(told).toEqual(['a']);
+  });
+
+  test('goes on when one of those it tells fails', async () => {
+    const errors: Facts[] = [];
+    const log: Log = { ...silentLog(), error: (_message, facts = {}) => errors.push(facts) };
+    const { cache, told } = start({}, log);
+    cache.on({
+      added: () => {
+        throw new Error('a fault');
+      },
+    });
+    await cache.whenSynced(stop.signal);
+    api.put(path, volume('a'));
+    api.put(path, volume('b'));
+    await expect.poll(() => told).toEqual(['added a', 'added b']);
+    expect(errors.length).toBe(2);
+  });
+
+  test('another object of the same name is told as a deletion and an addition', async () => {
+    const { cache, told } = start();
+    await cache.whenSynced(stop.signal);
+    api.put(path, volume('a'));
+    await expect.poll(() => told).toEqual(['added a']);
+    await api.down();
+    api.remove(path, 'a');
+    api.compact();
+    api.put(path, volume('a'));
+    await api.up();
+    await clock.passWhenAsleep(10_000);
+    await clock.passWhenAsleep(10_000);
+    await expect.poll(() => told).toEqual(['added a', 'deleted a', 'added a']);
+  });
+});
+
+describe('when a watch cannot go on', () => {
+  test('it lists anew, and tells what was missed and nothing else', async () => {
+    for (const name of ['stays', 'changes', 'goes']) api.put(path, volume(name));
+    const { cache, told } = start({ pageSize: 2 });
+    await cache.whenSynced(stop.signal);
+    await expect.poll(() => api.watches).toBe(1);
+    told.length = 0;
+    await api.down();
+    api.remove(path, 'goes');
+    api.put(path, volume('changes', 'new'));
+    api.put(path, volume('comes'));
+    api.compact();
+    await api.up();
+    await clock.passWhenAsleep(10_000);
+    await clock.passWhenAsleep(10_000);
+    await expect
+      .poll(() => [...told].sort())
+      .toEqual(['added comes', 'changed changes: changes → new', 'deleted goes']);
+    expect(lists()).toBe(2);
+    // And it is watched from there.
+    await expect.poll(() => api.watches).toBe(1);
+    api.put(path, volume('later'));
+    await expect.poll(() => told).toContain('added later');
+  });
+
+  test('it does not list as fast as lists expire', async () => {
+    api.put(path, volume('a'));
+    const { cache } = start();
+    api.intercept = (request, response) => {
+      if (request.url?.includes('watch=true') !== true) return false;
+      api.refuse(response, 410, 'Expired');
+      return true;
+    };
+    await cache.whenSynced(stop.signal);
+    for (let i = 1; i <= 4; i++) {
+      await expect.poll(() => clock.slept.length).toBe(i);
+      clock.advance(15_000);
+    }
+    await expect.poll(() => clock.slept).toEqual([500, 1_000, 2_000, 4_000, 8_000]);
+  });
+
+  test('a list that expires between pages is begun anew', async () => {
+    for (let i = 0; i < 4; i++) api.put(path, volume(`v${i}`));
+    let isFirst = true;
+    api.intercept = (request) => {
+      if (request.url?.includes('continue=') === true && isFirst) {
+        isFirst = false;
+        api.remove(path, 'v0');
+        api.compact();
+      }
+      return false;
+    };
+    const { cache, told } = start({ pageSize: 2 });
+    await clock.passWhenAsleep(500);
+    await cache.whenSynced(stop.signal);
+    expect([...cache.all()].map(({ handle }) => handle)).toEqual(['v1', 'v2', 'v3']);
+    expect(told).toEqual(['added v0', 'added v1', 'added v2', 'added v3', 'deleted v0']);
+  });
+});
+
+describe('while the API server is not there', () => {
+  test('for 30 seconds: it can be read, says for how long it has heard nothing, and misses nothing', async () => {
+    api.put(path, volume('a'));
+    const { cache, told } = start();
+    await expect.poll(() => api.watches).toBe(1);
+    const { heardAt } = cache;
+    await api.down();
+    await expect.poll(() => clock.slept.length).toBe(1);
+    while (clock.elapsed() < 30_000) {
+      const times = clock.slept.length;
+      clock.advance(clock.slept.at(-1) ?? 0);
+      await expect.poll(() => clock.slept.length).toBe(times + 1);
+      expect(cache.get('a')).toBeDefined();
+      expect(cache.synced).toBe(true);
+    }
+    expect(clock.elapsed() - cache.heardAt).toBeGreaterThanOrEqual(30_000);
+    expect(cache.heardAt).toBe(heardAt);
+    api.put(path, volume('b'));
+    await api.up();
+    await clock.passWhenAsleep(10_000);
+    await expect.poll(() => told).toEqual(['added a', 'added b']);
+    expect(lists()).toBe(1);
+  });
+
+  test('at the beginning: it comes up when the API server does', async () => {
+    await api.down();
+    const { cache } = start();
+    await clock.passWhenAsleep(500);
+    await expect.poll(() => clock.slept).toEqual([500, 1_000]);
+    expect(cache.synced).toBe(false);
+    await api.up();
+    clock.advance(1_000);
+    await cache.whenSynced(stop.signal);
+  });
+
+  test.each([
+    [429, 'TooManyRequests', 33_000],
+    [500, 'InternalError', 500],
+    [403, 'Forbidden', 500],
+  ])('or answers with %d: it waits as long as it is asked to', async (code, reason, wait) => {
+    let isFirst = true;
+    api.intercept = (_request, response) => {
+      if (!isFirst) return false;
+      isFirst = false;
+      api.refuse(response, code, reason, code === 429 ? { headers: { 'retry-after': '33' } } : {});
+      return true;
+    };
+    const { cache } = start();
+    await expect.poll(() => clock.slept).toEqual([wait]);
+    clock.advance(wait);
+    await cache.whenSynced(stop.signal);
+  });
+
+  test('whoever waits for it to be complete can stop waiting', async () => {
+    await api.down();
+    const { cache } = start();
+    const impatient = new AbortController();
+    const waits = cache.whenSynced(impatient.signal);
+    impatient.abort(new Error('enough'));
+    await expect(waits).rejects.toThrow('enough');
+  });
+});

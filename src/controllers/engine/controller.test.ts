@@ -1,0 +1,182 @@
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { type Scope, silentLog } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { KubeError } from '#wire/kube/errors.ts';
+import type { KubeObject } from '#wire/kube/types.ts';
+import type { Cache, Handlers } from './cache.ts';
+import { type Controller, type ControllerOptions, createController } from './controller.ts';
+import { type Again, again, type Done, done } from './outcome.ts';
+
+let clock: FakeClock;
+let stop: AbortController;
+let end: AbortController;
+let over: Promise<void>;
+let looked: string[];
+let answer: (key: string, scope: Scope) => Promise<Done | Again>;
+
+beforeEach(() => {
+  clock = createFakeClock();
+  stop = new AbortController();
+  end = new AbortController();
+  over = Promise.resolve();
+  looked = [];
+  answer = () => Promise.resolve(done);
+});
+afterEach(async () => {
+  end.abort();
+  await over;
+});
+
+const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+const scope = (): Scope => ({ signal: end.signal, log: silentLog() });
+
+function start(options: Partial<ControllerOptions> = {}, ...caches: Cache<KubeObject>[]): Controller {
+  const controller = createController({
+    ...{ name: 'test', clock, random: () => 0.5 },
+    reconcile: async (key, given) => {
+      looked.push(key);
+      return await answer(key, given);
+    },
+    ...options,
+  });
+  for (const cache of caches) controller.follow(cache);
+  over = controller.run(scope(), stop.signal);
+  return controller;
+}
+
+const stowage = (code: StowageError['code']): StowageError =>
+  new StowageError('x', { code, reason: 'volume-unknown', action: 'y' });
+const refused = (status: number, reason = '', retryAfterMs = 0): KubeError =>
+  new KubeError('x', { failure: 'refused', status, reason, retryAfterMs });
+
+describe('what becomes of a key', () => {
+  const retry = 375; // Between 250 and 500.
+  const terminal = 900_000;
+  test.each<[string, () => Promise<Done | Again>, number | undefined, string]>([
+    ['that is done with', () => Promise.resolve(done), undefined, 'done'],
+    ['that is to be looked at later', () => Promise.resolve(again(7_000)), 7_000, 'again'],
+    ['whose store is down', () => Promise.reject(stowage('unavailable')), retry, 'retried'],
+    ['that another operation has', () => Promise.reject(stowage('busy')), retry, 'retried'],
+    ['that met a fault', () => Promise.reject(new Error('a fault')), retry, 'retried'],
+    ['that is not valid', () => Promise.reject(stowage('invalid')), terminal, 'terminal'],
+    ['for which there is no room', () => Promise.reject(stowage('exhausted')), terminal, 'terminal'],
+    ['that changed meanwhile', () => Promise.reject(refused(409, 'Conflict')), retry, 'retried'],
+    ['that is there already', () => Promise.reject(refused(409, 'AlreadyExists')), retry, 'retried'],
+    ['that is gone', () => Promise.reject(refused(404, 'NotFound')), retry, 'retried'],
+    ['that is forbidden', () => Promise.reject(refused(403, 'Forbidden')), retry, 'retried'],
+    ['the API server is busy', () => Promise.reject(refused(429, 'TooManyRequests', 9_000)), 9_000, 'retried'],
+    ['the API server is ill', () => Promise.reject(refused(500, 'InternalError')), retry, 'retried'],
+    ['the API server does not take', () => Promise.reject(refused(422, 'Invalid')), terminal, 'terminal'],
+    ['the connection broke', () => Promise.reject(new KubeError('x', { failure: 'lost' })), retry, 'retried'],
+  ])('%s', async (_what, work, afterMs, counted) => {
+    answer = work;
+    const failures: unknown[] = [];
+    const controller = start({ failed: (_key, error) => failures.push(error) });
+    controller.add('a');
+    await settled();
+    expect(controller.counts()).toMatchObject({ [counted]: 1, delayed: afterMs === undefined ? 0 : 1, running: 0 });
+    expect(failures.length).toBe(counted === 'done' || counted === 'again' ? 0 : 1);
+    if (afterMs === undefined) return;
+    clock.advance(afterMs - 1);
+    await settled();
+    expect(looked).toEqual(['a']);
+    clock.advance(1);
+    await settled();
+    expect(looked).toEqual(['a', 'a']);
+  });
+
+  test('that succeeds begins anew with its waits', async () => {
+    let failures = 3;
+    answer = () => (failures-- > 0 ? Promise.reject(stowage('busy')) : Promise.resolve(done));
+    const controller = start();
+    controller.add('a');
+    await settled();
+    for (const wait of [375, 750, 1_500]) {
+      clock.advance(wait);
+      await settled();
+    }
+    expect(controller.counts()).toMatchObject({ retried: 3, done: 1, delayed: 0 });
+    failures = 1;
+    controller.add('a');
+    await settled();
+    clock.advance(375);
+    await settled();
+    expect(controller.counts()).toMatchObject({ retried: 4, done: 2 });
+  });
+
+  test('that is stopped is no failure', async () => {
+    answer = (_key, { signal }) =>
+      new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
+    const failures: unknown[] = [];
+    const controller = start({ failed: (_key, error) => failures.push(error) });
+    controller.add('a');
+    await settled();
+    end.abort();
+    await over;
+    expect(failures).toEqual([]);
+    expect(controller.counts()).toMatchObject({ retried: 0, terminal: 0, delayed: 0 });
+  });
+});
+
+test('a group that hangs keeps no other waiting', async () => {
+  const { promise, resolve } = Promise.withResolvers<Done>();
+  answer = (key) => (key.startsWith('slow') ? promise : Promise.resolve(done));
+  const controller = start({ workers: 2, groupOf: (key) => key.split('/')[0] ?? '' });
+  for (let i = 0; i < 10; i++) controller.add(`slow/${i}`);
+  for (let i = 0; i < 3; i++) controller.add(`quick/${i}`);
+  await settled();
+  expect(looked.filter((key) => key.startsWith('quick'))).toEqual(['quick/0', 'quick/1', 'quick/2']);
+  resolve(done);
+  await settled();
+  expect(controller.counts().done).toBe(13);
+});
+
+describe('of the caches it follows', () => {
+  function cacheOf(...objects: KubeObject[]) {
+    const sync = Promise.withResolvers<void>();
+    let told: Handlers<KubeObject> = {};
+    const cache = {
+      whenSynced: (signal: AbortSignal) => {
+        signal.addEventListener('abort', () => sync.reject(signal.reason));
+        return sync.promise;
+      },
+      on: (handlers: Handlers<KubeObject>) => {
+        told = handlers;
+        for (const one of objects) handlers.added?.(one);
+        return { [Symbol.dispose]: () => undefined };
+      },
+    } as unknown as Cache<KubeObject>;
+    return { cache, sync, tell: (call: (handlers: Handlers<KubeObject>) => void) => call(told) };
+  }
+  const object = (name: string, namespace = 'ns'): KubeObject => ({ metadata: { name, namespace } });
+
+  test('it waits until all have seen everything, then looks at all that there is', async () => {
+    const [one, two] = [cacheOf(object('a')), cacheOf(object('b'))];
+    start({}, one.cache, two.cache);
+    one.sync.resolve();
+    await settled();
+    expect(looked).toEqual([]);
+    two.sync.resolve();
+    await settled();
+    expect(looked).toEqual(['ns/a', 'ns/b']);
+  });
+
+  test('it looks at what changes, and at what is gone', async () => {
+    const { cache, sync, tell } = cacheOf();
+    sync.resolve();
+    start({}, cache);
+    await settled();
+    tell((handlers) => handlers.changed?.(object('new'), object('old')));
+    tell((handlers) => handlers.deleted?.(object('gone')));
+    await settled();
+    expect(looked).toEqual(['ns/old', 'ns/new', 'ns/gone']);
+  });
+
+  test('an end before that is an end', async () => {
+    const { cache } = cacheOf();
+    start({}, cache);
+    stop.abort();
+    await over;
+  });
+});

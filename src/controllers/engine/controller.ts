@@ -1,0 +1,135 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { KubeObject } from '#wire/kube/types.ts';
+import { type Cache, type Handlers, keyOf } from './cache.ts';
+import { type Again, codeOf, type Done, setbackOf } from './outcome.ts';
+import { createWorkQueue } from './work-queue.ts';
+
+export interface ControllerCounts {
+  readonly done: number;
+  readonly again: number;
+  readonly retried: number;
+  readonly terminal: number;
+  readonly waiting: number;
+  readonly running: number;
+  readonly delayed: number;
+}
+
+/** Brings what keys stand for to what it should be. What has changed is not told to it: it looks. */
+export interface Controller {
+  readonly name: string;
+  /** To be looked at now. */
+  add(key: string): void;
+  /** Whatever changes in a cache: the keys that it concerns, its own unless said otherwise. To be called before `run`. */
+  follow<T extends KubeObject>(cache: Cache<T>, keysOf?: (object: T) => Iterable<string>): void;
+  counts(): ControllerCounts;
+  /**
+   * Works as soon as the caches it follows have seen everything. Until `stop`; then it finishes what it has begun. The scope's
+   * signal ends everything at once.
+   */
+  run(scope: Scope, stop: AbortSignal): Promise<void>;
+}
+
+export interface ControllerOptions {
+  readonly name: string;
+  readonly clock: Clock;
+  /** Never twice at a time for one key. What it throws is tried again, or not, by what kind of error it is. */
+  readonly reconcile: (key: string, scope: Scope) => Promise<Done | Again>;
+  /** What a key may have to wait for, such as its store: groups do not wait for each other. */
+  readonly groupOf?: (key: string) => string;
+  /** Of every error, before it is tried again: for Events. */
+  readonly failed?: (key: string, error: unknown) => void;
+  readonly workers?: number;
+  readonly perGroup?: number;
+  readonly firstRetryMs?: number;
+  readonly mostRetryMs?: number;
+  /** What nobody tells us when it is mended, such as a full disk, is looked at again after about this. */
+  readonly terminalMs?: number;
+  readonly random?: () => number;
+}
+
+export function createController(options: ControllerOptions): Controller {
+  const { name, clock, reconcile, groupOf = () => '', failed, workers = 16, random = Math.random } = options;
+  const { perGroup = Math.max(1, Math.ceil(workers / 2)), terminalMs = 900_000 } = options;
+  const queue = createWorkQueue({
+    ...{ clock, workers, perGroup, random },
+    ...{ firstMs: options.firstRetryMs ?? 500, mostMs: options.mostRetryMs ?? 300_000 },
+  });
+  const syncs: ((signal: AbortSignal) => Promise<void>)[] = [];
+  const counts = { done: 0, again: 0, retried: 0, terminal: 0 };
+  const add = (key: string): void => queue.add(key, groupOf(key));
+
+  async function outcome(key: string, scope: Scope): Promise<Verdict> {
+    try {
+      return await reconcile(key, scope);
+    } catch (error) {
+      return { ...setbackOf(error, scope.signal), error };
+    }
+  }
+
+  async function work(key: string, outer: Scope): Promise<void> {
+    const scope = { signal: outer.signal, log: outer.log.with({ controller: name, key }) };
+    const verdict = await outcome(key, scope);
+    if ('error' in verdict && verdict.kind !== 'stopped') failed?.(key, verdict.error);
+    switch (verdict.kind) {
+      case 'done':
+        counts.done++;
+        return queue.forget(key);
+      case 'again':
+        counts.again++;
+        queue.forget(key);
+        return queue.addAfter(key, verdict.afterMs);
+      case 'retry':
+        counts.retried++;
+        queue.retry(key, verdict.leastMs, groupOf(key));
+        return scope.log.warn('trying again', { failures: queue.failures(key), ...factsOf(verdict.error) });
+      case 'terminal':
+        counts.terminal++;
+        queue.forget(key);
+        queue.addAfter(key, terminalMs * (0.5 + random()));
+        return scope.log.warn('not trying again for long', factsOf(verdict.error));
+      case 'stopped':
+        return;
+      default:
+        return verdict satisfies never;
+    }
+  }
+
+  return {
+    name,
+    add,
+    follow: <T extends KubeObject>(cache: Cache<T>, keysOf: (object: T) => Iterable<string> = ownKey) => {
+      const each = (object: T): void => {
+        for (const key of keysOf(object)) add(key);
+      };
+      const handlers: Handlers<T> = {
+        added: each,
+        changed: (object, before) => {
+          // It may concern others by now.
+          each(before);
+          each(object);
+        },
+        deleted: each,
+      };
+      cache.on(handlers);
+      syncs.push((signal) => cache.whenSynced(signal));
+    },
+    counts: () => ({ ...counts, waiting: queue.waiting, running: queue.running, delayed: queue.delayed }),
+    run: async (scope, stop) => {
+      const either = AbortSignal.any([scope.signal, stop]);
+      try {
+        for (const synced of syncs) await synced(either);
+      } catch (thrown) {
+        if (either.aborted) return;
+        throw thrown;
+      }
+      await queue.run(work, scope, stop);
+    },
+  };
+}
+
+type Verdict = Done | Again | (ReturnType<typeof setbackOf> & { readonly error: unknown });
+
+const ownKey = (object: KubeObject): readonly string[] => [keyOf(object)];
+
+const factsOf = (error: unknown): Readonly<Record<string, unknown>> => ({ code: codeOf(error), error });

@@ -1,0 +1,262 @@
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createWaitedClock, type WaitedClock } from '#testing/kube-clock.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { KubeError } from '#wire/kube/errors.ts';
+import { events as resource } from '#wire/kube/resources.ts';
+import type { KubeEvent } from '#wire/kube/types.ts';
+import { createEvents, type Events, type EventsOptions, type Report } from './events.ts';
+import { noteOf } from './note.ts';
+
+let api: FakeKubeApi;
+let client: KubeClient;
+let clock: WaitedClock;
+let end: AbortController;
+let over: Promise<void>;
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  clock = createWaitedClock();
+  end = new AbortController();
+  client = createKubeClient({ access: api.access, clock, userAgent: 'x' });
+  over = Promise.resolve();
+});
+afterEach(async () => {
+  end.abort();
+  await over;
+  client[Symbol.dispose]();
+  await api[Symbol.asyncDispose]();
+});
+
+function start(options: Partial<EventsOptions> = {}): Events {
+  const events = createEvents({
+    ...{ client, clock, controller: 'stowage.dev/controller', instance: 'pod-1', random: () => 1 },
+    ...options,
+  });
+  over = events.run({ signal: end.signal, log: silentLog() });
+  return events;
+}
+const claim = { apiVersion: 'v1', kind: 'PersistentVolumeClaim', namespace: 'shop', name: 'data', uid: 'u1' };
+const report = (more: Partial<Report> = {}): Report => ({
+  ...{ regarding: claim, type: 'Warning', reason: 'ProvisioningFailed', action: 'Provision', note: 'no room' },
+  ...more,
+});
+async function written(): Promise<readonly KubeEvent[]> {
+  const all: KubeEvent[] = [];
+  for await (const page of client.list(resource, {}, end.signal)) all.push(...page.items);
+  return all;
+}
+const writes = (): number => api.asked.filter((one) => !one.startsWith('GET')).length;
+
+test('says what, on which object, and by whom', async () => {
+  start().report(report());
+  await expect.poll(writes).toBe(1);
+  const [event] = await written();
+  expect(event).toMatchObject({
+    ...{ apiVersion: 'events.k8s.io/v1', kind: 'Event', regarding: claim, type: 'Warning' },
+    ...{ reason: 'ProvisioningFailed', action: 'Provision', note: 'no room' },
+    ...{ reportingController: 'stowage.dev/controller', reportingInstance: 'pod-1' },
+    eventTime: '2026-01-01T00:00:00.000000Z',
+    metadata: { namespace: 'shop' },
+  });
+  expect(event?.metadata.name).toMatch(/^data\.[0-9a-f]{16}$/);
+});
+
+test('of an object without a namespace is in the default one', async () => {
+  start().report(report({ regarding: { apiVersion: 'v1', kind: 'PersistentVolume', name: 'pv'.repeat(120) } }));
+  await expect.poll(writes).toBe(1);
+  const [event] = await written();
+  expect(event?.metadata.namespace).toBe('default');
+  expect(event?.metadata.name?.length).toBe(253);
+});
+
+describe('the same again', () => {
+  test('is not written for a while, then once with how often it was', async () => {
+    const events = start();
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(1);
+    for (let i = 0; i < 10; i++) events.report(report());
+    clock.advance(299_999);
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(1);
+    clock.advance(1);
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(2);
+    const all = await written();
+    expect(all.map(({ series }) => series)).toEqual([{ count: 13, lastObservedTime: '2026-01-01T00:05:00.000000Z' }]);
+  });
+
+  test('that waits to be written waits once', async () => {
+    const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
+    for (let i = 0; i < 5; i++) events.report(report());
+    expect(events.waiting).toBe(1);
+  });
+
+  test('in other words is another Event, in a while', async () => {
+    const events = start();
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(1);
+    events.report(report({ note: 'no server' }));
+    clock.advance(300_000);
+    events.report(report({ note: 'no server' }));
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(2);
+    expect((await written()).map(({ note, series }) => [note, series])).toEqual([
+      ['no room', undefined],
+      ['no server', undefined],
+    ]);
+  });
+
+  test('whose Event is forgotten by the API server is written anew', async () => {
+    const events = start();
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(1);
+    const [event] = await written();
+    api.remove('/apis/events.k8s.io/v1/namespaces/shop/events', event?.metadata.name ?? '');
+    clock.advance(300_000);
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(3);
+    expect(await written()).toMatchObject([{ note: 'no room' }]);
+  });
+
+  test('after an hour is something new', async () => {
+    const events = start();
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(1);
+    clock.advance(3_600_000);
+    events.report(report());
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(2);
+    expect((await written()).length).toBe(2);
+  });
+
+  test.each([
+    ['for another reason', { reason: 'ProvisioningSlow' }],
+    ['on another object', { regarding: { ...claim, uid: 'u2' } }],
+    ['of another type', { type: 'Normal' as const }],
+  ])('but %s is written', async (_how, more) => {
+    const events = start();
+    events.report(report());
+    events.report(report(more));
+    await expect.poll(() => events.waiting).toBe(0);
+    expect(writes()).toBe(2);
+  });
+});
+
+describe('what waits', () => {
+  test('is bounded: the oldest is thrown away', async () => {
+    const events = createEvents({ client, clock, controller: 'c', instance: 'i', maxWaiting: 3 });
+    for (let i = 0; i < 5; i++) events.report(report({ reason: `R${i}` }));
+    expect([events.waiting, events.dropped]).toEqual([3, 2]);
+    over = events.run({ signal: end.signal, log: silentLog() });
+    await expect.poll(writes).toBe(3);
+    expect((await written()).map(({ reason }) => reason)).toEqual(['R2', 'R3', 'R4']);
+  });
+
+  test('is written one at a time', async () => {
+    let open = 0;
+    let most = 0;
+    api.intercept = (request, response) => {
+      if (request.method === 'POST') {
+        open++;
+        most = Math.max(most, open);
+        response.on('finish', () => {
+          open--;
+        });
+      }
+      return false;
+    };
+    const events = start();
+    for (let i = 0; i < 50; i++) events.report(report({ reason: `R${i}` }));
+    await expect.poll(writes).toBe(50);
+    expect(most).toBe(1);
+  });
+
+  test('survives an API server that is away for half a minute', async () => {
+    await api.down();
+    const events = start();
+    events.report(report());
+    while (clock.elapsed() < 30_000) {
+      const { length } = clock.slept;
+      await expect.poll(() => clock.sleeping.length).toBe(1);
+      clock.advance(clock.sleeping[0] ?? 0);
+      await expect.poll(() => clock.slept.length).toBe(Math.max(length, 1) + 1);
+    }
+    await api.up();
+    clock.advance(30_000);
+    await expect.poll(writes).toBe(1);
+    expect(events.dropped).toBe(0);
+  });
+
+  test('waits as long as the API server asks', async () => {
+    let isFirst = true;
+    api.intercept = (_request, response) => {
+      if (!isFirst) return false;
+      isFirst = false;
+      api.refuse(response, 429, 'TooManyRequests', { headers: { 'retry-after': '44' } });
+      return true;
+    };
+    start().report(report());
+    await expect.poll(() => clock.slept).toEqual([44_000]);
+    clock.advance(44_000);
+    await expect.poll(async () => (await written()).length).toBe(1);
+  });
+
+  test('is dropped where it is refused, and the next one is written', async () => {
+    api.intercept = (request, response, body) => {
+      if (request.method !== 'POST' || !body.includes('"R0"')) return false;
+      api.refuse(response, 403, 'Forbidden', { details: { causes: [{ reason: 'NamespaceTerminating' }] } });
+      return true;
+    };
+    const events = start();
+    events.report(report({ reason: 'R0' }));
+    events.report(report({ reason: 'R1' }));
+    await expect.poll(async () => (await written()).map(({ reason }) => reason)).toEqual(['R1']);
+    expect(events.dropped).toBe(1);
+  });
+});
+
+describe('a note', () => {
+  test.each([
+    ['x'.repeat(1_024), 'x'.repeat(1_024)],
+    ['x'.repeat(1_025), `${'x'.repeat(1_021)}…`],
+    ['é'.repeat(600), `${'é'.repeat(510)}…`],
+    [`x${'😀'.repeat(300)}`, `x${'😀'.repeat(255)}…`],
+  ])('is not longer than the API server takes', async (note, taken) => {
+    start().report(report({ note }));
+    await expect.poll(writes).toBe(1);
+    const [event] = await written();
+    expect(event?.note).toBe(taken);
+    expect(Buffer.byteLength(taken)).toBeLessThanOrEqual(1_024);
+  });
+
+  const how = 'with: stowage store check';
+  test('on an error says what failed and what to do', () => {
+    const error = new StowageError('the size is not valid', {
+      code: 'invalid',
+      reason: 'size-invalid',
+      action: 'Give a size',
+    });
+    expect(noteOf(error, how)).toBe('the size is not valid. Give a size.');
+  });
+
+  test('says nothing of how a store is reached, nor what the API server said', () => {
+    const inner = new StowageError('mount of 10.1.2.3:/secret failed', {
+      ...{ code: 'unavailable', reason: 'nfs-no-answer', action: 'nc -vz 10.1.2.3 2049' },
+    });
+    const refused = new KubeError('POST /x: secret', { failure: 'refused', status: 403, reason: 'Forbidden' });
+    for (const error of [inner, refused, new Error('secret 10.1.2.3')]) {
+      expect(noteOf(error, how)).not.toMatch(/10\.1\.2\.3|secret/);
+      expect(noteOf(error, how)).toContain('stowage store check');
+    }
+  });
+});

@@ -1,0 +1,67 @@
+/** Objects by key, and by what index functions make of them. */
+export interface Indexed<T> {
+  readonly size: number;
+  get(key: string): T | undefined;
+  keys(): Iterable<string>;
+  values(): Iterable<T>;
+  by(index: string, value: string): readonly T[];
+  /** Gives what was there before. */
+  put(key: string, object: T): T | undefined;
+  remove(key: string): T | undefined;
+}
+
+export function createIndexed<T>(functions: Readonly<Record<string, (object: T) => readonly string[]>>): Indexed<T> {
+  const objects = new Map<string, T>();
+  const indexes = Object.entries(functions).map(([name, values]) => ({
+    ...{ name, values, keys: new Map<string, Set<string>>() },
+  }));
+
+  function leave(key: string, object: T): void {
+    for (const { keys, values } of indexes) {
+      for (const value of values(object)) {
+        const those = keys.get(value);
+        those?.delete(key);
+        if (those?.size === 0) keys.delete(value);
+      }
+    }
+  }
+
+  function enter(key: string, object: T): void {
+    for (const { keys, values } of indexes) {
+      for (const value of values(object)) {
+        const those = keys.get(value);
+        if (those === undefined) keys.set(value, new Set([key]));
+        else those.add(key);
+      }
+    }
+  }
+
+  function remove(key: string): T | undefined {
+    const before = objects.get(key);
+    if (before === undefined) return undefined;
+    objects.delete(key);
+    leave(key, before);
+    return before;
+  }
+
+  return {
+    get size() {
+      return objects.size;
+    },
+    get: (key) => objects.get(key),
+    keys: () => objects.keys(),
+    values: () => objects.values(),
+    by: (index, value) => {
+      const found = indexes.find(({ name }) => name === index);
+      if (found === undefined) throw new TypeError(`there is no index “${index}”`);
+      return [...(found.keys.get(value) ?? [])].map((key) => objects.get(key)).filter((one) => one !== undefined);
+    },
+    put: (key, object) => {
+      const before = remove(key);
+      objects.set(key, object);
+      enter(key, object);
+      return before;
+    },
+    remove,
+  };
+}

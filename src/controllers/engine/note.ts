@@ -1,0 +1,23 @@
+import { StowageError, stowageError } from '#core/errors.ts';
+import { toldToUser } from '#core/telling.ts';
+import { KubeError } from '#wire/kube/errors.ts';
+import { codeOf } from './outcome.ts';
+
+/**
+ * What is said of an error on an object of a user, who is no administrator: what failed and what to do now, and nothing of how
+ * stores are reached. What the API server said is for the log.
+ */
+export function noteOf(thrown: unknown, how: string): string {
+  const { message, action } = toldToUser(troubleOf(thrown), how);
+  return `${sentence(message)} ${sentence(action)}`;
+}
+
+function troubleOf(thrown: unknown): Parameters<typeof toldToUser>[0] {
+  if (thrown instanceof KubeError) return { code: codeOf(thrown), reason: '', message: '', action: '' };
+  return thrown instanceof StowageError ? thrown : stowageError(thrown);
+}
+
+function sentence(text: string): string {
+  const trimmed = text.trim();
+  return /[.!?…]$/.test(trimmed) ? trimmed : `${trimmed}.`;
+}

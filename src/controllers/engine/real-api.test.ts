@@ -1,0 +1,163 @@
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { dirname } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type Scope, silentLog } from '#base/log.ts';
+import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
+import { needs } from '#testbed/needs.ts';
+import { kubeContract } from '#testing/contracts/kube.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { fromKubeconfig } from '#wire/kube/config.ts';
+import type { Resource } from '#wire/kube/resources.ts';
+import * as resources from '#wire/kube/resources.ts';
+import type { KubeObject } from '#wire/kube/types.ts';
+import { createLeader, LeadershipLost } from './leader.ts';
+
+const { signal } = new AbortController();
+const clock = systemClock();
+
+/** Another way to a server, whose connections can be cut. */
+async function startWay(to: URL): Promise<AsyncDisposable & { readonly port: number; cut(): void }> {
+  const open = new Set<Socket>();
+  const cut = (): void => {
+    for (const socket of open) socket.destroy();
+  };
+  const listener = createServer((here) => {
+    const there = connect(Number(to.port), to.hostname);
+    for (const [one, other] of [
+      [here, there],
+      [there, here],
+    ] as const) {
+      open.add(one);
+      one
+        .on('error', () => undefined)
+        .on('close', () => {
+          open.delete(one);
+          other.destroy();
+        });
+      one.pipe(other);
+    }
+  }).listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  return {
+    ...{ cut, port: (listener.address() as AddressInfo).port },
+    [Symbol.asyncDispose]: async () => {
+      cut();
+      listener.close();
+      await once(listener, 'close');
+    },
+  };
+}
+
+describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('a real API server', () => {
+  let cluster: Cluster;
+
+  beforeAll(async () => {
+    cluster = await startCluster(signal, { nodes: 1 });
+  }, 180_000);
+  afterAll(() => cluster[Symbol.asyncDispose]());
+
+  const access = async () => {
+    const config: unknown = JSON.parse(await readFile(cluster.kubeconfig, 'utf8'));
+    return await fromKubeconfig({ config, folder: dirname(cluster.kubeconfig), clock, env: {} });
+  };
+
+  kubeContract('in a cluster', async () => {
+    const direct = await access();
+    const way = await startWay(direct.server);
+    return {
+      access: { ...direct, server: new URL(`https://127.0.0.1:${way.port}`) },
+      down: () => cluster.apiServer.stop(),
+      up: () => cluster.apiServer.start(),
+      cutWatches: () => Promise.resolve(way.cut()),
+      // What it has in memory begins when it does.
+      forget: async () => {
+        await cluster.apiServer.stop();
+        await cluster.apiServer.start();
+      },
+      [Symbol.asyncDispose]: () => way[Symbol.asyncDispose](),
+    };
+  });
+
+  test('that stands still for longer than a leader waits has never two leaders, and one in the end', async () => {
+    const client = createKubeClient({ access: await access(), clock, userAgent: 'stowage/test' });
+    const end = new AbortController();
+    const scope = { signal: end.signal, log: silentLog() };
+    let working = 0;
+    let most = 0;
+    const work = async ({ signal: told }: Scope): Promise<void> => {
+      working++;
+      most = Math.max(most, working);
+      await once(told, 'abort');
+      working--;
+    };
+    const options = { client, clock, namespace: 'default', name: 'frozen' };
+    const all = ['a', 'b', 'c'].map((identity) =>
+      createLeader({ ...options, identity })
+        .run(work, scope, end.signal)
+        .catch((error: unknown) => error),
+    );
+    await expect.poll(() => working, { timeout: 20_000 }).toBe(1);
+    await cluster.apiServer.freeze();
+    const frozen = clock.elapsed();
+    // One of them: the others still wait.
+    expect(await Promise.race(all)).toBeInstanceOf(LeadershipLost);
+    expect(clock.elapsed() - frozen).toBeLessThan(11_000);
+    expect(working).toBe(0);
+    cluster.apiServer.thaw();
+    await expect.poll(() => working, { timeout: 60_000, interval: 20 }).toBe(1);
+    expect(most).toBe(1);
+    end.abort();
+    await Promise.all(all);
+    client[Symbol.dispose]();
+  }, 120_000);
+
+  describe('what it has', () => {
+    let client: KubeClient;
+    beforeAll(async () => {
+      client = createKubeClient({ access: await access(), clock, userAgent: 'stowage/test' });
+    });
+    afterAll(() => client[Symbol.dispose]());
+
+    test.each<Resource<KubeObject>>([
+      ...[resources.persistentVolumes, resources.claims, resources.nodes, resources.namespaces, resources.pods],
+      ...[resources.secrets, resources.storageClasses, resources.csiNodes, resources.csiDrivers],
+      ...[resources.csiStorageCapacities, resources.leases, resources.events],
+    ])('$plural are where we look for them', async (resource) => {
+      const path = `/${resource.group === '' ? 'api' : `apis/${resource.group}`}/${resource.version}`;
+      const { resources: served } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as {
+        readonly resources: readonly { readonly name: string; readonly kind: string; readonly namespaced: boolean }[];
+      };
+      const { plural: name, kind, namespaced } = resource;
+      expect(served).toContainEqual(expect.objectContaining({ name, kind, namespaced }));
+      for await (const page of client.list(resource, { limit: 1 }, signal)) expect(page.items.length).toBeLessThan(2);
+    });
+
+    test('a token is asked for, and reviewed for its audience', async () => {
+      const audiences = ['stowage.dev/controller'];
+      const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences } };
+      const place = { namespace: 'default', name: 'default', part: 'token' } as const;
+      const { status } = await client.create(resources.tokenRequests, body, signal, place);
+      const review = (spec: { token: string; audiences: readonly string[] }) =>
+        client.create(resources.tokenReviews, { metadata: {}, spec }, signal);
+      const token = status?.token ?? '';
+      expect((await review({ token, audiences })).status).toMatchObject({
+        ...{ authenticated: true, audiences },
+        user: { username: 'system:serviceaccount:default:default' },
+      });
+      expect((await review({ token, audiences: ['stowage.dev'] })).status?.authenticated).not.toBe(true);
+    });
+
+    test('what somebody may do is asked', async () => {
+      const may = async (user: string): Promise<boolean | undefined> => {
+        const resourceAttributes = { group: 'stowage.dev', resource: 'volumes', verb: 'list' };
+        const groups = user === 'admin' ? ['system:masters'] : [];
+        const spec = { user, groups, resourceAttributes };
+        return (await client.create(resources.subjectAccessReviews, { metadata: {}, spec }, signal)).status?.allowed;
+      };
+      expect([await may('admin'), await may('nobody')]).toEqual([true, false]);
+    });
+  });
+});

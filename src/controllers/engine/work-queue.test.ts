@@ -1,0 +1,270 @@
+import { beforeEach, describe, expect, test } from 'vitest';
+import { type Scope, silentLog } from '#base/log.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { createWorkQueue, type WorkQueue, type WorkQueueOptions } from './work-queue.ts';
+
+let clock: FakeClock;
+let stop: AbortController;
+let end: AbortController;
+
+beforeEach(() => {
+  clock = createFakeClock();
+  stop = new AbortController();
+  end = new AbortController();
+});
+
+const settled = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+
+interface Bench {
+  readonly queue: WorkQueue;
+  /** Every key that was given to a worker, in its order. */
+  readonly begun: string[];
+  readonly now: Set<string>;
+  finish(key: string): Promise<void>;
+  readonly over: Promise<void>;
+  /** Done with a key at once, rather than when the test says so. */
+  work: ((key: string, scope: Scope) => Promise<void>) | undefined;
+}
+
+function bench(options: Partial<WorkQueueOptions> = {}): Bench {
+  const queue = createWorkQueue({ clock, workers: 4, random: () => 1, ...options });
+  const begun: string[] = [];
+  const now = new Map<string, () => void>();
+  const scope = { signal: end.signal, log: silentLog() };
+  const over = queue.run(
+    async (key, given) => {
+      begun.push(key);
+      if (it.work !== undefined) return await it.work(key, given);
+      expect(now.has(key)).toBe(false);
+      const { promise, resolve } = Promise.withResolvers<void>();
+      now.set(key, resolve);
+      await promise.finally(() => now.delete(key));
+    },
+    scope,
+    stop.signal,
+  );
+  const it: Bench = {
+    ...{ queue, begun, over, work: undefined },
+    get now() {
+      return new Set(now.keys());
+    },
+    finish: async (key) => {
+      now.get(key)?.();
+      await settled();
+    },
+  };
+  return it;
+}
+
+describe('a key', () => {
+  test('said several times is worked on once', async () => {
+    const it = bench();
+    for (let i = 0; i < 5; i++) it.queue.add('a');
+    await settled();
+    await it.finish('a');
+    expect(it.begun).toEqual(['a']);
+    expect(it.queue).toMatchObject({ waiting: 0, running: 0, delayed: 0 });
+  });
+
+  test('is with one worker at a time, and comes again when something was said meanwhile', async () => {
+    const it = bench();
+    it.queue.add('a');
+    await settled();
+    it.queue.add('a');
+    it.queue.add('a');
+    await settled();
+    expect(it.begun).toEqual(['a']);
+    await it.finish('a');
+    expect(it.begun).toEqual(['a', 'a']);
+    await it.finish('a');
+    expect(it.begun).toEqual(['a', 'a']);
+  });
+
+  test('is looked at later, at the earliest time that was said', async () => {
+    const it = bench();
+    it.queue.addAfter('a', 5_000);
+    it.queue.addAfter('a', 1_000);
+    it.queue.addAfter('a', 9_000);
+    expect(it.queue.delayed).toBe(1);
+    clock.advance(999);
+    await settled();
+    expect(it.begun).toEqual([]);
+    clock.advance(1);
+    await settled();
+    expect(it.begun).toEqual(['a']);
+    await it.finish('a');
+    clock.advance(10_000);
+    await settled();
+    expect(it.begun).toEqual(['a']);
+  });
+
+  test('that was to wait comes now when something changed', async () => {
+    const it = bench();
+    it.queue.addAfter('a', 5_000);
+    it.queue.add('a');
+    await settled();
+    expect(it.begun).toEqual(['a']);
+    expect(it.queue.delayed).toBe(0);
+  });
+
+  test('whose time comes while it is worked on comes again', async () => {
+    const it = bench();
+    it.queue.add('a');
+    await settled();
+    it.queue.addAfter('a', 1_000);
+    clock.advance(1_000);
+    await it.finish('a');
+    expect(it.begun).toEqual(['a', 'a']);
+  });
+
+  test('waits twice as long after each failure, by itself, up to a bound, and not less than was asked for', async () => {
+    const waits: string[] = [];
+    const timed: FakeClock['after'] = clock.after;
+    clock.after = (ms, fire) => {
+      waits.push(`${it.begun.at(-1) ?? ''} ${ms}`);
+      return timed(ms, fire);
+    };
+    const it = bench({ firstMs: 100, mostMs: 1_000 });
+    it.work = (key) => Promise.resolve(it.queue.retry(key, key === 'c' ? 5_000 : 0));
+    it.queue.add('a');
+    for (let i = 0; i < 5; i++) {
+      await settled();
+      clock.advance(1_000);
+    }
+    await settled();
+    expect(it.queue.failures('a')).toBe(6);
+    it.work = (key) => Promise.resolve(it.queue.forget(key));
+    clock.advance(1_000);
+    await settled();
+    expect(it.queue.failures('a')).toBe(0);
+    it.work = (key) => Promise.resolve(it.queue.retry(key, key === 'c' ? 5_000 : 0));
+    for (const key of ['a', 'c']) {
+      it.queue.add(key);
+      await settled();
+    }
+    expect(waits).toEqual(['a 100', 'a 200', 'a 400', 'a 800', 'a 1000', 'a 1000', 'a 100', 'c 5000']);
+  });
+
+  test('does not wait as long as others that failed with it', () => {
+    const waits = new Set<number>();
+    clock.after = (ms) => {
+      waits.add(ms);
+      return { [Symbol.dispose]: () => undefined };
+    };
+    const queue = createWorkQueue({ clock, workers: 1, firstMs: 100 });
+    for (let i = 0; i < 50; i++) queue.retry(`k${i}`, 0);
+    expect(waits.size).toBeGreaterThan(40);
+    expect(Math.min(...waits)).toBeGreaterThanOrEqual(50);
+    expect(Math.max(...waits)).toBeLessThanOrEqual(100);
+  });
+
+  test('whose worker throws comes again', async () => {
+    const it = bench();
+    it.work = () => Promise.reject(new Error('a fault'));
+    it.queue.add('a');
+    await settled();
+    expect(it.queue).toMatchObject({ running: 0, delayed: 1 });
+    clock.advance(500);
+    await settled();
+    expect(it.begun).toEqual(['a', 'a']);
+  });
+
+  test('that is done with is not remembered', async () => {
+    const it = bench();
+    it.work = (key) => {
+      it.queue.forget(key);
+      return Promise.resolve();
+    };
+    for (let i = 0; i < 1_000; i++) it.queue.add(`k${i}`, `g${i}`);
+    while (it.begun.length < 1_000) await settled();
+    await settled();
+    expect(it.queue).toMatchObject({ waiting: 0, running: 0, delayed: 0 });
+  });
+});
+
+describe('groups', () => {
+  test('take turns', async () => {
+    const it = bench({ workers: 1 });
+    for (const key of ['a1', 'a2', 'a3', 'b1', 'b2', 'c1']) it.queue.add(key, key[0]);
+    await settled();
+    // Each may have one beyond the worker that they share.
+    expect([...it.now]).toEqual(['a1', 'b1', 'c1']);
+    await it.finish('a1');
+    await it.finish('b1');
+    await it.finish('c1');
+    await it.finish('a2');
+    expect(it.begun).toEqual(['a1', 'b1', 'c1', 'a2', 'b2', 'a3']);
+  });
+
+  test('do not get all workers', async () => {
+    const it = bench({ workers: 4, perGroup: 2 });
+    for (let i = 0; i < 5; i++) it.queue.add(`a${i}`, 'a');
+    await settled();
+    expect(it.now.size).toBe(2);
+    for (let i = 0; i < 5; i++) it.queue.add(`b${i}`, 'b');
+    await settled();
+    expect([...it.now]).toEqual(['a0', 'a1', 'b0', 'b1']);
+  });
+
+  test('that hang, however many, keep no other from being worked on', async () => {
+    const it = bench({ workers: 4, perGroup: 2 });
+    for (let g = 0; g < 20; g++) for (let i = 0; i < 3; i++) it.queue.add(`slow-${g}-${i}`, `slow-${g}`);
+    await settled();
+    it.queue.add('quick', 'quick');
+    await settled();
+    expect(it.now.has('quick')).toBe(true);
+    // Bounded by workers and groups.
+    expect(it.now.size).toBeLessThanOrEqual(4 + 21);
+  });
+
+  test('a key that has come to another group waits there', async () => {
+    const it = bench({ workers: 1 });
+    it.queue.add('a1', 'a');
+    it.queue.add('x', 'a');
+    await settled();
+    expect([...it.now]).toEqual(['a1']);
+    it.queue.add('x', 'b');
+    await settled();
+    expect([...it.now]).toEqual(['a1', 'x']);
+  });
+
+  test('a key that came to another group while it was worked on frees its place in the old one', async () => {
+    const it = bench({ workers: 1 });
+    it.queue.add('x', 'a');
+    await settled();
+    it.queue.add('x', 'b');
+    it.queue.add('a1', 'a');
+    await it.finish('x');
+    expect(it.begun).toEqual(['x', 'a1', 'x']);
+  });
+});
+
+describe('the end', () => {
+  test('lets finish what was begun, and begins nothing more', async () => {
+    const it = bench({ workers: 1 });
+    it.queue.add('a');
+    it.queue.add('b');
+    await settled();
+    stop.abort();
+    let isOver = false;
+    const over = it.over.then(() => {
+      isOver = true;
+    });
+    await settled();
+    expect(isOver).toBe(false);
+    await it.finish('a');
+    await over;
+    expect(it.begun).toEqual(['a']);
+  });
+
+  test('ends what was begun when its signal ends', async () => {
+    const it = bench();
+    it.work = (_key, { signal }) =>
+      new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
+    it.queue.add('a');
+    await settled();
+    end.abort();
+    await it.over;
+    expect(it.queue).toMatchObject({ running: 0, delayed: 0 });
+  });
+});

@@ -1,0 +1,42 @@
+import type { ObjectMeta } from '#wire/kube/types.ts';
+
+/** An object of whatever kind. */
+export interface Thing {
+  readonly metadata: ObjectMeta;
+  readonly [field: string]: unknown;
+}
+
+type Json = Readonly<Record<string, unknown>>;
+
+/** As it comes over a wire: without what is undefined. */
+export const json = <T>(value: T): T => JSON.parse(JSON.stringify(value)) as T;
+
+const isObject = (value: unknown): value is Json =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** RFC 7386. */
+export function merged(before: unknown, patch: unknown): unknown {
+  if (!isObject(patch)) return patch;
+  const all: Record<string, unknown> = isObject(before) ? { ...before } : {};
+  for (const [field, value] of Object.entries(patch)) {
+    if (value === null) delete all[field];
+    else all[field] = merged(all[field], value);
+  }
+  return all;
+}
+
+/** Of RFC 6902: add, replace and remove, of fields of objects. */
+export function patched(before: unknown, operations: unknown): unknown {
+  const steps = operations as readonly { readonly op: string; readonly path: string; readonly value?: unknown }[];
+  return steps.reduce((all, { op, path, value }) => {
+    const fields = path.slice(1).split('/');
+    const change = fields.reduceRight<unknown>(
+      (inner, field) => {
+        const name = field.replaceAll('~1', '/').replaceAll('~0', '~');
+        return { [name]: inner };
+      },
+      op === 'remove' ? null : value,
+    );
+    return merged(all, change);
+  }, before);
+}

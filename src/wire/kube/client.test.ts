@@ -1,0 +1,397 @@
+import { once } from 'node:events';
+import { createServer as createSecureServer } from 'node:https';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { inspect } from 'node:util';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { certificate } from '#testing/certificate.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import type { Identity } from './access.ts';
+import { createKubeClient, type KubeClient } from './client.ts';
+import { KubeError } from './errors.ts';
+import { claims, leases, nodes, persistentVolumes, pods, tokenRequests } from './resources.ts';
+
+const { signal } = new AbortController();
+let api: FakeKubeApi;
+let client: KubeClient;
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  client = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'stowage/test' });
+});
+afterEach(async () => {
+  client[Symbol.dispose]();
+  await api[Symbol.asyncDispose]();
+});
+
+async function failure(work: Promise<unknown>): Promise<KubeError> {
+  const thrown: unknown = await work.then(
+    () => 'it did not fail',
+    (error: unknown) => error,
+  );
+  if (!(thrown instanceof KubeError)) throw new Error('not a KubeError', { cause: thrown });
+  return thrown;
+}
+
+/** Whatever is said to it is answered by these bytes, or by nothing; then the connection stays. */
+async function rawServer(onData: (socket: Socket) => void): Promise<AsyncDisposable & { readonly server: URL }> {
+  const open = new Set<Socket>();
+  const server = createServer((socket) => {
+    open.add(socket);
+    socket.on('error', () => undefined).on('data', () => onData(socket));
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  return {
+    server: new URL(`http://127.0.0.1:${(server.address() as AddressInfo).port}`),
+    [Symbol.asyncDispose]: async () => {
+      for (const socket of open) socket.destroy();
+      server.close();
+      await once(server, 'close');
+    },
+  };
+}
+
+const clientOf = (server: URL, clock = systemClock()): KubeClient =>
+  createKubeClient({ access: { ...api.access, server }, clock, userAgent: 'stowage/test' });
+
+describe('what is sent', () => {
+  test('who we are, and what we are', async () => {
+    let headers: NodeJS.Dict<string | string[]> = {};
+    api.intercept = (request) => {
+      headers = request.headers;
+      return false;
+    };
+    await client.raw({ method: 'GET', path: '/version' }, signal);
+    expect(headers).toMatchObject({
+      ...{ accept: 'application/json', authorization: 'Bearer secret-token', 'user-agent': 'stowage/test' },
+    });
+  });
+
+  test('the kind of an object is added, unless it says another', async () => {
+    const bodies: unknown[] = [];
+    api.intercept = (_request, _response, body) => {
+      bodies.push(JSON.parse(body));
+      return false;
+    };
+    await client.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
+    const request = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences: ['x'] } };
+    await failure(client.create(tokenRequests, request, signal, { namespace: 'a', name: 'me', part: 'token' }));
+    expect(bodies).toMatchObject([
+      { apiVersion: 'coordination.k8s.io/v1', kind: 'Lease' },
+      { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest' },
+    ]);
+    expect(api.asked.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
+  });
+
+  test('a name cannot leave its place', async () => {
+    api.intercept = (_request, response) => response.end('{}') && true;
+    await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
+    expect(api.asked).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
+    expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is no name');
+    expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is no name');
+  });
+
+  test('a path before the API is kept', async () => {
+    using behind = clientOf(new URL(`http://127.0.0.1:${api.port}/clusters/a/`));
+    api.intercept = (_request, response) => response.end('{}') && true;
+    await behind.get(nodes, { name: 'n' }, signal);
+    expect(api.asked).toEqual(['GET /clusters/a/api/v1/nodes/n']);
+  });
+
+  test('how a thing is patched is said by its type', async () => {
+    const types: (string | undefined)[] = [];
+    api.put('/api/v1/nodes', { metadata: { name: 'n' } });
+    api.intercept = (request) => {
+      types.push(request.headers['content-type']);
+      return false;
+    };
+    const at = { name: 'n' };
+    await client.patch(nodes, at, { kind: 'merge', body: {} }, signal);
+    await client.patch(nodes, at, { kind: 'json', body: [] }, signal);
+    await client.patch(nodes, at, { kind: 'apply', body: {}, manager: 'me', force: true }, signal);
+    expect(types).toEqual([
+      'application/merge-patch+json',
+      'application/json-patch+json',
+      'application/apply-patch+yaml',
+    ]);
+    expect(api.asked.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
+  });
+
+  test('calls share connections', async () => {
+    const ports = new Set<number | undefined>();
+    api.intercept = (request) => {
+      ports.add(request.socket.remotePort);
+      return false;
+    };
+    for (let i = 0; i < 5; i++) await client.raw({ method: 'GET', path: '/version' }, signal);
+    expect(ports.size).toBe(1);
+  });
+});
+
+describe('lists', () => {
+  test('come in pages that show one moment', async () => {
+    for (let i = 0; i < 7; i++) api.put('/api/v1/persistentvolumes', { metadata: { name: `pv-${i}` } });
+    const pages: string[][] = [];
+    const versions = new Set<string>();
+    for await (const page of client.list(persistentVolumes, { limit: 3 }, signal)) {
+      pages.push(page.items.map(({ metadata }) => metadata.name ?? ''));
+      versions.add(page.resourceVersion);
+      api.put('/api/v1/persistentvolumes', { metadata: { name: `later-${pages.length}` } });
+    }
+    expect(pages).toEqual([['pv-0', 'pv-1', 'pv-2'], ['pv-3', 'pv-4', 'pv-5'], ['pv-6']]);
+    expect(versions.size).toBe(1);
+  });
+
+  test('of one namespace, and what is selected', async () => {
+    for await (const _ of client.list(pods, { namespace: 'a', labelSelector: 'x=y', fieldSelector: 'z=1' }, signal));
+    expect(api.asked).toEqual(['GET /api/v1/namespaces/a/pods?labelSelector=x%3Dy&fieldSelector=z%3D1&limit=500']);
+  });
+
+  test('that expire in the middle say so', async () => {
+    for (let i = 0; i < 4; i++) api.put('/api/v1/nodes', { metadata: { name: `n${i}` } });
+    const pages = client.list(nodes, { limit: 2 }, signal);
+    await pages.next();
+    api.compact();
+    expect(await failure(pages.next())).toMatchObject({ status: 410, reason: 'Expired' });
+  });
+
+  test('that are none are garbled', async () => {
+    api.intercept = (_request, response) => response.end('{"kind":"Node"}') && true;
+    expect(await failure(client.list(nodes, {}, signal).next())).toMatchObject({
+      ...{ failure: 'garbled', message: 'GET /api/v1/nodes: the answer is not a list' },
+    });
+  });
+
+  test('whose items are null are empty', async () => {
+    api.intercept = (_request, response) => {
+      response.end('{"metadata":{"resourceVersion":"7"},"items":null}');
+      return true;
+    };
+    expect((await client.list(nodes, {}, signal).next()).value).toMatchObject({ items: [], resourceVersion: '7' });
+  });
+});
+
+describe('what goes wrong', () => {
+  test('the API server says no, and why', async () => {
+    api.intercept = (_request, response) => {
+      api.refuse(response, 403, 'Forbidden', {
+        message: 'nodes "n" is forbidden:\n  no',
+        details: { causes: [{ reason: 'NamespaceTerminating' }] },
+      });
+      return true;
+    };
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
+      ...{ failure: 'refused', status: 403, reason: 'Forbidden', said: 'nodes "n" is forbidden: no' },
+      ...{ message: 'GET /api/v1/nodes/n: nodes "n" is forbidden: no', causes: ['NamespaceTerminating'] },
+    });
+  });
+
+  test.each([
+    ['in a header', { headers: { 'retry-after': '7' } }],
+    ['in the body', { details: { retryAfterSeconds: 7 } }],
+  ])('it is busy, and says how long %s', async (_where, more) => {
+    api.intercept = (_request, response) => {
+      api.refuse(response, 429, 'TooManyRequests', more);
+      return true;
+    };
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 429, retryAfterMs: 7_000 });
+    expect(api.asked.length).toBe(1);
+  });
+
+  test('something before it answers in its own words', async () => {
+    api.intercept = (_request, response) => {
+      response.writeHead(502).end('<html>bad gateway</html>');
+      return true;
+    };
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
+      ...{ status: 502, reason: '', message: 'GET /api/v1/nodes/n: <html>bad gateway</html>' },
+    });
+  });
+
+  test('a redirection is not followed', async () => {
+    api.intercept = (_request, response) => {
+      response.writeHead(302, { location: 'http://example.com/' }).end();
+      return true;
+    };
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'refused', status: 302 });
+  });
+
+  test('nobody listens', async () => {
+    await api.down();
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
+      failure: 'unreachable',
+      status: 0,
+    });
+  });
+
+  test('it hangs up in the middle of an answer', async () => {
+    api.intercept = (_request, response) => {
+      response.writeHead(200, { 'content-length': '100' }).write('{"meta', () => response.socket?.destroy());
+      return true;
+    };
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'lost' });
+  });
+
+  test('it is silent', async () => {
+    const clock = createFakeClock();
+    await using silent = await rawServer(() => clock.advance(30_000));
+    using one = clientOf(silent.server, clock);
+    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({
+      ...{ failure: 'deadline', message: 'GET /api/v1/nodes/n: no answer within 30000 ms' },
+    });
+  });
+
+  test('whoever asked wants no answer any more', async () => {
+    const stop = new AbortController();
+    await using silent = await rawServer(() => stop.abort(new Error('enough')));
+    using one = clientOf(silent.server);
+    expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
+    expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
+  });
+
+  test('it speaks something else', async () => {
+    await using mail = await rawServer((socket) => socket.end('220 mail ready\r\n'));
+    using one = clientOf(mail.server);
+    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'garbled' });
+  });
+
+  test('an answer without end', async () => {
+    api.intercept = (_request, response) => {
+      const piece = Buffer.alloc(1 << 20, 0x20);
+      const more = (): void => {
+        while (!response.destroyed && response.write(piece));
+        if (!response.destroyed) response.once('drain', more);
+      };
+      more();
+      return true;
+    };
+    expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
+      ...{ failure: 'garbled', message: `GET /api/v1/nodes/n: the answer is larger than ${8 << 20} bytes` },
+    });
+  });
+
+  test('a connection that was closed while it was idle does not fail who only asks', async () => {
+    await client.raw({ method: 'GET', path: '/version' }, signal);
+    let isFirst = true;
+    api.intercept = (request) => {
+      if (!isFirst) return false;
+      isFirst = false;
+      request.socket.resetAndDestroy();
+      return true;
+    };
+    await client.raw({ method: 'GET', path: '/version' }, signal);
+    expect(api.asked.length).toBe(3);
+  });
+
+  test('but what changes something is not sent twice', async () => {
+    await client.raw({ method: 'GET', path: '/version' }, signal);
+    api.intercept = (request) => {
+      request.socket.resetAndDestroy();
+      return true;
+    };
+    const claim = { metadata: { namespace: 'a', name: 'c' }, spec: {} };
+    expect(await failure(client.create(claims, claim, signal))).toMatchObject({ failure: 'lost' });
+    expect(api.asked.length).toBe(2);
+  });
+});
+
+describe('credentials', () => {
+  const identities: Identity[] = [
+    { authorization: 'Bearer old', tls: {} },
+    { authorization: 'Bearer new', tls: {} },
+  ];
+  function withIdentities(current: () => Identity, refused: (identity: Identity) => Identity): KubeClient {
+    const identity = (_signal: AbortSignal, old?: Identity): Promise<Identity> =>
+      Promise.resolve(old === undefined ? current() : refused(old));
+    return createKubeClient({ access: { ...api.access, identity }, clock: systemClock(), userAgent: 'x' });
+  }
+  const [old, fresh] = identities as [Identity, Identity];
+  const onlyFresh = (): void => {
+    api.intercept = (request, response) => {
+      if (request.headers.authorization === fresh.authorization) return false;
+      api.refuse(response, 401, 'Unauthorized');
+      return true;
+    };
+  };
+
+  test('that were refused are asked for anew, once, whatever the call', async () => {
+    onlyFresh();
+    using one = withIdentities(
+      () => old,
+      () => fresh,
+    );
+    await one.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
+    expect(api.asked.length).toBe(2);
+  });
+
+  test('that are refused for good are an error', async () => {
+    onlyFresh();
+    using one = withIdentities(
+      () => old,
+      (same) => same,
+    );
+    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ status: 401, reason: 'Unauthorized' });
+    expect(api.asked.length).toBe(1);
+  });
+
+  test('that cannot be sent are an error without them', async () => {
+    using one = withIdentities(
+      () => ({ authorization: 'Bearer two\nlines', tls: {} }),
+      (same) => same,
+    );
+    const error = await failure(one.get(nodes, { name: 'n' }, signal));
+    expect(error).toMatchObject({
+      ...{ failure: 'misconfigured' },
+      message: 'GET /api/v1/nodes/n: the credential has characters in it that cannot be sent',
+    });
+    expect(inspect(error, { depth: null, showHidden: true })).not.toContain('lines');
+  });
+
+  test('are in no error, even when somebody repeats them to us', async () => {
+    api.intercept = (request, response) => {
+      response.writeHead(400).end(`what is ${request.headers.authorization ?? ''}?`);
+      return true;
+    };
+    const refused = await failure(client.get(nodes, { name: 'n' }, signal));
+    expect(refused.message).toBe('GET /api/v1/nodes/n: what is Bearer ***?');
+    api.intercept = (_request, response) => response.end('{"data":{"password":"c2VjcmV0LXRva2Vu"') && true;
+    const garbled = await failure(client.get(nodes, { name: 'n' }, signal));
+    expect(garbled.message).toBe('GET /api/v1/nodes/n: the answer is not JSON');
+    await api.down();
+    const unreachable = await failure(client.get(nodes, { name: 'n' }, signal));
+    for (const error of [refused, garbled, unreachable]) {
+      const whole = inspect(error, { depth: null, showHidden: true });
+      expect(whole).not.toContain('secret-token');
+      expect(whole).not.toContain('c2VjcmV0');
+    }
+  });
+});
+
+test('over TLS: a server that is not trusted is told nothing', async () => {
+  const [ours, other] = [certificate('api'), certificate('api')];
+  const seen: string[] = [];
+  const server = createSecureServer(ours, (request, response) => {
+    seen.push(request.headers.authorization ?? '');
+    response.end('{}');
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  try {
+    const url = new URL(`https://127.0.0.1:${(server.address() as AddressInfo).port}`);
+    let ca = other.cert.toString();
+    const identity = (): Promise<Identity> => Promise.resolve({ authorization: 'Bearer a', tls: { ca } });
+    using one = createKubeClient({
+      access: { server: url, namespace: '', identity },
+      clock: systemClock(),
+      userAgent: 'x',
+    });
+    expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'unreachable' });
+    expect(seen).toEqual([]);
+    ca = ours.cert.toString();
+    await one.get(nodes, { name: 'n' }, signal);
+    expect(seen).toEqual(['Bearer a']);
+  } finally {
+    server.closeAllConnections();
+    server.close();
+  }
+});

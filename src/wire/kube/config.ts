@@ -1,0 +1,140 @@
+import { readFile } from 'node:fs/promises';
+import { isAbsolute, join } from 'node:path';
+import type { Clock } from '#base/clock.ts';
+import type { Identity, KubeAccess } from './access.ts';
+import { misconfigured } from './errors.ts';
+import { type Credential, execCredential, type Plugin } from './exec-credential.ts';
+import { type ClusterEntry, chosenContext, type UserEntry } from './kubeconfig.ts';
+import { fileText, type RenewedText, sameText } from './renewed.ts';
+
+type Environment = Readonly<Record<string, string | undefined>>;
+
+export interface InCluster {
+  readonly env: Environment;
+  readonly clock: Clock;
+  /** Where the kubelet puts what a pod needs. */
+  readonly folder?: string;
+}
+
+/** For a pod: the kubelet keeps the token and the certificates of its service account fresh, as files. */
+export async function inCluster({
+  env,
+  clock,
+  folder = '/var/run/secrets/kubernetes.io/serviceaccount',
+}: InCluster): Promise<KubeAccess> {
+  const { KUBERNETES_SERVICE_HOST: host = '', KUBERNETES_SERVICE_PORT: port = '' } = env;
+  if (host === '' || port === '')
+    throw misconfigured('this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST and _PORT are not set');
+  const namespace = await read(join(folder, 'namespace'), "the pod's service account has no token mounted");
+  const token = fileText(join(folder, 'token'), clock);
+  const ca = fileText(join(folder, 'ca.crt'), clock);
+  return {
+    server: new URL(`https://${host.includes(':') ? `[${host}]` : host}:${port}`),
+    namespace: namespace.trim(),
+    identity: remembered(async (_signal, isRefused) => {
+      const [bearer, authority] = await Promise.all([token(isRefused), ca(isRefused)]);
+      return { authorization: `Bearer ${bearer.trim()}`, tls: { ca: authority } };
+    }),
+  };
+}
+
+export interface FromKubeconfig {
+  /** The file's content, parsed: YAML is the caller's. */
+  readonly config: unknown;
+  /** Of the file: what it names is meant from there. */
+  readonly folder: string;
+  readonly clock: Clock;
+  /** For credential plugins. */
+  readonly env: Environment;
+  /** Another than the current one. */
+  readonly context?: string | undefined;
+}
+
+export async function fromKubeconfig({ config, folder, clock, env, context }: FromKubeconfig): Promise<KubeAccess> {
+  const { cluster, user, namespace } = chosenContext(config, context);
+  const place = (path: string): string => (isAbsolute(path) ? path : join(folder, path));
+  const material = (inline: string | undefined, path: string | undefined): RenewedText | undefined => {
+    if (inline !== undefined) return sameText(Buffer.from(inline, 'base64').toString('utf8'));
+    return path === undefined ? undefined : fileText(place(path), clock);
+  };
+  const ca = material(cluster.caData, cluster.caFile);
+  const cert = material(user.certData, user.certFile);
+  const key = material(user.keyData, user.keyFile);
+  const token = user.tokenFile === undefined ? undefined : fileText(place(user.tokenFile), clock);
+  const plugin = user.exec === undefined ? undefined : execCredential(pluginOf(user.exec, cluster, ca), clock);
+
+  function pluginOf(exec: NonNullable<UserEntry['exec']>, from: ClusterEntry, authority?: RenewedText): Plugin {
+    // A bare name is looked for on the PATH, a path is meant from the file's folder.
+    const command = exec.command.includes('/') ? place(exec.command) : exec.command;
+    return { ...exec, command, environment: env, server: from.server, ca: authority };
+  }
+
+  return {
+    server: serverOf(cluster.server),
+    namespace,
+    identity: remembered(async (signal, isRefused) => {
+      const made = await plugin?.(signal, isRefused);
+      const [authority, own, ownKey, bearer] = await Promise.all([ca, cert, key, token].map((one) => one?.(isRefused)));
+      return identityOf({ cluster, user, made, authority, own, ownKey, bearer });
+    }),
+  };
+}
+
+interface Materials {
+  readonly cluster: ClusterEntry;
+  readonly user: UserEntry;
+  readonly made: Credential | undefined;
+  readonly authority: string | undefined;
+  readonly own: string | undefined;
+  readonly ownKey: string | undefined;
+  readonly bearer: string | undefined;
+}
+
+function identityOf({ cluster, user, made, authority, own, ownKey, bearer }: Materials): Identity {
+  // As kubectl: what the file says is before what a plugin says, and a token's file before the token.
+  const token = bearer?.trim() ?? user.token ?? made?.token;
+  const [cert, key] = [own ?? made?.cert, ownKey ?? made?.key];
+  const basic =
+    user.username === undefined
+      ? undefined
+      : `Basic ${Buffer.from(`${user.username}:${user.password ?? ''}`).toString('base64')}`;
+  const authorization = token === undefined ? basic : `Bearer ${token}`;
+  return {
+    ...(authorization === undefined ? {} : { authorization }),
+    tls: {
+      ...(authority === undefined ? {} : { ca: authority }),
+      ...(cert === undefined ? {} : { cert }),
+      ...(key === undefined ? {} : { key }),
+      ...(cluster.serverName === undefined ? {} : { servername: cluster.serverName }),
+      ...(cluster.insecure ? { rejectUnauthorized: false } : {}),
+    },
+  };
+}
+
+function serverOf(text: string): URL {
+  const url = URL.parse(text);
+  if (url === null || (url.protocol !== 'https:' && url.protocol !== 'http:'))
+    throw misconfigured('the kubeconfig names a server that is not an https:// address');
+  return url;
+}
+
+/** The same object as long as it says the same. */
+function remembered(make: (signal: AbortSignal, isRefused: boolean) => Promise<Identity>): KubeAccess['identity'] {
+  let last: { readonly identity: Identity; readonly text: string } | undefined;
+  return async (signal, refused) => {
+    // Others may have fetched a newer one since.
+    const isStale = refused !== undefined && refused === last?.identity;
+    const identity = await make(signal, isStale);
+    const text = JSON.stringify(identity);
+    if (last?.text !== text) last = { identity, text };
+    return last.identity;
+  };
+}
+
+async function read(path: string, why: string): Promise<string> {
+  try {
+    return await readFile(path, 'utf8');
+  } catch (cause) {
+    throw misconfigured(`${path} cannot be read: ${why}`, cause);
+  }
+}

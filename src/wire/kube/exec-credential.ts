@@ -1,0 +1,166 @@
+import { spawn } from 'node:child_process';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { KubeError, misconfigured } from './errors.ts';
+import type { ExecEntry } from './kubeconfig.ts';
+import type { RenewedText } from './renewed.ts';
+
+/** A program that makes credentials, as clusters of cloud providers want it. */
+export interface Plugin extends ExecEntry {
+  readonly environment: Readonly<Record<string, string | undefined>>;
+  readonly server: string;
+  readonly ca: RenewedText | undefined;
+}
+
+export interface Credential {
+  readonly token: string | undefined;
+  readonly cert: string | undefined;
+  readonly key: string | undefined;
+}
+
+interface Made {
+  readonly credential: Credential;
+  /** By the time of day; without end where it says nothing. */
+  readonly expiresAt: number;
+}
+
+const runMs = 60_000;
+const maxBytes = 1 << 20;
+/** So that it does not expire on its way. */
+const marginMs = 10_000;
+
+/**
+ * Runs the program when there is no credential, or it has expired, or was refused; whoever asks meanwhile waits for the same
+ * run. What it prints is a credential, so nothing of it is repeated anywhere, nor are its arguments and environment.
+ */
+export function execCredential(
+  plugin: Plugin,
+  clock: Clock,
+): (signal: AbortSignal, isRefused: boolean) => Promise<Credential> {
+  let last: Made | undefined;
+  let running: Promise<Made> | undefined;
+
+  async function run(signal: AbortSignal): Promise<Made> {
+    using limit = clock.deadline(runMs, signal);
+    const made = madeOf(await output(plugin, limit.signal), plugin);
+    last = made;
+    return made;
+  }
+
+  return async (signal, isRefused) => {
+    const isGood = last !== undefined && !isRefused && clock.now() < last.expiresAt - marginMs;
+    if (isGood && last !== undefined) return last.credential;
+    for (;;) {
+      if (running === undefined) {
+        running = run(signal).finally(() => {
+          running = undefined;
+        });
+        return (await running).credential;
+      }
+      try {
+        return (await running).credential;
+      } catch (thrown) {
+        // It was stopped by the one who had asked for it, who is not us.
+        if (signal.aborted || !(thrown instanceof KubeError) || thrown.failure !== 'canceled') throw thrown;
+      }
+    }
+  };
+}
+
+async function output(plugin: Plugin, signal: AbortSignal): Promise<string> {
+  const info = {
+    ...{ apiVersion: plugin.apiVersion, kind: 'ExecCredential' },
+    spec: { interactive: false, ...(plugin.wantsCluster ? { cluster: await clusterInfo(plugin) } : {}) },
+  };
+  const env = { ...plugin.environment, ...plugin.env, KUBERNETES_EXEC_INFO: JSON.stringify(info) };
+  const child = spawn(plugin.command, plugin.args, {
+    ...{ env, signal, stdio: ['ignore', 'pipe', 'ignore'], windowsHide: true },
+  });
+  const { promise: end, resolve, reject } = Promise.withResolvers<number | null>();
+  child.on('error', reject).on('close', resolve);
+  try {
+    const [text, status] = await Promise.all([textOf(child.stdout, plugin), end]);
+    if (status !== 0) throw failed(plugin, status === null ? '' : ` with status ${status}`);
+    return text;
+  } catch (thrown) {
+    // For certain: nobody waits for a plugin that does not want to end.
+    child.kill('SIGKILL');
+    // What it started may have it open still.
+    child.stdout.destroy();
+    throw failureOf(thrown, plugin, signal);
+  }
+}
+
+async function textOf(stream: AsyncIterable<Uint8Array>, plugin: Plugin): Promise<string> {
+  const chunks: Uint8Array[] = [];
+  let length = 0;
+  for await (const chunk of stream) {
+    length += chunk.length;
+    if (length > maxBytes) throw misconfigured(`the credential plugin ${plugin.command} does not stop printing`);
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks).toString('utf8');
+}
+
+const failed = ({ command }: Plugin, how: string): KubeError =>
+  misconfigured(`the credential plugin ${command} failed${how}: run it to see why`);
+
+async function clusterInfo({ server, ca }: Plugin): Promise<object> {
+  const authority = await ca?.(false);
+  const data =
+    authority === undefined ? {} : { 'certificate-authority-data': Buffer.from(authority).toString('base64') };
+  return { server, ...data };
+}
+
+/** Without what was thrown: it repeats the arguments. */
+function failureOf(thrown: unknown, plugin: Plugin, signal: AbortSignal): KubeError {
+  const what = `the credential plugin ${plugin.command}`;
+  if (signal.aborted) {
+    const cause: unknown = signal.reason;
+    const isLate = cause instanceof DeadlineExceeded;
+    return new KubeError(`${what} ${isLate ? 'has not ended in time' : 'was cancelled'}`, {
+      failure: isLate ? 'deadline' : 'canceled',
+      cause,
+    });
+  }
+  if (thrown instanceof KubeError) return thrown;
+  const code = thrown instanceof Error && 'code' in thrown ? String(thrown.code) : '';
+  if (code === 'ENOENT') return misconfigured(`${what} is not installed. ${plugin.installHint}`.trim());
+  return failed(plugin, code === '' ? '' : ` (${code})`);
+}
+
+function madeOf(text: string, { command, apiVersion }: Plugin): Made {
+  const what = `the credential plugin ${command}`;
+  const answer = objectIn(text);
+  if (answer === undefined || answer['apiVersion'] !== apiVersion || answer['kind'] !== 'ExecCredential')
+    throw misconfigured(`${what} did not answer with an ExecCredential of ${apiVersion}`);
+  const status = objectOf(answer['status']) ?? {};
+  const credential = {
+    token: textIn(status, 'token'),
+    cert: textIn(status, 'clientCertificateData'),
+    key: textIn(status, 'clientKeyData'),
+  };
+  if ((credential.cert === undefined) !== (credential.key === undefined))
+    throw misconfigured(`${what} answered with only one of certificate and key`);
+  if (credential.token === undefined && credential.cert === undefined)
+    throw misconfigured(`${what} answered with neither a token nor a certificate`);
+  const until = textIn(status, 'expirationTimestamp');
+  const expiresAt = until === undefined ? Number.POSITIVE_INFINITY : Date.parse(until);
+  if (Number.isNaN(expiresAt)) throw misconfigured(`${what} answered with an expirationTimestamp that is no time`);
+  return { credential, expiresAt };
+}
+
+function objectIn(text: string): Readonly<Record<string, unknown>> | undefined {
+  try {
+    return objectOf(JSON.parse(text));
+  } catch {
+    return undefined;
+  }
+}
+
+const objectOf = (value: unknown): Readonly<Record<string, unknown>> | undefined =>
+  typeof value === 'object' && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : undefined;
+
+function textIn(from: Readonly<Record<string, unknown>>, field: string): string | undefined {
+  const value = from[field];
+  return typeof value === 'string' && value !== '' ? value : undefined;
+}

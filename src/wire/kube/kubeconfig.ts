@@ -1,0 +1,144 @@
+import { misconfigured } from './errors.ts';
+
+export interface ClusterEntry {
+  readonly server: string;
+  readonly caData: string | undefined;
+  readonly caFile: string | undefined;
+  readonly serverName: string | undefined;
+  readonly insecure: boolean;
+}
+
+export interface ExecEntry {
+  readonly apiVersion: string;
+  readonly command: string;
+  readonly args: readonly string[];
+  readonly env: Readonly<Record<string, string>>;
+  readonly installHint: string;
+  readonly wantsCluster: boolean;
+}
+
+export interface UserEntry {
+  readonly certData: string | undefined;
+  readonly certFile: string | undefined;
+  readonly keyData: string | undefined;
+  readonly keyFile: string | undefined;
+  readonly token: string | undefined;
+  readonly tokenFile: string | undefined;
+  readonly username: string | undefined;
+  readonly password: string | undefined;
+  readonly exec: ExecEntry | undefined;
+}
+
+type Entry = Readonly<Record<string, unknown>>;
+
+/** What one context of a kubeconfig means. Messages name fields and entries, never values. */
+export function chosenContext(
+  config: unknown,
+  context?: string,
+): { readonly cluster: ClusterEntry; readonly user: UserEntry; readonly namespace: string } {
+  const whole = entryOf(config, 'the kubeconfig');
+  const name = context ?? text(whole, 'current-context', 'the kubeconfig');
+  if (name === undefined) throw misconfigured('the kubeconfig has no current-context: name one');
+  const chosen = named(whole, 'contexts', 'context', name);
+  const where = `the context “${name}” of the kubeconfig`;
+  const cluster = text(chosen, 'cluster', where);
+  if (cluster === undefined) throw misconfigured(`${where} names no cluster`);
+  const user = text(chosen, 'user', where);
+  return {
+    cluster: clusterOf(named(whole, 'clusters', 'cluster', cluster), `the cluster “${cluster}” of the kubeconfig`),
+    user: userOf(
+      user === undefined ? {} : named(whole, 'users', 'user', user),
+      `the user “${user ?? ''}” of the kubeconfig`,
+    ),
+    namespace: text(chosen, 'namespace', where) ?? 'default',
+  };
+}
+
+function clusterOf(entry: Entry, where: string): ClusterEntry {
+  if (text(entry, 'proxy-url', where) !== undefined)
+    throw misconfigured(
+      `${where} has a proxy-url, and proxies are not supported: name a server that is reached directly`,
+    );
+  const server = text(entry, 'server', where);
+  if (server === undefined) throw misconfigured(`${where} names no server`);
+  const caData = text(entry, 'certificate-authority-data', where);
+  const caFile = text(entry, 'certificate-authority', where);
+  const insecure = flag(entry, 'insecure-skip-tls-verify', where);
+  if (insecure && (caData ?? caFile) !== undefined)
+    throw misconfigured(`${where} names a certificate authority and says that none is to be asked: remove one of both`);
+  return { server, caData, caFile, serverName: text(entry, 'tls-server-name', where), insecure };
+}
+
+/** Left out they would let us do more, or less, than the file says. */
+const unsupported = ['auth-provider', 'as', 'as-uid', 'as-groups', 'as-user-extra'];
+
+function userOf(entry: Entry, where: string): UserEntry {
+  const found = unsupported.find((field) => entry[field] !== undefined);
+  if (found !== undefined) throw misconfigured(`${where} has “${found}”, which is not supported`);
+  return {
+    ...{ certData: text(entry, 'client-certificate-data', where), certFile: text(entry, 'client-certificate', where) },
+    ...{ keyData: text(entry, 'client-key-data', where), keyFile: text(entry, 'client-key', where) },
+    ...{ token: text(entry, 'token', where), tokenFile: text(entry, 'tokenFile', where) },
+    ...{ username: text(entry, 'username', where), password: text(entry, 'password', where) },
+    exec: entry['exec'] === undefined ? undefined : execOf(entryOf(entry['exec'], `“exec” of ${where}`), where),
+  };
+}
+
+const spoken = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1'];
+
+function execOf(entry: Entry, user: string): ExecEntry {
+  const where = `“exec” of ${user}`;
+  const command = text(entry, 'command', where);
+  if (command === undefined) throw misconfigured(`${where} names no command`);
+  const apiVersion = text(entry, 'apiVersion', where) ?? '';
+  if (!spoken.includes(apiVersion))
+    throw misconfigured(`${where} wants another apiVersion than ${spoken.join(' or ')}`);
+  if (text(entry, 'interactiveMode', where) === 'Always')
+    throw misconfigured(`${where} wants to ask somebody, and nobody is here to answer`);
+  const args = listIn(entry, 'args', where);
+  if (!args.every((one) => typeof one === 'string')) throw misconfigured(`“args” in ${where} is not a list of texts`);
+  return {
+    ...{ apiVersion, command, args },
+    env: Object.fromEntries(
+      listIn(entry, 'env', where).map((one) => {
+        const variable = entryOf(one, `“env” in ${where}`);
+        return [text(variable, 'name', where) ?? '', text(variable, 'value', where) ?? ''];
+      }),
+    ),
+    installHint: text(entry, 'installHint', where) ?? '',
+    wantsCluster: flag(entry, 'provideClusterInfo', where),
+  };
+}
+
+function named(config: Entry, list: string, field: string, name: string): Entry {
+  const found = listIn(config, list, 'the kubeconfig')
+    .map((one) => entryOf(one, `an entry of “${list}” in the kubeconfig`))
+    .find((one) => one['name'] === name);
+  if (found === undefined) throw misconfigured(`the kubeconfig has no ${field} “${name}”`);
+  return entryOf(found[field] ?? {}, `the ${field} “${name}” of the kubeconfig`);
+}
+
+function entryOf(value: unknown, what: string): Entry {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) throw misconfigured(`${what} is not a map`);
+  return value as Entry;
+}
+
+/** What is empty is not there, as for kubectl. */
+function text(entry: Entry, field: string, where: string): string | undefined {
+  const value = entry[field];
+  if (value === undefined || value === null || value === '') return undefined;
+  if (typeof value !== 'string') throw misconfigured(`“${field}” in ${where} is not a text`);
+  return value;
+}
+
+function flag(entry: Entry, field: string, where: string): boolean {
+  const value = entry[field] ?? false;
+  if (typeof value !== 'boolean') throw misconfigured(`“${field}” in ${where} is not true or false`);
+  return value;
+}
+
+function listIn(entry: Entry, field: string, where: string): readonly unknown[] {
+  const value = entry[field] ?? [];
+  if (!Array.isArray(value)) throw misconfigured(`“${field}” in ${where} is not a list`);
+  return value;
+}

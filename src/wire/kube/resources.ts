@@ -1,0 +1,86 @@
+import type {
+  CsiDriver,
+  CsiNode,
+  CsiStorageCapacity,
+  KubeEvent,
+  KubeObject,
+  Lease,
+  Namespace,
+  Node,
+  PersistentVolume,
+  PersistentVolumeClaim,
+  Pod,
+  Secret,
+  StorageClass,
+  SubjectAccessReview,
+  TokenRequest,
+  TokenReview,
+} from './types.ts';
+
+/** A kind of object, and where the API server has it. */
+export interface Resource<T extends KubeObject> {
+  readonly group: string;
+  readonly version: string;
+  readonly plural: string;
+  readonly kind: string;
+  readonly namespaced: boolean;
+  /** Never there: it only says what the objects are. */
+  readonly type?: T;
+}
+
+/** An object, or with a part of it such as `status`. Without a name: all of them. Without a namespace: of all of them. */
+export interface Place {
+  readonly namespace?: string | undefined;
+  readonly name?: string | undefined;
+  readonly part?: 'status' | 'token' | undefined;
+}
+
+const cluster =
+  (group: string, version: string) =>
+  <T extends KubeObject>(plural: string, kind: string): Resource<T> => ({
+    ...{ group, version, plural, kind, namespaced: false },
+  });
+const namespaced =
+  (group: string, version: string) =>
+  <T extends KubeObject>(plural: string, kind: string): Resource<T> => ({
+    ...{ group, version, plural, kind, namespaced: true },
+  });
+
+export const persistentVolumes = cluster('', 'v1')<PersistentVolume>('persistentvolumes', 'PersistentVolume');
+export const nodes = cluster('', 'v1')<Node>('nodes', 'Node');
+export const namespaces = cluster('', 'v1')<Namespace>('namespaces', 'Namespace');
+export const claims = namespaced('', 'v1')<PersistentVolumeClaim>('persistentvolumeclaims', 'PersistentVolumeClaim');
+export const pods = namespaced('', 'v1')<Pod>('pods', 'Pod');
+export const secrets = namespaced('', 'v1')<Secret>('secrets', 'Secret');
+export const storageClasses = cluster('storage.k8s.io', 'v1')<StorageClass>('storageclasses', 'StorageClass');
+export const csiNodes = cluster('storage.k8s.io', 'v1')<CsiNode>('csinodes', 'CSINode');
+export const csiDrivers = cluster('storage.k8s.io', 'v1')<CsiDriver>('csidrivers', 'CSIDriver');
+export const csiStorageCapacities = namespaced('storage.k8s.io', 'v1')<CsiStorageCapacity>(
+  'csistoragecapacities',
+  'CSIStorageCapacity',
+);
+export const leases = namespaced('coordination.k8s.io', 'v1')<Lease>('leases', 'Lease');
+export const events = namespaced('events.k8s.io', 'v1')<KubeEvent>('events', 'Event');
+export const tokenReviews = cluster('authentication.k8s.io', 'v1')<TokenReview>('tokenreviews', 'TokenReview');
+export const subjectAccessReviews = cluster('authorization.k8s.io', 'v1')<SubjectAccessReview>(
+  'subjectaccessreviews',
+  'SubjectAccessReview',
+);
+/** A part of service accounts, and of another group than they are. */
+export const tokenRequests = namespaced('', 'v1')<TokenRequest>('serviceaccounts', 'TokenRequest');
+
+export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =>
+  group === '' ? version : `${group}/${version}`;
+
+/** No name leaves its place in the path. */
+export function pathOf(resource: Resource<KubeObject>, { namespace, name, part }: Place): string {
+  const root = resource.group === '' ? '/api' : '/apis';
+  const where = resource.namespaced && namespace !== undefined ? ['namespaces', namespace] : [];
+  const what = [name, part].filter((one) => one !== undefined);
+  return [root, ...[...apiVersionOf(resource).split('/'), ...where, resource.plural, ...what].map(segment)].join('/');
+}
+
+function segment(text: string): string {
+  if (text === '' || text === '.' || text === '..') throw new TypeError(`“${text}” is no name`);
+  return encodeURIComponent(text);
+}

@@ -1,0 +1,263 @@
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createWaitedClock, type WaitedClock } from '#testing/kube-clock.ts';
+import { createKubeClient, type KubeClient } from './client.ts';
+import { nodes } from './resources.ts';
+import type { Node } from './types.ts';
+import type { Change } from './watch.ts';
+
+const path = '/api/v1/nodes';
+let api: FakeKubeApi;
+let client: KubeClient;
+let clock: WaitedClock;
+let stop: AbortController;
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  clock = createWaitedClock();
+  stop = new AbortController();
+  client = createKubeClient({ access: api.access, clock, userAgent: 'x', random: () => 1 });
+});
+afterEach(async () => {
+  stop.abort();
+  client[Symbol.dispose]();
+  await api[Symbol.asyncDispose]();
+});
+
+/** What was seen, in words; it ends by `ended`, or by what was thrown. */
+function seen(resourceVersion: string): { readonly words: string[]; readonly end: Promise<unknown> } {
+  const words: string[] = [];
+  const word = (change: Change<Node>): string =>
+    change.kind === 'bookmark' ? 'bookmark' : `${change.kind} ${change.object.metadata.name ?? ''}`;
+  const run = async (): Promise<string> => {
+    for await (const change of client.watch(nodes, { resourceVersion }, stop.signal)) words.push(word(change));
+    return 'a new list is needed';
+  };
+  return { words, end: run().catch((error: unknown) => error) };
+}
+const node = (name: string) => ({ metadata: { name } });
+const now = (): string => api.put(path, node('first')).metadata.resourceVersion ?? '';
+const watchesAsked = (): string[] => api.asked.filter((one) => one.includes('watch=true'));
+const from = (asked: string | undefined): string | null =>
+  new URL(asked ?? '', 'http://x').searchParams.get('resourceVersion');
+
+test('says what changes, in its order', async () => {
+  const { words } = seen(now());
+  await expect.poll(() => api.watches).toBe(1);
+  api.put(path, node('a'));
+  api.put(path, node('a'));
+  api.remove(path, 'a');
+  api.bookmark();
+  await expect.poll(() => words).toEqual(['added a', 'modified a', 'deleted a', 'bookmark']);
+  expect(watchesAsked()[0]).toContain('allowWatchBookmarks=true');
+});
+
+test('goes on where it was when the API server closes it, without waiting', async () => {
+  const { words } = seen(now());
+  await expect.poll(() => api.watches).toBe(1);
+  const { resourceVersion } = api.put(path, node('a')).metadata;
+  await expect.poll(() => words).toEqual(['added a']);
+  api.cutWatches(true);
+  await expect.poll(() => watchesAsked().length).toBe(2);
+  expect(from(watchesAsked()[1]?.slice(4))).toBe(resourceVersion);
+  api.put(path, node('b'));
+  await expect.poll(() => words).toEqual(['added a', 'added b']);
+});
+
+test('goes on from a bookmark, so that little is told again', async () => {
+  seen(now());
+  await expect.poll(() => api.watches).toBe(1);
+  api.bookmark();
+  const { resourceVersion } = api.put('/api/v1/pods', node('elsewhere')).metadata;
+  api.cutWatches(true);
+  await expect.poll(() => watchesAsked().length).toBe(2);
+  expect(from(watchesAsked()[1]?.slice(4))).toBe(String(Number(resourceVersion) - 1));
+});
+
+describe('a line that is cut in the middle', () => {
+  test.each([
+    ['by a connection that breaks', false],
+    ['by a connection that ends', true],
+  ])('%s is told whole by the next one', async (_how, isClean) => {
+    const version = now();
+    let isFirst = true;
+    api.intercept = (request, response) => {
+      if (!isFirst || request.url?.includes('watch=true') !== true) return false;
+      isFirst = false;
+      const object = { metadata: { name: 'a', resourceVersion: '900' } };
+      const line = JSON.stringify({ type: 'ADDED', object });
+      // No length, no chunks: the end of the connection is the end of the answer.
+      const head = `HTTP/1.1 200 OK\r\n${isClean ? '' : 'content-length: 9999\r\n'}connection: close\r\n\r\n`;
+      response.socket?.end(`${head}${line}\n${line.slice(0, 30)}`);
+      return true;
+    };
+    const { words } = seen(version);
+    await expect.poll(() => words).toEqual(['added a']);
+    if (!isClean) await clock.passWhenAsleep(10_000);
+    await expect.poll(() => watchesAsked().length).toBe(2);
+    expect(from(watchesAsked()[1]?.slice(4))).toBe('900');
+  });
+});
+
+test.each([
+  ['in the stream', () => api.compact()],
+  [
+    'as an answer',
+    () => {
+      api.intercept = (_request, response) => {
+        api.refuse(response, 410, 'Gone');
+        return true;
+      };
+    },
+  ],
+  [
+    'because the API server has forgotten more than we',
+    () => {
+      api.intercept = (_request, response) => {
+        api.refuse(response, 504, 'Timeout', { details: { causes: [{ reason: 'ResourceVersionTooLarge' }] } });
+        return true;
+      };
+    },
+  ],
+])('ends when a new list is needed, said %s', async (_how, prepare) => {
+  const version = now();
+  prepare();
+  expect(await seen(version).end).toBe('a new list is needed');
+});
+
+test('of an API server that is busy: not before it wants', async () => {
+  const version = now();
+  let refusals = 0;
+  api.intercept = (_request, response) => {
+    if (refusals > 0) return false;
+    refusals++;
+    api.refuse(response, 429, 'TooManyRequests', { headers: { 'retry-after': '17' } });
+    return true;
+  };
+  seen(version);
+  await expect.poll(() => clock.slept).toEqual([17_000]);
+  clock.advance(17_000);
+  await expect.poll(() => api.watches).toBe(1);
+});
+
+test('of an API server that is down: less and less often, and then at once again', async () => {
+  const { words } = seen(now());
+  await expect.poll(() => api.watches).toBe(1);
+  await api.down();
+  for (let i = 1; i <= 8; i++) {
+    await expect.poll(() => clock.slept.length).toBe(i);
+    clock.advance(10_000);
+  }
+  await expect.poll(() => clock.slept).toEqual([200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000, 10_000]);
+  await api.up();
+  await clock.passWhenAsleep(10_000);
+  await expect.poll(() => api.watches).toBe(1);
+  api.put(path, node('a'));
+  await expect.poll(() => words).toEqual(['added a']);
+  await api.down();
+  await expect.poll(() => clock.slept.slice(9)).toEqual([200]);
+});
+
+test('one that was open for long is asked for again soon, however often it broke before', async () => {
+  seen(now());
+  for (let i = 1; i <= 4; i++) {
+    await expect.poll(() => api.watches).toBe(1);
+    clock.advance(31_000);
+    api.cutWatches(false);
+    await expect.poll(() => clock.slept.length).toBe(i);
+    clock.advance(10_000);
+  }
+  expect(clock.slept).toEqual([200, 200, 200, 200]);
+});
+
+test('one that ends at once, again and again, is not asked for as fast as it ends', async () => {
+  const version = now();
+  api.intercept = (_request, response) => {
+    response.writeHead(200).end();
+    return true;
+  };
+  seen(version);
+  await expect.poll(() => clock.slept).toEqual([400]);
+  // The first one may have been an accident.
+  expect(watchesAsked().length).toBe(2);
+  await clock.passWhenAsleep(400);
+  await expect.poll(() => clock.slept).toEqual([400, 800]);
+});
+
+test('a connection that only we still have is left after a while without a sound', async () => {
+  const { words } = seen(now());
+  await expect.poll(() => api.watches).toBe(1);
+  clock.advance(89_000);
+  api.put(path, node('a'));
+  await expect.poll(() => words).toEqual(['added a']);
+  clock.advance(89_000);
+  api.put(path, node('b'));
+  await expect.poll(() => words).toEqual(['added a', 'added b']);
+  expect(watchesAsked().length).toBe(1);
+  clock.advance(90_000);
+  await expect.poll(() => watchesAsked().length).toBe(2);
+});
+
+test('a server that takes the question and never answers is asked again', async () => {
+  const version = now();
+  api.intercept = () => true;
+  seen(version);
+  await expect.poll(() => watchesAsked().length).toBe(1);
+  clock.advance(30_000);
+  await expect.poll(() => watchesAsked().length).toBe(2);
+});
+
+test('a line without end is an error, before it takes all memory', async () => {
+  const version = now();
+  api.intercept = (_request, response) => {
+    const piece = Buffer.alloc(1 << 20, 0x20);
+    const more = (): void => {
+      while (!response.destroyed && response.write(piece));
+      if (!response.destroyed) response.once('drain', more);
+    };
+    more();
+    return true;
+  };
+  expect(await seen(version).end).toMatchObject({
+    ...{ failure: 'garbled', message: `WATCH /api/v1/nodes: a line is longer than ${16 << 20} bytes` },
+  });
+});
+
+test.each([
+  ['[]', 'a line is not a change of an object'],
+  ['{"type":"ADDED","object":{}}', 'a line is not a change of an object'],
+  ['{"type":"X","object":{"metadata":{"resourceVersion":"1"}}}', 'a line is a change of an unknown kind'],
+  ['{"type"', 'the answer is not JSON'],
+])('a line that is no change is an error: %s', async (line, why) => {
+  const version = now();
+  api.intercept = (_request, response) => response.end(`${line}\n`) && true;
+  expect(await seen(version).end).toMatchObject({ failure: 'garbled', message: `WATCH /api/v1/nodes: ${why}` });
+});
+
+test('what waiting does not mend is an error', async () => {
+  const version = now();
+  api.intercept = (_request, response) => {
+    api.refuse(response, 403, 'Forbidden');
+    return true;
+  };
+  expect(await seen(version).end).toMatchObject({ failure: 'refused', status: 403 });
+});
+
+test.each(['while it is open', 'while it waits'])('ends with its signal, %s', async (when) => {
+  const { end } = seen(now());
+  await expect.poll(() => api.watches).toBe(1);
+  if (when === 'while it waits') {
+    await api.down();
+    await expect.poll(() => clock.sleeping.length).toBe(1);
+  }
+  stop.abort();
+  expect(await end).toMatchObject({ failure: 'canceled' });
+  await expect.poll(() => api.watches).toBe(0);
+});
+
+test('whoever stops looking closes the connection', async () => {
+  const version = now();
+  api.put(path, node('a'));
+  for await (const _ of client.watch(nodes, { resourceVersion: version }, stop.signal)) break;
+  await expect.poll(() => api.watches).toBe(0);
+});

@@ -1,0 +1,162 @@
+import { type Clock, limited } from '#base/clock.ts';
+import { garbled, KubeError, mayPass, mustRelist } from './errors.ts';
+import { callOf, failureOf, type KubeHttp } from './http.ts';
+import { linesOf, parsed } from './lines.ts';
+import { pathOf, type Resource } from './resources.ts';
+import { refusal } from './status.ts';
+import type { KubeObject } from './types.ts';
+
+export interface WatchQuery {
+  readonly namespace?: string | undefined;
+  readonly labelSelector?: string | undefined;
+  readonly fieldSelector?: string | undefined;
+  /** Of the list, or of what was seen last. */
+  readonly resourceVersion: string;
+}
+
+export type Change<T> =
+  | { readonly kind: 'added' | 'modified' | 'deleted'; readonly object: T; readonly resourceVersion: string }
+  /** Nothing changed, and everything up to there was seen. */
+  | { readonly kind: 'bookmark'; readonly resourceVersion: string };
+
+interface Means {
+  readonly http: KubeHttp;
+  readonly clock: Clock;
+  readonly random: () => number;
+}
+
+const headMs = 30_000;
+/**
+ * Bookmarks come every minute. Without a sound for longer the connection may be one that only we still have; it costs next to
+ * nothing to go on over another.
+ */
+const idleMs = 90_000;
+/** The API server ends it after this, not all watches at the same time. */
+const lifeSeconds = 300;
+const maxLine = 16 << 20;
+const firstWaitMs = 200;
+const mostWaitMs = 10_000;
+/** One that was open for as long is no sign of trouble. */
+const settledMs = 30_000;
+
+/**
+ * Goes on after whatever was seen last: when the API server closes the connection, as it does all the time, when the
+ * connection breaks or falls silent, when the API server is not there. Ends when it can not go on from there. Throws what is
+ * not mended by waiting.
+ */
+export async function* watching<T extends KubeObject>(
+  means: Means,
+  resource: Resource<T>,
+  query: WatchQuery,
+  signal: AbortSignal,
+): AsyncGenerator<Change<T>, void, undefined> {
+  const { clock, random } = means;
+  let { resourceVersion } = query;
+  /** Attempts in a row that brought nothing. */
+  let vain = 0;
+  for (;;) {
+    const began = clock.elapsed();
+    let askedMs = 0;
+    let isBroken = false;
+    try {
+      for await (const change of connection(means, resource, { ...query, resourceVersion }, signal)) {
+        if (change.resourceVersion !== resourceVersion) vain = 0;
+        ({ resourceVersion } = change);
+        yield change;
+      }
+    } catch (thrown) {
+      if (mustRelist(thrown)) return;
+      if (!(thrown instanceof KubeError) || signal.aborted || !mayPass(thrown)) throw thrown;
+      isBroken = thrown.failure !== 'deadline';
+      askedMs = thrown.retryAfterMs;
+    }
+    const isSettled = clock.elapsed() - began >= settledMs;
+    if (isSettled) vain = 0;
+    if (isBroken || !isSettled) vain++;
+    const backOffMs = vain <= 1 && !isBroken ? 0 : Math.min(mostWaitMs, firstWaitMs * 2 ** Math.min(vain - 1, 20));
+    const waitMs = Math.max(askedMs, backOffMs * (0.5 + random() / 2));
+    if (waitMs > 0) await sleep(clock, waitMs, resource, signal);
+  }
+}
+
+async function sleep(clock: Clock, ms: number, resource: Resource<KubeObject>, signal: AbortSignal): Promise<void> {
+  try {
+    await clock.sleep(ms, signal);
+  } catch (thrown) {
+    throw failureOf(`WATCH ${resource.plural}`, thrown, signal);
+  }
+}
+
+/** One connection, until it ends. */
+async function* connection<T extends KubeObject>(
+  { http, clock, random }: Means,
+  resource: Resource<T>,
+  { namespace, labelSelector, fieldSelector, resourceVersion }: WatchQuery,
+  signal: AbortSignal,
+): AsyncGenerator<Change<T>, void, undefined> {
+  const timeoutSeconds = String(Math.round(lifeSeconds * (1 + random())));
+  const out = {
+    method: 'GET',
+    path: pathOf(resource, { namespace }),
+    query: {
+      ...{ watch: 'true', allowWatchBookmarks: 'true', resourceVersion, timeoutSeconds },
+      ...{ labelSelector, fieldSelector },
+    },
+    ...{ limitMs: headMs, maxBytes: maxLine },
+  } as const;
+  const call = callOf(out).replace('GET', 'WATCH');
+  const ended = new AbortController();
+  using silence = quiet(clock, ended, signal);
+  try {
+    const stream = heard(await http.open(out, ended.signal), silence);
+    for await (const line of linesOf(stream, maxLine, call)) yield changeOf<T>(parsed(line, call), call);
+  } catch (thrown) {
+    throw failureOf(call, thrown, ended.signal);
+  }
+}
+
+interface Silence extends Disposable {
+  broken(): void;
+}
+
+/** Ends what belongs to the controller with the signal, and when nothing was heard for long. */
+function quiet(clock: Clock, controller: AbortController, signal: AbortSignal): Silence {
+  const begin = (): Disposable => limited(clock.after, controller, signal, idleMs);
+  let timer = begin();
+  return {
+    broken: () => {
+      timer[Symbol.dispose]();
+      timer = begin();
+    },
+    [Symbol.dispose]: () => timer[Symbol.dispose](),
+  };
+}
+
+async function* heard(
+  stream: AsyncIterable<Uint8Array>,
+  silence: Silence,
+): AsyncGenerator<Uint8Array, void, undefined> {
+  for await (const chunk of stream) {
+    silence.broken();
+    yield chunk;
+  }
+}
+
+const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
+  ADDED: 'added',
+  MODIFIED: 'modified',
+  DELETED: 'deleted',
+};
+
+function changeOf<T extends KubeObject>(event: unknown, call: string): Change<T> {
+  const { type, object } = (event ?? {}) as { readonly type?: string; readonly object?: T };
+  // What would have been an answer's status, had the answer not begun already.
+  if (type === 'ERROR') throw refusal(call, { status: 0, body: JSON.stringify(object ?? {}) });
+  const resourceVersion = object?.metadata?.resourceVersion;
+  if (object === undefined || type === undefined || resourceVersion === undefined)
+    throw garbled(call, 'a line is not a change of an object');
+  if (type === 'BOOKMARK') return { kind: 'bookmark', resourceVersion };
+  const kind = kinds[type];
+  if (kind === undefined) throw garbled(call, 'a line is a change of an unknown kind');
+  return { kind, object, resourceVersion };
+}
