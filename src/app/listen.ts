@@ -1,6 +1,5 @@
 import { chmod, lstat, rm } from 'node:fs/promises';
-import type { Server } from 'node:http';
-import { connect } from 'node:net';
+import { connect, type Server } from 'node:net';
 import { StowageError } from '#core/errors.ts';
 
 /** `host:port`, `:port`, `[v6]:port` or a port. Undefined: none wanted. */

@@ -7,6 +7,7 @@ import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
 import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
+import { csiWish } from './csi.ts';
 import { isListening } from './engines.ts';
 import { createLog, type LogLevel, logLevels } from './logger.ts';
 import { servingFlags } from './serving-flags.ts';
@@ -34,6 +35,7 @@ async function greeting(running: Running, program: string, seconds: number): Pro
     `  default  ${view === undefined ? 'no store' : `${view.config.name}  ${view.config.uri}`}`,
   ];
   lines.push(...(await engineLines(running)));
+  if (running.csi.sockets.length > 0) lines.push(`  csi      ${running.csi.sockets.join(', ')}`);
   const { nfs } = running;
   if (nfs !== undefined) lines.push(`  nfs      ${nfs.storeName}  ${nfs.uri}  (files in ${nfs.exported})`);
   for (const { config, problem } of stores.list())
@@ -145,6 +147,7 @@ export async function runServer(
     config: options.config,
     listen: options.listen,
     plugins: pathIn(options.plugins),
+    csi: csiWish(options),
     engineSockets: { docker: pathIn(options.dockerSocket), podman: pathIn(options.podmanSocket) },
     lookAround: looksAround(options),
     bare: options.bare === true,

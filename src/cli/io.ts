@@ -21,6 +21,10 @@ export interface UpOptions {
   readonly logLevel?: string;
   /** The folder for the sockets by which container engines reach Stowage, or `none`. */
   readonly plugins?: string;
+  /** The folder for the sockets of CSI drivers. */
+  readonly csi?: string;
+  /** A kubelet's folder of plugins. */
+  readonly csiRegistry?: string;
   /** The engines' own sockets, or `none`. */
   readonly dockerSocket?: string;
   readonly podmanSocket?: string;

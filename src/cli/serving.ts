@@ -54,6 +54,8 @@ function withCommon(command: Verb): Verb {
       '--plugins <dir>',
       'serve Docker and Podman by sockets there, or none (default: /run/docker/plugins, as root)',
     )
+    .option('--csi <dir>', 'serve CSI drivers by sockets there: file.sock for shared stores, local.sock for the others')
+    .option('--csi-registry <dir>', 'register them with a kubelet, by sockets in its folder of plugins; with --csi')
     .option('--docker-socket <path>', "Docker's own socket, or none (default: /run/docker.sock, if it is there)")
     .option(
       '--podman-socket <path>',

@@ -28,12 +28,26 @@ export function checkLabels(labels: Labels): Labels {
   return Object.fromEntries(entries.sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
-/** Null removes a label. */
+/** Null removes a label. What Stowage itself has noted there stays. */
 export function mergeLabels(labels: Labels, change: Readonly<Record<string, string | null>>): Labels {
-  const merged = new Map(Object.entries(labels));
+  const own = Object.entries(labels).filter(([key]) => key.startsWith(reserved));
+  const merged = new Map(Object.entries(labels).filter(([key]) => !key.startsWith(reserved)));
   for (const [key, value] of Object.entries(change)) {
     if (value === null) merged.delete(key);
     else merged.set(key, value);
   }
-  return checkLabels(Object.fromEntries(merged));
+  return withOwn(checkLabels(Object.fromEntries(merged)), Object.fromEntries(own));
+}
+
+/** With what Stowage itself notes, under names that nobody else can use: `name` becomes `stowage.dev/name`. */
+export const ownLabel = (name: string): string => `${reserved}${name}`;
+
+/** Own: of `ownLabel`. They say what others call something, which can be anything. */
+export function withOwn(labels: Labels, own: Labels): Labels {
+  const entries = Object.entries(own).map(([key, value]): [string, string] => {
+    if (!key.startsWith(reserved)) throw new Error(`${key} is not a label of Stowage's own`);
+    return [key, value.slice(0, 256).replace(/[\x00-\x1f\x7f]/g, ' ')];
+  });
+  if (entries.length === 0) return labels;
+  return Object.fromEntries([...Object.entries(labels), ...entries].sort(([a], [b]) => (a < b ? -1 : 1)));
 }

@@ -154,7 +154,8 @@ export interface Mount {
 
 /** Who a published target belongs to. */
 export interface User {
-  readonly kind: 'path' | 'container' | 'pod';
+  /** kubelet: it has it staged for pods to come, by the driver of that name. */
+  readonly kind: 'path' | 'container' | 'pod' | 'kubelet';
   readonly name: string;
   readonly node: NodeName;
 }

@@ -5,6 +5,7 @@ import { StowageError } from './errors.ts';
 import {
   isVolumeId,
   isVolumeName,
+  nameFor,
   namePattern,
   newOperationId,
   newVolumeId,
@@ -173,4 +174,25 @@ test('quoted text is cut short and escaped', () => {
   expect(quoted('plain')).toBe("'plain'");
   expect(quoted('a\u001b[31m🧳')).toBe("'a\\u{1b}[31m\\u{1f9f3}'");
   expect(quoted('x'.repeat(65))).toBe(`'${'x'.repeat(61)}...'`);
+});
+
+describe('what others call as they like', () => {
+  test('keeps a name that is one', () => {
+    expect(nameFor('pvc-0b6f0e6a-1b1f-4c7e-9d2e-4c9a3f4a9b11')).toBe('pvc-0b6f0e6a-1b1f-4c7e-9d2e-4c9a3f4a9b11');
+  });
+
+  test('gets one that is made of it, and can be recognised', () => {
+    expect(nameFor('team a/photos & more')).toMatch(/^team-a-photos-more-[0-9a-f]{32}$/);
+    expect(nameFor('../..')).toMatch(/^volume-[0-9a-f]{32}$/);
+    expect(nameFor('x'.repeat(500))).toMatch(/^x{80}-[0-9a-f]{32}$/);
+  });
+
+  test('always gets a name, the same for the same, another for another', () => {
+    fc.assert(
+      fc.property(anything, anything, (one, other) => {
+        expect(isVolumeName(nameFor(one))).toBe(true);
+        expect(nameFor(one) === nameFor(other)).toBe(one === other);
+      }),
+    );
+  });
 });

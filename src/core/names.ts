@@ -1,4 +1,4 @@
-import { randomUUID } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import { StowageError } from './errors.ts';
 import type { OperationId, StoreName, VolumeId, VolumeName } from './model.ts';
 
@@ -39,6 +39,22 @@ function named<T extends string>(what: string, name: string): T {
 export const volumeName = (name: string): VolumeName => named<VolumeName>('volume', name);
 export const storeName = (name: string): StoreName => named<StoreName>('store', name);
 export const isVolumeName = (name: string): name is VolumeName => wrongWith(name) === undefined;
+
+/**
+ * A name for what others call as they like: the same as theirs where that is one, else one that is made of it, always the same
+ * one, and of no other.
+ */
+export function nameFor(foreign: string): VolumeName {
+  if (isVolumeName(foreign)) return foreign;
+  const digest = createHash('sha256').update(foreign).digest('hex').slice(0, 32);
+  const readable = foreign
+    .replace(/[^A-Za-z0-9_.-]+/g, '-')
+    .replace(/\.{2,}/g, '.')
+    .replace(/^[^A-Za-z0-9]+/, '')
+    .slice(0, 80)
+    .replace(/[^A-Za-z0-9]+$/, '');
+  return volumeName(readable === '' ? `volume-${digest}` : `${readable}-${digest}`);
+}
 
 export const isVolumeId = (text: string): text is VolumeId => idGrammar.test(text);
 export const newVolumeId = (): VolumeId => `sv1-${randomUUID()}` as VolumeId;

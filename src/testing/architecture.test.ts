@@ -40,6 +40,23 @@ describe('a planted mistake is found', () => {
       'src/stores/nfs/a.ts may not import its neighbour ../local/b.ts',
     ],
     ['src/core/a.ts', `import { b } from 'fastify';`, 'src/core/a.ts may not import the npm package fastify'],
+    [
+      'src/wire/csi/a.ts',
+      `import { b } from '@connectrpc/connect';`,
+      'src/wire/csi/a.ts may not import the npm package @connectrpc/connect',
+    ],
+    [
+      'src/wire/rpc/a.ts',
+      `import { b } from '@bufbuild/protobuf';`,
+      'src/wire/rpc/a.ts may not import the npm package @bufbuild/protobuf',
+    ],
+    [
+      'src/controllers/a.ts',
+      `import { b } from '#wire/docker/b.ts';`,
+      'src/controllers/a.ts may not import #wire/docker/b.ts',
+    ],
+    ['src/controllers/a.ts', `import { b } from '#stores/b.ts';`, 'src/controllers/a.ts may not import #stores/b.ts'],
+    ['src/core/a.ts', `import { b } from '#controllers/b.ts';`, 'src/core/a.ts may not import #controllers/b.ts'],
     ['src/misc/a.ts', '', 'src/misc is not in the table of who may import whom'],
   ])('%s: %s', (path, text, found) => {
     expect(trespasses([{ path, text }])).toContain(found);
@@ -73,4 +90,8 @@ test('what is allowed is not found', () => {
     `import { table } from './output.ts';`,
   ].join('\n');
   expect(trespasses([{ path: 'src/cli/a.ts', text }])).toEqual([]);
+  const watching = `import { keyOf } from '#wire/kube/client.ts';\nimport type { Volumes } from '#core/volumes.ts';`;
+  expect(trespasses([{ path: 'src/controllers/engine/a.ts', text: watching }])).toEqual([]);
+  const messages = `import { create } from '@bufbuild/protobuf';\nimport type { A } from '@bufbuild/protobuf/codegenv2';`;
+  expect(trespasses([{ path: 'src/wire/csi/a.ts', text: messages }])).toEqual([]);
 });

@@ -20,7 +20,8 @@ import {
 export const access = oneOf('filesystem', 'block');
 export const role = oneOf('viewer', 'user', 'admin');
 
-export const user = object({ kind: oneOf('path', 'container', 'pod'), name: Type.String(), node: Type.String() });
+const userKind = oneOf('path', 'container', 'pod', 'kubelet');
+export const user = object({ kind: userKind, name: Type.String(), node: Type.String() });
 
 export const mount = object({
   volume: Type.String({ description: 'Volume id' }),

@@ -12,7 +12,7 @@ export const writerFile = '.writer';
 export const unknownHost = 'unknown';
 
 export const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.test(text);
-const kinds: readonly string[] = ['path', 'container', 'pod'] satisfies User['kind'][];
+const kinds: readonly string[] = ['path', 'container', 'pod', 'kubelet'] satisfies User['kind'][];
 
 /** Users that do not fit are left out: that the host uses the volume is what counts. */
 export function encode({ host, node, users }: Use): string {

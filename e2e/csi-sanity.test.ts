@@ -1,0 +1,119 @@
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { component } from '#testbed/components.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround } from '#testing/ground.ts';
+import { run, startStowage } from './stowage.ts';
+
+/** What csi-sanity leaves out, by what it says of it; every spec that is not here, or is here and runs, is a failure. */
+const leftOut: Readonly<Record<string, string>> = {
+  'Controller Publish, UnpublishVolume not supported': 'nothing of these drivers is attached to a node',
+  'ControllerPublishVolume not supported': 'the same',
+  'ControllerUnpublishVolume not supported': 'the same',
+  'Snapshot not supported': 'snapshots are a later part',
+  'CreateSnapshot not supported': 'the same',
+  'DeleteSnapshot not supported': 'the same',
+  'GetSnapshot not supported': 'the same',
+  'ListSnapshots not supported': 'the same',
+  'GroupControllerService not supported': 'the same, of several volumes at once',
+  'Volume Cloning not supported': 'the same: a clone is made of a snapshot',
+  'Modify volume not supported': 'no parameter of a volume can be changed by a class',
+  'Modify Volume not supported': 'the same',
+  'ControllerModifyVolume not supported': 'the same',
+};
+
+interface Spec {
+  readonly LeafNodeText: string;
+  readonly ContainerHierarchyTexts: readonly string[] | null;
+  readonly LeafNodeType: string;
+  readonly State: string;
+  readonly Failure?: { readonly Message: string };
+}
+
+const mib = 1 << 20;
+
+interface Subject {
+  readonly driver: 'file' | 'local';
+  /** As in stowage.yaml. */
+  readonly uri: string;
+  readonly access: 'mount' | 'block';
+}
+
+let folder: string;
+
+async function sanity({ driver, uri, access }: Subject): Promise<readonly Spec[]> {
+  const config = join(folder, 'stowage.yaml');
+  writeFileSync(config, JSON.stringify({ version: 1, stores: { tested: uri } }));
+  const parameters = join(folder, 'parameters.yaml');
+  writeFileSync(parameters, 'store: tested\n');
+  const sockets = join(folder, 'csi');
+  const options = ['--plugins', 'none', '--csi', sockets];
+  const stowage = await startStowage({ state: join(folder, 'state'), config, options });
+  onTestFinished(() => stowage.stop());
+  for (const name of ['targets', 'stages']) mkdirSync(join(folder, name));
+  const report = join(folder, 'report.json');
+  const { status, stdout } = await run(component('csi-sanity').tool?.() ?? '', [
+    ...['--csi.endpoint', join(sockets, `${driver}.sock`), '--csi.testvolumeparameters', parameters],
+    ...['--csi.mountdir', join(folder, 'targets', 'target'), '--csi.stagingdir', join(folder, 'stages', 'stage')],
+    ...['--csi.testvolumesize', String(512 * mib), '--csi.testvolumeexpandsize', String(768 * mib)],
+    ...['--csi.testvolumeaccesstype', access, '--ginkgo.no-color', '--ginkgo.json-report', report],
+  ]);
+  expect(status, stdout).toBe(0);
+  // Nothing is left of all that.
+  const { body } = await stowage.api('GET', '/v1/volumes');
+  expect(body['items']).toEqual([]);
+  expect((await stowage.api('GET', '/v1/mounts')).body['items']).toEqual([]);
+  const [suite] = JSON.parse(readFileSync(report, 'utf8')) as readonly { readonly SpecReports: readonly Spec[] }[];
+  return suite?.SpecReports.filter(({ LeafNodeType }) => LeafNodeType === 'It') ?? [];
+}
+
+function expectAll(specs: readonly Spec[]): void {
+  const by = (state: string): readonly Spec[] => specs.filter(({ State }) => State === state);
+  expect(by('skipped').length + by('passed').length + by('pending').length).toBe(specs.length);
+  expect([...new Set(by('skipped').map(({ Failure }) => Failure?.Message))].toSorted()).toEqual(
+    Object.keys(leftOut).toSorted(),
+  );
+  // Its authors have switched it off.
+  expect(by('pending').map(({ LeafNodeText }) => LeafNodeText)).toEqual([
+    'pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted',
+  ]);
+  expect(by('passed').length).toBeGreaterThanOrEqual(55);
+}
+
+beforeEach(() => {
+  // What a test that failed has left mounted goes first.
+  const ground = createGround('stowage-sanity-');
+  onTestFinished(() => ground[Symbol.dispose]());
+  folder = ground.folder;
+});
+
+const place = (name: string): string => {
+  const path = join(folder, name);
+  mkdirSync(path);
+  return path;
+};
+
+describe.skipIf(needs('csi-sanity', 'mount'))('csi-sanity passes', () => {
+  test('for local.stowage.dev, with directories', { timeout: 180_000 }, async () => {
+    expectAll(await sanity({ driver: 'local', uri: `local://${place('store')}`, access: 'mount' }));
+  });
+
+  describe.skipIf(needs('loop', 'xfs'))('for local.stowage.dev, with images', () => {
+    test.each(['mount', 'block'] as const)('as %s', { timeout: 180_000 }, async (access) => {
+      expectAll(await sanity({ driver: 'local', uri: `local://${place('store')}?layout=image`, access }));
+    });
+  });
+
+  describe.skipIf(needs('ganesha', 'fuse', 'root'))('for file.stowage.dev', () => {
+    test('with an NFS server and the built-in client', { timeout: 240_000 }, async () => {
+      const { signal } = new AbortController();
+      const exported = place('export');
+      const server = await startGanesha({ exports: [{ path: exported, tag: '/export', squash: 'none' }], signal });
+      onTestFinished(() => server[Symbol.asyncDispose]());
+      const uri = `nfs://${server.host}${exported}?port=${server.nfsPort}&mountport=${server.mountPort}`;
+      expectAll(await sanity({ driver: 'file', uri, access: 'mount' }));
+    });
+  });
+});

@@ -1,0 +1,83 @@
+import { mkdtempSync, rmSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { grpcClient } from '#testing/grpc-client.ts';
+import { collectingLog, startServer } from '#testing/server.ts';
+import { Identity } from '#wire/csi/generated/csi.ts';
+import { Registration } from '#wire/csi/generated/registration.ts';
+import { createSpaceOf, csiWish, startCsi } from './csi.ts';
+
+let folder: string;
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-app-csi-'));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+});
+
+function client(path: string) {
+  const made = grpcClient(path);
+  onTestFinished(() => made.session.destroy());
+  return made;
+}
+
+test('each driver has a socket that only its owner can open, and is registered with the kubelet', async () => {
+  const server = await startServer({ listen: 'none' });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  const log = collectingLog();
+  const parts = { engine: server.engine, clock: systemClock(), log, version: '1' };
+  const csi = await startCsi({ folder: join(folder, 'csi'), registry: folder }, parts);
+  onTestFinished(() => csi.close(0));
+  expect(csi.sockets).toEqual([join(folder, 'csi', 'file.sock'), join(folder, 'csi', 'local.sock')]);
+  for (const kind of ['file', 'local']) {
+    const endpoint = join(folder, 'csi', `${kind}.sock`);
+    expect(statSync(endpoint).mode & 0o777).toBe(0o600);
+    const name = `${kind}.stowage.dev`;
+    expect(await client(endpoint).call(Identity.method.getPluginInfo, {})).toMatchObject({ name });
+    const kubelet = client(join(folder, `${name}-reg.sock`));
+    expect(await kubelet.call(Registration.method.getInfo, {})).toMatchObject({
+      ...{ type: 'CSIPlugin', name, endpoint, supportedVersions: ['1.0.0'] },
+    });
+    await kubelet.call(Registration.method.notifyRegistrationStatus, { pluginRegistered: true });
+    await kubelet.call(Registration.method.notifyRegistrationStatus, { pluginRegistered: false, error: 'no' });
+    expect(log.lines).toContain(`info the kubelet knows the driver {"driver":"${name}"}`);
+    expect(log.lines).toContain(`error the kubelet refuses the driver {"driver":"${name}","why":"no"}`);
+  }
+  await expect(startCsi({ folder: join(folder, 'csi'), registry: undefined }, parts)).rejects.toMatchObject({
+    reason: 'socket-in-use',
+  });
+});
+
+test('nothing is served that nobody asked for', async () => {
+  expect(csiWish({})).toBeUndefined();
+  expect(csiWish({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
+  expect(() => csiWish({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
+});
+
+describe('what is free at a path', () => {
+  test('is what the kernel says', async () => {
+    const space = await createSpaceOf(systemClock())(folder);
+    expect(space?.totalBytes).toBeGreaterThan(0n);
+    expect(await createSpaceOf(systemClock())(join(folder, 'missing'))).toBeUndefined();
+  });
+
+  test('is asked for once at a time, for a few at a time, and not waited for long', async () => {
+    let asked = 0;
+    const hanging = (() => {
+      asked++;
+      return new Promise(() => undefined);
+    }) as unknown as Parameters<typeof createSpaceOf>[1];
+    const clock = { ...systemClock(), after: (_ms: number, fire: () => void) => systemClock().after(0, fire) };
+    const spaceOf = createSpaceOf(clock, hanging);
+    for (const path of ['/a', '/a', '/b', '/c', '/d', '/e']) expect(await spaceOf(path)).toBeUndefined();
+    expect(asked).toBe(4);
+  });
+});
+
+test('a server without drivers has nothing to close', async () => {
+  const server = await startServer({ listen: 'none', log: silentLog() });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  expect(server.running.csi.sockets).toEqual([]);
+});

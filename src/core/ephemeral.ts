@@ -1,0 +1,138 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
+import type { Deletions } from './deletion.ts';
+import { errorCodes, stowageError } from './errors.ts';
+import { ownLabel } from './labels.ts';
+import type { StoreName, Volume } from './model.ts';
+import type { Mounts, Publishing } from './mounts.ts';
+import { nameFor } from './names.ts';
+import type { Call, Operations } from './operations.ts';
+import type { Records } from './ports.ts';
+import type { Volumes } from './volumes.ts';
+
+/**
+ * Volumes that live as long as one target of theirs: made when it is published, destroyed when it is not any more. Each is
+ * on a list before it is made and until it is destroyed, so that whatever comes between, it does not stay.
+ */
+export interface Ephemerals {
+  /** The same key gives the same volume. */
+  publish(key: string, want: Wanted, target: string, how: Publishing, call: Call): Promise<void>;
+  /** False: there is none of that key. The volume is destroyed soon after, as soon as its store answers. */
+  unpublish(key: string, target: string, call: Call): Promise<boolean>;
+  /** Undefined: there is none of that key, or it is not made yet. */
+  volume(key: string): Volume | undefined;
+  /** Destroys what is to be, and what nobody came for after it was made. */
+  settle(scope: Scope): Promise<void>;
+}
+
+export interface Wanted {
+  readonly store: StoreName;
+  readonly bytes: bigint | undefined;
+  readonly enforce: boolean;
+}
+
+interface Listed {
+  readonly key: string;
+  readonly store: StoreName;
+  readonly target: string;
+  /** It is to be destroyed. */
+  readonly over: boolean;
+}
+
+export interface EphemeralParts {
+  readonly records: Records;
+  readonly volumes: Volumes;
+  readonly deletions: Deletions;
+  readonly mounts: Mounts;
+  readonly operations: Operations;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+const settingKey = 'ephemeral.volumes';
+/** An unpublish does not wait longer for a store that is gone. */
+const destroyMs = 3_000;
+/** After a start of the machine those who use it come back first. */
+const unclaimedMs = 600_000;
+const unending = new AbortController().signal;
+
+export function createEphemerals(parts: EphemeralParts): Ephemerals {
+  const { records, volumes, deletions, mounts, operations, clock, log } = parts;
+  const listed = (): readonly Listed[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
+  const list = (key: string): Listed | undefined => listed().find((one) => one.key === key);
+  const note = (one: Listed): void => set([...listed().filter(({ key }) => key !== one.key), one]);
+  const forget = (key: string): void => set(listed().filter((one) => one.key !== key));
+  const set = (all: readonly Listed[]): void => records.settings.set(settingKey, JSON.stringify(all));
+  /** By this process's clock: since when it was seen without a mount. */
+  const unclaimed = new Map<string, number>();
+
+  const requestId = (key: string): string => `ephemeral:${key}`;
+  const volumeOf = ({ key, store }: Listed): Volume | undefined => records.volumes.byRequest(store, requestId(key));
+  const keyOf = (key: string): string => `ephemeral ${key}`;
+
+  async function destroy(one: Listed, scope: Scope): Promise<void> {
+    using _ = await operations.lock([keyOf(one.key)], scope.signal);
+    if (list(one.key)?.over !== true) return;
+    const volume = volumeOf(one);
+    try {
+      if (volume !== undefined)
+        await deletions.delete(volume.id, undefined, { ...scope, requestId: `${requestId(one.key)}:end` });
+    } catch (thrown) {
+      if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+    }
+    forget(one.key);
+  }
+
+  async function destroyOrComplain(one: Listed, scope: Scope): Promise<void> {
+    await destroy(one, scope).catch((thrown: unknown) => {
+      const { message, code } = stowageError(thrown);
+      const level = errorCodes[code].retry ? 'info' : 'warn';
+      log[level]('a volume that is no longer needed could not be destroyed; it is tried again', { why: message });
+    });
+  }
+
+  function lookFor(one: Listed): void {
+    if (one.over || records.mounts.at(one.target) !== undefined) {
+      unclaimed.delete(one.key);
+      return;
+    }
+    const since = unclaimed.get(one.key) ?? clock.elapsed();
+    unclaimed.set(one.key, since);
+    if (clock.elapsed() - since < unclaimedMs) return;
+    unclaimed.delete(one.key);
+    note({ ...one, over: true });
+  }
+
+  return {
+    volume: (key) => {
+      const one = list(key);
+      return one && volumeOf(one);
+    },
+    publish: async (key, want, target, how, call) => {
+      using _ = await operations.lock([keyOf(key)], call.signal);
+      const before = list(key);
+      note({ key, store: before?.store ?? want.store, target, over: false });
+      const spec = {
+        ...{ store: before?.store ?? want.store, name: nameFor(key), bytes: want.bytes, enforce: want.enforce },
+        ...{ access: undefined, labels: {}, ownLabels: { [ownLabel('ephemeral')]: 'true' } },
+      };
+      const volume = await volumes.create(spec, { ...call, requestId: requestId(key) });
+      await mounts.publish(volume.id, target, how, call);
+    },
+    unpublish: async (key, target, call) => {
+      const one = list(key);
+      if (one === undefined) return false;
+      const volume = volumeOf(one);
+      if (volume !== undefined) await mounts.unpublish(target, volume.id, call);
+      note({ ...one, over: true });
+      // It goes on after that: nobody waits for a store that is silent.
+      await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
+      return true;
+    },
+    settle: async (scope) => {
+      for (const one of listed()) lookFor(one);
+      for (const one of listed()) if (one.over) await destroyOrComplain(one, scope);
+    },
+  };
+}

@@ -1,0 +1,44 @@
+import { create } from '@bufbuild/protobuf';
+import { describe, expect, test } from 'vitest';
+import type { StoreView } from '#core/stores.ts';
+import { blockDevice, mounted } from '#testing/csi.ts';
+import { VolumeCapability_AccessMode_Mode as Mode, VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
+import { cannotHave, wishFrom } from './capabilities.ts';
+
+type Name = keyof typeof Mode;
+const wish = (mode: Name) => wishFrom(create(VolumeCapabilitySchema, mounted(mode)));
+
+describe('an access mode says', () => {
+  test.each<[Name, string, string, string, string]>([
+    ['SINGLE_NODE_WRITER', 'writes', 'one node', 'staged', 'pods'],
+    ['SINGLE_NODE_READER_ONLY', 'reads', 'one node', 'staged', 'pods'],
+    ['SINGLE_NODE_SINGLE_WRITER', 'writes', 'one node', 'staged', 'pod'],
+    ['SINGLE_NODE_MULTI_WRITER', 'writes', 'one node', 'staged', 'pods'],
+    ['MULTI_NODE_READER_ONLY', 'reads', 'many nodes', 'never', 'pods'],
+    ['MULTI_NODE_SINGLE_WRITER', 'writes', 'many nodes', 'written', 'pods'],
+    ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
+  ])('%s: %s, %s, sole when %s, for %s', (mode, reads, nodes, sole, pods) => {
+    expect(wish(mode)).toEqual({
+      ...{ access: 'filesystem', group: '', sole, readOnly: reads === 'reads' },
+      ...{ manyNodes: nodes === 'many nodes', alone: pods === 'pod' },
+    });
+  });
+
+  test('every mode that there is', () => {
+    const names = (Object.keys(Mode) as Name[]).filter((name) => name !== 'UNKNOWN');
+    for (const name of names) expect(() => wish(name)).not.toThrow();
+    expect(names).toHaveLength(7);
+  });
+});
+
+test('what a store cannot do is said', () => {
+  const view = { config: { name: 'one' }, store: { access: ['filesystem'] } } as unknown as StoreView;
+  const block = wishFrom(create(VolumeCapabilitySchema, blockDevice()));
+  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], 'file', view)).toBeUndefined();
+  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], 'local', view)).toBe(
+    "volumes of store 'one' can be used on one node only",
+  );
+  expect(cannotHave([block], 'local', view)).toBe("store 'one' has no block volumes");
+  // One that is not open says itself what is wrong.
+  expect(cannotHave([block], 'local', { ...view, store: undefined })).toBeUndefined();
+});

@@ -1,0 +1,71 @@
+import type { Access } from '#core/model.ts';
+import type { StoreView } from '#core/stores.ts';
+import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
+import type { DriverKind } from './driver.ts';
+import { refuse } from './requests.ts';
+
+/** What a capability comes to. */
+export interface Wish {
+  readonly access: Access;
+  readonly readOnly: boolean;
+  /** More than one node at a time. */
+  readonly manyNodes: boolean;
+  /** Only one node at a time has it, or may write to it. */
+  readonly sole: 'never' | 'staged' | 'written';
+  /** Only one pod at a time has it. */
+  readonly alone: boolean;
+  /** The group that shall be able to write. Empty: none was named. */
+  readonly group: string;
+}
+
+type Rule = Pick<Wish, 'readOnly' | 'manyNodes' | 'sole' | 'alone'>;
+
+const one: Rule = { readOnly: false, manyNodes: false, sole: 'staged', alone: false };
+const many: Rule = { readOnly: false, manyNodes: true, sole: 'never', alone: false };
+
+const rules: Readonly<Record<number, Rule>> = {
+  [Mode.SINGLE_NODE_WRITER]: one,
+  [Mode.SINGLE_NODE_READER_ONLY]: { ...one, readOnly: true },
+  [Mode.SINGLE_NODE_SINGLE_WRITER]: { ...one, alone: true },
+  [Mode.SINGLE_NODE_MULTI_WRITER]: one,
+  [Mode.MULTI_NODE_READER_ONLY]: { ...many, readOnly: true },
+  [Mode.MULTI_NODE_SINGLE_WRITER]: { ...many, sole: 'written' },
+  [Mode.MULTI_NODE_MULTI_WRITER]: many,
+};
+
+/** What a bind has anyway, or can have. */
+const knownFlags = new Set(['', 'defaults', 'rw', 'ro', 'nosuid', 'nodev']);
+
+export function wishFrom(capability: VolumeCapability | undefined, field = 'volume_capability'): Wish {
+  if (capability === undefined) throw refuse(`${field} is missing`);
+  const { accessType, accessMode } = capability;
+  if (accessType.case === undefined) throw refuse(`${field} has no access type`);
+  const rule = accessMode === undefined ? undefined : rules[accessMode.mode];
+  if (rule === undefined) throw refuse(`${field} has no access mode that is known here`);
+  if (accessType.case === 'block') return { ...rule, access: 'block', group: '' };
+  const flags = accessType.value.mountFlags.flatMap((flag) => flag.split(',')).map((flag) => flag.trim());
+  // Which ones is not said: they may hold secrets.
+  if (flags.some((flag) => !knownFlags.has(flag)))
+    throw refuse('only these mount flags are known here: defaults, rw, ro, nosuid, nodev');
+  const readOnly = rule.readOnly || flags.includes('ro');
+  return { ...rule, readOnly, access: 'filesystem', group: accessType.value.volumeMountGroup };
+}
+
+export function wishesFrom(all: readonly VolumeCapability[]): readonly [Wish, ...Wish[]] {
+  const [first, ...rest] = all.map((one) => wishFrom(one, 'volume_capabilities'));
+  if (first === undefined) throw refuse('volume_capabilities is missing');
+  if (rest.some(({ access }) => access !== first.access))
+    throw refuse('a volume is a file system or a block device, not both');
+  return [first, ...rest];
+}
+
+/** Why not. Undefined: it can be had. */
+export function cannotHave(wishes: readonly Wish[], kind: DriverKind, view: StoreView): string | undefined {
+  const { name } = view.config;
+  if (kind === 'local' && wishes.some(({ manyNodes }) => manyNodes))
+    return `volumes of store '${name}' can be used on one node only`;
+  const offered = view.store?.access;
+  const missing = wishes.find(({ access }) => offered !== undefined && !offered.includes(access));
+  if (missing !== undefined) return `store '${name}' has no ${missing.access} volumes`;
+  return undefined;
+}

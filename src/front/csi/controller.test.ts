@@ -1,0 +1,364 @@
+import { mkdtempSync } from 'node:fs';
+import { join } from 'node:path';
+import type { MessageInitShape } from '@bufbuild/protobuf';
+import { beforeEach, describe, expect, test } from 'vitest';
+import { formatSize } from '#base/size.ts';
+import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
+import type { GrpcClient } from '#testing/grpc-client.ts';
+import { aCall } from '#testing/server.ts';
+import { Controller, type CreateVolumeRequestSchema, Identity } from '#wire/csi/generated/csi.ts';
+
+const csi = servedCsi();
+const { method } = Controller;
+const gib = 1n << 30n;
+let file: GrpcClient;
+let local: GrpcClient;
+
+beforeEach(async () => {
+  file = await csi.start('file');
+  local = await csi.start('local');
+});
+
+type Wanted = Exclude<MessageInitShape<typeof CreateVolumeRequestSchema>, { $typeName: string }>;
+const wanted = (more: Partial<Wanted> = {}): Wanted => ({
+  ...{ name: 'pvc-1', volumeCapabilities: [mounted()], capacityRange: { requiredBytes: gib } },
+  ...more,
+});
+const create = async (client: GrpcClient, more: Partial<Wanted> = {}) => {
+  const { volume } = await client.call(method.createVolume, wanted(more));
+  if (volume === undefined) throw new Error('no volume');
+  return volume;
+};
+
+test('drivers say what they are called and what they can', async () => {
+  expect(await file.call(Identity.method.getPluginInfo, {})).toMatchObject({
+    ...{ name: 'file.stowage.dev', vendorVersion: '1.2.3' },
+  });
+  const { capabilities } = await file.call(Identity.method.getPluginCapabilities, {});
+  expect(capabilities.map(({ type }) => [type.case, type.value?.type])).toEqual([
+    ['service', 1],
+    ['volumeExpansion', 1],
+  ]);
+  expect(await local.call(Identity.method.getPluginInfo, {})).toMatchObject({ name: 'local.stowage.dev' });
+  expect((await local.call(Identity.method.getPluginCapabilities, {})).capabilities).toHaveLength(3);
+  expect(await local.call(Identity.method.probe, {})).toMatchObject({ ready: true });
+});
+
+describe('CreateVolume', () => {
+  test('makes a volume on a store of the driver, and the same again is the same volume', async () => {
+    const made = await create(file);
+    expect(made).toMatchObject({ capacityBytes: gib, volumeContext: { store: 'silver', name: 'pvc-1' } });
+    expect(made.accessibleTopology).toEqual([]);
+    expect(await create(file)).toEqual(made);
+    expect(csi.server.engine.records.volumes.byId(made.volumeId as never)).toMatchObject({ requestId: 'csi:pvc-1' });
+    const here = await create(local);
+    expect(here.volumeId).not.toBe(made.volumeId);
+    expect(here.accessibleTopology).toMatchObject([
+      { segments: { 'local.stowage.dev/node': csi.server.engine.node.slice(0, 63) } },
+    ]);
+  });
+
+  test('gives a name that is none of ours another, and keeps it as a label', async () => {
+    const { volumeId } = await create(file, { name: 'team a/photos' });
+    const volume = csi.server.engine.records.volumes.byId(volumeId as never);
+    expect(volume?.name).toMatch(/^team-a-photos-[0-9a-f]{32}$/);
+    expect(volume?.labels).toEqual({ 'stowage.dev/csi-name': 'team a/photos' });
+    expect((await create(file, { name: 'team a/photos' })).volumeId).toBe(volumeId);
+  });
+
+  test('notes the claim that it is for', async () => {
+    const parameters = {
+      'csi.storage.k8s.io/pvc/name': 'photos',
+      'csi.storage.k8s.io/pvc/namespace': 'team-a',
+      'csi.storage.k8s.io/pv/name': 'pvc-1',
+    };
+    const { volumeId } = await create(file, { parameters });
+    expect(csi.server.engine.records.volumes.byId(volumeId as never)?.labels).toEqual({
+      'stowage.dev/claim-name': 'photos',
+      'stowage.dev/claim-namespace': 'team-a',
+      'stowage.dev/persistent-volume': 'pvc-1',
+    });
+  });
+
+  test('of a volume that has grown, or was labelled since, gives that', async () => {
+    const { volumeId } = await create(file);
+    await file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes: 2n * gib } });
+    await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
+    expect(await create(file)).toMatchObject({ volumeId, capacityBytes: 2n * gib });
+  });
+
+  test.each([
+    ['another size', { capacityRange: { requiredBytes: 2n * gib } }],
+    ['a lower limit', { capacityRange: { limitBytes: gib / 2n } }],
+    ['being held to its size', { parameters: { store: 'silver', enforce: 'true' } }],
+  ])('with the same name and %s is AlreadyExists', async (_what, more) => {
+    await create(file);
+    await expect(create(file, more)).rejects.toMatchObject({
+      code: 6,
+      message: `there is a volume 'pvc-1' already: filesystem, on store 'silver', with ${formatSize(gib)}. Choose another name, or ask for it as it is.`,
+    });
+  });
+
+  test('of a name that others have taken is AlreadyExists', async () => {
+    const spec = { store: 'silver', name: 'pvc-1', bytes: gib, access: undefined, labels: {} };
+    await csi.server.engine.volumes.create(spec, aCall());
+    await expect(create(file)).rejects.toMatchObject({ code: 6 });
+  });
+
+  const invalid =
+    'Correct the claim, class or volume that this was asked for; the specification of CSI says what is required.';
+  test.each<[string, Partial<Wanted>, number, string]>([
+    ['no name', { name: '' }, 3, `name is missing. ${invalid}`],
+    ['a name that is too long', { name: 'x'.repeat(129) }, 3, `name has more than 128 bytes. ${invalid}`],
+    ['no capability', { volumeCapabilities: [] }, 3, `volume_capabilities is missing. ${invalid}`],
+    [
+      'no access type',
+      { volumeCapabilities: [{ accessMode: { mode: 1 } }] },
+      3,
+      `volume_capabilities has no access type. ${invalid}`,
+    ],
+    [
+      'an unknown mode',
+      { volumeCapabilities: [mounted('UNKNOWN')] },
+      3,
+      `volume_capabilities has no access mode that is known here. ${invalid}`,
+    ],
+    [
+      'both types',
+      { volumeCapabilities: [mounted(), blockDevice()] },
+      3,
+      `a volume is a file system or a block device, not both. ${invalid}`,
+    ],
+    [
+      'a device of a store that has none',
+      { volumeCapabilities: [blockDevice()] },
+      3,
+      `store 'silver' has no block volumes. ${invalid}`,
+    ],
+    [
+      'mount flags that mean nothing here',
+      { volumeCapabilities: [mounted('SINGLE_NODE_WRITER', ['password=x'])] },
+      3,
+      `only these mount flags are known here: defaults, rw, ro, nosuid, nodev. ${invalid}`,
+    ],
+    [
+      'an unknown parameter',
+      { parameters: { size: '1G' } },
+      3,
+      `there is no parameter 'size'; there are store, enforce. ${invalid}`,
+    ],
+    [
+      'parameters that are too large',
+      { parameters: { store: 'x'.repeat(5_000) } },
+      3,
+      `parameters has more than 4096 bytes. ${invalid}`,
+    ],
+    [
+      'secrets that are too large',
+      { secrets: { key: 'x'.repeat(5_000) } },
+      3,
+      `secrets has more than 4096 bytes. ${invalid}`,
+    ],
+    [
+      'a store of another driver',
+      { parameters: { store: 'local' } },
+      3,
+      "file.stowage.dev has no store 'local'. Name one of its stores as the parameter store: silver",
+    ],
+    ['a negative size', { capacityRange: { requiredBytes: -1n } }, 3, `capacity_range is negative. ${invalid}`],
+    [
+      'a range with nothing in it',
+      { capacityRange: { requiredBytes: 2n, limitBytes: 1n } },
+      11,
+      '2B are required, and 1B are the limit. Ask for a size that lies between what is required and the limit.',
+    ],
+    [
+      'a size beyond all measure',
+      { capacityRange: { requiredBytes: 1n << 62n } },
+      11,
+      `a volume cannot have ${1n << 62n} bytes. Give a size between 1 byte and 1 EiB, for example 10G.`,
+    ],
+    [
+      'a source',
+      { volumeContentSource: { type: { case: 'volume', value: { volumeId: 'x' } } } },
+      3,
+      `volumes cannot be made of others or of snapshots yet. ${invalid}`,
+    ],
+    ['mutable parameters', { mutableParameters: { a: 'b' } }, 3, `there are no mutable parameters. ${invalid}`],
+  ])('with %s is refused', async (_what, more, code, message) => {
+    await expect(create(file, more)).rejects.toMatchObject({ code, message });
+  });
+
+  test('for other nodes is refused where a store is here, and several nodes are', async () => {
+    const elsewhere = { requisite: [{ segments: { 'local.stowage.dev/node': 'elsewhere' } }] };
+    await expect(create(local, { accessibilityRequirements: elsewhere })).rejects.toMatchObject({ code: 8 });
+    const both = { requisite: [...elsewhere.requisite, ...(await create(local)).accessibleTopology] };
+    await create(local, { accessibilityRequirements: both });
+    await expect(create(local, { volumeCapabilities: [mounted('MULTI_NODE_MULTI_WRITER')] })).rejects.toMatchObject({
+      ...{ code: 3, message: `volumes of store 'local' can be used on one node only. ${invalid}` },
+    });
+  });
+
+  test('asked for again while it is being made is Aborted', async () => {
+    const gate = csi.nfs.close('create');
+    const first = create(file);
+    await gate.reached;
+    await expect(create(file)).rejects.toMatchObject({
+      ...{ code: 10, message: 'the same is being done already. Wait for it: repeat the call in a moment.' },
+    });
+    gate.open();
+    const made = await first;
+    expect(await create(file)).toEqual(made);
+  });
+
+  test('ends at the deadline of who asked, and leaves nothing', async () => {
+    const gate = csi.nfs.close('create');
+    const late = file.call(method.createVolume, wanted(), { 'grpc-timeout': '50m' });
+    await expect(late).rejects.toMatchObject({ code: 4 });
+    gate.open();
+    expect((await file.call(method.listVolumes, {})).entries).toEqual([]);
+  });
+});
+
+describe('DeleteVolume', () => {
+  test('of what is not there is success, and of what is there deletes it', async () => {
+    const { volumeId } = await create(file);
+    for (let i = 0; i < 2; i++) await file.call(method.deleteVolume, { volumeId });
+    await file.call(method.deleteVolume, { volumeId: 'reallyfakevolumeid' });
+    expect((await file.call(method.listVolumes, {})).entries).toEqual([]);
+    await expect(file.call(method.deleteVolume, {})).rejects.toMatchObject({ code: 3 });
+  });
+
+  test("leaves another driver's volumes alone", async () => {
+    const { volumeId } = await create(local);
+    await file.call(method.deleteVolume, { volumeId });
+    expect((await local.call(method.listVolumes, {})).entries).toHaveLength(1);
+  });
+
+  test('of what cannot be looked up is not success', async () => {
+    const gate = csi.nfs.close('names', { deaf: true });
+    const marks = csi.nfs.close('marks', { deaf: true });
+    const volumeId = 'sv1-00000000-0000-0000-0000-000000000000';
+    await expect(file.call(method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 14 });
+    gate.open();
+    marks.open();
+  });
+});
+
+describe('ListVolumes', () => {
+  const names = (entries: readonly { volume?: { volumeContext: Record<string, string> } | undefined }[]) =>
+    entries.map(({ volume }) => volume?.volumeContext['name']);
+
+  test('gives them in pages, only those of the driver', async () => {
+    for (const name of ['a', 'b', 'c']) await create(file, { name });
+    await create(local);
+    const first = await file.call(method.listVolumes, { maxEntries: 2 });
+    expect(names(first.entries)).toEqual(['a', 'b']);
+    const second = await file.call(method.listVolumes, { maxEntries: 2, startingToken: first.nextToken });
+    expect(names(second.entries)).toEqual(['c']);
+    expect(second.nextToken).toBe('');
+    expect(names((await file.call(method.listVolumes, {})).entries)).toEqual(['a', 'b', 'c']);
+    expect(first.entries[0]?.status?.volumeCondition).toMatchObject({ abnormal: false });
+    expect((await file.call(method.controllerListVolumeHealth, {})).entries).toEqual([]);
+  });
+
+  test('from nowhere is Aborted, and of less than nothing invalid', async () => {
+    for (const startingToken of ['invalid-token', Buffer.from('["local","a"]').toString('base64url')])
+      await expect(file.call(method.listVolumes, { startingToken })).rejects.toMatchObject({ code: 10 });
+    await expect(file.call(method.listVolumes, { maxEntries: -1 })).rejects.toMatchObject({ code: 3 });
+  });
+});
+
+describe('a volume', () => {
+  test('is told of with its condition', async () => {
+    const { volumeId } = await create(file);
+    const { volume, status } = await file.call(method.controllerGetVolume, { volumeId });
+    expect(volume).toMatchObject({ volumeId, capacityBytes: gib });
+    expect(status?.volumeCondition).toMatchObject({ abnormal: false, message: 'the volume is as it should be' });
+    const { volumeHealth } = await file.call(method.controllerGetVolumeHealth, { volumeId });
+    expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
+    await expect(local.call(method.controllerGetVolume, { volumeId })).rejects.toMatchObject({ code: 5 });
+    await expect(file.call(method.controllerGetVolume, {})).rejects.toMatchObject({ code: 3 });
+  });
+
+  test('whose store does not answer is ill', async () => {
+    const { volumeId } = await create(file);
+    const ping = csi.nfs.close('ping', { deaf: true });
+    const { entries } = await file.call(method.controllerListVolumeHealth, {});
+    const message = "the server of store 'silver' does not answer";
+    expect(entries).toMatchObject([{ volumeId, healthStatuses: [{ status: 2, reason: 'StoreSilent', message }] }]);
+    expect((await file.call(method.listVolumes, {})).entries[0]?.status?.volumeCondition).toMatchObject({
+      ...{ abnormal: true, message },
+    });
+    ping.open();
+  });
+
+  test('is confirmed to be what it is, and nothing else', async () => {
+    const { volumeId, volumeContext } = await create(local);
+    const validate = (more: object) =>
+      local.call(method.validateVolumeCapabilities, { volumeId, volumeCapabilities: [mounted()], ...more });
+    expect((await validate({ volumeContext, parameters: { store: 'local' } })).confirmed).toMatchObject({
+      ...{ volumeContext, parameters: { store: 'local' } },
+    });
+    for (const [more, message] of [
+      [
+        { volumeCapabilities: [mounted('MULTI_NODE_MULTI_WRITER')] },
+        "volumes of store 'local' can be used on one node only",
+      ],
+      [{ volumeCapabilities: [blockDevice()] }, "store 'local' has no block volumes"],
+      [{ volumeContext: { store: 'silver' } }, 'volume_context has another store than the volume'],
+      [{ parameters: { enforce: 'true' } }, 'the volume is not held to its size'],
+    ] as const)
+      expect(await validate(more)).toMatchObject({ message });
+    expect((await validate({ volumeCapabilities: [blockDevice()] })).confirmed).toBeUndefined();
+    await expect(validate({ volumeId: 'nothing' })).rejects.toMatchObject({ code: 5 });
+    await expect(validate({ volumeCapabilities: [] })).rejects.toMatchObject({ code: 3 });
+  });
+
+  test('grows, and never shrinks', async () => {
+    const { volumeId } = await create(file);
+    const expand = (requiredBytes: bigint, limitBytes = 0n) =>
+      file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes, limitBytes } });
+    for (let i = 0; i < 2; i++)
+      expect(await expand(2n * gib)).toMatchObject({ capacityBytes: 2n * gib, nodeExpansionRequired: false });
+    expect(await expand(gib)).toMatchObject({ capacityBytes: 2n * gib });
+    await expect(expand(gib, gib)).rejects.toMatchObject({ code: 11 });
+    await expect(file.call(method.controllerExpandVolume, { volumeId })).rejects.toMatchObject({ code: 3 });
+    const capacityRange = { requiredBytes: gib };
+    const nothing = file.call(method.controllerExpandVolume, { volumeId: 'nothing', capacityRange });
+    await expect(nothing).rejects.toMatchObject({ code: 5 });
+  });
+});
+
+describe('GetCapacity', () => {
+  test('is what is free where volumes would be', async () => {
+    expect((await local.call(method.getCapacity, {})).availableCapacity).toBeGreaterThan(0n);
+    const elsewhere = { accessibleTopology: { segments: { 'local.stowage.dev/node': 'elsewhere' } } };
+    expect((await local.call(method.getCapacity, elsewhere)).availableCapacity).toBe(0n);
+    const device = { volumeCapabilities: [blockDevice()] };
+    expect((await local.call(method.getCapacity, device)).availableCapacity).toBe(0n);
+    await expect(local.call(method.getCapacity, { parameters: { store: 'silver' } })).rejects.toMatchObject({
+      code: 3,
+    });
+  });
+
+  test('is no more than the administrator allows', async () => {
+    const folder = mkdtempSync(join(csi.folder, 'small-'));
+    await csi.server.engine.stores.add('small', `local://${folder}?maxBytes=3G`, aCall());
+    await create(local, { parameters: { store: 'small' } });
+    const { availableCapacity } = await local.call(method.getCapacity, { parameters: { store: 'small' } });
+    expect(availableCapacity).toBe(2n * gib);
+  });
+});
+
+test('what is not there is not implemented', async () => {
+  await expect(file.call(method.createSnapshot, {})).rejects.toMatchObject({ code: 12 });
+});
+
+test('no secret is ever logged', async () => {
+  const secrets = { password: 'hunter2' };
+  await create(file, { secrets });
+  await expect(create(file, { secrets, parameters: { wrong: 'hunter2' } })).rejects.toMatchObject({ code: 3 });
+  expect(JSON.stringify(csi.log.lines)).toContain('a call of CSI was refused');
+  expect(JSON.stringify(csi.log.lines)).not.toContain('hunter2');
+});

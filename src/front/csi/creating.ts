@@ -1,0 +1,148 @@
+import { formatSize } from '#base/size.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import { ownLabel } from '#core/labels.ts';
+import type { Labels, Volume } from '#core/model.ts';
+import { nameFor, quoted } from '#core/names.ts';
+import type { Call } from '#core/operations.ts';
+import type { StoreView } from '#core/stores.ts';
+import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
+import { cannotHave, wishesFrom } from './capabilities.ts';
+import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver.ts';
+import { isWithin, mapIn, type Range, rangeIn, refuse, textIn } from './requests.ts';
+
+/** What a class, or a pod, may say. */
+export interface Parameters {
+  readonly store: string | undefined;
+  readonly enforce: boolean | undefined;
+  /** Who the volume is for, as far as it was told. */
+  readonly claim: Labels;
+}
+
+/** What provisioners add by themselves. */
+const ofKubernetes = 'csi.storage.k8s.io/';
+const claimLabels: Readonly<Record<string, string>> = {
+  'csi.storage.k8s.io/pvc/name': ownLabel('claim-name'),
+  'csi.storage.k8s.io/pvc/namespace': ownLabel('claim-namespace'),
+  'csi.storage.k8s.io/pv/name': ownLabel('persistent-volume'),
+};
+
+export function parametersFrom(given: ReadonlyMap<string, string>, more: readonly string[] = []): Parameters {
+  const parameters = ['store', 'enforce', ...more];
+  const known = parameters.join(', ');
+  for (const key of given.keys())
+    if (!parameters.includes(key) && !key.startsWith(ofKubernetes))
+      throw refuse(`there is no parameter ${quoted(key)}; there are ${known}`);
+  const enforce = given.get('enforce');
+  if (enforce !== undefined && enforce !== 'true' && enforce !== 'false')
+    throw refuse('the parameter enforce is neither true nor false');
+  const claim = [...given].flatMap(([key, value]) => {
+    const label = claimLabels[key];
+    return label === undefined ? [] : [[label, value]];
+  });
+  return {
+    store: given.get('store') || undefined,
+    enforce: enforce === undefined ? undefined : enforce === 'true',
+    claim: Object.fromEntries(claim),
+  };
+}
+
+/** For a store whose volumes must have one, where nobody said anything. */
+const usualBytes = 1n << 30n;
+
+export async function createVolume(about: About, request: CreateVolumeRequest, call: Call): Promise<Volume> {
+  const name = textIn(request.name, 'name');
+  const wishes = wishesFrom(request.volumeCapabilities);
+  const range = rangeIn(request.capacityRange);
+  const parameters = parametersFrom(mapIn(request.parameters, 'parameters'));
+  mapIn(request.secrets, 'secrets');
+  if (request.volumeContentSource !== undefined) throw refuse('volumes cannot be made of others or of snapshots yet');
+  if (Object.keys(request.mutableParameters).length > 0) throw refuse('there are no mutable parameters');
+  const view = storeFor(about, parameters.store);
+  if (view === undefined) throw storeNeeded(about);
+  const wrong = cannotHave(wishes, about.kind, view);
+  if (wrong !== undefined) throw refuse(wrong);
+  if (about.kind === 'local') requireHere(about, request.accessibilityRequirements);
+
+  return await about.underway(`create ${name}`, async () => {
+    const requestId = `csi:${name}`;
+    const known = knownBy(about, requestId);
+    const { access } = wishes[0];
+    const wanted = { view, range, access, enforce: parameters.enforce, name };
+    if (known !== undefined) requireCompatible(known, wanted);
+    const spec = {
+      ...{ store: view.config.name, name: nameFor(name), access, labels: {} },
+      // As it is by now: it may have grown since.
+      bytes: known?.bytes ?? sizeFor(view, range),
+      enforce: known?.enforce ?? parameters.enforce,
+      ownLabels: { ...parameters.claim, ...(name === nameFor(name) ? {} : { [ownLabel('csi-name')]: name }) },
+    };
+    try {
+      return await about.engine.volumes.create(spec, { ...call, requestId });
+    } catch (thrown) {
+      if (stowageError(thrown).code !== 'exists') throw thrown;
+      const found = await about.engine.catalogue.resolve(`${spec.store}..${spec.name}`, call).catch(() => undefined);
+      // By another host, or labelled since: whoever asks the same gets the same.
+      if (found === undefined || found.requestId !== requestId) throw thrown;
+      requireCompatible(found, wanted);
+      return found;
+    }
+  });
+}
+
+function knownBy(about: About, requestId: string): Volume | undefined {
+  const { volumes } = about.engine.records;
+  const found = storesOf(about).map(({ config }) => volumes.byRequest(config.name, requestId));
+  return found.find((volume) => volume !== undefined);
+}
+
+function sizeFor({ config, store }: StoreView, { from, to }: Range): bigint | undefined {
+  const usual = config.policy.defaultSize;
+  if (from !== undefined) return from;
+  if (usual === undefined && store?.needsSize !== true) return undefined;
+  const chosen = usual ?? usualBytes;
+  return to !== undefined && chosen > to ? to : chosen;
+}
+
+interface Compared {
+  readonly view: StoreView;
+  readonly range: Range;
+  readonly access: Volume['access'];
+  readonly enforce: boolean | undefined;
+  readonly name: string;
+}
+
+/** Only what was asked for counts: it may have been enlarged since. */
+function requireCompatible(present: Volume, wanted: Compared): void {
+  const isSame =
+    present.store === wanted.view.config.name &&
+    present.access === wanted.access &&
+    isWithin(present.bytes, wanted.range) &&
+    (wanted.enforce === undefined || present.enforce === wanted.enforce);
+  if (!isSame) throw differs(present, wanted);
+}
+
+function differs(present: Volume, { name }: Compared): StowageError {
+  const bytes = present.bytes === undefined ? 'no size' : formatSize(present.bytes);
+  return new StowageError(
+    `there is a volume ${quoted(name)} already: ${present.access}, on store '${present.store}', with ${bytes}`,
+    {
+      code: 'exists',
+      reason: 'csi-volume-differs',
+      action: 'Choose another name, or ask for it as it is.',
+    },
+  );
+}
+
+/** The store is here and nowhere else. */
+function requireHere(about: About, requirement: TopologyRequirement | undefined): void {
+  const wanted = requirement?.requisite ?? [];
+  if (wanted.length === 0 || wanted.some(({ segments }) => isHere(about, segments))) return;
+  throw new StowageError('the volume is wanted on other nodes than this one', {
+    code: 'exhausted',
+    reason: 'csi-other-node',
+    action: 'Use a class with volumeBindingMode WaitForFirstConsumer, and allow the nodes that have such a store.',
+  });
+}
+
+export const isHere = (about: About, segments: Readonly<Record<string, string>>): boolean =>
+  Object.entries(topologyOf(about)).every(([key, value]) => segments[key] === undefined || segments[key] === value);

@@ -1,0 +1,86 @@
+import { randomUUID } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError } from '#core/errors.ts';
+import type { StoreName } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
+import type { Call } from '#core/operations.ts';
+import type { StoreView } from '#core/stores.ts';
+import type { GrpcCall } from '#wire/csi/grpc.ts';
+import type { Underway } from './underway.ts';
+
+/** What a driver is called, and the stores that are its own: attaching, topology and growth are properties of a driver. */
+export const driverNames = { file: 'file.stowage.dev', local: 'local.stowage.dev' } as const;
+export type DriverKind = keyof typeof driverNames;
+
+/** Where a volume of the local driver can be used. */
+const nodeTopologyKey = 'local.stowage.dev/node';
+
+/** What is free where something is mounted, as the kernel says. */
+export interface Space {
+  readonly totalBytes: bigint;
+  readonly freeBytes: bigint;
+  readonly files: bigint;
+  readonly freeFiles: bigint;
+}
+
+/** What a method works with. */
+export interface About {
+  readonly engine: Engine;
+  readonly kind: DriverKind;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly version: string;
+  readonly underway: Underway;
+  /** Undefined: it could not be said in time. */
+  readonly spaceOf: (path: string) => Promise<Space | undefined>;
+}
+
+/** As core wants it. */
+export const callFrom = ({ log }: About, { signal }: GrpcCall): Call => ({
+  ...{ signal, log, requestId: `csi:${randomUUID()}` },
+});
+
+/** The driver sees only these. */
+export const storesOf = ({ engine, kind }: Pick<About, 'engine' | 'kind'>): readonly StoreView[] =>
+  engine.stores.list().filter((view) => view.shared === (kind === 'file'));
+
+export const isVisible =
+  (about: Pick<About, 'engine' | 'kind'>) =>
+  (store: string): boolean =>
+    storesOf(about).some(({ config }) => config.name === store);
+
+/** That one, else the default store, else the only one. Undefined: nobody said which. */
+export function storeFor(about: Pick<About, 'engine' | 'kind'>, wanted: string | undefined): StoreView | undefined {
+  const all = storesOf(about);
+  if (wanted === undefined) return all.find((view) => view.default) ?? (all.length === 1 ? all[0] : undefined);
+  const found = all.find(({ config }) => config.name === wanted);
+  if (found !== undefined) return found;
+  const [driver, stores] = [driverNames[about.kind], namesOf(all)];
+  throw new StowageError(`${driver} has no store ${quoted(wanted)}`, {
+    code: 'invalid',
+    reason: 'csi-store-unknown',
+    action: `Name one of its stores as the parameter store: ${stores}`,
+  });
+}
+
+export function storeNeeded(about: Pick<About, 'engine' | 'kind'>): StowageError {
+  const [driver, stores] = [driverNames[about.kind], namesOf(storesOf(about))];
+  return new StowageError(`it is not said on which store of ${driver} the volume shall be`, {
+    code: 'invalid',
+    reason: 'csi-store-required',
+    action: `Name one of its stores as the parameter store: ${stores}`,
+  });
+}
+
+const namesOf = (views: readonly StoreView[]): string =>
+  views.length === 0 ? 'none is configured' : views.map(({ config }): StoreName => config.name).join(', ');
+
+/** Topology values are at most 63 of few letters; nodes are named by their administrators. */
+export const topologyOf = ({ engine }: Pick<About, 'engine'>): Readonly<Record<string, string>> => ({
+  [nodeTopologyKey]: engine.node
+    .replace(/[^A-Za-z0-9_.-]/g, '-')
+    .slice(0, 63)
+    .replace(/^[^A-Za-z0-9]+|[^A-Za-z0-9]+$/g, ''),
+});

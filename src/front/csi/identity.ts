@@ -1,0 +1,24 @@
+import {
+  PluginCapability_VolumeExpansion_Type as Expansion,
+  type Identity,
+  PluginCapability_Service_Type as Service,
+} from '#wire/csi/generated/csi.ts';
+import type { Handlers } from '#wire/csi/grpc.ts';
+import { type About, driverNames } from './driver.ts';
+
+const service = (type: (typeof Service)[keyof typeof Service]) => ({
+  type: { case: 'service' as const, value: { type } },
+});
+
+export const identityOf = ({ kind, version }: About): Handlers<typeof Identity> => ({
+  getPluginInfo: async () => ({ name: driverNames[kind], vendorVersion: version }),
+  getPluginCapabilities: async () => ({
+    capabilities: [
+      service(Service.CONTROLLER_SERVICE),
+      ...(kind === 'local' ? [service(Service.VOLUME_ACCESSIBILITY_CONSTRAINTS)] : []),
+      { type: { case: 'volumeExpansion', value: { type: Expansion.ONLINE } } },
+    ],
+  }),
+  // A store that is down is told of with its volumes; the driver itself is there as soon as it answers.
+  probe: async () => ({ ready: true }),
+});

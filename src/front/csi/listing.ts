@@ -1,0 +1,87 @@
+import type { StoreName, Volume } from '#core/model.ts';
+import type { Call } from '#core/operations.ts';
+import type { VolumeQuery } from '#core/ports.ts';
+import type { ControllerListVolumeHealthRequest, ListVolumesRequest } from '#wire/csi/generated/csi.ts';
+import { GrpcError } from '#wire/csi/grpc.ts';
+import { type Condition, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
+import { type About, storesOf } from './driver.ts';
+import { mapIn, refuse } from './requests.ts';
+import { volumeMessage } from './volumes.ts';
+
+/** The most that are read at once, for who wants all of them. */
+const pageSize = 1_000;
+const aborted = 10;
+
+export async function listVolumes(about: About, { maxEntries, startingToken }: ListVolumesRequest, call: Call) {
+  const conditions = await storeConditions(about, call);
+  const { volumes, nextToken } = await read(about, storesOf(about).map(nameOf), maxEntries, startingToken, call);
+  return {
+    entries: volumes.map((volume) => {
+      const condition = conditions.get(volume.store);
+      return {
+        volume: volumeMessage(about, volume),
+        status: condition === undefined ? {} : { volumeCondition: conditionMessage(condition) },
+      };
+    }),
+    nextToken,
+  };
+}
+
+/** Those that are not well, as far as it is known of their stores: to look at each volume would take long. */
+export async function listHealth(about: About, request: ControllerListVolumeHealthRequest, call: Call) {
+  mapIn(request.secrets, 'secrets');
+  const conditions = await storeConditions(about, call);
+  const ill = [...conditions].flatMap(([store, { health }]) => (health === 'ok' ? [] : [store]));
+  const { volumes, nextToken } = await read(about, ill, request.maxEntries, request.startingToken, call);
+  return {
+    entries: volumes.flatMap((volume) => {
+      const condition = conditions.get(volume.store);
+      return condition === undefined ? [] : [healthMessage(volume.id, condition)];
+    }),
+    nextToken,
+  };
+}
+
+const nameOf = ({ config }: ReturnType<typeof storesOf>[number]): StoreName => config.name;
+
+async function read(about: About, stores: readonly StoreName[], maxEntries: number, token: string, call: Call) {
+  if (maxEntries < 0) throw refuse('max_entries is negative');
+  let after = token === '' ? undefined : placeFrom(about, token);
+  const most = maxEntries === 0 ? Number.POSITIVE_INFINITY : maxEntries;
+  const found: Volume[] = [];
+  // One more than is wanted: whether there is more must be known.
+  while (stores.length > 0 && found.length <= most) {
+    const limit = Math.min(pageSize, most + 1 - found.length);
+    const query = { stores, labels: {}, contains: undefined, after, limit };
+    const { volumes } = await about.engine.catalogue.page(query, call);
+    found.push(...volumes);
+    after = volumes.at(-1);
+    if (volumes.length < limit) break;
+  }
+  const volumes = found.slice(0, most);
+  const last = volumes.at(-1);
+  return { volumes, nextToken: last !== undefined && found.length > volumes.length ? tokenOf(last) : '' };
+}
+
+async function storeConditions(about: About, call: Call): Promise<ReadonlyMap<StoreName, Condition>> {
+  const stores = storesOf(about).map(nameOf);
+  const found = await Promise.all(stores.map((store) => storeConditionOf(about, { store }, call)));
+  return new Map(stores.flatMap((store, index) => (found[index] === undefined ? [] : [[store, found[index]]])));
+}
+
+const tokenOf = ({ store, name }: Volume): string => Buffer.from(JSON.stringify([store, name])).toString('base64url');
+
+function placeFrom(about: About, token: string): NonNullable<VolumeQuery['after']> {
+  try {
+    const [store, name] = JSON.parse(Buffer.from(token, 'base64url').toString()) as readonly unknown[];
+    const isKnown = storesOf(about).some(({ config }) => config.name === store);
+    if (isKnown && typeof store === 'string' && typeof name === 'string') return { store, name };
+  } catch (cause) {
+    throw notAToken(cause);
+  }
+  throw notAToken();
+}
+
+/** The specification wants this status: whoever gets it begins at the beginning. */
+const notAToken = (cause?: unknown): GrpcError =>
+  new GrpcError('starting_token is none that was given here', { code: aborted, cause });

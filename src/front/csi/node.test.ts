@@ -1,0 +1,258 @@
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
+import type { GrpcClient } from '#testing/grpc-client.ts';
+import { aCall, startServer } from '#testing/server.ts';
+import { Controller, Node } from '#wire/csi/generated/csi.ts';
+
+const csi = servedCsi();
+const { method } = Node;
+const mib = 1n << 20n;
+let local: GrpcClient;
+let file: GrpcClient;
+
+beforeEach(async () => {
+  local = await csi.start('local');
+  file = await csi.start('file');
+});
+
+const at = (name: string): string => join(csi.folder, name);
+
+async function create(name: string, more: object = {}): Promise<string> {
+  const request = { name, volumeCapabilities: [mounted()], capacityRange: { requiredBytes: 64n * mib }, ...more };
+  const { volume } = await local.call(Controller.method.createVolume, request);
+  return volume?.volumeId ?? '';
+}
+
+test('the node says who it is, where it is, and how much it can', async () => {
+  const { node } = csi.server.engine;
+  const topology = { segments: { 'local.stowage.dev/node': node } };
+  expect(await local.call(method.nodeGetInfo, {})).toMatchObject({
+    ...{ nodeId: node, maxVolumesPerNode: 1000n, accessibleTopology: topology },
+  });
+  expect((await file.call(method.nodeGetInfo, {})).accessibleTopology).toBeUndefined();
+  expect((await local.call(method.nodeGetCapabilities, {})).capabilities).toHaveLength(7);
+  expect((await file.call(method.nodeGetStorageHealth, {})).backendHealth).toEqual([]);
+});
+
+test('a store that does not answer is told of', async () => {
+  const ping = csi.nfs.close('ping', { deaf: true });
+  expect((await file.call(method.nodeGetStorageHealth, {})).backendHealth).toMatchObject([
+    { status: 2, reason: 'StoreSilent', message: "the server of store 'silver' does not answer" },
+  ]);
+  ping.open();
+});
+
+describe('what is missing is said first', () => {
+  const volumeCapability = mounted();
+  const stagingTargetPath = '/nowhere/stage';
+  test.each([
+    ['nodeStageVolume', {}, 'volume_id is missing'],
+    ['nodeStageVolume', { volumeId: 'x' }, 'staging_target_path is missing'],
+    ['nodeStageVolume', { volumeId: 'x', stagingTargetPath }, 'volume_capability is missing'],
+    [
+      'nodeStageVolume',
+      { volumeId: 'x', stagingTargetPath: 'a', volumeCapability },
+      'staging_target_path is not an absolute path',
+    ],
+    ['nodeUnstageVolume', {}, 'volume_id is missing'],
+    ['nodeUnstageVolume', { volumeId: 'x' }, 'staging_target_path is missing'],
+    ['nodePublishVolume', {}, 'volume_id is missing'],
+    ['nodePublishVolume', { volumeId: 'x' }, 'target_path is missing'],
+    ['nodePublishVolume', { volumeId: 'x', targetPath: '/a' }, 'volume_capability is missing'],
+    ['nodeUnpublishVolume', {}, 'volume_id is missing'],
+    ['nodeUnpublishVolume', { volumeId: 'x' }, 'target_path is missing'],
+    ['nodeGetVolumeStats', {}, 'volume_id is missing'],
+    ['nodeGetVolumeStats', { volumeId: 'x' }, 'volume_path is missing'],
+    ['nodeExpandVolume', {}, 'volume_id is missing'],
+    ['nodeExpandVolume', { volumeId: 'x' }, 'volume_path is missing'],
+  ] as const)('%s %o', async (name, request, message) => {
+    await expect(local.call(method[name], request)).rejects.toMatchObject({
+      ...{ code: 3, message: expect.stringContaining(message) },
+    });
+  });
+
+  test('then that it is not staged, and that there is none', async () => {
+    const request = { volumeId: 'x', targetPath: '/a', volumeCapability };
+    await expect(local.call(method.nodePublishVolume, request)).rejects.toMatchObject({ code: 9 });
+    const staged = { ...request, stagingTargetPath };
+    await expect(local.call(method.nodePublishVolume, staged)).rejects.toMatchObject({ code: 5 });
+    await expect(local.call(method.nodeStageVolume, staged)).rejects.toMatchObject({ code: 5 });
+    await local.call(method.nodeUnpublishVolume, request);
+    await local.call(method.nodeUnstageVolume, staged);
+  });
+});
+
+describe.skipIf(needs('mount'))('a volume', () => {
+  let volumeId: string;
+  const stagingTargetPath = (): string => at('stage');
+
+  beforeEach(async () => {
+    volumeId = await create('pvc-1');
+    mkdirSync(at('stage'));
+  });
+
+  const stage = (volumeCapability = mounted()) =>
+    local.call(method.nodeStageVolume, { volumeId, stagingTargetPath: stagingTargetPath(), volumeCapability });
+  const unstage = () => local.call(method.nodeUnstageVolume, { volumeId, stagingTargetPath: stagingTargetPath() });
+  const publish = (name: string, more: object = {}) => {
+    onTestFinished(async () => {
+      await unpublish(name).catch(() => undefined);
+      await unstage().catch(() => undefined);
+    });
+    const request = { volumeId, stagingTargetPath: stagingTargetPath(), targetPath: at(name) };
+    return local.call(method.nodePublishVolume, { ...request, volumeCapability: mounted(), ...more });
+  };
+  const unpublish = (name: string) => local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at(name) });
+
+  test('is staged, published, written to, and taken back, all of it twice', async () => {
+    for (let i = 0; i < 2; i++) await stage();
+    for (let i = 0; i < 2; i++) await publish('pod');
+    writeFileSync(join(at('pod'), 'file'), 'text');
+    expect(readFileSync(join(at('stage'), 'file'), 'utf8')).toBe('text');
+    for (let i = 0; i < 2; i++) await unpublish('pod');
+    expect(existsSync(at('pod'))).toBe(false);
+    for (let i = 0; i < 2; i++) await unstage();
+    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+    expect(existsSync(at('stage'))).toBe(true);
+  });
+
+  test('is read-only where that is asked for, in whichever way', async () => {
+    await stage();
+    await publish('reader', { readonly: true });
+    await publish('flag', { volumeCapability: mounted('SINGLE_NODE_WRITER', ['ro']) });
+    await publish('mode', { volumeCapability: mounted('SINGLE_NODE_READER_ONLY') });
+    for (const name of ['reader', 'flag', 'mode'])
+      expect(() => writeFileSync(join(at(name), 'file'), 'x')).toThrow('EROFS');
+    await expect(publish('reader')).rejects.toMatchObject({ code: 6 });
+  });
+
+  test('of one pod is refused to a second, with its name', async () => {
+    const volumeCapability = mounted('SINGLE_NODE_SINGLE_WRITER');
+    await stage(volumeCapability);
+    const volumeContext = { 'csi.storage.k8s.io/pod.name': 'web-0', 'csi.storage.k8s.io/pod.namespace': 'team-a' };
+    for (let i = 0; i < 2; i++) await publish('pod', { volumeCapability, volumeContext });
+    await expect(publish('other', { volumeCapability })).rejects.toMatchObject({
+      ...{
+        code: 9,
+        message: expect.stringContaining("volume 'local/pvc-1' is used by pod team-a/web-0, and only one may"),
+      },
+    });
+    expect(existsSync(at('other'))).toBe(false);
+    await unpublish('pod');
+    await publish('other', { volumeCapability });
+  });
+
+  test('is not deleted while a pod has it', async () => {
+    await stage();
+    await publish('pod');
+    await expect(local.call(Controller.method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 9 });
+  });
+
+  test('has figures of its own, and a condition', async () => {
+    await stage();
+    await publish('pod');
+    writeFileSync(join(at('pod'), 'file'), Buffer.alloc(8192, 1));
+    const volumePath = at('pod');
+    csi.space = { totalBytes: 1n << 40n, freeBytes: 1n << 39n, files: 100n, freeFiles: 90n };
+    const { usage, volumeCondition } = await local.call(method.nodeGetVolumeStats, { volumeId, volumePath });
+    const [bytes, files] = usage;
+    expect(bytes).toMatchObject({ unit: 1, total: 64n * mib });
+    expect(bytes?.used).toBeGreaterThanOrEqual(8192n);
+    expect((bytes?.used ?? 0n) + (bytes?.available ?? 0n)).toBe(64n * mib);
+    expect(files).toMatchObject({ unit: 2, available: 90n });
+    expect(volumeCondition).toMatchObject({ abnormal: false });
+    const elsewhere = local.call(method.nodeGetVolumeStats, { volumeId, volumePath: 'some/path' });
+    await expect(elsewhere).rejects.toMatchObject({ code: 5 });
+    csi.space = { totalBytes: 1n << 40n, freeBytes: 5n, files: 100n, freeFiles: 90n };
+    const little = await local.call(method.nodeGetVolumeStats, { volumeId, volumePath });
+    expect(little.usage[0]?.available).toBe(5n);
+    const { volumeHealth } = await local.call(method.nodeGetVolumeHealth, { volumeId });
+    expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
+  });
+
+  test('is as large as its store has made it', async () => {
+    await stage();
+    await publish('pod');
+    const expand = (requiredBytes: bigint) =>
+      local.call(method.nodeExpandVolume, { volumeId, volumePath: at('pod'), capacityRange: { requiredBytes } });
+    expect(await expand(64n * mib)).toMatchObject({ capacityBytes: 64n * mib });
+    await expect(expand(65n * mib)).rejects.toMatchObject({ code: 11 });
+  });
+
+  test('can be named by its store and name, too', async () => {
+    volumeId = 'local..pvc-1';
+    await stage();
+    await publish('pod');
+    await unpublish('pod');
+    await unstage();
+    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+  });
+
+  test('stays with its pod when Stowage stops, and the next one takes it back', async () => {
+    await stage();
+    await publish('pod');
+    writeFileSync(join(at('pod'), 'file'), 'text');
+    expect((await csi.server.stop()).toSorted()).toEqual([
+      `${at('pod')} (pod unknown uses it)`,
+      `${at('stage')} (kubelet local.stowage.dev uses it)`,
+    ]);
+    expect(readFileSync(join(at('pod'), 'file'), 'utf8')).toBe('text');
+    csi.server = await startServer({ listen: 'none', kinds: [csi.local, csi.nfs], folder: csi.server.folder });
+    onTestFinished(() => csi.server[Symbol.asyncDispose]());
+    rmSync(at('local.sock'), { force: true });
+    local = await csi.start('local');
+    await unpublish('pod');
+    await unstage();
+    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+  });
+
+  test('asks no store to be taken back', async () => {
+    await stage();
+    await publish('pod');
+    const gates = (['get', 'source', 'names', 'usage'] as const).map((verb) => csi.local.close(verb));
+    await unpublish('pod');
+    await unstage();
+    for (const gate of gates) gate.open();
+  });
+
+  test('that is for a pod alone is made with it, and goes with it', async () => {
+    const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local', size: '16M' };
+    volumeId = `csi-${'0'.repeat(64)}`;
+    for (let i = 0; i < 2; i++) await publish('inline', { volumeContext, stagingTargetPath: '' });
+    writeFileSync(join(at('inline'), 'file'), 'text');
+    const listed = await local.call(Controller.method.listVolumes, {});
+    expect(listed.entries.map(({ volume }) => volume?.volumeContext['name'])).toEqual([volumeId, 'pvc-1']);
+    const stats = await local.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('inline') });
+    expect(stats.usage[0]).toMatchObject({ total: 16n * mib });
+    for (let i = 0; i < 2; i++) await unpublish('inline');
+    expect((await local.call(Controller.method.listVolumes, {})).entries).toHaveLength(1);
+    const wrong = { ...volumeContext, colour: 'red' };
+    await expect(publish('inline', { volumeContext: wrong })).rejects.toMatchObject({ code: 3 });
+    const device = { volumeContext, volumeCapability: blockDevice() };
+    await expect(publish('inline', device)).rejects.toMatchObject({ code: 3 });
+  });
+});
+
+describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
+  test('is a device, in a folder while it is staged', async () => {
+    const images = mkdtempSync(at('images-'));
+    await csi.server.engine.stores.add('disks', `local://${images}?layout=image`, aCall());
+    const volumeCapability = blockDevice();
+    const more = { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } };
+    const volumeId = await create('disk', more);
+    mkdirSync(at('stage'));
+    const staged = { volumeId, stagingTargetPath: at('stage'), volumeCapability };
+    await local.call(method.nodeStageVolume, staged);
+    await local.call(method.nodePublishVolume, { ...staged, targetPath: at('dev') });
+    expect(statSync(at('dev')).isBlockDevice()).toBe(true);
+    const stats = await local.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('dev') });
+    expect(stats.usage).toMatchObject([{ unit: 1, total: 64n * mib }]);
+    await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('dev') });
+    expect(existsSync(at('dev'))).toBe(false);
+    await local.call(method.nodeUnstageVolume, staged);
+    await local.call(Controller.method.deleteVolume, { volumeId });
+  });
+});

@@ -1,0 +1,165 @@
+import { StowageError } from '#core/errors.ts';
+import type { Volume, VolumeId } from '#core/model.ts';
+import type { LiveMount } from '#core/mounts.ts';
+import { isVolumeId, partsOfQualified, quoted } from '#core/names.ts';
+import type { Call } from '#core/operations.ts';
+import {
+  type Node,
+  type NodeExpandVolumeRequest,
+  NodeServiceCapability_RPC_Type as Rpc,
+  StorageHealthErrorType as Storage,
+} from '#wire/csi/generated/csi.ts';
+import type { Handlers } from '#wire/csi/grpc.ts';
+import { type Wish, wishFrom } from './capabilities.ts';
+import { conditionMessage, conditionOf, healthMessage, storeConditionOf } from './condition.ts';
+import { type About, callFrom, driverNames, storesOf, topologyOf } from './driver.ts';
+import { publishVolume } from './publishing.ts';
+import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
+import { usageOf } from './usage.ts';
+import { fittingVolume, unknown, volumeOf } from './volumes.ts';
+
+const capabilities = [
+  Rpc.STAGE_UNSTAGE_VOLUME,
+  Rpc.GET_VOLUME_STATS,
+  Rpc.EXPAND_VOLUME,
+  Rpc.VOLUME_CONDITION,
+  Rpc.GET_VOLUME_HEALTH,
+  Rpc.GET_STORAGE_HEALTH,
+  Rpc.SINGLE_NODE_MULTI_WRITER,
+];
+
+/** Each is a mount or two, and with NFS a share of a data path's memory. */
+const mostVolumes = 1_000n;
+
+/** Staging paths are folders; what is bound for a block volume is a file. */
+const stagedAt = (folder: string, { access }: Pick<Wish, 'access'>): string =>
+  access === 'block' ? `${folder}/device` : folder;
+
+export const nodeOf = (about: About): Handlers<typeof Node> => ({
+  nodeGetCapabilities: async () => ({
+    capabilities: capabilities.map((type) => ({ type: { case: 'rpc', value: { type } } })),
+  }),
+  nodeGetInfo: async () => ({
+    nodeId: about.engine.node,
+    maxVolumesPerNode: mostVolumes,
+    ...(about.kind === 'local' ? { accessibleTopology: { segments: { ...topologyOf(about) } } } : {}),
+  }),
+  nodeStageVolume: async (request, given) => {
+    const id = textIn(request.volumeId, 'volume_id');
+    const folder = pathIn(request.stagingTargetPath, 'staging_target_path');
+    const wish = wishFrom(request.volumeCapability);
+    for (const field of ['publishContext', 'secrets', 'volumeContext'] as const) mapIn(request[field], field);
+    const call = callFrom(about, given);
+    await about.underway(`${id} ${folder}`, async () => {
+      const volume = await fittingVolume(about, id, wish, call);
+      const user = { kind: 'kubelet' as const, name: driverNames[about.kind], node: about.engine.node };
+      const how = { readOnly: wish.readOnly, user, sole: wish.sole === 'staged' };
+      await about.engine.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
+    });
+    return {};
+  },
+  nodeUnstageVolume: async ({ volumeId, stagingTargetPath }, given) => {
+    const id = textIn(volumeId, 'volume_id');
+    const folder = pathIn(stagingTargetPath, 'staging_target_path');
+    await about.underway(`${id} ${folder}`, () => unstage(about, id, folder, callFrom(about, given)));
+    return {};
+  },
+  nodePublishVolume: (request, given) => publishVolume(about, request, callFrom(about, given)),
+  nodeUnpublishVolume: async ({ volumeId, targetPath }, given) => {
+    const id = textIn(volumeId, 'volume_id');
+    const target = pathIn(targetPath, 'target_path');
+    const call = callFrom(about, given);
+    await about.underway(`${id} ${target}`, async () => {
+      if (await about.engine.ephemerals.unpublish(id, target, call)) return;
+      const known = knownId(about, id);
+      if (known !== undefined) await about.engine.mounts.unpublish(target, known, call);
+    });
+    return {};
+  },
+  nodeGetVolumeStats: async ({ volumeId, volumePath, stagingTargetPath }, given) => {
+    const id = textIn(volumeId, 'volume_id');
+    const path = somePathIn(volumePath, 'volume_path');
+    if (stagingTargetPath !== '') somePathIn(stagingTargetPath, 'staging_target_path');
+    const call = callFrom(about, given);
+    const { volume, mount } = await mountedAt(about, id, path, call);
+    const [usage, condition] = await Promise.all([
+      usageOf(about, volume, mount, call),
+      conditionOf(about, volume, call),
+    ]);
+    return { usage: [...usage], volumeCondition: conditionMessage(condition) };
+  },
+  nodeGetVolumeHealth: async ({ volumeId }, given) => {
+    const call = callFrom(about, given);
+    const volume = await volumeAny(about, textIn(volumeId, 'volume_id'), call);
+    return { volumeHealth: healthMessage(volumeId, await conditionOf(about, volume, call)) };
+  },
+  nodeGetStorageHealth: async ({ secrets }, given) => {
+    mapIn(secrets, 'secrets');
+    const call = callFrom(about, given);
+    const stores = storesOf(about).map(({ config }) => ({ store: config.name }));
+    const conditions = await Promise.all(stores.map((one) => storeConditionOf(about, one, call)));
+    const ill = conditions.filter(({ health }) => health !== 'ok');
+    const status = Storage.STORAGE_UNREACHABLE;
+    return { backendHealth: ill.map(({ reason, message }) => ({ status, reason, message })) };
+  },
+  nodeExpandVolume: (request, given) => expand(about, request, callFrom(about, given)),
+});
+
+/** By our records alone: nothing is unmounted later because a store is down. */
+function knownId({ engine }: About, ref: string): VolumeId | undefined {
+  if (isVolumeId(ref)) return ref;
+  const parts = partsOfQualified(ref);
+  if (parts === undefined) return undefined;
+  const { store, name } = parts;
+  return engine.records.volumes.byName(store as Volume['store'], name as Volume['name'])?.id;
+}
+
+async function unstage(about: About, ref: string, folder: string, call: Call): Promise<void> {
+  const id = knownId(about, ref);
+  if (id === undefined) return;
+  const mounts = await about.engine.mounts.of(id, call);
+  const device = stagedAt(folder, { access: 'block' });
+  const target = mounts.some((mount) => mount.target === device) ? device : folder;
+  await about.engine.mounts.unpublish(target, id, call);
+}
+
+/** A volume by its id, or one that lives with its pod. */
+async function volumeAny(about: About, ref: string, call: Call): Promise<Volume> {
+  const ephemeral = about.engine.ephemerals.volume(ref);
+  return ephemeral ?? (await volumeOf(about, ref, call));
+}
+
+async function mountedAt(
+  about: About,
+  ref: string,
+  target: string,
+  call: Call,
+): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
+  const volume = await volumeAny(about, ref, call);
+  const mounts = await about.engine.mounts.of(volume.id, call);
+  const device = stagedAt(target, { access: 'block' });
+  const mount = mounts.find((one) => one.target === target || one.target === device);
+  if (mount !== undefined) return { volume, mount };
+  throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
+    code: 'not-found',
+    reason: 'mount-not-found',
+    action: 'See what is mounted where: stowage mounts',
+  });
+}
+
+async function expand(about: About, request: NodeExpandVolumeRequest, call: Call) {
+  const id = textIn(request.volumeId, 'volume_id');
+  const path = somePathIn(request.volumePath, 'volume_path');
+  const range = rangeIn(request.capacityRange);
+  mapIn(request.secrets, 'secrets');
+  if (request.stagingTargetPath !== '') somePathIn(request.stagingTargetPath, 'staging_target_path');
+  if (request.volumeCapability !== undefined) wishFrom(request.volumeCapability);
+  if (!isVolumeId(id) && partsOfQualified(id) === undefined) throw unknown(id);
+  return await about.underway(`volume ${id}`, async () => {
+    const { volume } = await mountedAt(about, id, path, call);
+    if (range.from !== undefined && (volume.bytes ?? 0n) < range.from)
+      throw outOfRange(`volume '${volume.store}/${volume.name}' has not been enlarged so far by its store`);
+    await about.engine.stores.use(volume.store, (store) => about.engine.mounts.grow(volume, store, call));
+    return { capacityBytes: volume.bytes ?? 0n };
+  });
+}

@@ -1,0 +1,76 @@
+import { parseSize } from '#base/size.ts';
+import { StowageError } from '#core/errors.ts';
+import type { User } from '#core/model.ts';
+import type { Call } from '#core/operations.ts';
+import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
+import { cannotHave, type Wish, wishFrom } from './capabilities.ts';
+import { parametersFrom } from './creating.ts';
+import { type About, storeFor, storeNeeded } from './driver.ts';
+import { mapIn, pathIn, refuse, textIn } from './requests.ts';
+import { fittingVolume } from './volumes.ts';
+
+const ofKubernetes = 'csi.storage.k8s.io/';
+
+export async function publishVolume(about: About, request: NodePublishVolumeRequest, call: Call) {
+  const id = textIn(request.volumeId, 'volume_id');
+  const target = pathIn(request.targetPath, 'target_path');
+  const wish = wishFrom(request.volumeCapability);
+  const context = mapIn(request.volumeContext, 'volume_context');
+  for (const field of ['publishContext', 'secrets'] as const) mapIn(request[field], field);
+  const readOnly = request.readonly || wish.readOnly;
+  const how = {
+    ...{ readOnly, user: userFrom(about, context, target), alone: wish.alone },
+    sole: wish.sole === 'staged' || (wish.sole === 'written' && !readOnly),
+  };
+  const isEphemeral = context.get(`${ofKubernetes}ephemeral`) === 'true';
+  if (!isEphemeral) {
+    if (request.stagingTargetPath === '') throw notStaged();
+    pathIn(request.stagingTargetPath, 'staging_target_path');
+  }
+  await about.underway(`${id} ${target}`, async () => {
+    if (isEphemeral) return await publishEphemeral(about, id, target, wish, context, how, call);
+    const volume = await fittingVolume(about, id, wish, call);
+    await about.engine.mounts.publish(volume.id, target, how, call);
+  });
+  return {};
+}
+
+/** Who the volume is for. The kubelet says so where the driver asks for it. */
+function userFrom({ engine }: About, context: ReadonlyMap<string, string>, target: string): User {
+  const [namespace, name] = ['namespace', 'name'].map((part) => context.get(`${ofKubernetes}pod.${part}`));
+  if (namespace !== undefined && name !== undefined)
+    return { kind: 'pod', name: `${namespace}/${name}`, node: engine.node };
+  // Where a kubelet has them, the path says at least which it is.
+  return { kind: 'pod', name: /\/pods\/([^/]+)\//.exec(target)?.[1] ?? 'unknown', node: engine.node };
+}
+
+/** It is made here, by what the pod says of it, and goes with the pod. */
+async function publishEphemeral(
+  about: About,
+  id: string,
+  target: string,
+  wish: Wish,
+  context: ReadonlyMap<string, string>,
+  how: Parameters<About['engine']['mounts']['publish']>[2],
+  call: Call,
+): Promise<void> {
+  if (wish.access === 'block') throw refuse('a volume that lives with its pod cannot be a block device');
+  const { store, enforce } = parametersFrom(context, ['size']);
+  const view = storeFor(about, store);
+  if (view === undefined) throw storeNeeded(about);
+  // It is this pod's alone, whatever mode is said.
+  const wrong = cannotHave([{ ...wish, manyNodes: false }], about.kind, view);
+  if (wrong !== undefined) throw refuse(wrong);
+  const size = context.get('size');
+  const bytes = size === undefined ? undefined : parseSize(size);
+  const want = { store: view.config.name, bytes, enforce: enforce ?? false };
+  await about.engine.ephemerals.publish(id, want, target, { ...how, sole: false, alone: false }, call);
+}
+
+function notStaged(): StowageError {
+  return new StowageError('staging_target_path is missing: the volume must be staged first', {
+    code: 'conflict',
+    reason: 'csi-not-staged',
+    action: 'Call NodeStageVolume first.',
+  });
+}

@@ -1,0 +1,76 @@
+import { formatSize } from '#base/size.ts';
+import { StowageError } from '#core/errors.ts';
+import type { CapacityRange } from '#wire/csi/generated/csi.ts';
+
+export function refuse(message: string): StowageError {
+  return new StowageError(message, {
+    code: 'invalid',
+    reason: 'csi-request-invalid',
+    action:
+      'Correct the claim, class or volume that this was asked for; the specification of CSI says what is required.',
+  });
+}
+
+/** What the specification allows where it says nothing else. */
+const mostText = 128;
+const mostMap = 4_096;
+const mostPath = 4_096;
+
+/** A field that must be there. */
+export function textIn(value: string, field: string, most = mostText): string {
+  if (value === '') throw refuse(`${field} is missing`);
+  if (Buffer.byteLength(value) > most) throw refuse(`${field} has more than ${most} bytes`);
+  return value;
+}
+
+/** Where something is looked for: what is nowhere is not found. */
+export function somePathIn(value: string, field: string): string {
+  const path = textIn(value, field, mostPath);
+  return path.length > 1 ? path.replace(/\/+$/, '') : path;
+}
+
+export function pathIn(value: string, field: string): string {
+  const path = somePathIn(value, field);
+  if (!path.startsWith('/')) throw refuse(`${field} is not an absolute path`);
+  return path;
+}
+
+/** Keys and values count, of whatever they speak: their content is never told. */
+export function mapIn(
+  value: Readonly<Record<string, string>>,
+  field: string,
+  most = mostMap,
+): ReadonlyMap<string, string> {
+  const entries = Object.entries(value);
+  const bytes = entries.reduce((sum, [key, text]) => sum + Buffer.byteLength(key) + Buffer.byteLength(text), 0);
+  if (bytes > most) throw refuse(`${field} has more than ${most} bytes`);
+  return new Map(entries);
+}
+
+export interface Range {
+  /** Undefined: as it comes. */
+  readonly from: bigint | undefined;
+  readonly to: bigint | undefined;
+}
+
+export function rangeIn(range: CapacityRange | undefined): Range {
+  const { requiredBytes = 0n, limitBytes = 0n } = range ?? {};
+  if (requiredBytes < 0n || limitBytes < 0n) throw refuse('capacity_range is negative');
+  if (range !== undefined && requiredBytes === 0n && limitBytes === 0n) throw refuse('capacity_range is empty');
+  const [wanted, limit] = [formatSize(requiredBytes), formatSize(limitBytes)];
+  if (limitBytes !== 0n && requiredBytes > limitBytes)
+    throw outOfRange(`${wanted} are required, and ${limit} are the limit`);
+  return { from: requiredBytes === 0n ? undefined : requiredBytes, to: limitBytes === 0n ? undefined : limitBytes };
+}
+
+export const isWithin = (bytes: bigint | undefined, { from, to }: Range): boolean =>
+  (from === undefined || (bytes !== undefined && bytes >= from)) &&
+  (to === undefined || bytes === undefined || bytes <= to);
+
+export function outOfRange(message: string): StowageError {
+  return new StowageError(message, {
+    code: 'out-of-range',
+    reason: 'csi-capacity-range',
+    action: 'Ask for a size that lies between what is required and the limit.',
+  });
+}

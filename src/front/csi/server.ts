@@ -1,0 +1,48 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { Controller, Identity, Node } from '#wire/csi/generated/csi.ts';
+import { Registration } from '#wire/csi/generated/registration.ts';
+import { methodsOf } from '#wire/csi/grpc.ts';
+import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
+import { controllerOf } from './controller.ts';
+import { type About, type DriverKind, driverNames } from './driver.ts';
+import { identityOf } from './identity.ts';
+import { nodeOf } from './node.ts';
+import { registrationOf } from './registration.ts';
+import { answering } from './status.ts';
+import { createUnderway } from './underway.ts';
+
+export interface CsiOptions {
+  readonly engine: Engine;
+  readonly kind: DriverKind;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly version: string;
+  readonly spaceOf: About['spaceOf'];
+}
+
+/** One driver: it translates; what is true is in core. */
+export function createCsiServer(options: CsiOptions): GrpcServer {
+  const { clock, kind } = options;
+  const log = options.log.with({ driver: driverNames[kind] });
+  const about: About = { ...options, log, underway: createUnderway() };
+  const methods = new Map([
+    ...methodsOf(Identity, identityOf(about)),
+    ...methodsOf(Controller, controllerOf(about)),
+    ...methodsOf(Node, nodeOf(about)),
+  ]);
+  return createGrpcServer({ methods, clock, statusOf: answering(log) });
+}
+
+/** Endpoint: where the driver itself is served, as the kubelet finds it. */
+export function createRegistrationServer(options: {
+  readonly kind: DriverKind;
+  readonly endpoint: string;
+  readonly clock: Clock;
+  readonly log: Log;
+}): GrpcServer {
+  const { kind, endpoint, clock, log } = options;
+  const methods = methodsOf(Registration, registrationOf(kind, endpoint, log));
+  return createGrpcServer({ methods, clock, statusOf: answering(log) });
+}

@@ -1,0 +1,35 @@
+import type { Log } from '#base/log.ts';
+import { errorCodes, stowageError } from '#core/errors.ts';
+import { toldToUser } from '#core/telling.ts';
+import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
+
+const inLog = "in the log of Stowage's server";
+
+/** Reasons for which CSI wants another status than the one that their code has everywhere else. */
+const special: Readonly<Record<string, number>> = {
+  // Published at that path in another way.
+  'target-taken': errorCodes.exists.grpc,
+};
+
+/** What is in it becomes an Event that whoever uses the claim or pod can read: how a store is reached is not for them. */
+function statusFrom(thrown: unknown): GrpcStatus {
+  if (thrown instanceof GrpcError) return thrown;
+  const error = stowageError(thrown);
+  const code = special[error.reason] ?? errorCodes[error.code].grpc;
+  if (error.code === 'internal')
+    return { code, message: `Stowage failed to do this. Look why ${inLog}, and report it.` };
+  const { message, action } = toldToUser(error, inLog);
+  return { code, message: `${message.replace(/[.\s]+$/, '')}. ${action}`.trim() };
+}
+
+/** Nothing of the request: it may hold secrets. */
+export const answering =
+  (log: Log) =>
+  (thrown: unknown, { method }: GrpcCall): GrpcStatus => {
+    const status = statusFrom(thrown);
+    const error = stowageError(thrown);
+    const about = { method, code: status.code };
+    if (error.code === 'internal') log.error('a call of CSI failed', { ...about, error: thrown });
+    else log.info('a call of CSI was refused', { ...about, why: error.message, action: error.action });
+    return status;
+  };

@@ -1,0 +1,72 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { MessageInitShape } from '@bufbuild/protobuf';
+import { beforeEach, onTestFinished } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { DriverKind, Space } from '#front/csi/driver.ts';
+import { createCsiServer } from '#front/csi/server.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
+import { type GatedKind, gated } from './fakes/gated-store.ts';
+import { connectToDisk } from './fakes/nfs-on-disk.ts';
+import { type GrpcClient, grpcClient } from './grpc-client.ts';
+import { aCall, collectingLog, startServer, type TestServer } from './server.ts';
+
+type Capability = MessageInitShape<typeof VolumeCapabilitySchema>;
+
+/** A file system for anybody on one node, or as said. */
+export const mounted = (mode: keyof typeof Mode = 'SINGLE_NODE_WRITER', mountFlags: string[] = []): Capability => ({
+  accessType: { case: 'mount', value: { mountFlags } },
+  accessMode: { mode: Mode[mode] },
+});
+
+export const blockDevice = (mode: keyof typeof Mode = 'SINGLE_NODE_WRITER'): Capability => ({
+  accessType: { case: 'block', value: {} },
+  accessMode: { mode: Mode[mode] },
+});
+
+/** For each test a server with stores of both drivers: `local` is this machine's and the default, `silver` is shared. */
+export interface Csi {
+  server: TestServer;
+  nfs: GatedKind;
+  local: GatedKind;
+  log: ReturnType<typeof collectingLog>;
+  /** A folder for targets. */
+  folder: string;
+  /** What the kernel says of any path. */
+  space: Space | undefined;
+  start(kind: DriverKind): Promise<GrpcClient>;
+}
+
+export function servedCsi(): Csi {
+  const clock = systemClock();
+  const start: Csi['start'] = async (kind) => {
+    const at = join(it.folder, `${kind}.sock`);
+    const { engine } = it.server;
+    const spaceOf = async (): Promise<Space | undefined> => it.space;
+    const served = createCsiServer({ engine, kind, clock, log: it.log, version: '1.2.3', spaceOf });
+    await new Promise<void>((resolve) => served.server.listen(at, resolve));
+    const client = grpcClient(at);
+    onTestFinished(async () => {
+      client.session.destroy();
+      await served.close(0);
+    });
+    return client;
+  };
+  const it = { start } as Csi;
+  beforeEach(async () => {
+    it.folder = mkdtempSync(join(tmpdir(), 'stowage-csi-'));
+    onTestFinished(() => rmSync(it.folder, { recursive: true, force: true }));
+    it.space = { totalBytes: 1000n, freeBytes: 600n, files: 100n, freeFiles: 90n };
+    it.nfs = gated(createNfsStoreKind(clock, connectToDisk(it.folder)));
+    it.local = gated(createLocalStoreKind());
+    it.log = collectingLog();
+    it.server = await startServer({ listen: 'none', kinds: [it.local, it.nfs], log: it.log });
+    onTestFinished(() => it.server[Symbol.asyncDispose]());
+    const silver = mkdtempSync(join(it.folder, 'silver-'));
+    await it.server.engine.stores.add('silver', `nfs://server${silver}`, aCall());
+  });
+  return it;
+}

@@ -1,0 +1,105 @@
+import type { DescMessage, DescMethod, DescService, MessageInitShape, MessageShape } from '@bufbuild/protobuf';
+import { create, fromBinary, toBinary } from '@bufbuild/protobuf';
+
+/** What a call came to, by the numbers of gRPC. */
+export const grpcCodes = {
+  ok: 0,
+  canceled: 1,
+  unknown: 2,
+  invalidArgument: 3,
+  deadlineExceeded: 4,
+  resourceExhausted: 8,
+  unimplemented: 12,
+  internal: 13,
+  unavailable: 14,
+} as const;
+
+export interface GrpcStatus {
+  readonly code: number;
+  readonly message: string;
+}
+
+/** Answered as it is; anything else that a handler throws is for the server's owner to translate. */
+export class GrpcError extends Error {
+  override readonly name = 'GrpcError';
+  readonly code: number;
+  constructor(message: string, about: { readonly code: number; readonly cause?: unknown }) {
+    super(message, { cause: about.cause });
+    this.code = about.code;
+  }
+}
+
+export interface GrpcCall {
+  /** Ends at the caller's deadline, when it gives up, and when the server is closed. */
+  readonly signal: AbortSignal;
+  /** Such as `/csi.v1.Node/NodePublishVolume`. */
+  readonly method: string;
+}
+
+type Handler<M extends DescMethod> = (
+  request: MessageShape<M['input']>,
+  call: GrpcCall,
+) => Promise<MessageInitShape<M['output']>>;
+
+export type Handlers<S extends DescService> = { readonly [K in keyof S['method']]?: Handler<S['method'][K]> };
+
+/** Bytes in, bytes out. */
+export type Methods = ReadonlyMap<string, (message: Uint8Array, call: GrpcCall) => Promise<Uint8Array>>;
+
+/** What has no handler is not implemented. */
+export function methodsOf<S extends DescService>(service: S, handlers: Handlers<S>): Methods {
+  return new Map(
+    service.methods.flatMap((method) => {
+      const handler = (handlers as Readonly<Record<string, Handler<DescMethod> | undefined>>)[method.localName];
+      if (handler === undefined) return [];
+      const { input, output } = method;
+      const answer = async (message: Uint8Array, call: GrpcCall): Promise<Uint8Array> =>
+        toBinary(output, create(output, await handler(read(input, message), call)));
+      return [[`/${service.typeName}/${method.name}`, answer]];
+    }),
+  );
+}
+
+function read<M extends DescMessage>(input: M, message: Uint8Array): MessageShape<M> {
+  try {
+    return fromBinary(input, message);
+  } catch (cause) {
+    throw new GrpcError(`the message is not a ${input.name}`, { code: grpcCodes.invalidArgument, cause });
+  }
+}
+
+/** gRPC over HTTP/2: whether it is compressed, its length, the message. */
+export function framed(message: Uint8Array): Buffer {
+  const frame = Buffer.alloc(5 + message.length);
+  frame.writeUInt32BE(message.length, 1);
+  frame.set(message, 5);
+  return frame;
+}
+
+export function unframed(frame: Buffer): Buffer {
+  if (frame.length < 5) throw new GrpcError('the request has no message', { code: grpcCodes.internal });
+  if (frame[0] !== 0) throw new GrpcError('compressed messages are not understood', { code: grpcCodes.unimplemented });
+  if (frame.readUInt32BE(1) !== frame.length - 5)
+    throw new GrpcError('the request is not one whole message', { code: grpcCodes.internal });
+  return frame.subarray(5);
+}
+
+const units: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
+
+/** `grpc-timeout`, in ms. Undefined: as long as it takes. */
+export function timeoutFrom(header: string | undefined): number | undefined {
+  if (header === undefined) return undefined;
+  const [, value, unit] = /^([0-9]{1,8})([HMSmun])$/.exec(header) ?? [];
+  if (value === undefined || unit === undefined)
+    throw new GrpcError('the header grpc-timeout is malformed', { code: grpcCodes.internal });
+  return Math.ceil(Number(value) * (units[unit] ?? 0));
+}
+
+/** `grpc-message`: what is not printable ASCII is written with percent signs. */
+export function messageHeader(text: string): string {
+  return Array.from(Buffer.from(text), (byte) =>
+    byte >= 0x20 && byte <= 0x7e && byte !== 0x25
+      ? String.fromCharCode(byte)
+      : `%${byte.toString(16).toUpperCase().padStart(2, '0')}`,
+  ).join('');
+}

@@ -1,0 +1,167 @@
+import { huffmanCodes, staticTable } from './hpack-tables.ts';
+
+export type HeaderField = readonly [name: string, value: string];
+
+/** What a peer may not send. */
+class HpackError extends Error {
+  override readonly name = 'HpackError';
+}
+
+/** RFC 7541: reads the header blocks of one connection, in the order in which they came. */
+export interface HpackDecoder {
+  decode(block: Buffer): readonly HeaderField[];
+}
+
+/** What the side that reads has promised; that of Node's HTTP/2 too. */
+const mostTableBytes = 4_096;
+/** RFC 7541, section 4.1: what an entry counts beyond its text. */
+const entryBytes = 32;
+const endOfString = 256;
+
+export function createHpackDecoder(mostHeaderBytes: number): HpackDecoder {
+  const dynamic = createDynamicTable();
+  const field = (index: number): HeaderField => {
+    const found = index <= staticTable.length ? staticTable[index - 1] : dynamic.at(index - staticTable.length - 1);
+    if (found === undefined) throw new HpackError(`there is no header field ${index}`);
+    return found;
+  };
+
+  return {
+    decode: (block) => {
+      const reader = createReader(block);
+      const fields: HeaderField[] = [];
+      let bytes = 0;
+      const add = (one: HeaderField): void => {
+        bytes += one[0].length + one[1].length + entryBytes;
+        if (bytes > mostHeaderBytes) throw new HpackError('the headers are too large');
+        fields.push(one);
+      };
+      while (!reader.isAtEnd()) {
+        const first = reader.peek();
+        if (first >= 0x80) add(field(reader.integer(7)));
+        else if (first >= 0x20 && first < 0x40) dynamic.resize(reader.integer(5));
+        else {
+          const isKept = first >= 0x40;
+          const index = reader.integer(isKept ? 6 : 4);
+          const name = index === 0 ? reader.text() : field(index)[0];
+          const one: HeaderField = [name, reader.text()];
+          if (isKept) dynamic.put(one);
+          add(one);
+        }
+      }
+      return fields;
+    },
+  };
+}
+
+function createDynamicTable() {
+  const entries: HeaderField[] = [];
+  let most = mostTableBytes;
+  let bytes = 0;
+  const sizeOf = ([name, value]: HeaderField): number => name.length + value.length + entryBytes;
+  const shrink = (): void => {
+    while (bytes > most) {
+      const oldest = entries.pop();
+      bytes -= oldest === undefined ? bytes : sizeOf(oldest);
+    }
+  };
+  return {
+    at: (index: number): HeaderField | undefined => entries[index],
+    put: (one: HeaderField): void => {
+      entries.unshift(one);
+      bytes += sizeOf(one);
+      shrink();
+    },
+    resize: (size: number): void => {
+      if (size > mostTableBytes) throw new HpackError('the table of headers is larger than was agreed');
+      most = size;
+      shrink();
+    },
+  };
+}
+
+function createReader(block: Buffer) {
+  let at = 0;
+  const byte = (): number => {
+    const value = block[at];
+    if (value === undefined) throw new HpackError('the headers end in the middle');
+    at++;
+    return value;
+  };
+  /** Section 5.1: in the low bits of this byte, or, when they are all set, in the bytes that follow. */
+  const integer = (bits: number): number => {
+    const most = 2 ** bits - 1;
+    let value = byte() & most;
+    if (value < most) return value;
+    for (let shift = 0; shift <= 21; shift += 7) {
+      const next = byte();
+      value += (next & 0x7f) * 2 ** shift;
+      if (next < 0x80) return value;
+    }
+    throw new HpackError('a number in the headers is too large');
+  };
+  return {
+    isAtEnd: (): boolean => at >= block.length,
+    peek: (): number => block[at] ?? 0,
+    integer,
+    text: (): string => {
+      const isCoded = (block[at] ?? 0) >= 0x80;
+      const length = integer(7);
+      if (at + length > block.length) throw new HpackError('the headers end in the middle');
+      const bytes = block.subarray(at, at + length);
+      at += length;
+      return isCoded ? huffmanText(bytes) : bytes.toString('latin1');
+    },
+  };
+}
+
+function huffmanText(bytes: Buffer): string {
+  const text: number[] = [];
+  let code = 0;
+  let bits = 0;
+  for (const byte of bytes) {
+    for (let bit = 7; bit >= 0; bit--) {
+      code = code * 2 + ((byte >> bit) & 1);
+      bits++;
+      const symbol = symbolOf(code, bits);
+      if (symbol === undefined) continue;
+      if (symbol === endOfString) throw new HpackError('the end of a text is in its middle');
+      text.push(symbol);
+      code = 0;
+      bits = 0;
+    }
+  }
+  // Section 5.2: what is left is less than a byte, and only ones.
+  if (bits > 7 || code !== 2 ** bits - 1) throw new HpackError('a text in the headers is cut off');
+  return Buffer.from(text).toString('latin1');
+}
+
+function symbolOf(code: number, bits: number): number | undefined {
+  const codes = huffmanCodes.find((one) => one.bits === bits);
+  if (codes !== undefined) return codes.symbols[code - codes.first];
+  if (bits > 30) throw new HpackError('a text in the headers has no meaning');
+  return undefined;
+}
+
+/** As literals that nobody remembers: what was said before does not matter to who reads them. */
+export function encodeLiterally(fields: readonly HeaderField[]): Buffer {
+  const parts: Buffer[] = [];
+  for (const [name, value] of fields) parts.push(Buffer.of(0), textBytes(name), textBytes(value));
+  return Buffer.concat(parts);
+}
+
+function textBytes(text: string): Buffer {
+  const bytes = Buffer.from(text, 'latin1');
+  return Buffer.concat([integerBytes(bytes.length), bytes]);
+}
+
+function integerBytes(value: number): Buffer {
+  if (value < 127) return Buffer.of(value);
+  const bytes = [127];
+  let rest = value - 127;
+  while (rest >= 128) {
+    bytes.push((rest % 128) + 128);
+    rest = Math.floor(rest / 128);
+  }
+  return Buffer.from([...bytes, rest]);
+}

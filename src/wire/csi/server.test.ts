@@ -1,0 +1,215 @@
+import { mkdtempDisposable } from 'node:fs/promises';
+import { connect } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
+import { Identity } from './generated/csi.ts';
+import { framed, type GrpcCall, type GrpcStatus, messageHeader, methodsOf, timeoutFrom } from './grpc.ts';
+import { createGrpcServer, type GrpcOptions, type GrpcServer } from './server.ts';
+
+const cleanups: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const clean of cleanups.splice(0).reverse()) await clean();
+});
+
+interface Served {
+  readonly client: GrpcClient;
+  readonly path: string;
+  readonly grpc: GrpcServer;
+}
+
+/** With one method, which does what the test wants. */
+async function served(
+  probe: (call: GrpcCall) => Promise<boolean>,
+  limits: GrpcOptions['limits'] = {},
+  statusOf: (thrown: unknown) => GrpcStatus = (thrown) => ({ code: 13, message: String(thrown) }),
+): Promise<Served> {
+  const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
+  cleanups.push(() => folder[Symbol.asyncDispose]());
+  const path = join(folder.path, 'csi.sock');
+  const grpc = createGrpcServer({
+    methods: methodsOf(Identity, { probe: async (_request, call) => ({ ready: await probe(call) }) }),
+    ...{ clock: systemClock(), statusOf, limits },
+  });
+  const { promise, resolve } = Promise.withResolvers<void>();
+  grpc.server.listen(path, resolve);
+  await promise;
+  const client = grpcClient(path);
+  cleanups.push(
+    () => grpc.close(0),
+    () => client.session.destroy(),
+  );
+  return { client, path, grpc };
+}
+
+/** Until the signal, as work does that heeds it. */
+const untilAborted = ({ signal }: GrpcCall): Promise<never> =>
+  new Promise((_resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason), { once: true }));
+
+describe('a call', () => {
+  test('is answered with a message', async () => {
+    const { client } = await served(async () => true);
+    await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
+  });
+
+  test('that fails is answered with what its server makes of it, in any letters', async () => {
+    const { client } = await served(
+      () => Promise.reject(new Error('no')),
+      {},
+      () => ({ code: 9, message: '50 % of “it” is\nin use' }),
+    );
+    await expect(client.call(Identity.method.probe, {})).rejects.toMatchObject({
+      ...{ code: 9, message: '50 % of “it” is\nin use' },
+    });
+  });
+
+  test('to a method that is not there is not implemented', async () => {
+    const { client } = await served(async () => true);
+    await expect(client.call(Identity.method.getPluginInfo, {})).rejects.toMatchObject({
+      ...{ code: 12, message: 'there is no method /csi.v1.Identity/GetPluginInfo' },
+    });
+  });
+
+  test('ends at the deadline of who made it', async () => {
+    const { client } = await served(untilAborted);
+    await expect(client.call(Identity.method.probe, {}, { 'grpc-timeout': '30m' })).rejects.toMatchObject({
+      message: 'DeadlineExceeded: no answer within 30 ms',
+    });
+  });
+
+  test('without a deadline ends at that of the server', async () => {
+    const { client } = await served(untilAborted, { callMs: 30 });
+    await expect(client.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 13 });
+  });
+
+  test('of somebody who has gone is told so', async () => {
+    const told = Promise.withResolvers<unknown>();
+    const begun = Promise.withResolvers<void>();
+    const { client } = await served(async (call) => {
+      begun.resolve();
+      return await untilAborted(call).catch((reason: unknown) => {
+        told.resolve(reason);
+        throw reason;
+      });
+    });
+    const calling = client.call(Identity.method.probe, {}).catch(() => undefined);
+    await begun.promise;
+    client.session.destroy();
+    await expect(told.promise).resolves.toMatchObject({ message: 'the caller has gone' });
+    await calling;
+  });
+});
+
+describe('what is refused before any method', () => {
+  const path = '/csi.v1.Identity/Probe';
+  test.each([
+    ['a message that is too large', Buffer.alloc(3_000), 8, 'a message has at most 2048 bytes'],
+    ['no message', Buffer.alloc(0), 13, 'the request has no message'],
+    ['half a message', framed(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
+    ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not understood'],
+    ['a message that is none', framed(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
+  ])('%s', async (_what, body, code, message) => {
+    const { client } = await served(async () => true, { messageBytes: 2_048 });
+    await expect(client.callBytes(path, body)).rejects.toMatchObject({ code, message });
+    await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
+  });
+
+  test('what is not gRPC', async () => {
+    const { client } = await served(async () => true);
+    const sent = client.callBytes(path, framed(new Uint8Array()), { 'content-type': 'application/json' });
+    await expect(sent).rejects.toThrow('HTTP 415');
+  });
+
+  test('a timeout that is none', async () => {
+    const { client } = await served(async () => true);
+    const sent = client.call(Identity.method.probe, {}, { 'grpc-timeout': 'soon' });
+    await expect(sent).rejects.toMatchObject({ code: 13, message: 'the header grpc-timeout is malformed' });
+  });
+
+  test('more calls at once than there may be', async () => {
+    const held = Promise.withResolvers<boolean>();
+    let begun = 0;
+    const { client, path: socket } = await served(
+      () => {
+        begun++;
+        return held.promise;
+      },
+      { calls: 2 },
+    );
+    const both = [client.call(Identity.method.probe, {}), client.call(Identity.method.probe, {})];
+    await expect.poll(() => begun).toBe(2);
+    const third = grpcClient(socket);
+    cleanups.push(() => third.session.destroy());
+    const message = 'too many calls are under way';
+    await expect(third.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 14, message });
+    held.resolve(true);
+    await Promise.all(both);
+  });
+
+  test('not calls that are over, however they ended', async () => {
+    let isWell = true;
+    const { client } = await served(
+      async () => {
+        isWell = !isWell;
+        if (isWell) throw new Error('no');
+        return true;
+      },
+      { calls: 1 },
+    );
+    for (let i = 0; i < 3; i++) {
+      await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
+      await expect(client.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 13 });
+    }
+  });
+
+  test('a connection more than there may be', async () => {
+    const { client, path: socket } = await served(async () => true, { connections: 1 });
+    await client.call(Identity.method.probe, {});
+    const { promise, resolve } = Promise.withResolvers<void>();
+    connect(socket)
+      .on('close', () => resolve())
+      .on('error', () => undefined);
+    await promise;
+  });
+});
+
+describe('closing', () => {
+  test('waits for what is under way', async () => {
+    const held = Promise.withResolvers<boolean>();
+    const begun = Promise.withResolvers<void>();
+    const { client, grpc } = await served(() => {
+      begun.resolve();
+      return held.promise;
+    });
+    const calling = client.call(Identity.method.probe, {});
+    await begun.promise;
+    const closed = grpc.close(60_000);
+    held.resolve(true);
+    await expect(calling).resolves.toMatchObject({ ready: true });
+    await closed;
+  });
+
+  test('ends what takes too long', async () => {
+    const begun = Promise.withResolvers<void>();
+    const { client, grpc } = await served((call) => {
+      begun.resolve();
+      return untilAborted(call);
+    });
+    const calling = client.call(Identity.method.probe, {});
+    const refused = expect(calling).rejects.toMatchObject({ code: 14, message: 'the server is stopping' });
+    await begun.promise;
+    await grpc.close(0);
+    await refused;
+  });
+});
+
+test('timeouts are in any unit', () => {
+  expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(timeoutFrom)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
+  expect(timeoutFrom(undefined)).toBeUndefined();
+});
+
+test('a message is written in printable letters', () => {
+  expect(messageHeader('ä 5%\n')).toBe('%C3%A4 5%25%0A');
+});

@@ -1,0 +1,192 @@
+import {
+  constants,
+  createServer as createHttp2Server,
+  type Http2Server,
+  type IncomingHttpHeaders,
+  type ServerHttp2Session,
+  type ServerHttp2Stream,
+} from 'node:http2';
+import { createServer, type Server, type Socket } from 'node:net';
+import type { Clock } from '#base/clock.ts';
+import { patiently } from '#base/patience.ts';
+import { withAcceptableAuthority } from './authority.ts';
+import {
+  framed,
+  type GrpcCall,
+  GrpcError,
+  type GrpcStatus,
+  grpcCodes,
+  type Methods,
+  messageHeader,
+  timeoutFrom,
+  unframed,
+} from './grpc.ts';
+
+/**
+ * gRPC for calls with one message and one answer, which is all that CSI and plugin registration have. On node:http2 alone:
+ * the libraries for all of gRPC take longer for a call and more memory (DEPENDENCIES.txt).
+ */
+export interface GrpcServer {
+  /** To be listened with. */
+  readonly server: Server;
+  /** Takes nothing new and waits for what is under way; what has not ended after `graceMs` is told to, and soon cut off. */
+  close(graceMs: number): Promise<void>;
+}
+
+export interface GrpcOptions {
+  readonly methods: Methods;
+  readonly clock: Clock;
+  /** What is answered for what a handler threw, and noted of it. */
+  readonly statusOf: (thrown: unknown, call: GrpcCall) => GrpcStatus;
+  readonly limits?: Partial<typeof usualLimits>;
+}
+
+const usualLimits = {
+  connections: 256,
+  /** Calls under way, in all connections. */
+  calls: 1_024,
+  messageBytes: 1024 * 1024,
+  /** For a call whose caller sets no deadline, or a later one. */
+  callMs: 300_000,
+};
+
+const cutMs = 3_000;
+
+interface Shared extends GrpcOptions {
+  readonly most: typeof usualLimits;
+  /** Of the calls under way, to end them by. */
+  readonly underway: Set<AbortController>;
+  isClosing: boolean;
+}
+
+export function createGrpcServer(options: GrpcOptions): GrpcServer {
+  const most = { ...usualLimits, ...options.limits };
+  const shared: Shared = { ...options, most, underway: new Set(), isClosing: false };
+  const http2 = createHttp2Server({
+    maxHeaderListPairs: 64,
+    maxSendHeaderBlockLength: 64 * 1024,
+    settings: { maxConcurrentStreams: most.calls, maxHeaderListSize: 16 * 1024, enablePush: false },
+  });
+  const end = (): void => {
+    for (const call of shared.underway) call.abort(stopping());
+  };
+  const sessions = trackSessions(http2);
+  http2.on('stream', (stream, headers) => void answer(shared, stream, headers));
+  // Node's HTTP/2 gives a connection that it cannot make sense of to this event, and ends it.
+  http2.on('sessionError', () => undefined);
+  const server = createServer({ allowHalfOpen: true }, (socket: Socket) => {
+    http2.emit('connection', withAcceptableAuthority(socket));
+  });
+  server.maxConnections = most.connections;
+  return {
+    server,
+    close: async (graceMs) => {
+      shared.isClosing = true;
+      const { promise, resolve } = Promise.withResolvers<void>();
+      if (server.listening) server.close(() => resolve());
+      else resolve();
+      for (const session of sessions) session.close();
+      const { clock } = options;
+      using _end = clock.after(graceMs, end);
+      using _cut = clock.after(graceMs + cutMs, () => {
+        for (const session of sessions) session.destroy();
+      });
+      await promise;
+      end();
+    },
+  };
+}
+
+function trackSessions(http2: Http2Server): ReadonlySet<ServerHttp2Session> {
+  const sessions = new Set<ServerHttp2Session>();
+  http2.on('session', (session) => {
+    sessions.add(session);
+    session.once('close', () => sessions.delete(session));
+  });
+  return sessions;
+}
+
+const stopping = (): GrpcError => new GrpcError('the server is stopping', { code: grpcCodes.unavailable });
+
+/** Never throws: whatever happens in here is answered. */
+async function answer(shared: Shared, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
+  stream.on('error', () => undefined);
+  const method = headers[':path'] ?? '';
+  if (!(headers['content-type'] ?? '').startsWith('application/grpc')) {
+    stream.respond({ ':status': 415 }, { endStream: true });
+    stream.close(constants.NGHTTP2_NO_ERROR);
+    return;
+  }
+  const underway = new AbortController();
+  shared.underway.add(underway);
+  stream.once('close', () => {
+    if (shared.underway.has(underway))
+      underway.abort(new GrpcError('the caller has gone', { code: grpcCodes.canceled }));
+  });
+  try {
+    const wanted = timeoutFrom(headerText(headers['grpc-timeout']));
+    using limit = shared.clock.deadline(Math.min(wanted ?? shared.most.callMs, shared.most.callMs), underway.signal);
+    const call: GrpcCall = { signal: limit.signal, method };
+    await answerCall(shared, stream, call);
+  } catch (thrown) {
+    // Only what is said before there is a call.
+    refuse(
+      stream,
+      thrown instanceof GrpcError ? thrown : new GrpcError('the call failed', { code: grpcCodes.internal }),
+    );
+  } finally {
+    shared.underway.delete(underway);
+  }
+}
+
+async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
+  try {
+    if (shared.isClosing) throw stopping();
+    if (shared.underway.size > shared.most.calls)
+      throw new GrpcError('too many calls are under way', { code: grpcCodes.unavailable });
+    const handle = shared.methods.get(call.method);
+    if (handle === undefined)
+      throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
+    const message = unframed(await bodyOf(stream, shared.most.messageBytes + 5, call.signal));
+    succeed(stream, await patiently(handle(message, call), call.signal, shared.clock));
+  } catch (thrown) {
+    refuse(stream, thrown instanceof GrpcError ? thrown : shared.statusOf(thrown, call));
+  }
+}
+
+const headerText = (header: string | readonly string[] | undefined): string | undefined =>
+  typeof header === 'string' ? header : header?.[0];
+
+function bodyOf(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
+  const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
+  const chunks: Buffer[] = [];
+  let length = 0;
+  stream.on('data', (chunk: Buffer) => {
+    length += chunk.length;
+    if (length > most)
+      reject(new GrpcError(`a message has at most ${most - 5} bytes`, { code: grpcCodes.resourceExhausted }));
+    else chunks.push(chunk);
+  });
+  stream.once('end', () => resolve(Buffer.concat(chunks)));
+  const stop = (): void => reject(signal.reason);
+  if (signal.aborted) stop();
+  else signal.addEventListener('abort', stop, { once: true });
+  return promise;
+}
+
+const contentType = 'application/grpc+proto';
+
+function succeed(stream: ServerHttp2Stream, message: Uint8Array): void {
+  if (stream.destroyed || stream.closed) return;
+  stream.respond({ ':status': 200, 'content-type': contentType }, { waitForTrailers: true });
+  stream.once('wantTrailers', () => stream.sendTrailers({ 'grpc-status': String(grpcCodes.ok) }));
+  stream.end(framed(message));
+}
+
+function refuse(stream: ServerHttp2Stream, { code, message }: GrpcStatus): void {
+  if (stream.destroyed || stream.closed || stream.headersSent) return;
+  const status = { 'grpc-status': String(code), 'grpc-message': messageHeader(message.slice(0, 4_096)) };
+  stream.respond({ ':status': 200, 'content-type': contentType, ...status }, { endStream: true });
+  // What it still wants to send is not waited for. RFC 9113, section 8.1.
+  if (!stream.readableEnded) stream.close(constants.NGHTTP2_NO_ERROR);
+}
