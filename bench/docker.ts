@@ -9,6 +9,7 @@ const usualRounds = 60;
 const warmUps = 3;
 const atOnce = 20;
 const rushes = 5;
+const restarts = 9;
 const ours = ['local', 'nfs'] as const;
 type Ours = (typeof ours)[number];
 /** What a container that starts and ends may take longer, in milliseconds. */
@@ -31,9 +32,11 @@ export const bench: Bench = {
     note(`nfs-ganesha on ${place.kind}`);
     await using host = await startHost(place, signal);
     const pairs = await oneAtATime(host, rounds, note);
+    const back = await restartRows(host, note);
     const taken = await host.record();
     return [
       ...ours.flatMap((side) => pairRows(side, pairs[side])),
+      ...back,
       ...(await callRows(host, taken)),
       ...(await rushRows(host, taken, note)),
     ];
@@ -81,6 +84,22 @@ function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
       goal: { valueBelow: goals[side] },
     }),
     toRow({ name: `docker run, ${named[side]}`, unit: 'ms', values, yardsticks }),
+  ];
+}
+
+/** From the start of the program until engines are answered. */
+async function restartRows(host: Host, note: (text: string) => void): Promise<readonly Row[]> {
+  const measured = async (name: string): Promise<Row> => {
+    const values: number[] = [];
+    for (let round = 1; round <= restarts; round++) {
+      values.push(await host.restart());
+      note(`${name}, ${round}/${restarts}: ${values.at(-1)?.toFixed(0)} ms`);
+    }
+    return toRow({ name, unit: 'ms', values, goal: { valueBelow: 1_000 } });
+  };
+  return [
+    await measured('back after kill -9'),
+    await host.frozen(() => measured('back after kill -9, while the NFS server is silent')),
   ];
 }
 

@@ -12,6 +12,8 @@ export interface Server extends AsyncDisposable {
   readonly readyMs: number;
   /** Resident memory in MB once it has come to rest. */
   restingMemory(signal: AbortSignal): Promise<number>;
+  /** Without asking. */
+  kill(): Promise<void>;
 }
 
 const program = fileURLToPath(new URL('../bin/stowage', import.meta.url));
@@ -32,6 +34,11 @@ export async function startServer(folder: string, signal: AbortSignal, more: rea
     socket,
     readyMs: performance.now() - began,
     restingMemory: (stop) => restingMemory(child, stop),
+    kill: async () => {
+      const exit = once(child, 'exit');
+      child.kill('SIGKILL');
+      await exit;
+    },
     [Symbol.asyncDispose]: () => end(child),
   };
 }

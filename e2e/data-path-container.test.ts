@@ -10,16 +10,8 @@ import { runner } from '#testbed/run.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { run } from '#testing/workloads.ts';
+import { addsLines } from './docker-ground.ts';
 import { mountsIn, place, serving, started, succeeds } from './nfs-mounted.ts';
-
-/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
-const work = `
-  i=0
-  until [ -e /data/stop ]; do
-    i=$((i + 1))
-    echo "line $i" >>/data/log || exit 3
-    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
-  done`;
 
 describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a container that binds a mount itself', () => {
   const end = new AbortController();
@@ -57,7 +49,8 @@ describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a containe
     // Where mounts are not shared, the engine sees only those that were there before it.
     await using engine = await startDockerd(end.signal);
     await engine.docker('import', root, 'plain');
-    const id = await engine.docker('run', '-d', '--network', 'none', '-v', `${at}:/data`, 'plain', 'sh', '-c', work);
+    const bound = ['--network', 'none', '-v', `${at}:/data`];
+    const id = await engine.docker('run', '-d', ...bound, 'plain', 'sh', '-c', addsLines);
     await goesOn(() => Promise.resolve());
     for (let i = 0; i < 2; i++) {
       await goesOn(killDataPath);

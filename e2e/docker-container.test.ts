@@ -9,6 +9,7 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { addsLines } from './docker-ground.ts';
 import { documentedRun, ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 interface Service {
@@ -38,14 +39,6 @@ test('compose.yaml and the documented docker run say the same', () => {
   expect(documented.toSorted()).toEqual(words.toSorted());
 });
 
-/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
-const work = `
-  i=0
-  until [ -e /data/stop ]; do
-    i=$((i + 1))
-    echo "line $i" >>/data/log || exit 3
-    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
-  done`;
 const next = 'stowage:next';
 const exports = [{ tag: 'silver' }, { tag: 'low', privilegedPort: true }, { tag: 'far' }] as const;
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
@@ -117,7 +110,7 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
         busybox,
         'sh',
         '-c',
-        work,
+        addsLines,
       );
     /** As the containers see it, work goes on after each. */
     const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {

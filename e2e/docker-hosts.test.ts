@@ -1,7 +1,8 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { lasting } from './docker-ground.ts';
 import { type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
 import { patience, succeeds } from './nfs-mounted.ts';
 
@@ -10,24 +11,19 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   let server: FarServer;
   let one: Host;
   let two: Host;
-  const over = new AbortController();
-  const all = new AsyncDisposableStack();
+  const { all, signal } = lasting();
   const create = (host: Host, volume: string): Promise<string> =>
     host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', volume);
   const inUse = (by: string) => ({ status: 6, stderr: expect.stringContaining(by) });
   const destroy = (host: Host, volume: string) => host.stowage.cli('volume', 'delete', `silver/${volume}`);
 
   beforeAll(async () => {
-    server = all.use(await startFarServer([{ tag: 'silver' }], over.signal));
-    [one, two] = await Promise.all([startHost('one', server, over.signal), startHost('two', server, over.signal)]);
+    server = all.use(await startFarServer([{ tag: 'silver' }], signal));
+    [one, two] = await Promise.all([startHost('one', server, signal), startHost('two', server, signal)]);
     all.use(one);
     all.use(two);
     for (const host of [one, two]) await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
   }, 120_000);
-  afterAll(async () => {
-    await all.disposeAsync();
-    over.abort();
-  }, 60_000);
 
   test('shares a volume, and destroys it only when no container of either names it', async () => {
     await create(one, 'photos');

@@ -1,15 +1,14 @@
 import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { chmod, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { loadBusybox } from '#testbed/busybox.ts';
 import { kept, repository } from '#testbed/component.ts';
-import type { Daemon } from '#testbed/daemon.ts';
 import { type Engine, type EngineOptions, startDockerd } from '#testbed/dockerd.ts';
 import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
 import { digest } from '#testbed/rootfs.ts';
+import { passableFolder, refusing } from './docker-ground.ts';
 import { keeperPids } from './nfs-mounted.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
@@ -41,9 +40,8 @@ export async function startFarServer(
   exports: readonly [Omit<GaneshaExport, 'path'>, ...Omit<GaneshaExport, 'path'>[]],
   signal: AbortSignal,
 ): Promise<FarServer> {
-  const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-far-')));
-  // Whoever the server takes somebody for goes through it.
-  await chmod(top, 0o755);
+  await using ground = new AsyncDisposableStack();
+  const top = await passableFolder('stowage-far-', ground);
   const folder = (tag: string): string => join(top, tag);
   const located = ({ tag, ...rest }: Omit<GaneshaExport, 'path'>) => ({ ...rest, tag, path: folder(tag) });
   const [first, ...others] = exports;
@@ -54,11 +52,13 @@ export async function startFarServer(
   await writeFile(join(top, 'mounts'), `${tables.join('\n')}\n`);
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
   const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
-  const daemon: Daemon = await ganeshaDaemon({
+  const daemon = await ganeshaDaemon({
     ...{ folder: top, exports: [located(first), ...others.map(located)], listen, signal, inside: inOwnNetwork },
     env: { ...quiet(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
+  ground.defer(() => daemon.kill());
   let last = 1;
+  const all = ground.move();
   return {
     folder,
     uri: (tag) => `nfs://${listen.host}${folder(tag)}?port=${listen.nfsPort}&mountport=${listen.mountPort}`,
@@ -74,10 +74,7 @@ export async function startFarServer(
       await here('link', 'set', 'eth0', 'up');
       await there('ip', 'link', 'set', `port${own}`, 'master', 'switch', 'up');
     },
-    [Symbol.asyncDispose]: async () => {
-      await daemon.kill();
-      await rm(top, { recursive: true, force: true });
-    },
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
   };
 }
 
@@ -124,10 +121,7 @@ export async function startHost(
   options: EngineOptions = {},
 ): Promise<Host> {
   await using ground = new AsyncDisposableStack();
-  const top = await realpath(await mkdtemp(join(tmpdir(), 'st-host-')));
-  ground.defer(() => rm(top, { recursive: true, force: true }));
-  // Everybody may pass, as usual: so the data path runs as nobody.
-  await chmod(top, 0o755);
+  const top = await passableFolder('st-host-', ground);
   ground.defer(() => killKeepers(top));
   const engine = ground.use(await startDockerd(signal, options));
   await server?.connect(engine);
@@ -160,11 +154,7 @@ export async function startHost(
     },
     output: () => `${before}${running().output()}`,
     inside: (...words) => said([...engine.inside, ...words]),
-    refused: (...words) =>
-      docker(...words).then(
-        (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
-        (thrown: { readonly stderr: string }) => thrown.stderr,
-      ),
+    refused: refusing(docker),
     sleeper: (container, volume) =>
       docker('run', '-d', ...atOnce, '--name', container, '-v', `${volume}:/data`, image, 'sleep', '1000'),
     uses: async (volume) => {

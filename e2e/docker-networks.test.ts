@@ -1,19 +1,15 @@
 import { readFileSync, writeFileSync } from 'node:fs';
-import { chmod, mkdtemp, realpath, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { loadBusybox } from '#testbed/busybox.ts';
-import { startDockerd } from '#testbed/dockerd.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
-import { startPodman } from '#testbed/podman.ts';
+import { lasting, passableFolder, refusing, startEngine } from './docker-ground.ts';
 import { keeperPids, patience } from './nfs-mounted.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
 import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 
-const engines = { docker: startDockerd, podman: startPodman } as const;
 /** Upkeep is every 30 seconds, and takes its time where a server is silent. */
 const aRound = { timeout: 60_000, interval: 500 };
 
@@ -31,14 +27,9 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     let storage: StorageNetwork;
     let stowage: Stowage;
     let image: string;
-    const over = new AbortController();
-    const all = new AsyncDisposableStack();
-    const run = (...words: string[]): Promise<string> => engine.run(...words);
-    const refused = (...words: string[]): Promise<string> =>
-      engine.run(...words).then(
-        (said) => Promise.reject(new Error(`it was not refused: ${said}`)),
-        (thrown: { readonly stderr: string }) => thrown.stderr,
-      );
+    const { all, signal } = lasting();
+    const run = (...words: readonly string[]): Promise<string> => engine.run(...words);
+    const refused = refusing(run);
     const says = async (...words: string[]): Promise<string> => {
       const { status, stdout, stderr } = await stowage.cli(...words);
       expect(status, `${words.join(' ')}: ${stderr}`).toBe(0);
@@ -65,26 +56,20 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       });
 
     beforeAll(async () => {
-      top = await realpath(await mkdtemp(join(tmpdir(), 'st-net-')));
-      all.defer(() => rm(top, { recursive: true, force: true }));
-      await chmod(top, 0o755);
-      engine = all.use(await engines[kind](over.signal, { bridges: true }));
+      top = await passableFolder('st-net-', all);
+      engine = all.use(await startEngine[kind](signal, { bridges: true }));
       all.defer(() => {
         for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
       });
-      storage = all.use(await startStorageNetwork(engine, over.signal));
+      storage = all.use(await startStorageNetwork(engine, signal));
       await run('network', 'create', 'apps');
-      image = await loadBusybox(engine, over.signal);
+      image = await loadBusybox(engine, signal);
       const config = { stores: { plain: { uri: `${storage.uri('plain')}&timeout=2s&retries=0` } } };
       writeFileSync(join(top, 'stowage.yaml'), JSON.stringify(config));
       stowage = await start();
       all.defer(() => stowage.stop());
       await says('store', 'add', 'silver', `${storage.uri('silver')}&network=${kind}:storage`);
     }, 120_000);
-    afterAll(async () => {
-      await all.disposeAsync();
-      over.abort();
-    }, 60_000);
 
     test('has its server where neither the host nor the applications can reach it', async () => {
       expect(await knocking('storage')).toBe('reached');

@@ -9,16 +9,17 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   let host: Host;
   const over = new AbortController();
   const all = new AsyncDisposableStack();
-  const using = (volume: string, ...words: readonly string[]): readonly string[] => [
-    ...['run', '--rm', ...atOnce, '-v', `${volume}:/data`, host.image, ...words],
+  const by = (user: string, volume: string, ...words: readonly string[]): readonly string[] => [
+    ...['run', '--rm', ...atOnce, '--user', user, '-v', `${volume}:/data`, host.image, ...words],
   ];
+  const using = (volume: string, ...words: readonly string[]): readonly string[] => by('0:0', volume, ...words);
 
   beforeAll(async () => {
     server = all.use(await startFarServer([{ tag: 'silver' }, { tag: 'flat' }], over.signal));
     host = all.use(await startHost('one', server, over.signal, { args: ['--userns-remap', 'default'] }));
     await succeeds(host.stowage, 'store', 'add', 'silver', server.uri('silver'));
     await chown(server.folder('flat'), 65_534, 65_534);
-    await succeeds(host.stowage, 'store', 'add', 'flat', `${server.uri('flat')}&squash=all&mode=0777`);
+    await succeeds(host.stowage, 'store', 'add', 'flat', `${server.uri('flat')}&squash=all`);
   }, 120_000);
   afterAll(async () => {
     await all.disposeAsync();
@@ -38,13 +39,35 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'rm', `of-${store}`);
   });
 
-  test('uses volumes of a store whose files all belong to one user, where others may write', async () => {
+  test('uses volumes of a store whose files all belong to one user, whoever is in the container', async () => {
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'shared');
     // Its root is somebody else on this machine.
     expect(await host.docker(...using('shared', 'cat', '/proc/self/uid_map'))).not.toMatch(/^\s*0\s+0\s/);
-    await host.docker(...using('shared', 'sh', '-c', 'echo text >/data/file'));
-    expect(await host.docker(...using('shared', 'cat', '/data/file'))).toBe('text');
+    const works = `umask 077; mkdir /data/$1; cd /data/$1
+      echo 'echo it runs' >script; cat script; chmod 700 script; ./script; mv script moved; ls`;
+    const did = 'echo it runs\nit runs\nmoved';
+    expect(await host.docker(...using('shared', 'sh', '-ec', works, 'sh', 'root'))).toBe(did);
+    expect(await host.docker(...by('1000:1000', 'shared', 'sh', '-ec', works, 'sh', 'user'))).toBe(did);
+    // Each has made the other's, too.
+    const others = (name: string): readonly string[] => ['sh', '-ec', `/data/${name}/moved; rm -r /data/${name}`];
+    expect(await host.docker(...using('shared', ...others('user')))).toBe('it runs');
+    expect(await host.docker(...by('1000:1000', 'shared', ...others('root')))).toBe('it runs');
     await host.docker('volume', 'rm', 'shared');
+    expect(await host.mounts()).toEqual([]);
+  });
+
+  test('uses them also where what was mounted for it has been mounted anew', async () => {
+    await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
+    await host.sleeper('holding', 'again');
+    await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');
+    await host.loseMounts();
+    await host.start();
+    expect(await host.docker(...by('1000:1000', 'again', 'sh', '-ec', 'cat /data/file; echo more >>/data/file'))).toBe(
+      'text',
+    );
+    await host.docker('rm', '-f', 'holding');
+    expect(await host.docker(...using('again', 'cat', '/data/file'))).toBe('text\nmore');
+    await host.docker('volume', 'rm', 'again');
     expect(await host.mounts()).toEqual([]);
   });
 });

@@ -20,6 +20,7 @@ function runFor(engine: Engine, image: string): readonly string[] {
   const netns = join(dirname(engine.socket), 'exec', 'netns');
   const elsewhere: Readonly<Record<string, string>> = {
     '/run/docker.sock:/run/docker.sock': `${engine.socket}:/run/docker.sock`,
+    '/run:/host/run:ro,rslave': `${dirname(engine.socket)}:/host/run:ro,rslave`,
     '/run/docker/netns:/run/docker/netns:rslave': `${netns}:${netns}:rslave`,
   };
   const words = documentedRun().map((word) => elsewhere[word] ?? word);
@@ -32,7 +33,7 @@ export async function startStowageIn(engine: Engine, image: string): Promise<voi
   await answers(engine);
 }
 
-const answers = (engine: Engine): Promise<string> =>
+export const answers = (engine: Engine): Promise<string> =>
   eventually(
     () => engine.docker('exec', 'stowage', 'stowage', 'status').catch(() => ''),
     (said) => said !== '',

@@ -133,7 +133,7 @@ function threadsOf(pid: number): string {
   }
 }
 
-function call(
+export function call(
   socket: string,
   method: string,
   path: string,

@@ -1,4 +1,6 @@
+import { once } from 'node:events';
 import { chmod } from 'node:fs/promises';
+import { type IncomingMessage, request } from 'node:http';
 import { join } from 'node:path';
 import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
@@ -27,6 +29,10 @@ export interface Host extends AsyncDisposable {
   makeVolume(side: Side, name: string): Promise<void>;
   /** `docker run --rm -v volume:/data image true`, in milliseconds. */
   run(volume: string): Promise<number>;
+  /** Kills Stowage and starts it again: until it answers at its plugin's socket, in milliseconds. */
+  restart(): Promise<number>;
+  /** While it runs, the NFS server takes connections and answers nothing. */
+  frozen<T>(work: () => Promise<T>): Promise<T>;
   /** From now on what the engine asks of Stowage is timed. What was asked since the last time this was asked. */
   record(): Promise<() => readonly RecordedCall[]>;
 }
@@ -60,6 +66,21 @@ export async function startHost(exports: Place, signal: AbortSignal): Promise<Ho
       await engine.docker('run', '--rm', '--volume', `${volume}:/data`, image, 'true');
       return performance.now() - since;
     },
+    restart: async () => {
+      await stowage?.kill();
+      const since = performance.now();
+      stowage = await start(engine.plugins);
+      await activated(join(engine.plugins, 'stowage.sock'));
+      return performance.now() - since;
+    },
+    frozen: async (work) => {
+      await nfs.freeze();
+      try {
+        return await work();
+      } finally {
+        nfs.thaw();
+      }
+    },
     record: async () => {
       await stowage?.[Symbol.asyncDispose]();
       const behind = join(ground.folder, 'plugins');
@@ -72,4 +93,13 @@ export async function startHost(exports: Place, signal: AbortSignal): Promise<Ho
     },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };
+}
+
+/** As engines ask whoever answers there. */
+async function activated(socketPath: string): Promise<void> {
+  const sent = request({ socketPath, method: 'POST', path: '/Plugin.Activate' });
+  sent.end();
+  const [answer] = (await once(sent, 'response')) as [IncomingMessage];
+  answer.resume();
+  if (answer.statusCode !== 200) throw new Error(`the plugin answered with status ${answer.statusCode}`);
 }

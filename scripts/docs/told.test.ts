@@ -24,11 +24,12 @@ const inShort = words(`
   store-lock-irregular store-locked store-option-invalid store-option-unknown store-overlaps store-permission
   store-place-taken store-quota store-records-foreign store-root-changed store-root-missing store-root-not-directory
   store-shared-elsewhere store-uri-invalid system-table-too-large target-forbidden target-kind too-many-open-files
-  tool-missing tool-not-started volume-data-busy volume-data-unusable`);
+  tool-missing tool-not-started volume-data-busy volume-data-unusable volume-in-use volume-in-use-elsewhere
+  volume-served-on volume-use-unknown`);
 
 /** Only ever said by the command line, or before the server listens. */
 const neverSent = words(`
-  answer-unreadable config-invalid config-missing config-unreadable confirmation-required connection-ambiguous
+  answer-unreadable config-invalid config-missing config-unreadable confirmation-required csi-registry-alone connection-ambiguous
   connection-broken interrupted listen-failed listen-invalid log-level-invalid number-invalid plugin-folder-unusable plugin-socket-in-use port-in-use
   revision-ambiguous server-no-answer server-not-running socket-denied socket-in-use socket-path-long socket-path-taken
   state-folder-unusable store-ambiguous token-file token-malformed trash-ambiguous trash-not-found url-credentials
@@ -36,9 +37,9 @@ const neverSent = words(`
 
 /** What may stand in a harmless text: what the asker gave, names of what they may see, numbers and states. */
 const filledIn = words(`
-  access action all allow allowed at bounds bytes candidates count different down expected expiresIn field found help host id key kind known length
+  access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found help host id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name now number other pair plugin ref
-  reserved revision role room scheme shown store stores subject target text users verb wanted what where word wrong`);
+  reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where word wrong`);
 
 let failures: readonly Failure[];
 

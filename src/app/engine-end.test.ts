@@ -10,7 +10,7 @@ async function waited(heldMs: number, endingMs: number): Promise<number> {
   const began = clock.elapsed();
   const passed = (): number => clock.elapsed() - began;
   const sleeping = { ...clock, sleep: async (ms: number) => clock.advance(ms) };
-  const ports = { isHeld: () => passed() < heldMs, isEnding: async () => passed() >= endingMs };
+  const ports = { isHeld: () => passed() < heldMs, isEnding: () => passed() >= endingMs };
   await engineReleased({ clock: sleeping, ...ports }, signal);
   return passed();
 }

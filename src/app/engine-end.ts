@@ -5,7 +5,7 @@ export interface EngineEnd {
   /** Whether an engine still has mounts of ours. */
   readonly isHeld: () => boolean;
   /** Whether its other containers of ours were told to end, too. */
-  readonly isEnding: () => Promise<boolean>;
+  readonly isEnding: () => boolean;
 }
 
 /** An engine tells all its containers to end at the same moment. */
@@ -23,7 +23,7 @@ export async function engineReleased({ clock, isHeld, isEnding }: EngineEnd, sig
   const began = clock.elapsed();
   let known = false;
   while (isHeld() && clock.elapsed() - began < (known ? longestMs : sameMs)) {
-    known ||= await isEnding();
+    known ||= isEnding();
     await clock.sleep(lookMs, signal);
   }
 }

@@ -11,9 +11,13 @@ export interface EngineSocket {
   readonly socket: string;
 }
 
+/**
+ * The first is the machine's folder as Stowage's own container has it: a socket that is bound by itself is dead for good once its
+ * engine, started anew under containers that go on, has made another one.
+ */
 const usual: Readonly<Record<EngineKind, readonly string[]>> = {
-  docker: ['/run/docker.sock', '/var/run/docker.sock'],
-  podman: ['/run/podman/podman.sock'],
+  docker: ['/host/run/docker.sock', '/run/docker.sock', '/var/run/docker.sock'],
+  podman: ['/host/run/podman/podman.sock', '/run/podman/podman.sock'],
 };
 
 const settingKey = 'engines.found';

@@ -1,6 +1,6 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import type { NodeName, StoreConfig } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
@@ -59,4 +59,50 @@ test('another server that has the same paths is no trouble', async () => {
   port = `${other.server.port}`;
   mkdirSync(join(other.directory, 'inner'));
   expect((await open('inner', 'nfs://127.0.0.1/export/inner')).identity).toBeDefined();
+});
+
+describe('one address in two networks', () => {
+  /** Which server answers at 10.0.0.1 depends on the network. */
+  const servers: Readonly<Record<string, string>> = { 'netns:green': 'second', 'netns:yellow': 'third' };
+  const server = (network: string | undefined): string => servers[network ?? ''] ?? 'first';
+  const atAddress = keepApart(
+    {
+      ...{ scheme: 'nfs', options: {} },
+      open: async ({ uri, options: { network } }: StoreConfig) =>
+        ({
+          ...{ shared: true, identity: `${server(network)} ${new URL(uri).pathname}`, close: async () => undefined },
+          identityBelow: async (below: string) => `${server(network)} ${new URL(uri).pathname}/${below}`,
+        }) as unknown as Store,
+    } as unknown as StoreKind,
+    nfsPlace,
+  );
+  const openAt = (name: string, path: string, network?: string): Promise<Store> => {
+    const options = network === undefined ? {} : { network };
+    const config: StoreConfig = {
+      name: storeName(name),
+      uri: `nfs://10.0.0.1${path}`,
+      origin: 'file',
+      policy,
+      options,
+    };
+    return atAddress.open(config, policy, { instance: 'i', node: 'n' as NodeName }, scope);
+  };
+
+  test('may be two servers: then no store of one is in the way of one of the other', async () => {
+    await using opened = new AsyncDisposableStack();
+    for (const [name, path, network] of [
+      ['blue', '/export', 'docker:blue'],
+      ['green', '/export', 'netns:green'],
+      ['inner', '/export/inner', 'netns:yellow'],
+    ] as const)
+      opened.adopt(await openAt(name, path, network), (store) => store.close());
+  });
+
+  test('may be one server: then its stores are kept apart as by any two names of it', async () => {
+    await using opened = new AsyncDisposableStack();
+    opened.adopt(await openAt('blue', '/export', 'docker:blue'), (store) => store.close());
+    await expect(openAt('host', '/export')).rejects.toMatchObject({ reason: 'store-place-taken' });
+    await expect(openAt('host', '/export/inner')).rejects.toMatchObject(overlap);
+    await expect(openAt('again', '/export', 'docker:blue')).rejects.toMatchObject({ reason: 'store-place-taken' });
+  });
 });

@@ -122,10 +122,13 @@ export function beside(state: StateFolder, exported: string | undefined): Refuse
   };
 }
 
-/** On its server, as far as that can be told by the names it is given; what they hide is found out when it is open. */
+/**
+ * On its server, as far as that can be told by the names it is given; what they hide is found out when it is open. In another
+ * network the same name may be another server's.
+ */
 export const nfsPlace: PlaceOf = async ({ uri, options }) => {
-  const { hosts, port = 2049, path } = parseOptions(uri, options);
-  return { on: hosts.map((host) => `${host.toLowerCase()} port ${port}`), root: path };
+  const { hosts, port = 2049, path, network = 'the host' } = parseOptions(uri, options);
+  return { on: hosts.map((host) => `${host.toLowerCase()} port ${port} from ${network}`), root: path };
 };
 
 /** None for a store that is elsewhere, or whose URI the store itself refuses. */

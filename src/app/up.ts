@@ -21,6 +21,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
 import { assemble } from './assemble.ts';
 import { type FileConfig, readConfig } from './config.ts';
+import { type Csi, type CsiWish, startCsi } from './csi.ts';
 import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
 import { engineReleased } from './engine-end.ts';
@@ -52,6 +53,8 @@ export interface UpSettings {
   readonly engineSockets?: EngineWishes;
   /** The folder for the sockets by which engines reach Stowage, or `none`. */
   readonly plugins?: string | undefined;
+  /** The sockets of CSI drivers. Undefined: none. */
+  readonly csi?: CsiWish | undefined;
   /** Whether to look for engines, and serve them, where nobody said anything; else why not. Not said: no. */
   readonly lookAround?: boolean | string;
   /** Where keepers run. Undefined: in containers, where Stowage itself runs in one that an engine of these made. */
@@ -66,6 +69,7 @@ export interface Running {
   readonly state: StateFolder;
   readonly nfs: EmbeddedNfs | undefined;
   readonly plugins: Plugins;
+  readonly csi: Csi;
   readonly engines: readonly EngineSocket[];
   /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
   reload(): Promise<void>;
@@ -171,6 +175,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     { engine, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
   );
   undo.defer(() => plugins.close(0));
+  const csi = await startCsi(settings.csi, { engine, clock, log, version });
+  undo.defer(() => csi.close(0));
   await listenSocket(rest.local, folders.socket);
   addresses.push(`unix:${folders.socket}`);
   const tcp = parseListen(settings.bare === true ? 'none' : (settings.listen ?? file?.listen ?? '127.0.0.1:7878'));
@@ -189,9 +195,10 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     state,
     nfs,
     plugins,
+    csi,
     engines: sockets,
     reload: async () => configure(await readFile()),
-    stop: () => stop({ engine, rest, plugins, found, tending, nfs, keepers, clients, released, log }),
+    stop: () => stop({ engine, rest, plugins, csi, found, tending, nfs, keepers, clients, released, log }),
   };
 }
 
@@ -267,6 +274,7 @@ interface Stopping {
   readonly engine: Engine;
   readonly rest: RestServer;
   readonly plugins: Plugins;
+  readonly csi: Csi;
   readonly found: readonly Disposable[];
   readonly tending: AsyncDisposable;
   readonly nfs: AsyncDisposable | undefined;
@@ -278,11 +286,11 @@ interface Stopping {
 }
 
 async function stop(parts: Stopping): Promise<readonly string[]> {
-  const { engine, rest, plugins, found, tending, nfs, keepers, clients, log } = parts;
+  const { engine, rest, plugins, csi, found, tending, nfs, keepers, clients, log } = parts;
   await tending[Symbol.asyncDispose]();
   await parts.released();
   // First, and before nothing new is begun any more: an engine that is just mounting something gets it.
-  await plugins.close(pluginMs);
+  await Promise.all([plugins.close(pluginMs), csi.close(pluginMs)]);
   // Longer than the drain, so that whoever waits for an operation is told what became of it.
   const closed = rest.close(drainMs + 2_000);
   await engine.operations.drain(drainMs);

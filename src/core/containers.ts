@@ -39,8 +39,13 @@ export interface SeenContainer {
   readonly name: string;
   /** Running, paused, restarting, or never started yet: it may be starting. */
   readonly running: boolean;
-  /** Those that it has through one of our plugins, by the names that the engine knows them by. */
-  readonly volumes: readonly { readonly plugin: PluginName; readonly name: string }[];
+  /** It was started, and has not ended: it has its volumes mounted. */
+  readonly live: boolean;
+  /**
+   * Those that it has through one of our plugins, by the names that the engine knows them by. Without a plugin: through one
+   * that is called otherwise there, and may be ours.
+   */
+  readonly volumes: readonly { readonly plugin: PluginName | undefined; readonly name: string }[];
 }
 
 /** A Docker or Podman engine of this node. */
@@ -48,7 +53,7 @@ export interface ContainerEngine {
   /** What people call it, the same at each start. */
   readonly name: string;
   readonly kind: EngineKind;
-  /** All containers that name volumes of ours, but those that are being removed. */
+  /** All containers that name volumes that may be ours, but those that are being removed. */
   containers(scope: Scope): Promise<readonly SeenContainer[]>;
   /**
    * Says when containers may have changed: at the beginning, with each event, and when it was lost and is there again.

@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import type { EngineAsks } from './engine-asks.ts';
 import { nameKey, volumeKey } from './keys.ts';
 import type { Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
@@ -14,9 +15,14 @@ export interface Deletion {
   readonly expiresAt: number | undefined;
 }
 
+export interface Deleting {
+  /** Asked for by a container engine, which lets nobody of its own begin to use it meanwhile. */
+  readonly byEngine: boolean;
+}
+
 export interface Deletions {
   /** What becomes of the data is the administrator's choice, on the store. */
-  delete(ref: string, expected: number | undefined, call: Call): Promise<Deletion>;
+  delete(ref: string, expected: number | undefined, call: Call, how?: Deleting): Promise<Deletion>;
   trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** Of one store; fails when it does not answer. */
   trashOf(store: string, scope: Scope): Promise<readonly Trashed[]>;
@@ -31,6 +37,7 @@ export interface Deletions {
 export interface DeletionParts extends VolumeParts {
   readonly reclaimSoon: (store: string) => void;
   readonly jumps: { isReliable(): boolean };
+  readonly asks: Pick<EngineAsks, 'close'>;
 }
 
 export interface DeletionSteps {
@@ -53,8 +60,8 @@ export function createDeletions(parts: DeletionParts): Deletions {
 }
 
 function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
-  const { stores, catalogue, operations, mounts, holds, clock } = parts;
-  return async (ref, expected, call) => {
+  const { stores, catalogue, operations, mounts, holds, clock, asks } = parts;
+  return async (ref, expected, call, how) => {
     const before = await catalogue.resolve(ref, call);
     await holds.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
@@ -63,6 +70,8 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
       checkRevision(volume, expected);
+      // A container that is being made is listed by then, and none begins to be that would name it.
+      using _closed = await asks.close(volume.id, how?.byEngine === true, call.signal);
       // Users on this node. For those on other hosts the store looks while it holds the volume: here it could be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
       const params = { id: volume.id, name: volume.name, deletedAt: clock.now() };

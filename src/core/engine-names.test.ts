@@ -9,6 +9,7 @@ import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engi
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { PluginName } from './containers.ts';
+import type { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 
 let server: TestServer;
@@ -104,6 +105,40 @@ describe('the names that engines know volumes by', () => {
   });
 });
 
+describe('names in both scopes, which Docker asks both plugins for, in any order', () => {
+  const both: readonly PluginName[] = ['stowage', 'stowage-local'];
+  const answers = async (name: string): Promise<readonly (Volume | string)[]> =>
+    await Promise.all(both.map((plugin) => resolve(name, plugin).catch((error: StowageError) => error.reason)));
+  const listedBy = async (plugin: PluginName): Promise<readonly string[]> =>
+    (await server.engine.engineNames.list(plugin, aCall())).map(({ name }) => name).toSorted();
+
+  beforeEach(async () => {
+    await server.engine.stores.add('far', 'nfs://server/far', aCall());
+  });
+
+  test('mean what is in the default store', async () => {
+    const [ours] = [await make('local', 'a'), await make('far', 'a')];
+    expect(await answers('a')).toEqual(['plugin-other-scope', ours]);
+    expect(await Promise.all(both.map(listedBy))).toEqual([['far..a'], ['a']]);
+  });
+
+  test('are refused by both, with the candidates, when they are in several of the others', async () => {
+    await make('silver', 'a');
+    await make('far', 'a');
+    expect(await answers('a')).toEqual(['volume-ambiguous', 'volume-ambiguous']);
+    expect(await Promise.all(both.map(listedBy))).toEqual([['far..a'], ['silver..a']]);
+    expect(await resolve('far..a', 'stowage')).toMatchObject({ store: 'far' });
+  });
+
+  test('mean what they meant before', async () => {
+    const first = await make('far', 'a');
+    expect(await answers('a')).toEqual([first, 'plugin-other-scope']);
+    await make('local', 'a');
+    expect(await answers('a')).toEqual([first, 'plugin-other-scope']);
+    expect(await Promise.all(both.map(listedBy))).toEqual([['a'], ['local..a']]);
+  });
+});
+
 describe('the store for a new volume', () => {
   const placeFor = (name: string, store?: string, plugin: PluginName = 'stowage-local') =>
     server.engine.engineNames.placeFor(plugin, name, store);
@@ -114,7 +149,12 @@ describe('the store for a new volume', () => {
     expect(placeFor('gold..a')).toEqual({ store: 'gold', name: 'a' });
     expect(placeFor('gold..a', 'gold')).toEqual({ store: 'gold', name: 'a' });
     expect(() => placeFor('gold..a', 'silver')).toThrow('names another store');
-    expect(() => placeFor('a', 'bronze')).toThrow('bronze');
+    expect(() => placeFor('a', 'bronze')).toThrow(
+      expect.objectContaining({
+        ...{ code: 'not-found', reason: 'store-unknown', message: "there is no store 'bronze'" },
+        action: "Name one of those of this driver: 'local', 'silver', 'gold'",
+      }),
+    );
   });
 
   test('is of the scope of the plugin', () => {

@@ -5,6 +5,7 @@ import { StowageError, stowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId } from './model.ts';
 import { isVolumeName, partsOfQualified, qualified, quoted } from './names.ts';
 import type { Records } from './ports.ts';
+import { unknownStore } from './store-errors.ts';
 import type { Stores } from './stores.ts';
 
 /**
@@ -18,7 +19,10 @@ export interface EngineNames {
   remember(plugin: PluginName, name: string, id: VolumeId): void;
   /** It is gone, and its names with it. Of one that was destroyed by others, `list` finds out. */
   forget(id: VolumeId): void;
-  /** By what the name meant before, as `store..name`, in the default store, or in the only other one of that scope. */
+  /**
+   * By what the name meant before, as `store..name`, in the default store, or in the only other one, whatever their scope:
+   * Docker asks both plugins for a name, in any order, and takes whichever has it.
+   */
   resolve(plugin: PluginName, name: string, scope: Scope): Promise<Volume>;
   /** Each volume of that scope once. Of stores that do not answer, what was there when they last did. */
   list(plugin: PluginName, scope: Scope): Promise<readonly { readonly name: string; readonly volume: Volume }[]>;
@@ -73,7 +77,22 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
     const bare = partsOfQualified(name)?.name ?? name;
     if (stowageError(thrown).code !== 'not-found' || !isVolumeName(bare)) return thrown;
     const there = records.volumes.named(bare).find(({ store }) => isIn(other)(store));
-    return there === undefined ? thrown : otherScope(`volume '${there.store}/${there.name}'`, there.store, plugin);
+    if (there === undefined) return thrown;
+    // Not found all the same: what is to be removed is gone.
+    return otherScope(`volume '${there.store}/${there.name}'`, there.store, plugin, 'not-found');
+  }
+
+  /** Where the name means, on this host, what the other plugin has. */
+  async function refuseMeantElsewhere(plugin: PluginName, found: Volume, name: string, scope: Scope): Promise<void> {
+    const other = otherThan(plugin);
+    const id = records.engineNames.get(other, name);
+    const known = id && records.volumes.byId(id);
+    const isQualified = partsOfQualified(name) !== undefined;
+    // In the default store it is what is meant, unless the name was taken before; then nobody else need be asked.
+    if (known === undefined && (isQualified || found.store === stores.defaultName)) return;
+    const meant = known ?? (await catalogue.resolve(name, scope));
+    if (meant.id !== found.id && isIn(other)(meant.store))
+      throw otherScope(`by ${quoted(name)} volume '${meant.store}/${meant.name}' is meant, which`, meant.store, plugin);
   }
 
   return {
@@ -88,6 +107,7 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
       const volume = await catalogue.resolve(name, scope, isIn(plugin)).catch((thrown: unknown) => {
         throw notHere(plugin, name, thrown);
       });
+      await refuseMeantElsewhere(plugin, volume, name, scope);
       records.engineNames.put(plugin, name, volume.id);
       return volume;
     },
@@ -106,13 +126,20 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
       const there = new Set(all.map(({ id }) => id));
       // When every store has answered, what is not there is gone, unless it was made meanwhile.
       if (unsaid.length === 0) forgetThose(plugin, (id) => !there.has(id) && records.volumes.byId(id) === undefined);
-      return named(all, records.engineNames.list(plugin), stores.defaultName);
+      const others = new Set(records.engineNames.list(otherThan(plugin)).map(({ name }) => name));
+      const isOthers = isIn(otherThan(plugin));
+      const isElsewhere = ({ name, store }: Volume): boolean =>
+        others.has(name) ||
+        (store !== stores.defaultName && records.volumes.named(name).some((one) => isOthers(one.store)));
+      return named(all, records.engineNames.list(plugin), stores.defaultName, isElsewhere);
     },
     placeFor: (plugin, name, wanted) => {
       const parts = partsOfQualified(name);
       if (parts !== undefined && wanted !== undefined && wanted !== parts.store) throw contradiction(name, wanted);
       const store = parts?.store ?? wanted ?? usual(plugin, storesOf(plugin), stores.defaultName);
-      const { config, shared } = stores.view(store);
+      const view = stores.list().find(({ config }) => config.name === store);
+      if (view === undefined) throw noStore(store, storesOf(plugin));
+      const { config, shared } = view;
       if (pluginOf(shared) !== plugin) throw otherScope(`store '${config.name}'`, config.name, plugin);
       return { store: config.name, name: parts?.name ?? name };
     },
@@ -127,6 +154,7 @@ function named(
   volumes: readonly Volume[],
   known: readonly { readonly name: string; readonly id: string }[],
   usual: StoreName | undefined,
+  isElsewhere: (volume: Volume) => boolean,
 ): readonly { readonly name: string; readonly volume: Volume }[] {
   const byId = new Map(known.map(({ name, id }) => [id, name]));
   const taken = new Set(known.map(({ name }) => name));
@@ -139,7 +167,7 @@ function named(
   return volumes.map((volume) => {
     const { id, name, store } = volume;
     const leadsHere = store === usual || (!inUsual.has(name) && count.get(name) === 1);
-    const bare = leadsHere && !taken.has(name) ? name : qualified(store, name);
+    const bare = leadsHere && !taken.has(name) && !isElsewhere(volume) ? name : qualified(store, name);
     return { name: byId.get(id) ?? bare, volume };
   });
 }
@@ -166,12 +194,27 @@ const meaning: Readonly<Record<PluginName, string>> = {
   'stowage-local': 'it shows stores of this machine',
 };
 
-function otherScope(what: string, store: string, plugin: PluginName): StowageError {
+function otherScope(
+  what: string,
+  store: string,
+  plugin: PluginName,
+  code: 'invalid' | 'not-found' = 'invalid',
+): StowageError {
   const other = otherThan(plugin);
   return new StowageError(`${what} is not for plugin ${plugin}: ${meaning[plugin]}`, {
-    code: 'invalid',
+    code,
     reason: 'plugin-other-scope',
     action: `Use the driver ${other} for store '${store}': docker volume create -d ${other} -o store=${store} NAME`,
+  });
+}
+
+/** Whoever asks by way of an engine may have no other way to see which there are. */
+function noStore(name: string, others: readonly StoreName[]): StowageError {
+  const { message, code, reason, action } = unknownStore(name);
+  const these = others.map(quoted).join(', ');
+  return new StowageError(message, {
+    ...{ code, reason },
+    action: others.length === 0 ? action : `Name one of those of this driver: ${these}`,
   });
 }
 

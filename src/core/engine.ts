@@ -4,7 +4,9 @@ import { type Adoptions, createAdoptions } from './adoption.ts';
 import { type Catalogue, createCatalogue } from './catalogue.ts';
 import type { ContainerEngine } from './containers.ts';
 import { createDeletions, type Deletions } from './deletion.ts';
+import { createEngineAsks, type EngineAsks } from './engine-asks.ts';
 import { createEngineNames, type EngineNames } from './engine-names.ts';
+import { createEphemerals, type Ephemerals } from './ephemeral.ts';
 import { stowageError } from './errors.ts';
 import { createEvents, type Events } from './events.ts';
 import { createHolds, type Holds } from './holds.ts';
@@ -39,8 +41,10 @@ export interface Engine {
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
+  readonly ephemerals: Ephemerals;
   readonly uses: UseRecords;
   readonly engineNames: EngineNames;
+  readonly asks: Pick<EngineAsks, 'note'>;
   readonly holds: Holds;
   readonly references: References;
   readonly operations: Operations;
@@ -115,6 +119,7 @@ export function createEngine(parts: EngineParts): Engine {
     changed: (ids) => {
       const scope = { signal: unending, log };
       for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
+      void holds.changed(ids, scope);
     },
   });
   const isShared = (id: VolumeId): boolean => {
@@ -124,20 +129,23 @@ export function createEngine(parts: EngineParts): Engine {
   late.references = references;
   const limits = createLimits(records);
   const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
+  const asks = createEngineAsks(clock);
   const volumes = createVolumes(shared);
-  const deletions = createDeletions({ ...shared, reclaimSoon: reclaim.soon, jumps: createTimeJumps(parts) });
+  const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon, jumps: createTimeJumps(parts) });
   const adoptions = createAdoptions(shared);
   const uses = createUseRecords(shared);
+  const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });
   Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps, uses.steps);
   const tokens = createTokens(records, clock);
   return {
     ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
-    ...{ mounts, uses, engineNames, holds, references, operations, tokens, events, records },
+    ...{ mounts, ephemerals, uses, engineNames, asks, holds, references, operations, tokens, events, records },
     tend: async (scope) => {
       await stores.retry(scope);
       await mounts.repair(scope);
       await mounts.renewUses(scope);
       await holds.settle(scope);
+      await ephemerals.settle(scope);
       await deletions.expire(scope);
       reclaim.again();
       records.answers.prune(clock.now() - day);

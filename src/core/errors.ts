@@ -2,29 +2,38 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { StillRunning } from '#base/patience.ts';
 
 /**
- * What a code means to every protocol. This table alone decides retry, HTTP status and exit status; a front end that
+ * What a code means to every protocol. This table alone decides retry, the status of HTTP and gRPC, and the exit status; a front end that
  * speaks another protocol adds a column here, not a switch of its own.
  */
 export const errorCodes = {
-  invalid: { http: 400, exit: 2, retry: false, title: 'The request is not valid' },
-  'out-of-range': { http: 400, exit: 2, retry: false, title: 'A value is out of range' },
-  unauthenticated: { http: 401, exit: 3, retry: false, title: 'No valid token was given' },
-  denied: { http: 403, exit: 3, retry: false, title: 'Not permitted' },
-  'not-found': { http: 404, exit: 4, retry: false, title: 'Not found' },
-  exists: { http: 409, exit: 5, retry: false, title: 'It exists already' },
-  conflict: { http: 409, exit: 5, retry: false, title: 'It is in a state that contradicts the request' },
-  'in-use': { http: 409, exit: 6, retry: false, title: 'It is in use' },
-  stale: { http: 412, exit: 5, retry: false, title: 'It changed since you read it' },
-  unsupported: { http: 422, exit: 7, retry: false, title: 'Not supported here' },
-  busy: { http: 409, exit: 8, retry: true, title: 'Busy with another operation' },
-  canceled: { http: 499, exit: 130, retry: true, title: 'Cancelled' },
-  exhausted: { http: 507, exit: 9, retry: false, title: 'No room left' },
-  unavailable: { http: 503, exit: 10, retry: true, title: 'Not reachable at the moment' },
-  deadline: { http: 504, exit: 10, retry: true, title: 'No answer in time' },
-  internal: { http: 500, exit: 1, retry: false, title: 'A fault in Stowage' },
-} as const satisfies Record<string, { http: number; exit: number; retry: boolean; title: string }>;
+  invalid: { http: 400, grpc: 3, exit: 2, retry: false, title: 'The request is not valid' },
+  'out-of-range': { http: 400, grpc: 11, exit: 2, retry: false, title: 'A value is out of range' },
+  unauthenticated: { http: 401, grpc: 16, exit: 3, retry: false, title: 'No valid token was given' },
+  denied: { http: 403, grpc: 7, exit: 3, retry: false, title: 'Not permitted' },
+  'not-found': { http: 404, grpc: 5, exit: 4, retry: false, title: 'Not found' },
+  exists: { http: 409, grpc: 6, exit: 5, retry: false, title: 'It exists already' },
+  conflict: { http: 409, grpc: 9, exit: 5, retry: false, title: 'It is in a state that contradicts the request' },
+  'in-use': { http: 409, grpc: 9, exit: 6, retry: false, title: 'It is in use' },
+  stale: { http: 412, grpc: 10, exit: 5, retry: false, title: 'It changed since you read it' },
+  unsupported: { http: 422, grpc: 9, exit: 7, retry: false, title: 'Not supported here' },
+  busy: { http: 409, grpc: 10, exit: 8, retry: true, title: 'Busy with another operation' },
+  canceled: { http: 499, grpc: 1, exit: 130, retry: true, title: 'Cancelled' },
+  exhausted: { http: 507, grpc: 8, exit: 9, retry: false, title: 'No room left' },
+  unavailable: { http: 503, grpc: 14, exit: 10, retry: true, title: 'Not reachable at the moment' },
+  deadline: { http: 504, grpc: 4, exit: 10, retry: true, title: 'No answer in time' },
+  internal: { http: 500, grpc: 13, exit: 1, retry: false, title: 'A fault in Stowage' },
+} as const satisfies Record<string, { http: number; grpc: number; exit: number; retry: boolean; title: string }>;
 
 export type ErrorCode = keyof typeof errorCodes;
+
+interface About {
+  readonly code: ErrorCode;
+  readonly reason: string;
+  readonly action: string;
+  /** In place of message, and action, for those who are not administrators; left out: telling.ts decides. */
+  readonly toUsers?: { readonly message: string; readonly action?: string };
+  readonly cause?: unknown;
+}
 
 /** What failed (message), why (cause), what to do now (action). `reason` is fine-grained and stable: one docs entry each. */
 export class StowageError extends Error {
@@ -32,14 +41,13 @@ export class StowageError extends Error {
   readonly code: ErrorCode;
   readonly reason: string;
   readonly action: string;
-  constructor(
-    message: string,
-    about: { readonly code: ErrorCode; readonly reason: string; readonly action: string; readonly cause?: unknown },
-  ) {
+  readonly toUsers: About['toUsers'];
+  constructor(message: string, about: About) {
     super(message, { cause: about.cause });
     this.code = about.code;
     this.reason = about.reason;
     this.action = about.action;
+    this.toUsers = about.toUsers;
   }
 }
 

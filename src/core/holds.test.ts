@@ -6,7 +6,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';
@@ -16,12 +16,14 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
   let server: TestServer;
   let docker: FakeEngine;
   let clock: FakeClock;
+  let log: ReturnType<typeof collectingLog>;
   let volume: Volume;
 
   beforeEach(async () => {
     docker = createFakeEngine();
     clock = createFakeClock();
-    server = await startServer({ listen: 'none', engines: [docker], clock });
+    log = collectingLog();
+    server = await startServer({ listen: 'none', engines: [docker], clock, log });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
     volume = await server.engine.volumes.create(wanted, aCall());
@@ -45,6 +47,11 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker.restart();
   };
   const settle = () => server.engine.holds.settle(aCall());
+  /** Docker lets go of the volume before it says so. */
+  const ends = async (name: string): Promise<void> => {
+    docker.run(name, { photos: plugin }, false);
+    await expect.poll(path).toBeUndefined();
+  };
 
   test('is one mount, however many ask for it, and goes with the last of them', async () => {
     docker.run('web', { photos: plugin });
@@ -57,7 +64,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     await letGo('never');
     expect(path()).toBe(at);
     await letGo('1');
-    expect(path()).toBeUndefined();
+    await ends('web');
     // A container that is started after all must not find an empty folder in the volume's place.
     expect(existsSync(at)).toBe(false);
   });
@@ -69,7 +76,74 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     await letGo('1');
     expect(path()).toBe(at);
     await letGo('1');
+    await ends('web');
+  });
+
+  test('is not taken away under a container that runs, whatever the counts say', async () => {
+    docker.run('web', { photos: plugin });
+    docker.run('db', { photos: plugin });
+    const at = await hold('1');
+    // One that was only made has nothing mounted.
+    docker.run('new', { photos: plugin }, true, false);
+    await letGo('1');
+    expect(path()).toBe(at);
+    docker.run('db', { photos: plugin }, false);
+    await settle();
+    expect(path()).toBe(at);
+    await ends('web');
+    docker.remove('new');
+  });
+
+  test('goes when its engine lists the end of the container, of which it says nothing more', async () => {
+    docker.run('web', { photos: plugin });
+    const at = await hold('1');
+    await letGo('1');
+    expect(path()).toBe(at);
+    docker.isQuiet = true;
+    docker.run('web', { photos: plugin }, false);
+    clock.advance(50);
+    await expect.poll(path).toBeUndefined();
+  });
+
+  test('stays held when it cannot be unmounted, and goes another time', async () => {
+    docker.run('web', { photos: plugin }, false);
+    const at = await hold('1');
+    restart();
+    await settle();
+    clock.advance(60_000);
+    const before = process.cwd();
+    process.chdir(at);
+    try {
+      let isOver = false;
+      const settled = settle().finally(() => {
+        isOver = true;
+      });
+      // Who still has something open in it is given a moment.
+      while (!isOver) {
+        clock.advance(100);
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+      await settled;
+    } finally {
+      process.chdir(before);
+    }
+    expect(server.engine.holds.isHeld(volume.id, at)).toBe(true);
+    await settle();
     expect(path()).toBeUndefined();
+    expect(server.engine.holds.isHeld(volume.id, at)).toBe(false);
+  });
+
+  test('for a container that its engine does not list after a minute is told of, once', async () => {
+    await hold('1');
+    await settle();
+    expect(log.lines.filter((line) => line.includes('does not list'))).toEqual([]);
+    for (const ms of [60_000, 60_000]) {
+      clock.advance(ms);
+      await settle();
+    }
+    const told = log.lines.filter((line) => line.includes('does not list'));
+    expect(told).toEqual([expect.stringMatching(/^warn .*"action":".*second engine/)]);
+    await letGo('1');
   });
 
   test('is let go of once by Podman, which counts by itself, however often it asks', async () => {
@@ -105,7 +179,8 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     await using again = await startServer(about);
     expect(again.engine.holds.pathOf(kept.id)).toBe(at);
     await again.engine.holds.letGo(kept.id, plugin, '1', aCall());
-    expect(await again.engine.mounts.list(aCall())).toEqual([]);
+    docker.remove('web');
+    await expect.poll(() => again.engine.mounts.list(aCall())).toEqual([]);
   });
 
   test('is dropped when no container names the volume, its engine says so, and either side was started since', async () => {
@@ -226,6 +301,52 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker.isDown = false;
     docker.remove('web');
     await remove();
+  });
+
+  test('a volume is neither deleted nor renamed while an engine does not say who uses it', async () => {
+    docker.isDown = true;
+    const unknown = {
+      ...{ code: 'unavailable', reason: 'volume-use-unknown', action: expect.stringContaining('--docker-socket none') },
+      message: expect.stringContaining('whether containers of docker use it is not known: '),
+    };
+    await expect(remove()).rejects.toMatchObject(unknown);
+    await expect(server.engine.volumes.rename(volume.id, 'films', undefined, aCall())).rejects.toMatchObject(unknown);
+    docker.isDown = false;
+    await remove();
+  });
+
+  test('a container that an engine makes while the volume is being deleted is waited for', async () => {
+    const { signal } = aCall();
+    const note = (): Promise<boolean | undefined> =>
+      Promise.race([
+        server.engine.asks.note(volume.id, signal),
+        new Promise<undefined>((done) => setImmediate(() => done(undefined))),
+      ]);
+    // The engine is told of it.
+    expect(await note()).toBe(false);
+    const deleted = remove();
+    // And from then on waits.
+    await expect.poll(note).toBeUndefined();
+    docker.run('web', { photos: plugin }, false);
+    clock.advance(1_000);
+    await expect(deleted).rejects.toMatchObject({ message: expect.stringContaining('container web') });
+  });
+
+  test('an engine that waits for a mount is not waited for', async () => {
+    await hold('1');
+    const { containers } = docker;
+    const [asked, silence] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    docker.containers = async (scope) => {
+      asked.resolve();
+      await silence.promise;
+      return await containers(scope);
+    };
+    const deleted = remove();
+    await asked.promise;
+    await hold('2');
+    silence.resolve();
+    await expect(deleted).rejects.toMatchObject({ code: 'in-use' });
+    for (const id of ['1', '2']) await letGo(id);
   });
 
   test('a mount that fails leaves no hold behind', async () => {

@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { type Hold, holderOf, type PluginName } from './containers.ts';
@@ -30,16 +31,18 @@ export interface Holds {
   dropStale(volume: Volume, scope: Scope): Promise<void>;
   /** The same for all, and for volumes of which no container has run for a while. Also retries unmounts that failed. */
   settle(scope: Scope): Promise<void>;
+  /** Containers of these volumes are not what they were: what was kept for one that ran may go. Never throws. */
+  changed(volumes: readonly VolumeId[], scope: Scope): Promise<void>;
   /** When Stowage stops: leaves nothing where no engine has anything. */
   close(scope: Scope): Promise<void>;
 }
 
 export interface HoldsParts {
   readonly records: Records;
-  readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish'>;
+  readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead'>;
   readonly mounter: Pick<Mounter, 'usersOf' | 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
-  readonly references: () => Pick<References, 'of' | 'known' | 'lookAll' | 'foundAt'>;
+  readonly references: () => Pick<References, 'of' | 'known' | 'isLive' | 'lookAll' | 'foundAt'>;
   readonly remapped: RemappedUsers;
   /** Where engines find volumes: `<folder>/<volume id>`. */
   readonly folder: string;
@@ -57,6 +60,9 @@ const startingMs = 60_000;
  */
 const fillingMs = 600_000;
 
+/** Docker says that a container has ended before its list does; then it says nothing more. */
+const endingMs = [50, 150, 300, 500, 1_000, 3_000];
+
 export function createHolds(parts: HoldsParts): Holds {
   const { records, operations, clock, log, node } = parts;
   const targetOf = (id: VolumeId): string => `${parts.folder}/${id}`;
@@ -64,27 +70,34 @@ export function createHolds(parts: HoldsParts): Holds {
   /** When an engine last asked for it, and since when no container has been seen running; by this process's clock. */
   const asked = new Map<VolumeId, number>();
   const idle = new Map<VolumeId, number>();
+  /** Of which it was said that no container is known that has it. */
+  const unlisted = new Set<VolumeId>();
+  const closing = new AbortController();
   /** When each was asked for; what is not in it an earlier process was asked for. */
   const since = new Map<string, number>();
 
   /** Call it with the lock held. */
-  async function takeAway(id: VolumeId, call: Call): Promise<void> {
-    if (pathOf(id) === undefined) return;
+  async function takeAway(id: VolumeId, call: Call): Promise<boolean> {
+    if (pathOf(id) === undefined) return true;
     try {
       await parts.mounts().unpublish(targetOf(id), id, call, { force: false, unheld: true });
+      return true;
     } catch (thrown) {
       call.signal.throwIfAborted();
       // No engine asks again. What was written is in the keeper's memory, and the mount stays until it is on the server.
       const { message } = stowageError(thrown);
       log.warn('a volume that no container uses stays mounted for now', { volume: id, why: message });
+      return false;
     }
   }
 
   async function drop(id: VolumeId, why: string, scope: Scope): Promise<void> {
     for (const { plugin } of records.holds.of(id))
       log.info('a mount that no container uses is dropped', { volume: id, plugin, why });
+    // What could not be taken away is still held, and dropped another time.
+    if (!(await takeAway(id, { ...scope, requestId: `holds:${id}` }))) return;
     records.holds.clear(id);
-    await takeAway(id, { ...scope, requestId: `holds:${id}` });
+    idle.delete(id);
   }
 
   /** Neither we nor its engine were started since it was asked for: what we say of it is what the engine knows. */
@@ -106,13 +119,15 @@ export function createHolds(parts: HoldsParts): Holds {
   }
 
   async function settleOne(id: VolumeId, scope: Scope): Promise<void> {
+    const volume = records.volumes.byId(id);
+    // Before the lock is taken: Podman answers nothing while it waits for a mount, which waits for the lock.
+    const referring = await parts.references().of(volume ?? id, scope);
     using _ = await operations.lock([holdKey(id)], scope.signal);
     const holds = records.holds.of(id);
-    if (holds.length === 0 || pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
+    if (pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
+    if (holds.length === 0) return await releaseOne(id, scope);
     // Podman remembers by itself that it has it mounted, and asks no second time.
     if (holds.some((hold) => holderOf(hold) === 'podman')) return;
-    const volume = records.volumes.byId(id);
-    const referring = await parts.references().of(volume ?? id, scope);
     if (!areKnown(holds, referring) || referring.references.some(({ running }) => running)) {
       idle.delete(id);
       return;
@@ -123,11 +138,41 @@ export function createHolds(parts: HoldsParts): Holds {
     const now = clock.elapsed();
     const begun = idle.get(id) ?? now;
     idle.set(id, begun);
+    if (referring.references.length === 0 && now - begun >= startingMs) warnUnlisted(id, holds);
     const patience = holds.some(isCertain) ? fillingMs : startingMs;
     if (now - Math.max(begun, asked.get(id) ?? begun) < patience) return;
     if (await boundElsewhere(id, scope)) return;
-    idle.delete(id);
     await drop(id, 'none of its containers runs', scope);
+  }
+
+  /** Let go of, and kept while a container seemed to run that had it. Call it with the lock held. */
+  async function releaseOne(id: VolumeId, scope: Scope): Promise<void> {
+    if (!parts.references().isLive(id)) await drop(id, 'none of its containers runs', scope);
+  }
+
+  /** Nobody waits for it. What is seen to have ended is taken away by `changed`. */
+  async function lookUntilEnded(id: VolumeId): Promise<void> {
+    const { signal } = closing;
+    try {
+      for (const ms of endingMs) {
+        await clock.sleep(ms, signal);
+        if (records.holds.of(id).length > 0 || !parts.references().isLive(id)) return;
+        await parts.references().lookAll({ signal, log });
+      }
+    } catch (thrown) {
+      if (!signal.aborted)
+        log.info('a volume stays mounted for now', { volume: id, why: stowageError(thrown).message });
+    }
+  }
+
+  /** A container that is being made is not listed yet, but soon is. */
+  function warnUnlisted(id: VolumeId, holds: readonly Hold[]): void {
+    if (unlisted.has(id)) return;
+    unlisted.add(id);
+    const [{ plugin } = { plugin: undefined }] = holds;
+    const action =
+      'It is being filled from an image, or an engine forgot it in a crash: then it is dropped by itself. Or a second engine uses Stowage, whose containers are not known here: it needs a Stowage of its own.';
+    log.warn('a volume is mounted for a container that its engine does not list', { volume: id, plugin, action });
   }
 
   return {
@@ -138,6 +183,9 @@ export function createHolds(parts: HoldsParts): Holds {
       using _ = await operations.lock([holdKey(volume.id)], call.signal);
       asked.set(volume.id, clock.elapsed());
       idle.delete(volume.id);
+      // Left from a container that ended just now, perhaps since nobody serves it any more.
+      const isLeft = pathOf(volume.id) !== undefined && records.holds.of(volume.id).length === 0;
+      if (isLeft && (await parts.mounts().isDead(volume.id, call))) await takeAway(volume.id, call);
       // First: of what is mounted and not held, a start after a crash would make an end.
       const hold = { volumeId: volume.id, plugin, id, since: clock.now() };
       const before = records.holds.of(volume.id).some((one) => keyOf(one) === keyOf(hold));
@@ -158,18 +206,38 @@ export function createHolds(parts: HoldsParts): Holds {
     letGo: async (id, plugin, hold, call) => {
       using _ = await operations.lock([holdKey(id)], call.signal);
       records.holds.take(id, plugin, hold);
-      if (records.holds.of(id).length === 0) await takeAway(id, call);
+      if (records.holds.of(id).length > 0) return;
+      // Docker lets go of it before its list says that the container has ended; and where counts went wrong, one may go on
+      // running that has it. What is taken away under that is soon destroyed.
+      if (parts.references().isLive(id)) void lookUntilEnded(id);
+      else await takeAway(id, call);
+    },
+    changed: async (ids, scope) => {
+      const isOver = (id: VolumeId): boolean => records.holds.of(id).length === 0 && !parts.references().isLive(id);
+      for (const id of ids) {
+        if (pathOf(id) === undefined || !isOver(id)) continue;
+        try {
+          using _ = await operations.lock([holdKey(id)], scope.signal);
+          if (isOver(id)) await takeAway(id, { ...scope, requestId: `holds:${id}` });
+        } catch (thrown) {
+          log.info('a volume stays mounted for now', { volume: id, why: stowageError(thrown).message });
+        }
+      }
     },
     dropStale: async (volume, scope) => {
       if (records.holds.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
+      const before = records.holds.of(volume.id);
+      // Before the lock is taken, as above.
+      const referring = await parts.references().of(volume, scope);
       using _ = await operations.lock([holdKey(volume.id)], scope.signal);
       const holds = records.holds.of(volume.id);
-      const referring = await parts.references().of(volume, scope);
+      if (!isDeepStrictEqual(holds, before)) return;
       // What its engine certainly knows of may be a volume that is being filled for a container to come.
       if (referring.references.length === 0 && areKnown(holds, referring) && !holds.some(isCertain))
         await drop(volume.id, 'no container names it', scope);
     },
     close: async (scope) => {
+      closing.abort();
       if (parts.mounter.unable === undefined && records.holds.list().length === 0)
         await parts.mounter.closeShared(parts.folder, scope);
     },
@@ -177,20 +245,18 @@ export function createHolds(parts: HoldsParts): Holds {
       await parts.remapped.look(scope);
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targetOf(volumeId));
       const all = new Set([...records.holds.list(), ...published].map(({ volumeId }) => volumeId));
-      for (const known of [asked, idle]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);
+      for (const known of [asked, idle, unlisted]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);
       const keys = new Set(records.holds.list().map(keyOf));
       for (const key of since.keys()) if (!keys.has(key)) since.delete(key);
       // Also where nothing is mounted: what stopped containers name is to be known.
       await parts.references().lookAll(scope);
       for (const id of all) {
         // Most of them run. What is done about the others is decided by what is asked with the lock held.
-        if (
-          parts
-            .references()
-            .known(id)
-            .some(({ running }) => running) &&
-          pathOf(id) !== undefined
-        ) {
+        const runs = parts
+          .references()
+          .known(id)
+          .some(({ running }) => running);
+        if (runs && pathOf(id) !== undefined && records.holds.of(id).length > 0) {
           idle.delete(id);
           continue;
         }

@@ -132,7 +132,7 @@ describe('opening a store whose disk does not answer', () => {
     const gate = kind.close('open', { deaf: true, store: 'b' });
     const starting = started({ config });
     await gate.reached;
-    clock.advance(2_000);
+    clock.advance(500);
     const server = await starting;
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
     expect(server.engine.stores.view('b').problem).toMatchObject({ code: 'unavailable', reason: 'store-opening' });
@@ -142,7 +142,7 @@ describe('opening a store whose disk does not answer', () => {
       tended = true;
     });
     await vi.waitFor(() => {
-      clock.advance(2_000);
+      clock.advance(500);
       expect(tended).toBe(true);
     });
     expect(gate.waiting()).toBe(1);
@@ -163,7 +163,7 @@ describe('an opening that nobody waits for any more', () => {
     const gate = kind.close('open', { deaf: true });
     const starting = started({ config });
     await gate.reached;
-    clock.advance(2_000);
+    clock.advance(500);
     const server = await starting;
     await at('b');
     await server.running.reload();
@@ -231,7 +231,7 @@ describe('an opening that nobody waits for any more', () => {
     const gate = kind.close('open', { deaf: true, store: 'a' });
     const starting = startServer({ listen: 'none', kinds: [kind], clock, folder: state });
     await gate.reached;
-    clock.advance(2_000);
+    clock.advance(500);
     const next = await starting;
     expect((await next.admin.delete('/v1/stores/a')).status).toBe(204);
     gate.open();

@@ -2,6 +2,8 @@ import { StowageError } from './errors.ts';
 import type { Mount, SeenUse, User, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
+import type { SilentEngine } from './references.ts';
+import { isEngine } from './users.ts';
 
 export function requireMounting({ unable }: Mounter): void {
   if (unable !== undefined) throw mountUnable(unable);
@@ -26,6 +28,20 @@ export function requireSame(present: Mount, volume: Volume, readOnly: boolean): 
   });
 }
 
+/** For who may be the only one to have it. */
+export function requireAlone(volume: Volume, mounts: readonly Mount[]): void {
+  const other = mounts.find(({ user }) => user.kind === 'pod');
+  if (other === undefined) return;
+  throw new StowageError(
+    `volume '${volume.store}/${volume.name}' is used by pod ${other.user.name}, and only one may`,
+    {
+      code: 'in-use',
+      reason: 'volume-used-by-pod',
+      action: 'Delete that pod first, or use an access mode that lets several pods have the volume.',
+    },
+  );
+}
+
 /** Not which one: who asks may not be allowed to know it. */
 export function otherThere(target: string): StowageError {
   return new StowageError(`another volume is mounted at ${quoted(target)}`, {
@@ -45,33 +61,95 @@ export function held(target: string): StowageError {
 }
 
 export function inUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
-  const shown = users.slice(0, 5).map((user) => `${user.kind} ${user.name} on ${user.node}`);
-  const more = users.length > 5 ? ` and ${users.length - 5} more` : '';
+  const { store, name } = volume;
+  const shown = shortened(users.map((user) => `${called(user)} on ${user.node}`));
+  const told = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
+  return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
+    code: 'in-use',
+    reason: 'volume-in-use',
+    action: users.some(isPath)
+      ? 'Unmount it there first: stowage unmount PATH'
+      : users.some(isEngine)
+        ? 'Try again in a moment: what is being made is listed then. Who it is for: docker ps -a --filter volume=NAME. What an engine forgot in a crash is dropped by itself after ten minutes.'
+        : 'Remove those containers first, stopped ones too: docker rm NAME, or podman rm NAME',
+    toUsers: {
+      message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${told}`,
+      ...(users.some(isPath) ? { action: askForUnmount } : {}),
+    },
+  });
+}
+
+const askForUnmount =
+  'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts';
+
+/** Containers that are stopped have nothing mounted, and only their engine knows them. */
+export function engineSilent(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
+  const { store, name } = volume;
+  const what = `volume '${store}/${name}' cannot be ${verb}`;
+  const kinds = silent.map(({ kind }) => kind).join(' and ');
+  const why = silent.map((one) => one.why).join('; ');
+  // Containers of Podman run without it.
+  const units = silent.map(({ kind }) => (kind === 'podman' ? 'podman.socket' : kind)).join(' ');
+  const flags = silent.map(({ kind }) => `--${kind}-socket none`).join(' ');
+  return new StowageError(`${what}: whether containers of ${kinds} use it is not known: ${why}`, {
+    code: 'unavailable',
+    reason: 'volume-use-unknown',
+    action: `Have it answer again: systemctl start ${units}. If it runs, and Stowage is a container that has its socket but not the folder of it, start that container again. If there is none any more, or nothing there is to use volumes, say so: ${flags}, or engines: in stowage.yaml.`,
+    toUsers: {
+      message: `${what}: ${kinds} does not answer, and containers there may use it`,
+      action: 'Try again when it does. If it is not to be there any more, ask the administrator.',
+    },
+  });
+}
+
+/** By somebody who has it in a mount namespace of their own, and of whom nothing else is known. */
+export function servedOn({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
-    `volume '${volume.store}/${volume.name}' cannot be ${verb}: it is used by ${shown.join(', ')}${more}`,
+    `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow`,
     {
       code: 'in-use',
-      reason: 'volume-in-use',
-      action: users.every(({ kind }) => kind === 'container')
-        ? 'Remove those containers first, stopped ones too: docker rm NAME'
-        : 'Unmount it there first: stowage unmount PATH',
+      reason: 'volume-served-on',
+      action: `End who has it. Processes that see it: grep -l stowage:${id} /proc/[0-9]*/mountinfo`,
     },
   );
 }
 
 /** Known from records on the store itself: those hosts may not even be running. */
 export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
-  const shown = uses.slice(0, 5).map(({ node, host, users, stale, renewedAt }) => {
-    const who = users.map((user) => `${user.kind} ${user.name}`).slice(0, 5);
-    const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
-    return `host ${node} (${[host, ...who].join(', ')}${silent})`;
-  });
-  const more = uses.length > 5 ? ` and ${uses.length - 5} more` : '';
-  const { host } = uses.find(({ stale }) => stale) ?? uses[0] ?? { host: 'HOST' };
   const { store, name } = volume;
-  return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown.join(', ')}${more}`, {
+  const hosts = (who: (users: readonly Named[]) => readonly string[]): string =>
+    shortened(
+      uses.map(({ node, host, users, stale, renewedAt }) => {
+        const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
+        return `host ${node} (${[host, ...who(users).slice(0, most)].join(', ')}${silent})`;
+      }),
+    );
+  const shown = hosts((users) => users.map(called));
+  const { host } = uses.find(({ stale }) => stale) ?? uses[0] ?? { host: 'HOST' };
+  return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
     reason: 'volume-in-use-elsewhere',
     action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
+    toUsers: { message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${hosts(withoutPaths)}` },
   });
+}
+
+type Named = Pick<User, 'kind' | 'name'>;
+
+/** Of those who use a volume, in one message. */
+const most = 5;
+
+const shortened = (all: readonly string[]): string =>
+  `${all.slice(0, most).join(', ')}${all.length > most ? ` and ${all.length - most} more` : ''}`;
+
+/** An engine's name is that of no container: whoever removed that one would remove Stowage itself. */
+const called = ({ kind, name }: Named): string =>
+  isEngine({ kind, name }) ? `a mount for a container that is not known yet (driver ${name})` : `${kind} ${name}`;
+const isPath = ({ kind }: Named): boolean => kind === 'path';
+
+/** Where on a host something is mounted is for its administrator. */
+function withoutPaths(users: readonly Named[]): readonly string[] {
+  const paths = users.filter(isPath).length;
+  const mounts = paths === 1 ? 'a mount' : `${paths} mounts`;
+  return [...users.filter((user) => !isPath(user)).map(called), ...(paths === 0 ? [] : [mounts])];
 }

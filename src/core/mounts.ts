@@ -6,7 +6,7 @@ import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
 import { stageKey } from './keys.ts';
 import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
-import { inUse } from './mount-errors.ts';
+import { engineSilent, inUse, servedOn } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
 import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
@@ -32,6 +32,10 @@ export interface Publishing {
   readonly user: User | undefined;
   /** It is in a folder of ours, without a symbolic link in it: nobody has to find out where it leads before it is locked. */
   readonly ownTarget?: boolean;
+  /** No other host may write to it: it is refused where one does, and others are for as long as it is mounted here. */
+  readonly sole?: boolean;
+  /** Refused while another pod has it. */
+  readonly alone?: boolean;
 }
 
 export interface Mounts {
@@ -41,6 +45,8 @@ export interface Mounts {
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
+  /** The kernel shows it, and nobody serves it any more. */
+  isDead(volume: VolumeId, scope: Scope): Promise<boolean>;
   /** Throws 'in-use', naming who uses it on this node. What other hosts use the store itself refuses to touch. */
   refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
   /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
@@ -92,6 +98,7 @@ export function createMounts(parts: MountParts): Mounts {
     list: (scope) => staging.live(records.mounts.list(), scope),
     of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
     staged: staging.isStaged,
+    isDead: async (volume, scope) => (await staging.dead(records.mounts.of(volume), scope)).length > 0,
     refuseInUse: async (volume, store, verb, scope) => {
       const recorded = (await staging.live(records.mounts.of(volume.id), scope)).filter((mount) => mount.mounted);
       const ours = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
@@ -101,12 +108,15 @@ export function createMounts(parts: MountParts): Mounts {
       const seen = source === undefined ? [] : await parts.mounter.usersOf(source, staging.path(volume.id), scope);
       const others = seen.filter((at) => !ours.has(at));
       // Containers, asked now: one that is stopped has nothing mounted.
-      const { references } = await parts.references().of(volume, scope);
+      const { references, silent } = await parts.references().of(volume, scope);
       const users = [
         ...usersOnRecord(recorded, references, parts.node),
         ...others.map((at) => pathUser(at, parts.node)),
       ];
       if (users.length > 0) throw inUse(volume, verb, users);
+      if (silent.length > 0) throw engineSilent(volume, verb, silent);
+      if (source?.kind === 'nfs' && (await parts.clients.nfs.elsewhere?.(staging.path(volume.id), scope)) === true)
+        throw servedOn(volume, verb);
       // Of a use that ended and could not be taken back then, the store must not hear of it now.
       await uses.end(volume, store, scope);
     },
@@ -177,6 +187,11 @@ function createUnmountIdle({ records, mounter, holds }: MountParts, binding: Bin
       // Containers have it under other paths, where nobody here can see whether they use it.
       if (holds().isHeld(mount.volumeId, mount.target)) {
         busy.push({ mount, why: 'containers use it' });
+        continue;
+      }
+      // The same with pods, and what a kubelet has asked for is there until it wants it no more.
+      if (mount.user.kind === 'pod' || mount.user.kind === 'kubelet') {
+        busy.push({ mount, why: `${mount.user.kind} ${mount.user.name} uses it` });
         continue;
       }
       try {

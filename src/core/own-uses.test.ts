@@ -1,7 +1,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
@@ -19,6 +19,8 @@ const userAt = (path: string): User => ({ kind: 'path', name: path, node });
 let records: Records;
 /** What the store says of the volume's hosts. */
 let said: Map<string, Use>;
+/** The host that alone may write. */
+let writer: string | undefined;
 let isConfigured: boolean;
 let isDown: boolean;
 let isHung: boolean;
@@ -32,9 +34,16 @@ const answered = async <T>(answer: () => T): Promise<T> => {
 };
 const uses: Uses = {
   put: (_volume, use) => answered(() => void said.set(use.host, use)),
-  remove: (_id, host) => answered(() => void said.delete(host)),
+  remove: (_id, host) =>
+    answered(() => {
+      said.delete(host);
+      if (writer === host) writer = undefined;
+    }),
   list: async () => [],
-  takeWriter: async () => undefined,
+  takeWriter: async (_volume, host) => {
+    if (writer !== undefined && writer !== host) throw new Error(`host ${writer} writes`);
+    writer = host;
+  },
   dropWriter: async () => undefined,
 };
 const store = { name: 'silver' as StoreName, uses } as unknown as Store;
@@ -46,6 +55,7 @@ beforeEach(() => {
     records.close();
     rmSync(folder, { recursive: true });
   });
+  writer = undefined;
   [said, isConfigured, isDown, isHung, hung] = [new Map(), true, false, false, []];
   volume = {
     ...{ id: newVolumeId(), name: volumeName('photos'), store: store.name, bytes: undefined, access: 'filesystem' },
@@ -231,4 +241,34 @@ test('what could not be said is said at the next event', async () => {
   isDown = false;
   await own.settle(volume.id, scope);
   expect(said.size).toBe(0);
+});
+
+describe('as the one who writes', () => {
+  test('it is, until nothing here uses the volume any more', async () => {
+    const own = started();
+    const coming = own.coming(volume.id, userAt('/a'));
+    await own.begin(volume, store, scope, 'writer');
+    expect(writer).toBe('host-1');
+    coming[Symbol.dispose]();
+    await own.settle(volume.id, scope);
+    expect(writer).toBeUndefined();
+    expect(said.size).toBe(0);
+  });
+
+  test('it says nothing where another host is', async () => {
+    writer = 'other';
+    const own = started();
+    using _ = own.coming(volume.id, userAt('/a'));
+    await expect(own.begin(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
+    expect(said.size).toBe(0);
+  });
+
+  test('killed before it is said who uses it, the next start takes it back', async () => {
+    isDown = true;
+    await expect(started().begin(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
+    expect(writer).toBe('host-1');
+    isDown = false;
+    await started().renew(scope);
+    expect(writer).toBeUndefined();
+  });
 });

@@ -16,8 +16,8 @@ import { usersOnRecord } from './users.ts';
 export interface OwnUses {
   /** Somebody is about to use it, and counts from now on; until disposed of, when that is on record or came to nothing. */
   coming(id: VolumeId, by: User): Disposable;
-  /** Before the mount. Throws when it cannot be said. */
-  begin(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  /** Before the mount. Throws when it cannot be said. As writer: no other host is, until nothing here uses it any more. */
+  begin(volume: Volume, store: Store, scope: Scope, as?: 'user' | 'writer'): Promise<void>;
   /** After an unmount: says what is left. Never throws. */
   settle(id: VolumeId, scope: Scope): Promise<void>;
   /** Before the volume goes away: nothing here uses it. */
@@ -135,8 +135,13 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
         },
       };
     },
-    begin: async (volume, store, scope) => {
+    begin: async (volume, store, scope, as = 'user') => {
       if (store.uses === undefined) return;
+      if (as === 'writer') {
+        // First, so that who is refused has said nothing. Both are taken back together, also after a crash.
+        remember(volume);
+        await store.uses.takeWriter(volume, instance, scope);
+      }
       // Whatever it was told before: others may have taken it away.
       await say(volume, store, scope, true);
     },

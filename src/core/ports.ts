@@ -176,6 +176,11 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
   /** Present where what was written may lie in memory of ours: throws when the server does not take it within seconds. */
   flush?(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
   /**
+   * Present where it can be known: whether something of the volume is still served that is mounted nowhere here, such as in
+   * the mount namespace of a container. What has just been unmounted is given a moment to end.
+   */
+  elsewhere?(at: string, scope: Scope): Promise<boolean>;
+  /**
    * Present where a mount can die while the kernel still shows it: which of these have. Never looks into them, and throws
    * where that cannot be known.
    */

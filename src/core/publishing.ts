@@ -2,8 +2,8 @@ import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
-import { held, otherThere, requireMounting, requireSame } from './mount-errors.ts';
-import type { MountParts, Mounts } from './mounts.ts';
+import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
+import type { MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
@@ -83,9 +83,9 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     return isDead ? mountedAnew(first.source, found) : stagedAs(volume, found, first.source, scope.log);
   }
 
-  async function perform(mount: Mount, volume: Volume, store: Store, work: Work): Promise<void> {
+  async function perform(mount: Mount, volume: Volume, store: Store, how: Publishing, work: Work): Promise<void> {
     try {
-      await uses.begin(volume, store, work);
+      await uses.begin(volume, store, work, how.sole === true ? 'writer' : 'user');
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
@@ -121,6 +121,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       }
       // Somebody unmounted it behind our back: the record is what is wrong.
       if (present !== undefined) records.mounts.remove(target);
+      if (how.alone === true) requireAlone(volume, records.mounts.of(volume.id));
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
@@ -133,7 +134,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
       using _coming = uses.coming(volume.id, user);
       return await operations.run(intent, call, async (work) => {
-        await perform(mount, volume, store, work);
+        await perform(mount, volume, store, how, work);
         return {
           value: { ...mount, mounted: true },
           record: () => records.mounts.put(mount),

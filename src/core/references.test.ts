@@ -3,12 +3,16 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { type Scope, silentLog } from '#base/log.ts';
+import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { aCall, startServer } from '#testing/server.ts';
-import type { SeenUse } from './model.ts';
+import type { SeenUse, VolumeId } from './model.ts';
+import { createReferences } from './references.ts';
 
 test('what containers name is said on the store, whether they run or not, and taken back with the last', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-references-'));
@@ -36,4 +40,52 @@ test('what containers name is said on the store, whether they run or not, and ta
   podman.remove('db');
   await vi.waitFor(async () => expect(await said()).toEqual([]));
   await engine.deletions.delete(volume.id, undefined, aCall());
+});
+
+test('a plugin of ours that an engine knows by another name has its containers counted', async () => {
+  const docker = createFakeEngine();
+  await using server = await startServer({ listen: 'none', engines: [docker] });
+  const { engine } = server;
+  const create = (name: string) =>
+    engine.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
+  const [asked, unasked] = [await create('photos'), await create('films')];
+  // By its engine name, whatever the volume is called by now; or by the volume's own.
+  await engine.engineNames.resolve('stowage-local', 'local..photos', aCall());
+  docker.run('web', { 'local..photos': undefined, other: undefined });
+  docker.run('db', { films: undefined }, false);
+  for (const [volume, name] of [
+    [asked, 'web'],
+    [unasked, 'db'],
+  ] as const)
+    await expect(engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
+      ...{ code: 'in-use', message: expect.stringContaining(`it is used by container ${name} on`) },
+    });
+  expect(engine.references.isLive(asked.id)).toBe(true);
+  docker.remove('web');
+  docker.remove('db');
+  for (const { id } of [asked, unasked]) await engine.deletions.delete(id, undefined, aCall());
+});
+
+test('names that a silent store would have to be asked for do not make the engine look silent', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-references-'));
+  const records = openRecords(join(folder, 'state.db'));
+  onTestFinished(() => {
+    records.close();
+    rmSync(folder, { recursive: true });
+  });
+  const docker = createFakeEngine();
+  const clock = createFakeClock();
+  const begun = Promise.withResolvers<void>();
+  const resolve = (_plugin: string, _name: string, { signal }: Scope): Promise<never> => {
+    begun.resolve();
+    return new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
+  };
+  const references = createReferences({
+    ...{ records, clock, engines: [docker], log: silentLog(), names: { resolve }, changed: () => undefined },
+  });
+  for (let i = 0; i < 10; i++) docker.run(`c${i}`, { [`never${i}`]: 'stowage-local' });
+  const asked = references.of('sv1-00000000-0000-0000-0000-000000000000' as VolumeId, aCall());
+  await begun.promise;
+  clock.advance(1_000);
+  expect(await asked).toMatchObject({ silent: [], references: [] });
 });

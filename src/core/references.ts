@@ -1,7 +1,14 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { patiently } from '#base/patience.ts';
-import type { ContainerEngine, EngineKind, PluginName, Reference, SeenContainer } from './containers.ts';
+import {
+  type ContainerEngine,
+  type EngineKind,
+  type PluginName,
+  pluginNames,
+  type Reference,
+  type SeenContainer,
+} from './containers.ts';
 import type { EngineNames } from './engine-names.ts';
 import { stowageError } from './errors.ts';
 import type { Volume, VolumeId } from './model.ts';
@@ -17,6 +24,8 @@ export interface References extends AsyncDisposable {
   of(volume: Volume | VolumeId, scope: Scope): Promise<Referring>;
   /** As they were last seen. */
   known(volume: VolumeId): readonly Reference[];
+  /** When its engine was last looked at, a container had it mounted. */
+  isLive(volume: VolumeId): boolean;
   /** Looks at the engine, and tells of every volume whose containers are not the same as before. */
   look(engine: ContainerEngine, scope: Scope): Promise<void>;
   /** When an engine of that kind was last found, by this process's clock: what it forgot it forgot before. Undefined: never. */
@@ -31,6 +40,13 @@ export interface Referring {
   readonly references: readonly Reference[];
   /** The kinds of engines that answered, each of them. What others say of these is as it was. */
   readonly answered: ReadonlySet<EngineKind>;
+  /** Those that are followed, and gave no answer that can be used. */
+  readonly silent: readonly SilentEngine[];
+}
+
+export interface SilentEngine {
+  readonly kind: EngineKind;
+  readonly why: string;
 }
 
 export interface ReferencesParts {
@@ -51,32 +67,43 @@ const resolveMs = 1_000;
 export function createReferences(parts: ReferencesParts): References {
   const { records, engines, names, clock, log } = parts;
   const following = new AsyncDisposableStack();
+  /** By engine, the containers that have their volumes mounted. */
+  const live = new Map<string, ReadonlySet<string>>();
   /** Named by containers, and nothing is known by that name yet: as engine and name, with who names it. */
   const unresolved = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
 
   async function resolved(engine: ContainerEngine, seen: readonly SeenContainer[], scope: Scope): Promise<Reference[]> {
     const found: Reference[] = [];
     const missing: { container: SeenContainer; name: string }[] = [];
+    // For all of them together.
+    using limit = clock.deadline(resolveMs, scope.signal);
+    const within = { ...scope, signal: limit.signal };
     for (const container of seen) {
       for (const { plugin, name } of container.volumes) {
-        const volumeId = records.engineNames.get(plugin, name) ?? (await lookedUp(plugin, name, scope));
+        const ids = plugin === undefined ? askedFor(name) : await meant(plugin, name, within);
         scope.signal.throwIfAborted();
-        if (volumeId === undefined) missing.push({ container, name });
-        else found.push({ ...of(engine, container), volumeId });
+        if (ids.length === 0) missing.push({ container, name });
+        for (const volumeId of ids) found.push({ ...of(engine, container), volumeId });
       }
     }
     unresolved.set(engine.name, missing);
+    live.set(engine.name, new Set(seen.filter((one) => one.live).map(({ id }) => id)));
     return found;
   }
 
-  async function lookedUp(plugin: PluginName, name: string, scope: Scope): Promise<VolumeId | undefined> {
-    using limit = clock.deadline(resolveMs, scope.signal);
-    try {
-      return (await names.resolve(plugin, name, { ...scope, signal: limit.signal })).id;
-    } catch {
-      return undefined;
-    }
+  async function meant(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
+    const known = records.engineNames.get(plugin, name);
+    if (known !== undefined) return [known];
+    if (scope.signal.aborted) return [];
+    return await names.resolve(plugin, name, scope).then(
+      ({ id }) => [id],
+      () => [],
+    );
   }
+
+  /** Of a plugin that may be ours under another name, no store is asked: what it was asked for by an engine is on record. */
+  const askedFor = (name: string): readonly VolumeId[] =>
+    pluginNames.flatMap((plugin) => records.engineNames.get(plugin, name) ?? []);
 
   const found = new Map<EngineKind, number>();
   const looks = new Map<ContainerEngine, () => Promise<void>>();
@@ -98,27 +125,35 @@ export function createReferences(parts: ReferencesParts): References {
     if (different.length > 0) parts.changed(different, engine);
   }
 
-  const lookAll: References['lookAll'] = async (scope) => {
-    const answered = engines.map(async (engine) => {
-      try {
-        await look(engine, scope);
-        return [engine];
-      } catch (thrown) {
-        scope.signal.throwIfAborted();
-        log.warn('a container engine did not answer', { engine: engine.name, why: stowageError(thrown).message });
-        return [];
-      }
-    });
-    return (await Promise.all(answered)).flat();
-  };
+  const lookEach = (scope: Scope): Promise<readonly { engine: ContainerEngine; why: string | undefined }[]> =>
+    Promise.all(
+      engines.map(async (engine) => {
+        try {
+          await look(engine, scope);
+          return { engine, why: undefined };
+        } catch (thrown) {
+          scope.signal.throwIfAborted();
+          const { message: why, action } = stowageError(thrown);
+          log.warn('a container engine did not answer', { engine: engine.name, why, action });
+          return { engine, why };
+        }
+      }),
+    );
 
   return {
-    ...{ look, lookAll },
+    look,
+    lookAll: async (scope) => (await lookEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
     known: (volume) => records.references.of(volume),
+    isLive: (volume) =>
+      records.references
+        .of(volume)
+        .some(({ engine, container, running }) => live.get(engine)?.has(container) ?? running),
     foundAt: (kind) => found.get(kind),
     of: async (volume, scope) => {
-      const answering = await lookAll(scope);
-      const silent = new Set(engines.filter((engine) => !answering.includes(engine)).map(({ kind }) => kind));
+      const silent = (await lookEach(scope)).flatMap(({ engine: { kind }, why }) =>
+        why === undefined ? [] : [{ kind, why }],
+      );
+      const isSilent = (kind: EngineKind): boolean => silent.some((one) => one.kind === kind);
       const id = typeof volume === 'string' ? volume : volume.id;
       // A name that could not be looked up may well be this volume's.
       const called: readonly string[] =
@@ -130,7 +165,8 @@ export function createReferences(parts: ReferencesParts): References {
       );
       return {
         references: [...records.references.of(id), ...perhaps],
-        answered: new Set(engines.map(({ kind }) => kind).filter((kind) => !silent.has(kind))),
+        answered: new Set(engines.map(({ kind }) => kind).filter((kind) => !isSilent(kind))),
+        silent,
       };
     },
     follow: (scope) => {

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
@@ -64,28 +65,71 @@ describe('an engine that remaps users', () => {
     await look();
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
     expect(docker.times).toBe(1);
-    clock.advance(600_001);
+    clock.advance(10_001);
     docker.says = new Error('connect ECONNREFUSED');
     await look();
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
     expect(docker.times).toBe(2);
     docker.says = false;
-    clock.advance(30_001);
+    clock.advance(1_001);
     await look();
     await refuse();
     expect(docker.times).toBe(3);
   });
 
-  test('that does not say it while it waits for the mount is not waited for', async () => {
-    const podmanEngine = engine('podman', false);
+  test('that was started anew with it is refused at the next mount', async () => {
+    const docker = engine('docker', false);
+    const { clock, refuse } = refusing([docker]);
+    await refuse();
+    docker.says = true;
+    clock.advance(10_001);
+    await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+  });
+
+  test.each([
+    ['docker', 'a1b2', 1_000],
+    ['podman', podman, 200],
+  ] as const)(
+    'of %s that does not say it while it waits for the mount is not waited for long',
+    async (kind, id, ms) => {
+      const silent = engine(kind, false);
+      const { promise, resolve } = Promise.withResolvers<boolean>();
+      silent.remapsUsers = () => promise;
+      const { clock, look, refuse } = refusing([silent]);
+      const ended: string[] = [];
+      const first = refuse(id).then(() => ended.push('first'));
+      clock.advance(ms - 1);
+      // They have waited together.
+      const second = refuse(id).then(() => ended.push('second'));
+      await Promise.resolve();
+      expect(ended).toEqual([]);
+      clock.advance(1);
+      await Promise.all([first, second]);
+      await refuse(id);
+      resolve(true);
+      await look();
+      await expect(refuse(id)).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    },
+  );
+
+  test('that says it late, and within the time, is refused', async () => {
+    const docker = engine('docker', true);
     const { promise, resolve } = Promise.withResolvers<boolean>();
-    podmanEngine.remapsUsers = () => promise;
-    const { clock, look, refuse } = refusing([podmanEngine]);
-    const first = refuse(podman);
-    clock.advance(200);
-    await first;
+    docker.remapsUsers = () => promise;
+    const { clock, refuse } = refusing([docker]);
+    const refused = expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    clock.advance(900);
+    await setImmediate();
     resolve(true);
-    await look();
-    await expect(refuse(podman)).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+    await refused;
+  });
+
+  test('is asked again soon after it did not answer, and that is not taken for an answer', async () => {
+    const docker = engine('docker', new Error('connect ECONNREFUSED'));
+    const { clock, refuse } = refusing([docker]);
+    await refuse();
+    docker.says = true;
+    clock.advance(1_001);
+    await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
   });
 });

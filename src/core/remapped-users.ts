@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
-import { type ContainerEngine, holderOf } from './containers.ts';
+import { type ContainerEngine, type EngineKind, holderOf } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 import type { Stores } from './stores.ts';
@@ -16,12 +16,15 @@ export interface RemappedUsers {
   refuse(volume: Volume, hold: string, scope: Scope): Promise<void>;
 }
 
-/** It is what the engine was started with. */
-const knownMs = 600_000;
-const silentMs = 30_000;
+/** It is what the engine was started with; and then it is started anew with something else. */
+const knownMs = 10_000;
+const silentMs = 1_000;
 const askMs = 5_000;
-/** Podman answers nothing of the kind while it waits for a mount: then it is known only after the first one. */
-const patienceMs = 200;
+/**
+ * From the moment that it is asked. Docker answers while it waits for a mount, unless it is starting. Podman does not: then it is
+ * known only after the first one.
+ */
+const patienceMs = { docker: 1_000, podman: 200 } as const satisfies Record<EngineKind, number>;
 const unending = new AbortController().signal;
 
 export function createRemappedUsers(parts: {
@@ -30,8 +33,9 @@ export function createRemappedUsers(parts: {
   readonly clock: Clock;
 }): RemappedUsers {
   const { clock, engines } = parts;
-  const known = new Map<ContainerEngine, { readonly remaps: boolean; readonly until: number }>();
-  const asking = new Map<ContainerEngine, Promise<void>>();
+  /** Undefined: it has never said. */
+  const known = new Map<ContainerEngine, { readonly remaps: boolean | undefined; readonly until: number }>();
+  const asking = new Map<ContainerEngine, { readonly since: number; readonly ended: Promise<void> }>();
 
   async function ask(engine: ContainerEngine, { log }: Scope): Promise<void> {
     using limit = clock.deadline(askMs, unending);
@@ -41,14 +45,25 @@ export function createRemappedUsers(parts: {
     } catch (thrown) {
       log.info('a container engine did not say whether it remaps users', { why: stowageError(thrown).message });
       // As it was, and asked again soon, by whoever does not wait for it.
-      known.set(engine, { remaps: known.get(engine)?.remaps ?? false, until: clock.elapsed() + silentMs });
+      known.set(engine, { remaps: known.get(engine)?.remaps, until: clock.elapsed() + silentMs });
     }
   }
 
   function begin(engine: ContainerEngine, scope: Scope): Promise<void> {
-    const begun = asking.get(engine) ?? ask(engine, scope).finally(() => asking.delete(engine));
-    asking.set(engine, begun);
-    return begun;
+    const { since, ended } = asking.get(engine) ?? {
+      since: clock.elapsed(),
+      ended: ask(engine, scope).finally(() => asking.delete(engine)),
+    };
+    asking.set(engine, { since, ended });
+    return ended;
+  }
+
+  /** However many mounts come meanwhile, they wait until the same moment. */
+  async function wait(engine: ContainerEngine): Promise<void> {
+    const asked = asking.get(engine);
+    if (asked === undefined) return;
+    const leftMs = asked.since + patienceMs[engine.kind] - clock.elapsed();
+    if (leftMs > 0) await endsWithin(asked.ended, leftMs, clock);
   }
 
   const isDue = (engine: ContainerEngine): boolean => (known.get(engine)?.until ?? 0) <= clock.elapsed();
@@ -62,8 +77,10 @@ export function createRemappedUsers(parts: {
       const [engine, ...others] = engines.filter((one) => one.kind === kind);
       // Which of several engines asks, nobody says.
       if (engine === undefined || others.length > 0) return;
-      const asked = isDue(engine) ? begin(engine, scope) : undefined;
-      if (asked !== undefined && !known.has(engine)) await endsWithin(asked, patienceMs, clock);
+      if (isDue(engine)) void begin(engine, scope);
+      await wait(engine);
+      // What it starts before it answers it has started before: to refuse that would keep containers down which were not refused
+      // then. Nothing is open by it: the kernel and the server check as ever.
       if (known.get(engine)?.remaps !== true) return;
       const source = await parts.stores().use(volume.store, (store) => store.source(volume, scope));
       if (source.kind === 'nfs' && source.way.squash === 'all') return;

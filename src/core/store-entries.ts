@@ -59,8 +59,11 @@ export interface Entries {
   replace(entry: Entry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
 }
 
-/** A disk or server that needs longer keeps nobody from starting, or from using the other stores. */
-const openPatienceMs = 2_000;
+/**
+ * A disk or server that needs longer keeps nobody from starting, or from using the other stores. Less than a second in all:
+ * container engines wait for whoever answers at their sockets, and whoever uses this one store waits for it (`use`).
+ */
+const openPatienceMs = 500;
 /** Where somebody asked for this one store. */
 export const askedPatienceMs = 60_000;
 const openDeadlineMs = 30_000;

@@ -17,8 +17,9 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   store-not-open store-opening store-out-of-scope store-read-only store-removed store-required store-silent
   store-unknown store-uri-secret store-without-network store-volumes-limit target-dangling target-not-empty target-not-made
   target-parent-missing target-taken token-missing token-refused token-unknown trash-lookup-incomplete trash-unknown
-  use-unknown uses-unsupported volume-ambiguous volume-being-made volume-exists volume-in-use volume-in-use-elsewhere
-  volume-locked-elsewhere volume-lookup-incomplete volume-reference volume-unknown volume-would-shrink
+  use-unknown uses-unsupported volume-ambiguous volume-being-made volume-exists
+  volume-locked-elsewhere volume-lookup-incomplete volume-reference volume-unknown volume-used-by-pod volume-would-shrink
+  csi-capacity-range csi-not-staged csi-other-node csi-request-invalid csi-store-required csi-store-unknown csi-underway csi-volume-differs
   volume-written-elsewhere engine-remaps-users plugin-block-volume plugin-option-invalid plugin-option-of-administrator plugin-option-unknown
   plugin-other-scope plugin-overloaded plugin-request-invalid plugin-store-contradiction plugin-store-unnamed
   plugin-volume-differs plugin-without-store volume-root-squashed`.split(/\s+/),
@@ -30,6 +31,8 @@ export interface Trouble {
   readonly reason: string;
   readonly message: string;
   readonly action: string;
+  /** What they are told who are not administrators, where that is neither all of it nor only what its code says. */
+  readonly toUsers?: { readonly message: string; readonly action?: string } | undefined;
 }
 
 const inShort = {
@@ -56,7 +59,8 @@ const inShort = {
  * said in short, with how the administrator finds the whole.
  */
 export function toldToUser(trouble: Trouble, how: string): Trouble {
-  const { code, reason } = trouble;
+  const { code, reason, toUsers } = trouble;
+  if (toUsers !== undefined) return { code, reason, action: trouble.action, ...toUsers };
   if (harmlessReasons.has(reason)) return trouble;
   const ask = `sk the administrator, who finds out why ${how}`;
   return {

@@ -15,5 +15,6 @@ export function usersOnRecord(
   return named.length === 0 ? users : [...users.filter((user) => !isEngine(user)), ...named];
 }
 
-const isEngine = ({ kind, name }: User): boolean =>
+/** What an engine asked for, and nobody knows for which container. */
+export const isEngine = ({ kind, name }: Pick<User, 'kind' | 'name'>): boolean =>
   kind === 'container' && pluginNames.some((plugin) => plugin === name);

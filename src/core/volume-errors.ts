@@ -28,7 +28,7 @@ export function sizeRequired(store: StoreName): StowageError {
   return new StowageError(`store '${store}' needs to know how large the volume shall be`, {
     code: 'invalid',
     reason: 'size-required',
-    action: 'Give a size: --size 1G. The administrator can set defaultSize on the store.',
+    action: 'Give a size: --size 1G (to Docker: -o size=1G). The administrator can set defaultSize on the store.',
   });
 }
 
@@ -52,7 +52,8 @@ export function enforcedWithoutSize(what: string): StowageError {
   return new StowageError(`${what} has no size that it could be held to`, {
     code: 'invalid',
     reason: 'enforcement-without-size',
-    action: 'Give it a size: --size 1G for a new one, stowage volume expand NAME 1G for one that is there.',
+    action:
+      'Give it a size: --size 1G (to Docker: -o size=1G) for a new one, stowage volume expand NAME 1G for one that is there.',
   });
 }
 

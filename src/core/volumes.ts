@@ -4,7 +4,7 @@ import type { Catalogue } from './catalogue.ts';
 import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
 import { nameKey, volumeKey } from './keys.ts';
-import { checkLabels, mergeLabels } from './labels.ts';
+import { checkLabels, mergeLabels, withOwn } from './labels.ts';
 import type { Limits } from './limits.ts';
 import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec } from './model.ts';
 import type { Mounts } from './mounts.ts';
@@ -50,6 +50,8 @@ export interface NewVolume {
   readonly enforce?: boolean | undefined;
   readonly access: Access | undefined;
   readonly labels: Labels;
+  /** What Stowage itself notes of it: the labels of core/labels.ts that nobody else can set. */
+  readonly ownLabels?: Labels | undefined;
 }
 
 export interface Volumes {
@@ -124,7 +126,7 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
   const { records, stores, operations, limits, clock, instance } = parts;
   return async (want, call) => {
     const name = volumeName(want.name);
-    const labels = checkLabels(want.labels);
+    const labels = withOwn(checkLabels(want.labels), want.ownLabels ?? {});
     const chosen = want.store ?? stores.defaultName;
     if (chosen === undefined) throw noDefault();
     return await stores.use(chosen, async (store, config) => {

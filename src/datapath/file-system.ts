@@ -7,6 +7,7 @@ import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attributes.ts';
 import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
+import { checkedHere } from './checking.ts';
 import { createClosing } from './closing.ts';
 import type { Context } from './context.ts';
 import { createDirectories } from './directories.ts';
@@ -41,6 +42,8 @@ export interface FileSystemOptions {
   /** `soft`: EIO when the server has not answered for so long. Left out: `hard`, it is waited for without end. */
   readonly softMs?: number | undefined;
   readonly readOnly?: boolean;
+  /** Who checks what a caller may do. Left out: the kernel. */
+  readonly checks?: 'kernel' | 'server' | undefined;
   /** Most bytes of one READ and one WRITE. */
   readonly maxRead?: number;
   readonly maxWrite?: number;
@@ -129,6 +132,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     ...{ context, entries, making, removing, writes },
     ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },
   });
+  const directories = createDirectories(context, entries);
   const { mkdir, mknod, symlink, link } = making;
   const { unlink, rmdir } = removing;
   const changes = {
@@ -143,10 +147,13 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const operations: Partial<Operations> = {
     ...changes,
     ...files,
-    ...createDirectories(context, entries),
+    ...directories,
     ...createGetting(context, writes),
     lookup: entries.lookup,
     setattr: setting.setattr,
+    ...(options.checks === 'server'
+      ? checkedHere(context, options.identity, { ...files, ...directories, ...setting })
+      : {}),
     readlink: async (id, request) => {
       const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
       const bytes = typeof target === 'string' ? Buffer.from(target) : target;

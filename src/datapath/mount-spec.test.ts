@@ -12,9 +12,11 @@ const spec: MountSpec = {
 describe('what a data path is told about a mount', () => {
   test('comes through JSON as it was', () => {
     const { tls: _tls, softMs: _softMs, quota: _quota, ...plain } = spec;
-    expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual(spec);
+    expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
+    const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server' };
+    expect(readSpec(JSON.parse(JSON.stringify(unchecked)))).toEqual(unchecked);
     expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
-      ...plain,
+      ...{ ...plain, checks: 'kernel' },
       tls: undefined,
       softMs: undefined,
       quota: undefined,
@@ -22,7 +24,8 @@ describe('what a data path is told about a mount', () => {
   });
 
   test.each([
-    ['version', 2, 'a mount is described in version 2'],
+    ['version', 3, 'a mount is described in version 3'],
+    ['version', 2, 'the field checks'],
     ['addresses', [], 'the field addresses'],
     ['addresses', [7], 'the field addresses'],
     ['port', 65_536, 'the field port'],

@@ -1,6 +1,7 @@
 /** What a data path is told about a mount: plain data, through the keeper's hands. May hold the key of a certificate. */
 export interface MountSpec {
-  readonly version: 1;
+  /** 2: the kernel does not check. Whoever knows nothing of that must not serve it. */
+  readonly version: 1 | 2;
   /** Addresses of one server, in the order they are tried. */
   readonly addresses: readonly [string, ...string[]];
   readonly port: number;
@@ -22,6 +23,8 @@ export interface MountSpec {
   readonly cacheMs: number;
   /** node: `flock` and the like hold between processes of this node. refused: ENOLCK. */
   readonly locks: 'node' | 'refused';
+  /** Who checks what a caller may do: the kernel, or, where everybody is one user to the server, this server. Left out: the kernel. */
+  readonly checks?: 'kernel' | 'server' | undefined;
   /** What the volume is held to. Undefined: nothing. */
   readonly quota?: QuotaSpec | undefined;
 }
@@ -54,12 +57,13 @@ type Fields = Readonly<Record<string, unknown>>;
 export function readSpec(given: unknown): MountSpec {
   if (typeof given !== 'object' || given === null) throw new BadSpec('the description of a mount is not an object');
   const fields = given as Fields;
-  if (fields['version'] !== 1) throw new BadSpec(`a mount is described in version ${String(fields['version'])}`);
+  const { version } = fields;
+  if (version !== 1 && version !== 2) throw new BadSpec(`a mount is described in version ${String(version)}`);
   const addresses = fields['addresses'];
   if (!Array.isArray(addresses) || addresses.length === 0 || !addresses.every((one) => typeof one === 'string'))
     throw bad('addresses');
   return {
-    version: 1,
+    version,
     addresses: addresses as unknown as [string, ...string[]],
     port: whole(fields, 'port', 65_535),
     root: text(fields, 'root'),
@@ -75,6 +79,7 @@ export function readSpec(given: unknown): MountSpec {
     maxWrite: whole(fields, 'maxWrite', 1024 * 1024),
     cacheMs: whole(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),
     locks: oneOf(fields, 'locks', ['node', 'refused']),
+    checks: version === 1 ? 'kernel' : oneOf(fields, 'checks', ['kernel', 'server']),
     quota: fields['quota'] === undefined ? undefined : readQuota(fields['quota']),
   };
 }

@@ -120,7 +120,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     parting.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const known = nodes.of(row.index, root);
-    const { squash, uid, gid, cacheMs, softMs, readOnly, maxRead, maxWrite } = spec;
+    const { squash, uid, gid, cacheMs, softMs, readOnly, checks, maxRead, maxWrite } = spec;
     const { operations, behind } = parting.use(
       openFileSystem({
         ...{ nfs: server.nfs, nodes: known, proofs: journal.proofs, clock, shared, ended },
@@ -131,7 +131,10 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
           kept: { keep: journal.keep, free: (place) => served.committed(place) },
           ...{ budget, ready, onLost: createLossLog({ clock, log, mount: id, report: parts.report }) },
         },
-        options: { identity: { squash, uid, gid, machine: 'stowage' }, cacheMs, softMs, readOnly, maxRead, maxWrite },
+        options: {
+          identity: { squash, uid, gid, machine: 'stowage' },
+          ...{ cacheMs, softMs, readOnly, checks, maxRead, maxWrite },
+        },
       }),
     );
     // It would come too late: whoever mounts it elsewhere must not be written over.

@@ -33,6 +33,13 @@ export interface FuseMount extends AsyncDisposable {
   readonly ended: Promise<string>;
 }
 
+interface ServedHere {
+  readonly slots: number;
+  readonly onFull: () => void;
+  /** Who checks what a caller may do. */
+  readonly checks: 'kernel' | 'server';
+}
+
 /**
  * A process that serves its own mount and is killed while a thread of it waits for the mount can never end: nobody answers, and
  * nobody closes the device. So somebody else watches, and then ends the mount by force.
@@ -50,12 +57,13 @@ export async function mountFuse(
   { folder }: Pick<Ground, 'folder'>,
   operations: Partial<Operations>,
   wishes = usualWishes,
-  { slots = 32, onFull = () => {} }: { readonly slots?: number; readonly onFull?: () => void } = {},
+  { slots = 32, onFull = () => {}, checks = 'kernel' }: Partial<ServedHere> = {},
 ): Promise<FuseMount> {
   const at = `${folder}/mnt`;
   mkdirSync(at, { recursive: true });
   const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
-  const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+  const rights = ['user_id=0', 'group_id=0', 'allow_other', ...(checks === 'kernel' ? ['default_permissions'] : [])];
+  const options = ['fd=3', 'rootmode=40000', ...rights].join(',');
   const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
     stdio: ['ignore', 'inherit', 'inherit', fd],
   });

@@ -93,7 +93,7 @@ export async function keepMounts({ enter = [], program = sources, prefix }: Keep
     mkdirSync(at);
     const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
     try {
-      await attach(at, fd);
+      await attach(at, fd, options.checks);
       await client.adopt(name, { ...usualSpec, addresses: [host], port, root, ...options }, fd, signal);
     } finally {
       closeSync(fd);
@@ -149,8 +149,9 @@ const usualSpec: Omit<MountSpec, 'addresses' | 'port' | 'root'> = {
   ...{ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, cacheMs: 1000, locks: 'node' },
 };
 
-async function attach(at: string, fd: number): Promise<void> {
-  const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
+async function attach(at: string, fd: number, checks: MountSpec['checks'] = 'kernel'): Promise<void> {
+  const rights = ['user_id=0', 'group_id=0', 'allow_other', ...(checks === 'kernel' ? ['default_permissions'] : [])];
+  const options = ['fd=3', 'rootmode=40000', ...rights].join(',');
   const child = spawn('mount', ['-i', '-t', 'fuse', '-o', options, 'stowage-test', at], {
     stdio: ['ignore', 'inherit', 'inherit', fd],
   });

@@ -36,7 +36,7 @@ export async function mountNfs(
     },
   });
   mkdirSync(folder, { recursive: true });
-  const slots = { slots: 64, onFull: behind.hurry };
+  const slots = { slots: 64, onFull: behind.hurry, checks: options.checks ?? 'kernel' };
   mount = await mountFuse({ folder }, clearing(operations, proofs), asked({ locks: 'node' }), slots);
   return Object.assign(mount, { nodes, operations, behind });
 }

@@ -3,6 +3,7 @@ import { open, writeFile } from 'node:fs/promises';
 import { basename, dirname } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import type { MountSpec } from '#datapath/mount-spec.ts';
 import { mountFailure } from '../mounter/errors.ts';
 import { holdPath } from '../mounter/held-path.ts';
 import { mountCalls } from '../mounter/mount-calls.ts';
@@ -27,12 +28,12 @@ export async function mountFuse(
   /** What `df` and `mount` show. No server, no path: whoever uses a volume has no business with them. */
   source: string,
   at: string,
-  { readOnly }: { readonly readOnly: boolean },
+  { readOnly, checks = 'kernel' }: Pick<MountSpec, 'readOnly' | 'checks'>,
 ): Promise<MountedFuse> {
   const device = await openFuse();
   try {
     await using place = await holdPath(at);
-    const rights = ['user_id=0', 'group_id=0', 'allow_other', 'default_permissions'];
+    const rights = ['user_id=0', 'group_id=0', 'allow_other', ...(checks === 'kernel' ? ['default_permissions'] : [])];
     const options = [`fd=${device.fd}`, 'rootmode=40000', ...rights].join(',');
     const flags = ['nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
     mountCalls.fuse({ type: fuseType, source, flags, options }, place);

@@ -17,7 +17,11 @@ interface Created {
 }
 
 /** An engine that makes containers, and refuses to start those that shall be protected unless it can. */
-async function engineThat(how: { readonly protects: boolean; readonly containers?: readonly object[] }) {
+async function engineThat(how: {
+  readonly protects: boolean;
+  readonly containers?: readonly object[];
+  readonly liveRestore?: boolean;
+}) {
   const created: Created[] = [];
   const end = Promise.withResolvers<number>();
   const answer = (response: ServerResponse, status: number, value?: object): void =>
@@ -28,6 +32,7 @@ async function engineThat(how: { readonly protects: boolean; readonly containers
   }
   const engine: ScriptedEngine = await startScriptedEngine((path, request, response) => {
     if (path === '/containers/create') void create(request, response);
+    else if (path === '/info') answer(response, 200, { LiveRestoreEnabled: how.liveRestore });
     else if (path === '/containers/json') answer(response, 200, how.containers ?? []);
     else if (path.endsWith('/wait')) void end.promise.then((StatusCode) => answer(response, 200, { StatusCode }));
     else if (path.endsWith('/start') && !how.protects && created.at(-1)?.HostConfig['OomScoreAdj'] !== undefined)
@@ -124,6 +129,25 @@ describe('a keeper in a container', () => {
     expect(await ended).toBe(2);
     await kill();
     expect(engine.asked.at(-1)).toBe('DELETE /v1.41/containers/made1?force=1&v=1');
+  });
+
+  test('outlives an engine under which containers go on, and is removed all the same when it has ended', async () => {
+    const ours = { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' };
+    const containers = [
+      { Id: 'left', State: 'exited', Labels: ours },
+      { Id: 'before', State: 'running', Labels: ours },
+      { Id: 'other', State: 'exited', Labels: { ...ours, 'stowage.dev/instance': 'j' } },
+    ];
+    const { engine, own, created, end } = await engineThat({ protects: true, containers, liveRestore: true });
+    const [{ ended }] = await launched(own);
+    expect(created[0]?.HostConfig['AutoRemove']).toBe(false);
+    end(0);
+    expect(await ended).toBe(0);
+    expect(engine.asked.filter((each) => /DELETE|wait/.test(each))).toEqual([
+      'DELETE /v1.41/containers/left?force=1&v=1',
+      'POST /v1.41/containers/made1/wait?condition=next-exit',
+      'DELETE /v1.41/containers/made1?force=1&v=1',
+    ]);
   });
 
   test('that hangs is told by its engine to end, and nobody else’s is', async () => {

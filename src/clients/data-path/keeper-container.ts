@@ -65,13 +65,17 @@ const namespaceAt = '/run/netns/store';
 export const launchContainer =
   (about: KeeperContainer): Launch =>
   async ({ words, env }, signal) => {
-    const spec = specOf(about, words, env);
+    const { engine } = about.own;
+    // Docker before 25 ends every container that removes itself when it is started anew, also those that are to go on.
+    const { liveRestore } = await engine.info(signal);
+    const spec = specOf(about, words, env, !liveRestore);
+    await removeEnded(about, signal);
     try {
-      return await launched(about.own.engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
+      return await launched(engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
     } catch (cause) {
       if (!isRefused(cause)) throw cause;
       // One that has not all rights itself cannot give it, and does not say that this is why.
-      const unprotected = await launched(about.own.engine, spec, signal);
+      const unprotected = await launched(engine, spec, signal);
       about.tell('the data path is not protected when memory is short', { why: String(cause) });
       return unprotected;
     }
@@ -82,14 +86,16 @@ const protection = { oomScore: keeperOomScore, limits: { memlock: -1 } } as cons
 
 const isRefused = (cause: unknown): boolean => cause instanceof DockerError && cause.failure === 'refused';
 
-async function launched(engine: DockerClient, spec: ContainerSpec, signal: AbortSignal): Promise<Launched> {
-  const { [labels.keeper]: keeper } = spec.labels ?? {};
+type KeeperSpec = ReturnType<typeof specOf>;
+
+async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<Launched> {
+  const { [labels.keeper]: keeper } = spec.labels;
   // Its predecessor has the same name but for the end.
   const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;
   const id = await engine.createContainer(name, spec, signal);
   const kill = (): Promise<void> => removed(engine, id);
   // What is not known any more when nobody waits is never told.
-  const ended = engine.containerEnd(id, signal).catch((cause: unknown) => {
+  const ended = endOf(engine, id, spec.host.autoRemove, signal).catch((cause: unknown) => {
     if (cause instanceof DockerError && cause.status === 404) return null;
     return Promise.withResolvers<null>().promise;
   });
@@ -102,7 +108,25 @@ async function launched(engine: DockerClient, spec: ContainerSpec, signal: Abort
   }
 }
 
-function specOf(about: KeeperContainer, command: readonly string[], env: Readonly<Record<string, string>>) {
+async function endOf(engine: DockerClient, id: string, isRemoved: boolean, signal: AbortSignal): Promise<number> {
+  const status = await engine.containerEnd(id, signal, isRemoved ? 'removed' : 'next-exit');
+  if (!isRemoved) await removed(engine, id);
+  return status;
+}
+
+/** Those that ended while nobody was there to remove them. */
+async function removeEnded({ own, instance, name }: KeeperContainer, signal: AbortSignal): Promise<void> {
+  for (const { id, labels: its, state } of await own.engine.containers(signal))
+    if (its[labels.keeper] === name && its[labels.instance] === instance && state === 'exited')
+      await removed(own.engine, id);
+}
+
+function specOf(
+  about: KeeperContainer,
+  command: readonly string[],
+  env: Readonly<Record<string, string>>,
+  autoRemove: boolean,
+) {
   const { own, instance, name, folder, user, network } = about;
   const { enter, capabilities } = rightsIn(about);
   const entered = network.kind === 'namespace' ? [`${network.hostPath}:${namespaceAt}:ro`] : [];
@@ -121,7 +145,7 @@ function specOf(about: KeeperContainer, command: readonly string[], env: Readonl
       // Where SELinux is, the folder of its socket has no label that containers may use.
       ...{ capDrop: ['ALL'], capAdd: capabilities, securityOptions: ['no-new-privileges', 'label=disable'] },
       // In place of the volume that the image has there.
-      ...{ readOnly: true, tmpfs: ['/var/lib/stowage'], restart: 'no', autoRemove: true },
+      ...{ readOnly: true, tmpfs: ['/var/lib/stowage'], restart: 'no', autoRemove },
     },
   } satisfies ContainerSpec;
 }

@@ -5,7 +5,7 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { systemClock } from '#base/clock.ts';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import type { Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
@@ -14,6 +14,7 @@ import type { KeeperState } from '#keeper/protocol.ts';
 import { peerOf } from '#keeper/system.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { guard } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
@@ -43,7 +44,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   });
 
   /** As `stowage up` puts them together. What is doubted is counted. */
-  function agent(stuckMs: number) {
+  function agent(stuckMs: number, time: Clock = clock) {
     const ground = createGround();
     const folder = (name: string): string => join(ground.folder, name);
     for (const name of ['keepers', 'mounts']) mkdirSync(folder(name));
@@ -51,7 +52,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     const doubted = { times: 0 };
     const givenUp: GivenUp[] = [];
     const keepers = createKeepers({
-      ...{ clock, log: scope.log, folder: folder('keepers'), version: 'test', stuckMs },
+      ...{ clock: time, log: scope.log, folder: folder('keepers'), version: 'test', stuckMs },
       doubted: () => void doubted.times++,
       gaveUp: (what) => void givenUp.push(what),
     });
@@ -111,6 +112,11 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     return { isWaiting, said: once(child, 'close').then(() => text.join('')) };
   }
 
+  const optionsOf = (at: string): string =>
+    readFileSync('/proc/self/mountinfo', 'utf8')
+      .split('\n')
+      .findLast((line) => line.split(' ')[4] === at) ?? '';
+
   const whole = (state: KeeperState | undefined): boolean => state?.active?.ready === true && state.standby !== null;
 
   test('a mount that is there stays, whatever its store says by now', { timeout: 60_000 }, async () => {
@@ -129,8 +135,38 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect((await state())?.mounts).toBe(1);
   });
 
+  test('a mount whose users are all one is checked by the data path alone, also when either is made anew', {
+    timeout: 60_000,
+  }, async () => {
+    const { client, at, place, state, scope } = agent(10_000);
+    const usual = place();
+    const { way, ...rest } = source();
+    const flat = { ...rest, way: { ...way, squash: 'all', uid: 1000, gid: 1000 } as const };
+    await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o700 });
+    const as = (uid: number, script: string) =>
+      run('setpriv', ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups', 'sh', '-ec', script], { cwd: at });
+    const isUsed = async (): Promise<void> => {
+      await as(165_536, 'umask 077; echo text > file; chmod 400 file');
+      expect((await as(166_536, 'cat file')).stdout).toBe('text\n');
+      await expect(as(166_536, 'echo more >> file')).rejects.toThrow('Permission denied');
+      await as(166_536, 'rm -f file');
+    };
+    await client.stage(flat, at, scope);
+    await client.stage(source(), usual, scope);
+    expect([optionsOf(at), optionsOf(usual)].map((all) => all.includes('default_permissions'))).toEqual([false, true]);
+    await isUsed();
+    const { active, takeovers } = (await eventually(state, whole)) as KeeperState;
+    process.kill(active?.pid ?? 0, 'SIGKILL');
+    await eventually(state, (found) => (found?.takeovers ?? 0) > takeovers);
+    await isUsed();
+    await client.unstage(flat, at, scope, { force: true });
+    await client.stage(flat, at, scope);
+    await isUsed();
+  });
+
   test('mounts that nobody serves are ended when the time is up, all of them', { timeout: 60_000 }, async () => {
-    const { client, at, place, state, doubted, givenUp, stop, scope } = agent(1_000);
+    const time = createSkippingClock();
+    const { client, at, place, state, doubted, givenUp, stop, scope } = agent(10_000, time);
     writeFileSync(it.on('file'), 'data');
     // Nobody here knows of this one any more; the keeper does.
     const other = place();
@@ -146,8 +182,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     const waits = reader(at);
     expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
     expect(waits.isWaiting()).toBe(true);
+    time.skip(11_000);
     expect(await waits.said).toMatch(/abort|not connected/);
-    await expect(file.stat()).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
+    await expect(file.read(Buffer.alloc(4), 0, 4, 0)).rejects.toThrow(/ENOTCONN|ECONNABORTED/);
     const told = { keeper: 'host', why: 'no data path serves any more' };
     await eventually(
       () => givenUp,

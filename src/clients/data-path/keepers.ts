@@ -1,6 +1,5 @@
 import { createHash } from 'node:crypto';
-import { existsSync } from 'node:fs';
-import { readdir } from 'node:fs/promises';
+import { globSync, statSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
@@ -39,6 +38,8 @@ export interface Keepers extends AsyncDisposable {
     signal: AbortSignal,
     work: (keeper: UsedKeeper) => Promise<T>,
   ): Promise<T | undefined>;
+  /** The mounts that begin so and have a keeper, also those that nobody sees here any more. */
+  serving(beginning: string, signal: AbortSignal): Promise<readonly string[]>;
   /** Every keeper there is: those in use, and those that an earlier process left. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
@@ -46,7 +47,7 @@ export interface Keepers extends AsyncDisposable {
   /** Ends those that have had nothing to do since the last call, and replaces those that run where they should not. */
   tidy(signal: AbortSignal): Promise<void>;
   /** Containers of keepers were told to end, which only their engine does, when it ends all. */
-  areEnding(): Promise<boolean>;
+  areEnding(): boolean;
   /** Ends those that have nothing to do. */
   endIdle(signal: AbortSignal): Promise<void>;
 }
@@ -78,6 +79,8 @@ export function createKeepers(options: KeepersOptions): Keepers {
   const { find, placing } = options;
   const starting = createStarting({ clock, log, folder, version, find, placing });
   const { socketOf } = starting;
+  /** Of an end that was before this start: a keeper that came again takes its mark away, one that did not leaves it. */
+  const before = marksIn(folder);
   const slots = createSlots({ clock, log, folder, version, stuckMs, starting, doubted, gaveUp });
   const { opening, connect, running, mountsOf, isStuck } = slots;
 
@@ -182,6 +185,11 @@ export function createKeepers(options: KeepersOptions): Keepers {
       };
       return await used(slot, signal, client, work);
     },
+    serving: async (beginning, signal) => {
+      // Of one that does not answer nothing is known; what it serves is made anew elsewhere, or hangs.
+      const each = (await running(signal)).map((slot) => mountsOf(slot, signal).catch((): readonly string[] => []));
+      return (await Promise.all(each)).flat().filter((mount) => mount.startsWith(beginning));
+    },
     status: async (signal) => Promise.all((await running(signal)).map((slot) => statusOf(slot, signal))),
     upgrade: async (signal) => {
       const all = await running(signal);
@@ -197,10 +205,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
         if (slot.client !== undefined) await move(slot, signal);
       }
     },
-    areEnding: async () => {
-      const all = await readdir(folder).catch(() => []);
-      return all.some((name) => existsSync(join(folder, name, endingMark)));
-    },
+    areEnding: () => [...marksIn(folder)].some(([mark, madeAt]) => before.get(mark) !== madeAt),
     endIdle: async (signal) => {
       for (const slot of await running(signal)) await endIf(slot, () => true, signal);
     },
@@ -251,4 +256,11 @@ function nameOf({ network, privilegedPorts }: KeeperKind): string {
   const where =
     network === undefined ? 'host' : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
   return privilegedPorts ? `${where}-low` : where;
+}
+
+/** The marks of containers that were told to end, each with the time of its making. */
+function marksIn(folder: string): ReadonlyMap<string, number> {
+  const marks = globSync(join('*', endingMark), { cwd: folder });
+  const stats = marks.map((mark) => [mark, statSync(join(folder, mark), { throwIfNoEntry: false })?.mtimeMs] as const);
+  return new Map(stats.flatMap(([mark, madeAt]) => (madeAt === undefined ? [] : [[mark, madeAt] as const])));
 }

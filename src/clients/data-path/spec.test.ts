@@ -17,6 +17,14 @@ test('a data path is told what the volume is held to, and which node it is', asy
   expect((await specOf(sourceBy({}), 'this-stowage')).quota).toBeUndefined();
 });
 
+test('the kernel checks what callers may do, except where all of them are one user', async () => {
+  for (const squash of ['none', 'root'] as const) {
+    const spec = await specOf(sourceBy({ squash }), 'this-stowage');
+    expect([spec.version, spec.checks]).toEqual([1, undefined]);
+  }
+  expect(await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).toMatchObject({ version: 2, checks: 'server' });
+});
+
 test("the system's client mounts no volume that is to be held to its size", () => {
   const { refuse } = createNfsClient({} as NfsClientParts);
   expect(() => refuse?.(sourceBy({ client: 'host', quota }))).toThrow(

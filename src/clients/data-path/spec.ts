@@ -16,8 +16,11 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
   const [first, ...others] = way.addresses;
   if (first === undefined) throw new Error('a source without an address');
   const { port, root, connections, squash, uid, gid, softMs, readOnly, maxRead, maxWrite, locks } = way;
+  // The kernel knows callers by the numbers they have on this machine, which say nothing where all of them are one user.
+  const checks = squash === 'all' ? ({ version: 2, checks: 'server' } as const) : ({ version: 1 } as const);
   return {
-    ...{ version: 1, addresses: [first, ...others], port, root, connections },
+    ...checks,
+    ...{ addresses: [first, ...others], port, root, connections },
     ...{ privilegedPorts: way.sourcePorts === 'privileged' },
     tls: way.tls === undefined ? undefined : await tlsOf(way.tls, hosts[0]),
     ...{ squash, uid, gid, softMs, readOnly, maxRead, maxWrite, cacheMs, locks },

@@ -57,7 +57,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
     test('are seen from their creation to their removal', async () => {
       const id = await create('one', 'photos');
       expect(await engine.containers(scope)).toEqual([
-        { id, name: 'one', running: true, volumes: [{ plugin: 'stowage', name: 'photos' }] },
+        { id, name: 'one', running: true, live: false, volumes: [{ plugin: 'stowage', name: 'photos' }] },
       ]);
       await real.run('start', 'one');
       expect(await seen()).toEqual(['one runs']);
@@ -200,19 +200,19 @@ describe('what engines say', () => {
   });
 
   test.each([
-    ['created', true],
-    ['configured', true],
-    ['initialized', true],
-    ['running', true],
-    ['restarting', true],
-    ['paused', true],
-    ['stopping', true],
-    ['something new', true],
-    ['exited', false],
-    ['stopped', false],
-  ])('%s: it may be running is %s', async (state, running) => {
+    ['created', true, false],
+    ['configured', true, false],
+    ['initialized', true, false],
+    ['running', true, true],
+    ['restarting', true, true],
+    ['paused', true, true],
+    ['stopping', true, true],
+    ['something new', true, true],
+    ['exited', false, false],
+    ['stopped', false, false],
+  ])('%s: it may be running is %s, it has its volumes is %s', async (state, running, live) => {
     answer = [container(state)];
-    expect(await engine.containers(scope)).toMatchObject([{ name: state, running }]);
+    expect(await engine.containers(scope)).toMatchObject([{ name: state, running, live }]);
   });
 
   test('what is being removed is not there', async () => {
@@ -226,14 +226,19 @@ describe('what engines say', () => {
     ['stowage:latest', 'stowage'],
     ['registry.example:5000/team/stowage:1.2', 'stowage'],
     ['docker.io/team/stowage-local@sha256:0123', 'stowage-local'],
-    ['local', undefined],
     ['stowage-other', undefined],
     ['stowage/other:1', undefined],
+    ['nfsvol', undefined],
     ['', undefined],
-  ])('a volume of the driver “%s” is of our plugin %s', async (driver, plugin) => {
+  ])('a volume of the driver “%s” is of our plugin %s, or may be of ours by another name', async (driver, plugin) => {
     answer = [container('running', driver)];
     const found = (await engine.containers(scope)).flatMap(({ volumes }) => volumes);
-    expect(found).toEqual(plugin === undefined ? [] : [{ plugin, name: 'photos' }]);
+    expect(found).toEqual([{ plugin, name: 'photos' }]);
+  });
+
+  test('a volume of the engine’s own driver is none of ours', async () => {
+    answer = [container('running', 'local')];
+    expect(await engine.containers(scope)).toEqual([]);
   });
 
   test.each([

@@ -61,19 +61,31 @@ const leaving: readonly string[] = ['removing', 'dead'];
 /** Podman's word for one that ended and was not cleaned up after yet is `stopped`. What is not known may well run. */
 const ended: readonly string[] = ['exited', 'stopped'];
 
+/** Podman's words, too, for one that was made, and has nothing mounted or is about to. */
+const unstarted: readonly string[] = ['created', 'configured', 'initialized'];
+
 function seen({ id, names: [name = id], state, mounts }: ListedContainer): readonly SeenContainer[] {
   if (leaving.includes(state)) return [];
   const named = new Map(
     mounts.flatMap(({ type, driver, name: volume }) => {
-      const plugin = type === 'volume' ? pluginOf(driver) : undefined;
-      return plugin === undefined ? [] : [[JSON.stringify([plugin, volume]), { plugin, name: volume }] as const];
+      if (type !== 'volume' || driver === enginesOwn) return [];
+      const plugin = pluginOf(driver);
+      return [[JSON.stringify([plugin, volume]), { plugin, name: volume }] as const];
     }),
   );
+  const running = !ended.includes(state);
+  const live = running && !unstarted.includes(state);
   // Once each, however often it is mounted.
-  return named.size === 0 ? [] : [{ id, name, running: !ended.includes(state), volumes: [...named.values()] }];
+  return named.size === 0 ? [] : [{ id, name, running, live, volumes: [...named.values()] }];
 }
 
-/** A managed plugin is called as its image is: `registry.example/team/stowage:1.2`. */
+/** The driver of volumes that are certainly not ours. */
+const enginesOwn = 'local';
+
+/**
+ * A managed plugin is called as its image is: `registry.example/team/stowage:1.2`. Undefined: as somebody chose to, by
+ * `docker plugin install --alias`, a `.spec` file or Podman's configuration; or it is another one.
+ */
 function pluginOf(driver: string): PluginName | undefined {
   const base = driver.slice(driver.lastIndexOf('/') + 1).replace(/[:@].*$/, '');
   return pluginNames.find((one) => one === base);

@@ -42,7 +42,8 @@ function unreachable(cause: DockerError, engine: string): StowageError {
   return new StowageError(`container engine ${engine} does not answer (${cause.message})`, {
     code: cause.failure === 'deadline' ? 'deadline' : 'unavailable',
     reason: 'engine-unreachable',
-    action: 'See whether it runs: systemctl status docker, or systemctl status podman.socket; then try again.',
+    action:
+      'See whether it runs: systemctl status docker, or systemctl status podman.socket; then try again. If it is not there any more, say so: --docker-socket none, or --podman-socket none.',
     cause,
   });
 }

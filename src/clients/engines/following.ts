@@ -15,6 +15,11 @@ export interface FollowingParts {
   readonly opened?: (signal: AbortSignal) => void;
 }
 
+interface Ended {
+  readonly why: string;
+  readonly action?: string;
+}
+
 /** One try costs next to nothing, and whoever waits for the engine waits for us too. */
 const firstPauseMs = 100;
 const longestPauseMs = 2_000;
@@ -52,7 +57,7 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
       changed();
     });
     if (signal.aborted) return;
-    if (!isLost) log.warn('a container engine was lost', { engine: name, why });
+    if (!isLost) log.warn('a container engine was lost', { engine: name, ...why });
     isLost = true;
     // Of an engine that is not there at the beginning too: whoever listens finds out how it is.
     if (!wasTold) changed();
@@ -63,17 +68,18 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
   }
 }
 
-/** Until the stream ends, or was not to be had; gives why. */
-async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<string> {
+/** Until the stream ends, or was not to be had; gives why, and what to do. */
+async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<Ended> {
   const { name, client, clock, changed } = parts;
   try {
     // From a moment ago: nothing happens between the list that is now taken and the first event.
     const events = await client.events({ types: ['container'], since: clock.now() }, signal);
     opened();
     for await (const event of events) if (isTelling(event)) changed();
-    return 'it ended';
+    return { why: 'it ended' };
   } catch (thrown) {
-    return engineFailure(thrown, name).message;
+    const { message, action } = engineFailure(thrown, name);
+    return { why: message, action };
   }
 }
 

@@ -78,7 +78,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
     const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
     await keepers.use(kindOf(source), scope.signal, async (keeper) => {
-      await using mounted = await mountFuse(id, place, { readOnly: source.way.readOnly });
+      await using mounted = await mountFuse(id, place, spec);
       try {
         await keeper.adopt(id, spec, mounted.fd, scope.signal);
         // Without it, INIT is given a moment: the kernel then takes back what was set before.
@@ -125,8 +125,22 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     }
   }
 
+  /** Waits, for as long as what was just unmounted may take to end. */
+  async function elsewhere(at: string, scope: Scope): Promise<boolean> {
+    const place = locatedOwn(at);
+    const here = place === undefined ? undefined : (await readTable()).at(place)?.source;
+    const since = clock.elapsed();
+    for (let pauseMs = firstLookMs; ; pauseMs = Math.min(2 * pauseMs, longestLookMs)) {
+      const all = await keepers.serving(ownSource(basename(at) as VolumeId), scope.signal);
+      if (all.every((id) => id === here)) return false;
+      if (clock.elapsed() - since > endingMs) return true;
+      await clock.sleep(pauseMs, scope.signal);
+    }
+  }
+
   return {
     kind: 'nfs',
+    elsewhere,
     refuse,
     stage: async (source, at, scope, how) => {
       requireMounting(mounter);

@@ -25,7 +25,8 @@ export async function createVolume(
   // Where the name means something, that must be it, whatever the default store is by now.
   const before = known === undefined ? undefined : await thereStill(engine, plugin, name, call);
   if (before !== undefined) return refuseOther(before, name, wanted);
-  const place = engineNames.placeFor(plugin, name, wanted.store);
+  const place = await placeOf(engine, plugin, name, wanted, call);
+  if ('id' in place) return refuseOther(place, name, wanted);
   if (await isSilent(engine, place.store, call)) throw notAnswering(place.store);
   const want = {
     ...place,
@@ -48,6 +49,24 @@ export async function createVolume(
     if (present === undefined) throw thrown;
     refuseOther(present, name, wanted);
     engineNames.remember(plugin, name, present.id);
+  }
+}
+
+/** Where to make it. Where nobody can say, it may be there already, in one store or in several, of which that is told. */
+async function placeOf(
+  { engineNames }: Engine,
+  plugin: PluginName,
+  name: string,
+  wanted: Wanted,
+  call: Call,
+): Promise<ReturnType<Engine['engineNames']['placeFor']> | Volume> {
+  try {
+    return engineNames.placeFor(plugin, name, wanted.store);
+  } catch (thrown) {
+    if (stowageError(thrown).reason !== 'plugin-store-unnamed') throw thrown;
+    return await engineNames.resolve(plugin, name, call).catch((cause: unknown) => {
+      throw stowageError(cause).reason === 'volume-ambiguous' ? cause : thrown;
+    });
   }
 }
 

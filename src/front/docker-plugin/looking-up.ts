@@ -19,6 +19,8 @@ export async function lookUp(engine: Engine, plugin: PluginName, name: string, c
   const store = id && engine.records.volumes.byId(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(engine, store, call));
   const volume = await engine.engineNames.resolve(plugin, name, call);
+  // It was being deleted, and may be gone.
+  if (await engine.asks.note(volume.id, call.signal)) return await lookUp(engine, plugin, name, call);
   return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(engine, volume.store, call) };
 }
 

@@ -7,6 +7,7 @@ import { createVolume } from './creating.ts';
 import { lookUp, notAnswering } from './looking-up.ts';
 import { type Message, textIn, textsIn } from './messages.ts';
 import { type KnownToStores, wantedFrom } from './options.ts';
+import { oneLine } from './refusals.ts';
 import { statusOf, volumeJson } from './status.ts';
 import type { Used } from './used.ts';
 
@@ -43,17 +44,24 @@ export const methods: Readonly<Record<string, Method>> = {
     handle: async ({ engine, plugin, isOfStores }, message, call) => {
       const name = textIn(message, 'Name');
       await createVolume(engine, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
+      // Docker may make it for a container that it lists in a moment.
+      const id = engine.engineNames.known(plugin, name);
+      if (id !== undefined) await engine.asks.note(id, call.signal);
       return {};
     },
   },
   '/VolumeDriver.Get': {
     deadlineMs: 10_000,
     // Docker takes any error for "no such volume", and then advises to remove it by force: of a volume that is on record it
-    // is told what is known, also while its store is down.
+    // is told what is known, also while its store is down. Of a name that is in several stores it would go on to make a volume
+    // of its own, and the data would be there: Mount refuses it.
     handle: async (about, message, call) => {
-      const found = await lookUp(about.engine, about.plugin, textIn(message, 'Name'), call);
+      const name = textIn(message, 'Name');
+      const found = await lookUp(about.engine, about.plugin, name, call).catch(ifAmbiguous);
+      if (found instanceof StowageError)
+        return { Volume: { Name: name, Mountpoint: '', Status: { health: oneLine(found.message, found.action) } } };
       const Status = await statusOf(about.engine, found, about.used);
-      return { Volume: { ...volumeJson(about.engine, textIn(message, 'Name'), found.volume), Status } };
+      return { Volume: { ...volumeJson(about.engine, name, found.volume), Status } };
     },
   },
   '/VolumeDriver.List': {
@@ -101,16 +109,23 @@ export const methods: Readonly<Record<string, Method>> = {
     handle: async (about, message, call) => {
       try {
         const { id } = await resolved(about, message, call);
-        await about.engine.deletions.delete(id, undefined, call);
+        await about.engine.deletions.delete(id, undefined, call, { byEngine: true });
         about.engine.engineNames.forget(id);
       } catch (thrown) {
         // Said only when every store has answered. Engines repeat a call whose answer they did not get.
-        if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+        const { code, reason } = stowageError(thrown);
+        if (reason !== 'volume-unknown' && !(reason === 'plugin-other-scope' && code === 'not-found')) throw thrown;
       }
       return {};
     },
   },
 };
+
+function ifAmbiguous(thrown: unknown): StowageError {
+  const error = stowageError(thrown);
+  if (error.reason === 'volume-ambiguous') return error;
+  throw thrown;
+}
 
 function blockVolume({ store, name }: Volume): StowageError {
   return new StowageError(

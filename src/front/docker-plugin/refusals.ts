@@ -1,4 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
+import { harmless } from '#base/harmless.ts';
 import { refusingUnparsable } from '#base/unparsable.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import { toldToUser } from '#core/telling.ts';
@@ -39,15 +40,10 @@ export function refusalFrom(thrown: unknown): Refusal {
   return { status, text: oneLine(message, action), internal: false, why: oneLine(error.message, error.action) };
 }
 
-/** Message, full stop, action. Names and paths in them can hold what rearranges a terminal. */
+/** Message, full stop, action. */
 export function oneLine(message: string, action: string): string {
   const begun = message.replace(/[.\s]+$/, '');
-  return `${begun}. ${action}`
-    .trim()
-    .replaceAll(
-      /[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
-      (c) => `\\u{${c.charCodeAt(0).toString(16)}}`,
-    );
+  return harmless(`${begun}. ${action}`.trim());
 }
 
 /** What the HTTP layer finds wrong, before any method is called. */
@@ -71,14 +67,6 @@ const found: Readonly<Record<number, string>> = {
 };
 
 export const httpError = (status: number): Error => new HttpError(status, found[status] ?? found[400] ?? '');
-
-export function stopping(): StowageError {
-  return new StowageError('Stowage is stopping', {
-    code: 'unavailable',
-    reason: 'stopping',
-    action: 'Try again when it runs.',
-  });
-}
 
 export function overloaded(): StowageError {
   return new StowageError('too many calls are under way', {

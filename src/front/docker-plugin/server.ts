@@ -1,21 +1,15 @@
 import { randomUUID } from 'node:crypto';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
+import { takeLastConnections } from '#base/last-connections.ts';
 import type { Log } from '#base/log.ts';
 import { patiently } from '#base/patience.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
+import { stoppingNow } from '#core/stopping.ts';
 import { readMessage } from './messages.ts';
 import { type About, methods } from './methods.ts';
-import {
-  contentType,
-  httpError,
-  overloaded,
-  refusalFrom,
-  refuseExpectation,
-  refuseUnparsable,
-  stopping,
-} from './refusals.ts';
+import { contentType, httpError, overloaded, refusalFrom, refuseExpectation, refuseUnparsable } from './refusals.ts';
 import { createUsed } from './used.ts';
 
 /** One of the two names by which engines know Stowage. It translates; what is true is in core. */
@@ -23,8 +17,8 @@ export interface PluginServer {
   /** To be listened with, on a socket that only the engines' user can open. */
   readonly server: Server;
   /**
-   * Takes nothing new that changes something, and waits for what is under way. What only reads and takes long is ended
-   * soon, the rest after `graceMs`.
+   * Lets nobody connect any more, and answers whoever has. What only reads and takes long is ended soon, the rest after
+   * `graceMs`.
    */
   close(graceMs: number): Promise<void>;
 }
@@ -54,7 +48,6 @@ const readingMs = 1_000;
 interface Shared extends About {
   readonly clock: Clock;
   readonly log: Log;
-  isStopping: boolean;
   /** Ends what only reads. */
   readonly stopping: AbortController;
   /** Ends everything. */
@@ -69,24 +62,22 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   const { maxConnections, mostCalls, ...timeouts } = { ...usualLimits, ...options.limits };
   const used = createUsed(engine, clock, log);
   const shared: Shared = {
-    ...{ engine, plugin, clock, used, mostCalls, calls: 0, isStopping: false },
+    ...{ engine, plugin, clock, used, mostCalls, calls: 0 },
     ...{ log: log.with({ plugin }), isOfStores: (option) => options.storeOptions.has(option) },
     ...{ stopping: new AbortController(), ending: new AbortController() },
   };
-  // Docker keeps connections for good. One that is closed at the moment of its next call makes Docker repeat that with an
-  // empty body, so they are not closed for being idle.
-  const server = createServer({ ...timeouts, keepAliveTimeout: 0, maxHeaderSize: 16 * 1024, requireHostHeader: false });
+  const server = createServer({ ...timeouts, maxHeaderSize: 16 * 1024, requireHostHeader: false });
   server.maxConnections = maxConnections;
   server.on('request', (request, response) => void answer(shared, request, response));
   server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
   return {
     server,
     close: async (graceMs) => {
-      shared.isStopping = true;
-      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stopping()));
-      await closeServer(server, graceMs, clock, () => shared.ending.abort(stopping()));
+      if (server.listening) await takeLastConnections(server);
+      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stoppingNow()));
+      await closeServer(server, graceMs, clock, () => shared.ending.abort(stoppingNow()));
       used[Symbol.dispose]();
-      shared.stopping.abort(stopping());
+      shared.stopping.abort(stoppingNow());
     },
   };
 }
@@ -95,16 +86,14 @@ export function createPluginServer(options: PluginOptions): PluginServer {
 async function answer(shared: Shared, request: IncomingMessage, response: ServerResponse): Promise<void> {
   const path = (request.url ?? '').replace(/[?#].*$/s, '');
   try {
-    send(shared, response, 200, { ...(await handled(shared, path, request)), Err: '' });
+    send(response, 200, { ...(await handled(shared, path, request)), Err: '' });
   } catch (thrown) {
     const { status, text, why, internal } = refusalFrom(thrown);
     const about = { method: path.slice(0, 64), status };
     if (internal) shared.log.error('a call of a container engine failed', { ...about, error: thrown });
     else shared.log.info('a call of a container engine was refused', { ...about, why });
     if (status === 405) response.setHeader('allow', 'POST');
-    // What was not read of the request would be taken for the next one.
-    if (!request.complete) response.setHeader('connection', 'close');
-    send(shared, response, status, { Err: text });
+    send(response, status, { Err: text });
   }
 }
 
@@ -112,8 +101,9 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
   const { clock } = shared;
   const method = Object.hasOwn(methods, path) ? methods[path] : undefined;
   if (method === undefined) throw httpError(404);
-  // On a connection that was kept a call can arrive after the stop began.
-  if (shared.stopping.signal.aborted || (shared.isStopping && method.changes === true)) throw stopping();
+  const parent = method.changes === true ? shared.ending.signal : shared.stopping.signal;
+  // Who connected in time can still take too long to say what it wants.
+  if (parent.aborted) throw stoppingNow();
   if (request.method !== 'POST') throw httpError(405);
   if (shared.calls >= shared.mostCalls) throw overloaded();
   shared.calls++;
@@ -121,7 +111,6 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
     const message = await readMessage(request);
     // Not ended when the engine hangs up. One that gave up waiting for a slow server asks again, and then finds it mounted;
     // if what it waited for were undone each time, it would never be. What nobody asks for again is found by holds.settle.
-    const parent = method.changes === true ? shared.ending.signal : shared.stopping.signal;
     using limit = clock.deadline(method.deadlineMs, parent);
     const call = { signal: limit.signal, log: shared.log, requestId: `docker:${randomUUID()}` };
     return await patiently(method.handle(shared, message, call), limit.signal, clock);
@@ -130,24 +119,24 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
   }
 }
 
-function send(shared: Shared, response: ServerResponse, status: number, body: object): void {
+/**
+ * Docker would keep the connection for good. One that is closed at the moment of its next call makes Docker repeat that with an
+ * empty body; where none can be opened, it repeats all of it. So each is for one call.
+ */
+function send(response: ServerResponse, status: number, body: object): void {
   if (response.destroyed) return;
-  if (shared.isStopping) response.setHeader('connection', 'close');
   const text = JSON.stringify(body);
-  response.writeHead(status, { 'content-type': contentType, 'content-length': Buffer.byteLength(text) }).end(text);
+  const about = { 'content-type': contentType, 'content-length': Buffer.byteLength(text) };
+  response.writeHead(status, { ...about, connection: 'close' }).end(text);
 }
 
 async function closeServer(server: Server, graceMs: number, clock: Clock, cut: () => void): Promise<void> {
   if (!server.listening) return cut();
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
-  server.closeIdleConnections();
   // Told to end, a call still answers; what does not even do that loses its connection.
   using _cut = clock.after(graceMs, cut);
   using _connections = clock.after(graceMs + 3_000, () => server.closeAllConnections());
-  // A connection that was busy and goes idle without having been told to close.
-  const idle = setInterval(() => server.closeIdleConnections(), 50);
   await promise;
-  clearInterval(idle);
   cut();
 }

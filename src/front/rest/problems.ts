@@ -1,3 +1,4 @@
+import { harmless } from '#base/harmless.ts';
 import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
 import type { ProblemJson } from './schemas.ts';
@@ -23,14 +24,6 @@ export function problemFrom(thrown: unknown, requestId: string, principal?: Prin
       code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : harmless(action),
     requestId,
   };
-}
-
-/** Paths and names in it can hold what rearranges a terminal: control characters, and those that change the direction. */
-function harmless(text: string): string {
-  return text.replaceAll(
-    /[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
-    (c) => `\\u{${c.charCodeAt(0).toString(16)}}`,
-  );
 }
 
 /** What the HTTP layer refuses before any handler runs. */

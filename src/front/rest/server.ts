@@ -4,6 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
+import { stoppingNow } from '#core/stopping.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import { createMetrics, type Metrics } from './metrics.ts';
@@ -87,7 +88,7 @@ export function createRestServer(options: RestOptions): RestServer {
       await app.ready();
     },
     close: async (graceMs) => {
-      shared.stopping.abort(stopped());
+      shared.stopping.abort(stoppingNow());
       await Promise.all([local, remote].map((server) => closeServer(server, graceMs)));
       await app.close();
     },
@@ -121,7 +122,7 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
   app.addHook('onRequest', async (_request, reply) => {
     if (!stopping.signal.aborted) return;
     reply.header('connection', 'close');
-    throw stopped();
+    throw stoppingNow();
   });
   app.addHook('onSend', async (request, reply) => {
     reply.headers(commonHeaders(request.id));
@@ -190,14 +191,6 @@ function addEvents({ app, engine, stopping, principalOf }: Shared): void {
     reply.hijack();
     const options = { principal, requestId: request.id, signal: stopping.signal, stillAllowed };
     streamEvents(engine, request.raw, reply.raw, options);
-  });
-}
-
-function stopped(): StowageError {
-  return new StowageError('Stowage is stopping', {
-    code: 'unavailable',
-    reason: 'stopping',
-    action: 'Try again when it runs.',
   });
 }
 

@@ -36,7 +36,12 @@ async function asked(
   onTestFinished(() => session.close());
   const root = Buffer.from(await session.mount(scope.signal)).toString('base64');
   const place = { session, failure: (cause: unknown) => cause } as unknown as NfsPlace;
-  const source = { kind: 'nfs', hosts: [server.host], path: '/export', way: { root } } as unknown as Source;
+  const source = {
+    kind: 'nfs',
+    hosts: [server.host],
+    path: '/export',
+    way: { root, uid: parsed.uid },
+  } as unknown as Source;
   return await createUsable(place, parsed)(source, scope).catch((thrown: unknown) => thrown);
 }
 
@@ -51,10 +56,22 @@ test.runIf(asRoot)(
 );
 
 test.runIf(asRoot).each([
+  [{ uid: 0, mode: 0o755 }, 'root', /^nobody could write to the volume: root is user 7 on its server \(squash=root\)/],
+  [{ uid: 1000, mode: 0o755 }, 'all', /^nobody could write to the volume: everybody is user 7 on its server/],
+] as const)('one of %o is refused where the store has squash=%s', async (about, squash, message) => {
+  expect(await asked('none', about, { squash, uid: '7', gid: '7' })).toMatchObject({
+    ...{ code: 'denied', reason: 'volume-root-squashed', message: expect.stringMatching(message) },
+    action: expect.stringContaining('chown 7'),
+  });
+});
+
+test.runIf(asRoot).each([
   ['where root is root', 'none', { uid: 0, mode: 0o755 }, {}],
   ['that everybody may write to', 'root', { uid: 0, mode: 0o777 }, {}],
   ['that belongs to somebody', 'root', { uid: 1000, mode: 0o755 }, {}],
-  ['of a store that speaks as somebody else', 'root', { uid: 0, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
+  ['that nobody is to write to', 'root', { uid: 0, mode: 0o555 }, {}],
+  ["that is the store's user's", 'root', { uid: 7, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
+  ['of somebody, who is not root', 'root', { uid: 1000, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
 ] as const)('a directory %s is not', async (_, squash, about, options) => {
   expect(await asked(squash, about, options)).toBeUndefined();
 });

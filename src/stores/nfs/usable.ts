@@ -5,33 +5,51 @@ import type { NfsOptions } from './options.ts';
 import type { NfsPlace } from './place.ts';
 
 /**
- * A directory that belongs to root, on a server that takes root for nobody: whoever it is mounted for meets EACCES, and nothing
- * says why. What belongs to somebody else is for them, and they can write.
+ * A directory that no caller could write to: whoever it is mounted for meets EACCES, and nothing says why. It belongs to root,
+ * and root is nobody: on the server, or by the store's own options; or everybody is one user, who has no right to it. What
+ * belongs to somebody else is for them, where callers are who they are.
  */
-export function createUsable(place: NfsPlace, { squash, timeout }: NfsOptions): NonNullable<Store['usable']> {
+export function createUsable(place: NfsPlace, options: NfsOptions): NonNullable<Store['usable']> {
+  const { squash, timeout } = options;
   return async (source, { signal }) => {
-    if (source.kind !== 'nfs' || squash !== 'none') return;
+    if (source.kind !== 'nfs') return;
     const handle = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
     const within = { signal, deadlineMs: timeout };
     const { nfs } = place.session;
     try {
       const [granted, { uid, mode }] = await Promise.all([
+        // As root is to the server: with squash, that is the store's user.
         nfs.access(handle, accessRight.modify | accessRight.extend, within),
         nfs.getattr(handle, within),
       ]);
-      const isOthers = uid !== 0 || (mode & 0o022) !== 0;
-      if (granted !== 0 || isOthers || (mode & 0o200) === 0) return;
+      const isOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
+      // Somebody wants it so.
+      const isForReading = (mode & 0o222) === 0;
+      if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {
       throw place.failure(cause, 'looking at who may write to the volume');
     }
-    throw new StowageError(
-      'nobody could write to the volume: its directory belongs to root, and the server takes root for nobody (root_squash)',
-      {
-        code: 'denied',
-        reason: 'volume-root-squashed',
-        action:
-          "Ask the store's administrator to give the directory to a user on the server (chown), or the store squash=root with the uid and gid that own it; or to export it with no_root_squash.",
-      },
-    );
+    throw squash === 'none' ? rootIsNobody() : noRight(source.way.uid, squash);
   };
 }
+
+const rootIsNobody = (): StowageError =>
+  new StowageError(
+    'nobody could write to the volume: its directory belongs to root, and the server takes root for nobody (root_squash)',
+    {
+      code: 'denied',
+      reason: 'volume-root-squashed',
+      action:
+        "Ask the store's administrator to give the directory to a user on the server (chown), or the store squash=root with the uid and gid that own it; or to export it with no_root_squash.",
+    },
+  );
+
+const noRight = (uid: number, squash: 'root' | 'all'): StowageError =>
+  new StowageError(
+    `nobody could write to the volume: ${squash === 'all' ? 'everybody' : 'root'} is user ${uid} on its server (squash=${squash}), and its directory belongs to somebody else`,
+    {
+      code: 'denied',
+      reason: 'volume-root-squashed',
+      action: `Ask the store's administrator to give the directory to that user on the server (chown ${uid}), or the store the uid and gid that own it.`,
+    },
+  );

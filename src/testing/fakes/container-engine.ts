@@ -3,9 +3,16 @@ import type { ContainerEngine, EngineKind, PluginName, SeenContainer } from '#co
 /** An engine whose containers a test makes up. */
 export interface FakeEngine extends ContainerEngine {
   /** Also in the place of one of that name. */
-  run(container: string, volumes: Readonly<Record<string, PluginName>>, running?: boolean): void;
+  run(
+    container: string,
+    volumes: Readonly<Record<string, PluginName | undefined>>,
+    running?: boolean,
+    live?: boolean,
+  ): void;
   remove(container: string): void;
   isDown: boolean;
+  /** Tells of no change. */
+  isQuiet: boolean;
   /** As after a crash of it. */
   restart(): void;
   asked: number;
@@ -16,13 +23,13 @@ export function createFakeEngine(kind: EngineKind = 'docker'): FakeEngine {
   const followers = new Set<() => void>();
   const finders = new Set<() => void>();
   const tell = (): void => {
-    for (const changed of followers) changed();
+    for (const changed of engine.isQuiet ? [] : followers) changed();
   };
   const engine: FakeEngine = {
-    ...{ name: kind, kind, isDown: false, asked: 0 },
-    run: (name, volumes, running = true) => {
+    ...{ name: kind, kind, isDown: false, isQuiet: false, asked: 0 },
+    run: (name, volumes, running = true, live = running) => {
       const named = Object.entries(volumes).map(([volume, plugin]) => ({ name: volume, plugin }));
-      all.set(name, { id: `id-of-${name}`, name, running, volumes: named });
+      all.set(name, { id: `id-of-${name}`, name, running, live, volumes: named });
       tell();
     },
     restart: () => {

@@ -22,17 +22,18 @@ import { type Attributes, type FileHandle, fileType, type NfsClient, NfsError, n
 /**
  * The interface of an NFS client on a folder of this machine, without any server: so the store can be tried end to end
  * anywhere. What a handle means is where it was found; a real server's handle survives renaming, this one's does not,
- * and the store must not mind.
+ * and the store must not mind. A store whose path is a folder in it has that, any other the whole.
  */
 export function connectToDisk(folder: string): Connect {
-  return async (_options, onStep) => {
+  return async ({ path }, onStep) => {
+    const exported = path.startsWith(`${folder}/`) ? path : folder;
     onStep('resolve', folder);
     onStep('connect', folder);
     return {
       ...{ nfs: createNfsOnDisk(), addresses: ['127.0.0.1'], port: 2049 },
       mount: async () => {
         onStep('mount', folder);
-        return Buffer.from(folder);
+        return Buffer.from(exported);
       },
       calls: 0,
       close: () => undefined,

@@ -6,6 +6,7 @@ import { createDockerClient, type DockerClient } from './client.ts';
 import { DockerError } from './errors.ts';
 
 const { signal } = new AbortController();
+const patience = { timeout: 10_000 };
 let open: (AsyncDisposable | Disposable)[] = [];
 
 afterEach(async () => {
@@ -41,6 +42,40 @@ async function failure(work: Promise<unknown>): Promise<{ failure: string; messa
   if (!(thrown instanceof DockerError)) throw new Error('not a DockerError', { cause: thrown });
   return { failure: thrown.failure, message: thrown.message, status: thrown.status };
 }
+
+describe('calls that wait for a connection', () => {
+  /** Answers nothing to those whose path ends so. */
+  const deafTo =
+    (end: string): Script =>
+    (path, request, response) => {
+      if (!path.endsWith(end)) answers({})(path, request, response);
+    };
+
+  test('end with their signal all the same', async () => {
+    const { engine, client } = await scripted(deafTo('/start'));
+    const stop = new AbortController();
+    const calls = Array.from({ length: 8 }, (_, at) => client.startContainer(`c${at}`, stop.signal));
+    const all = Promise.allSettled(calls);
+    await expect.poll(() => engine.asked.length, patience).toBe(8);
+    const one = new AbortController();
+    const waiting = failure(client.startContainer('last', one.signal));
+    one.abort();
+    expect(await waiting).toMatchObject({ failure: 'canceled' });
+    stop.abort();
+    await all;
+    expect(engine.asked).toHaveLength(8);
+  });
+
+  test('are not kept from one by those that wait for the end of a container', async () => {
+    const { engine, client } = await scripted(deafTo('/wait'));
+    const stop = new AbortController();
+    const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.containerEnd(`c${at}`, stop.signal)));
+    await expect.poll(() => engine.asked.length, patience).toBe(9);
+    await client.startContainer('c', signal);
+    stop.abort();
+    await all;
+  });
+});
 
 describe('the version of the API', () => {
   test.each([

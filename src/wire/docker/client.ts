@@ -20,6 +20,8 @@ export interface Info {
   readonly root: string;
   /** Such as `name=seccomp,profile=default`, `name=userns`, `name=rootless`. */
   readonly securityOptions: readonly string[];
+  /** Containers go on while it is started anew. */
+  readonly liveRestore: boolean;
 }
 
 export interface Network {
@@ -64,8 +66,8 @@ export interface DockerClient extends Disposable {
   stopContainer(idOrName: string, seconds: number, signal: AbortSignal): Promise<void>;
   /** Sends it a signal, such as `USR1`. */
   signalContainer(idOrName: string, name: string, signal: AbortSignal): Promise<void>;
-  /** Until it has ended and was removed, or for an hour; gives its exit status. */
-  containerEnd(idOrName: string, signal: AbortSignal): Promise<number>;
+  /** Until it has ended and was removed, or ended the next time, or for an hour; gives its exit status. */
+  containerEnd(idOrName: string, signal: AbortSignal, condition?: 'removed' | 'next-exit'): Promise<number>;
   /** Ends it first, where it runs; takes its anonymous volumes with it. */
   removeContainer(idOrName: string, signal: AbortSignal): Promise<void>;
   network(idOrName: string, signal: AbortSignal): Promise<Network>;
@@ -149,9 +151,10 @@ export function createDockerClient(options: { readonly socket: string; readonly 
       ),
     signalContainer: (name, which, signal) =>
       nothing(change('POST', `/containers/${part(name)}/kill`, signal, { query: { signal: which } })),
-    containerEnd: async (name, signal) => {
+    containerEnd: async (name, signal, condition = 'removed') => {
       const path = `/containers/${part(name)}/wait`;
-      const { body } = await change('POST', path, signal, { query: { condition: 'removed' }, limitMs: longMs });
+      const how = { query: { condition }, alone: true, limitMs: longMs };
+      const { body } = await change('POST', path, signal, how);
       return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
     },
     removeContainer: (name, signal) =>
@@ -217,6 +220,7 @@ function infoOf(answer: unknown, call: string): Info {
     name: fields.optionalText('Name'),
     root: fields.optionalText('DockerRootDir'),
     securityOptions: fields.texts('SecurityOptions'),
+    liveRestore: fields.optionalFlag('LiveRestoreEnabled'),
   };
 }
 

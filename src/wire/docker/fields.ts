@@ -7,6 +7,8 @@ export interface Fields {
   optionalText(name: string): string;
   count(name: string): number;
   flag(name: string): boolean;
+  /** False where it is missing. */
+  optionalFlag(name: string): boolean;
   /** Empty where it is missing: engines leave out what is empty, or say null. */
   texts(name: string): readonly string[];
   textMap(name: string): Readonly<Record<string, string>>;
@@ -32,7 +34,8 @@ export function fieldsOf(value: unknown, call: string, path = ''): Fields {
     text: (name) => field(name, 'a text', isText),
     optionalText: (name) => field(name, 'a text', isText, ''),
     count: (name) => field(name, 'a number', isCount),
-    flag: (name) => field(name, 'true or false', (one) => typeof one === 'boolean'),
+    flag: (name) => field(name, 'true or false', isFlag),
+    optionalFlag: (name) => field(name, 'true or false', isFlag, false),
     texts: (name) => field(name, 'a list of texts', isTexts, []),
     textMap: (name) => field(name, 'a map of texts', isTextMap, {}),
     object: (name) => fieldsOf(field(name, 'an object', isObject), call, at(name)),
@@ -47,6 +50,7 @@ export function listOf(value: unknown, call: string, path = ''): readonly Fields
   return value.map((one, i) => fieldsOf(one, call, `${path}[${i}]`));
 }
 
+const isFlag = (value: unknown): value is boolean => typeof value === 'boolean';
 const isText = (value: unknown): value is string => typeof value === 'string';
 const isCount = (value: unknown): value is number => Number.isSafeInteger(value);
 const isObject = (value: unknown): value is object =>

@@ -12,6 +12,8 @@ export interface Outgoing {
   readonly body?: object;
   /** Sent as it comes, in the place of a body. */
   readonly tar?: AsyncIterable<Uint8Array>;
+  /** It waits for something: with a connection of its own, so that it keeps none from those who do not. */
+  readonly alone?: boolean;
   readonly limitMs: number;
   readonly maxBytes: number;
 }
@@ -54,6 +56,13 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
     const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
     signal.throwIfAborted();
     const sent = start(out, agent, signal);
+    // One that waits for a free connection hears of its end only when it gets one.
+    const stop = (): void => {
+      reject(signal.reason);
+      sent.destroy();
+    };
+    signal.addEventListener('abort', stop, { once: true });
+    sent.on('close', () => signal.removeEventListener('abort', stop));
     sent.on('response', resolve);
     sent.on('error', (cause) => reject(Object.assign(cause, { again: sent.reusedSocket })));
     if (out.tar !== undefined) pipeline(out.tar, sent).catch((cause: Error) => sent.destroy(cause));
@@ -62,7 +71,8 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
   }
 
   async function attempt(out: Outgoing, signal: AbortSignal): Promise<Answer> {
-    const answer = await head(out, out.method === 'GET' ? kept : fresh, signal);
+    const shared = out.method === 'GET' ? kept : fresh;
+    const answer = await head(out, out.alone === true ? false : shared, signal);
     return { status: answer.statusCode ?? 0, body: await readAll(answer, out) };
   }
 

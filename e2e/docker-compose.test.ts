@@ -1,0 +1,238 @@
+import { readFileSync } from 'node:fs';
+import { mkdir, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { repository } from '#testbed/component.ts';
+import { dockerCompose } from '#testbed/compose.ts';
+import { type Engine, startDockerd } from '#testbed/dockerd.ts';
+import { buildImage, imageName } from '#testbed/image.ts';
+import { runInside } from '#testbed/machine.ts';
+import { needs } from '#testbed/needs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { answers, ganeshaIn, type ServerInside } from './stowage-container.ts';
+
+const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
+
+/** The compose file of a user, as the guide shows it. */
+const documentedProject = (): string =>
+  /^### docker compose$.*?^```yaml$\n(.*?)^```$/ms.exec(guide())?.[1] ?? expect.fail('no compose file in the guide');
+
+/** A command that the guide has below a heading, by how it begins. */
+function documented(heading: string, start: string): string {
+  const lines = guide().split('\n');
+  const below = lines.slice(lines.indexOf(heading));
+  return below.find((line) => line.startsWith(start)) ?? expect.fail(`${start} is not in the guide`);
+}
+
+/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
+const work = `
+  i=0
+  until [ -e /data/stop ]; do
+    i=$((i + 1))
+    echo "line $i" >>/data/log || exit 3
+    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
+  done`;
+const next = 'stowage:next';
+const required = ['root', 'docker', 'compose', 'busybox', 'mount', 'fuse', 'ganesha', 'firewall'] as const;
+
+describe.skipIf(needs(...required))('docker compose', () => {
+  const end = new AbortController();
+  const all = new AsyncDisposableStack();
+  const { signal } = end;
+  let engine: Engine;
+  let nfs: ServerInside;
+  let album: string;
+
+  const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
+  const stowage = (...words: readonly string[]): Promise<string> => docker('exec', 'stowage', 'stowage', ...words);
+  const ofStowage = (words: readonly string[], env: Readonly<Record<string, string>> = {}): Promise<string> =>
+    dockerCompose(engine, repository, ['-f', 'deploy/compose.yaml', ...words], { env, signal });
+  const ofUser = (...words: readonly string[]): Promise<string> => dockerCompose(engine, album, words, { signal });
+  const upOfUser = async (): Promise<string> => {
+    onTestFinished(async () => {
+      await ofUser('down', '-t', '0', '-v');
+    });
+    return await ofUser('up', '-d');
+  };
+  const inspect = async (what: string, field: string): Promise<unknown> =>
+    JSON.parse(await docker('inspect', '--format', `{{json ${field}}}`, what));
+  const list = async (...words: readonly string[]): Promise<readonly string[]> =>
+    (await docker(...words)).split('\n').filter(Boolean).toSorted();
+  const keepers = (): Promise<readonly string[]> =>
+    list('ps', '-q', '--no-trunc', '--filter', 'label=stowage.dev/keeper');
+  const inRun = (...words: readonly string[]): readonly string[] => ['run', '--network', 'none', ...words];
+  const logged = (volume: string): readonly string[] =>
+    readFileSync(join(nfs.folder('silver'), volume, 'log'), 'utf8')
+      .split('\n')
+      .slice(0, -1);
+
+  beforeAll(async () => {
+    const tar = await buildImage(signal);
+    // On its machine also where compose.yaml expects it.
+    engine = all.use(await startDockerd(signal, { bridges: true, args: ['--host', 'unix:///run/docker.sock'] }));
+    nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], signal));
+    await docker('load', '--quiet', '--input', tar);
+    await docker('tag', await loadBusybox(engine, signal), 'busybox');
+    await docker('tag', imageName, 'stowage');
+    // Another version is another image.
+    const made = await docker('create', imageName);
+    await docker('commit', '--change', 'LABEL org.opencontainers.image.version=next', made, next);
+    await docker('rm', '-v', made);
+    const top = await mkdtemp(join(tmpdir(), 'stowage-compose-'));
+    all.defer(() => rm(top, { recursive: true }));
+    // Compose names a project by its folder.
+    album = join(top, 'album');
+    await mkdir(album);
+    await writeFile(join(album, 'compose.yaml'), documentedProject());
+    await runInside(engine, 'sh', '-c', documented('### docker compose', 'mkdir '));
+    await ofStowage(['up', '-d']);
+    await answers(engine);
+    await stowage('store', 'add', 'silver', nfs.uri('silver'));
+  }, 300_000);
+  afterAll(async () => {
+    await all.disposeAsync();
+    end.abort();
+  }, 60_000);
+
+  test('starts Stowage with the mounts that it needs', async () => {
+    const { Mounts, HostConfig } = (await inspect('stowage', '.')) as {
+      readonly Mounts: readonly { readonly Destination: string; readonly Propagation: string; readonly RW: boolean }[];
+      readonly HostConfig: Readonly<Record<string, unknown>>;
+    };
+    expect(Mounts.find(({ Destination }) => Destination === '/var/lib/stowage')).toMatchObject({
+      ...{ Type: 'bind', Source: '/var/lib/stowage', Propagation: 'rshared', RW: true },
+    });
+    expect(Mounts.find(({ Destination }) => Destination === '/run/docker/netns')).toMatchObject({
+      ...{ Type: 'bind', Propagation: 'rslave' },
+    });
+    expect(HostConfig).toMatchObject({ Privileged: false, ReadonlyRootfs: true, NetworkMode: 'host' });
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'first');
+    onTestFinished(async () => {
+      await docker('volume', 'rm', 'first');
+    });
+    const using = inRun('--rm', '-v', 'first:/data', 'busybox');
+    await docker(...using, 'sh', '-c', 'echo hello >/data/note');
+    expect(await docker(...using, 'cat', '/data/note')).toBe('hello');
+    expect(readFileSync(join(nfs.folder('silver'), 'first', 'note'), 'utf8')).toBe('hello\n');
+  });
+
+  test('replaces Stowage under a container that writes', { timeout: 180_000 }, async () => {
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
+    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', work));
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'writer');
+      await docker('volume', 'rm', 'busy');
+    });
+    /** As the container sees it, work goes on after each. */
+    const goesOn = async (disturb: () => Promise<unknown>): Promise<void> => {
+      await disturb();
+      const before = logged('busy').length;
+      await eventually(
+        () => logged('busy').length,
+        (now) => now > before,
+      );
+    };
+    await eventually(
+      () => docker('exec', 'writer', 'ls', '/data'),
+      (said) => said === 'log',
+    );
+    const [kept, old] = [await keepers(), await inspect('stowage', '.Id')];
+    expect(kept).toHaveLength(1);
+    const replaced = async (image: string): Promise<void> => {
+      await ofStowage(['up', '-d'], { STOWAGE_IMAGE: image });
+      await answers(engine);
+      expect(await inspect('stowage', '.Config.Image')).toBe(image);
+    };
+    await goesOn(() => replaced(next));
+    expect([await inspect('stowage', '.Id'), await keepers()]).toEqual([expect.not.stringMatching(`${old}`), kept]);
+    await expect(stowage('volume', 'delete', 'silver/busy')).rejects.toThrow('container writer');
+
+    // What people type who do not trust the above.
+    await goesOn(() => ofStowage(['down']));
+    await goesOn(() => replaced('stowage'));
+    expect(await keepers()).toEqual(kept);
+
+    await docker(...inRun('--rm', '-v', 'busy:/data', 'busybox', 'touch', '/data/stop'));
+    expect(await docker('wait', 'writer')).toBe('0');
+    expect(logged('busy')).toEqual(logged('busy').map((_, i) => `line ${i + 1}`));
+  });
+
+  test('makes the volume of a project, which its services share, and keeps it', { timeout: 120_000 }, async () => {
+    await upOfUser();
+    await eventually(
+      () => ofUser('logs', 'viewer'),
+      (said) => /UTC \d{4}$/m.test(said),
+    );
+    expect(await inspect('album_photos', '.Driver')).toBe('stowage');
+    expect(await stowage('volume', 'show', 'silver/album_photos')).toMatch(/1(\.0+)? ?GiB/);
+    const lines = logged('album_photos').length;
+    await ofUser('down', '-t', '0');
+    expect(await list('volume', 'ls', '-q')).toContain('album_photos');
+    await ofUser('up', '-d');
+    await eventually(
+      () => logged('album_photos').length,
+      (now) => now > lines,
+    );
+    await ofUser('down', '-t', '0', '-v');
+    expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
+  });
+
+  test('uses a volume that is there, as on a second host', { timeout: 120_000 }, async () => {
+    await stowage('volume', 'create', 'silver/album_photos');
+    expect(await upOfUser()).toContain('was not created by Docker Compose');
+    await eventually(
+      () => ofUser('logs', 'viewer'),
+      (said) => /UTC \d{4}$/m.test(said),
+    );
+    await ofUser('down', '-t', '0', '-v');
+    expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
+  });
+
+  test('does not destroy the volume of a project that somebody else uses', { timeout: 120_000 }, async () => {
+    const outside = ['--name', 'outside', '--volume-driver', 'stowage', 'busybox'];
+    const naming = (volume: string): readonly string[] => outside.toSpliced(-1, 0, '-v', `${volume}:/data`);
+    onTestFinished(async () => {
+      await docker('rm', '-f', 'outside');
+    });
+    await upOfUser();
+    await docker('create', ...naming('album_photos'));
+    // Docker's own refusal, which Compose reports and swallows.
+    expect(await ofUser('down', '-t', '0', '-v')).toContain('still in use');
+    expect(await list('volume', 'ls', '-q')).toContain('album_photos');
+    await docker('rm', 'outside');
+
+    // Under the other name of the volume only Stowage knows that it is the same.
+    await docker('create', ...naming('silver..album_photos'));
+    await expect(ofUser('down', '-v')).rejects.toThrow('container outside');
+    expect(await readdir(nfs.folder('silver'))).toContain('album_photos');
+    await docker('rm', 'outside');
+    await ofUser('down', '-v');
+    expect(await readdir(nfs.folder('silver'))).not.toContain('album_photos');
+  });
+
+  test('takes Stowage away, and nothing is left of it', { timeout: 120_000 }, async () => {
+    // By their places: the machine also sees what tests beside this one mount.
+    const mounts = async (): Promise<readonly string[]> =>
+      (await runInside(engine, 'cat', '/proc/mounts'))
+        .split('\n')
+        .filter((line) => / \/(var\/lib|run)\/stowage\b/.test(line));
+    await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'last');
+    await docker(...inRun('--rm', '-v', 'last:/data', 'busybox', 'touch', '/data/file'));
+    expect(await keepers()).toHaveLength(1);
+    expect(await mounts()).not.toEqual([]);
+    await docker('volume', 'rm', 'last');
+    expect(await list('volume', 'ls', '-q')).toEqual([]);
+    await ofStowage(['down']);
+    await eventually(
+      () => list('ps', '-aq'),
+      (left) => left.length === 0,
+    );
+    expect(await mounts()).toEqual([]);
+    expect(await readdir(engine.plugins)).toEqual([]);
+    expect(await runInside(engine, 'find', '/run/stowage', '-maxdepth', '1', '-type', 's')).toBe('');
+    expect(await list('network', 'ls', '--format', '{{.Name}}')).toEqual(['bridge', 'host', 'none']);
+    await runInside(engine, 'sh', '-c', documented('## Remove it', 'rm -r '));
+  });
+});

@@ -1,0 +1,143 @@
+import { execFile } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { mkdtemp, rm, symlink } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { loadBusybox } from '#testbed/busybox.ts';
+import { repository } from '#testbed/component.ts';
+import { type Engine, startDockerd } from '#testbed/dockerd.ts';
+import { buildImage, imageName } from '#testbed/image.ts';
+import { runInside } from '#testbed/machine.ts';
+import { needs } from '#testbed/needs.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createApi } from '#testing/server.ts';
+import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
+
+/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
+const work = `
+  i=0
+  until [ -e /data/stop ]; do
+    i=$((i + 1))
+    echo "line $i" >>/data/log || exit 3
+    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
+  done`;
+const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
+const ways = ['a container', 'a managed plugin'] as const;
+
+describe.skipIf(needs(...required))('an engine that is started anew under containers that go on', () => {
+  describe.each(ways)('with Stowage as %s', (way) => {
+    const end = new AbortController();
+    const all = new AsyncDisposableStack();
+    let engine: Engine;
+    let nfs: ServerInside;
+    let busybox: string;
+    let plugin: string;
+    const docker = (...words: readonly string[]): Promise<string> => engine.docker(...words);
+
+    async function startContainer(): Promise<void> {
+      await startStowageIn(engine, imageName);
+      await docker('exec', 'stowage', 'stowage', 'store', 'add', 'silver', nfs.uri('silver'));
+      plugin = join(engine.plugins, 'stowage.sock');
+    }
+
+    async function startPlugin(): Promise<void> {
+      const own = await mkdtemp(join(tmpdir(), 'stowage-client-'));
+      all.defer(() => rm(own, { recursive: true, force: true }));
+      await promisify(execFile)(join(repository, 'deploy', 'plugin', 'create.sh'), ['stowage', imageName], {
+        // Without the person's own contexts and credentials.
+        env: { PATH: process.env['PATH'], DOCKER_HOST: `unix://${engine.socket}`, DOCKER_CONFIG: own },
+        signal: end.signal,
+      });
+      const yaml = `stores:\n  silver: ${nfs.uri('silver')}\n`;
+      await runInside(engine, 'sh', '-c', 'printf %s "$1" >/etc/stowage/stowage.yaml', 'sh', yaml);
+      await docker(
+        'plugin',
+        'set',
+        'stowage',
+        `engine.source=${engine.socket}`,
+        `run.source=${dirname(engine.socket)}`,
+      );
+      await docker('plugin', 'enable', 'stowage');
+      const id = await docker('plugin', 'inspect', '--format', '{{.Id}}', 'stowage');
+      // By a shorter way: the path of a socket has its limit.
+      await symlink(join(engine.plugins, id), join(own, 'plugin'));
+      plugin = join(own, 'plugin', 'stowage.sock');
+    }
+
+    beforeAll(async () => {
+      const tar = await buildImage(end.signal);
+      engine = all.use(await startDockerd(end.signal, { bridges: true, args: ['--live-restore'] }));
+      nfs = all.use(await ganeshaIn(engine, [{ tag: 'silver' }], end.signal));
+      await docker('load', '--quiet', '--input', tar);
+      busybox = await loadBusybox(engine, end.signal);
+      await runInside(engine, 'mkdir', '-p', '/var/lib/stowage', '/etc/stowage');
+      await (way === 'a container' ? startContainer() : startPlugin());
+    }, 300_000);
+    afterAll(async () => {
+      await all.disposeAsync();
+      end.abort();
+    }, 60_000);
+
+    const logged = (): readonly string[] => {
+      const log = join(nfs.folder('silver'), 'photos', 'log');
+      return existsSync(log) ? readFileSync(log, 'utf8').split('\n').slice(0, -1) : [];
+    };
+    const grown = async (): Promise<void> => {
+      const before = logged().length;
+      await eventually(
+        async () => logged().length,
+        (now) => now > before + 10,
+      );
+    };
+    /** As an engine would, but for asking its own containers first. Gives what is said against it. */
+    const remove = async (volume: string): Promise<string> => {
+      const { text } = await createApi({ socketPath: plugin }).post('/VolumeDriver.Remove', { Name: volume });
+      return JSON.parse(text).Err;
+    };
+    const refused = async (volume: string, container: string): Promise<void> => {
+      const said = await eventually(
+        () => remove(volume),
+        (error) => !error.includes('does not answer'),
+      );
+      expect(said).toContain(`volume 'silver/${volume}' cannot be deleted: it is used by container ${container} on `);
+    };
+
+    test('is followed again, and what its containers name is not destroyed', { timeout: 180_000 }, async () => {
+      for (const name of ['photos', 'films'])
+        await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', name);
+      await docker(
+        'run',
+        '-d',
+        '--name',
+        'writer',
+        '--network',
+        'none',
+        '-v',
+        'photos:/data',
+        busybox,
+        'sh',
+        '-c',
+        work,
+      );
+      onTestFinished(async () => void (await docker('rm', '-f', 'writer', 'stopped').catch(() => undefined)));
+      await grown();
+
+      await engine.stop();
+      await engine.start();
+      await grown();
+      await docker('create', '--name', 'stopped', '--network', 'none', '-v', 'films:/data', busybox, 'true');
+      await refused('films', 'stopped');
+      await refused('photos', 'writer');
+      expect(await docker('inspect', '--format', '{{.State.Running}}', 'writer')).toBe('true');
+
+      await docker('exec', 'writer', 'touch', '/data/stop');
+      expect(await docker('wait', 'writer')).toBe('0');
+      const lines = logged();
+      expect(lines).toEqual(lines.map((_, at) => `line ${at + 1}`));
+      await docker('rm', 'writer', 'stopped');
+      await docker('volume', 'rm', 'photos', 'films');
+    });
+  });
+});

@@ -1,0 +1,80 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { mkdtempDisposable, readFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout } from 'node:timers/promises';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { program } from './stowage.ts';
+
+interface First {
+  readonly child: ChildProcess;
+  /** Outside. */
+  readonly pid: number;
+  said(): string;
+}
+
+/** As an engine starts it: the first process of its own, whose program is known to run. */
+async function startFirst(folder: string, ...words: readonly string[]): Promise<First> {
+  const none = ['--config', 'none', '--plugins', 'none', '--docker-socket', 'none', '--podman-socket', 'none'];
+  const own = ['--state', join(folder, 's'), '--socket', join(folder, 'k')];
+  const child = spawn(
+    'unshare',
+    ['--pid', '--fork', '--mount-proc', '--kill-child', program, ...words, ...own, ...none],
+    {
+      stdio: ['ignore', 'pipe', 'pipe'],
+    },
+  );
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const text: string[] = [];
+  for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
+  for (;;) {
+    const [pid = 0] = (await readFile(`/proc/${child.pid}/task/${child.pid}/children`, 'utf8')).split(' ').map(Number);
+    if (pid > 0 && hasHandler(pid)) return { child, pid, said: () => text.join('') };
+    await setTimeout(1);
+  }
+}
+
+/** Of SIGTERM: whatever it is by now. */
+function hasHandler(pid: number): boolean {
+  const caught = /^SigCgt:\s*([0-9a-f]+)$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1] ?? '0';
+  return (BigInt(`0x${caught}`) & (1n << 14n)) !== 0n;
+}
+
+describe.skipIf(needs('root'))('the first process of a container', () => {
+  test.each(['node', 'up'])(
+    '%s ends when it is told to, however early that is',
+    { timeout: 60_000 },
+    async (command) => {
+      // Each time another part of it is being loaded.
+      for (const afterMs of [0, 20, 50, 100, 200, 300]) {
+        await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
+        const listening = command === 'up' ? ['--listen', 'none'] : [];
+        const { child, pid } = await startFirst(folder.path, command, ...listening);
+        await setTimeout(afterMs);
+        process.kill(pid, 'SIGTERM');
+        const ended = await Promise.race([once(child, 'exit'), setTimeout(8_000, 'it goes on', { ref: false })]);
+        expect(ended).not.toBe('it goes on');
+      }
+    },
+  );
+
+  test('passes on what a server is told later: it reads its configuration again, and stops in good order', async () => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
+    const { child, pid, said } = await startFirst(folder.path, 'node', '--log-level', 'info');
+    await expect.poll(said, { timeout: 20_000 }).toContain('stowage ready');
+    process.kill(pid, 'SIGHUP');
+    await expect.poll(said, { timeout: 5_000 }).toContain('configuration read again');
+    process.kill(pid, 'SIGTERM');
+    expect(await once(child, 'exit')).toEqual([0, null]);
+    expect(said()).toMatch(/stowage stopped\n$/);
+  });
+
+  test('has the status of what it started', async () => {
+    await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
+    const child = spawn('unshare', ['--pid', '--fork', program, 'node', '--state', folder.path, '--log-level', 'loud']);
+    expect(await once(child, 'exit')).toEqual([2, null]);
+  });
+});

@@ -1,0 +1,28 @@
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { collectingLog } from '#testing/server.ts';
+import { createKeepers } from './keepers.ts';
+
+test('containers of keepers that were told to end tell that their engine ends, if it was after the start', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'stowage-marks-'));
+  onTestFinished(() => rm(folder, { recursive: true }));
+  const mark = (keeper: string): string => join(folder, keeper, 'ending');
+  for (const keeper of ['before', 'now']) await mkdir(join(folder, keeper));
+  await writeFile(mark('before'), '');
+  const nothing = (): void => undefined;
+  await using keepers = createKeepers({
+    ...{ clock: systemClock(), log: collectingLog(), folder, version: '1', doubted: nothing, gaveUp: nothing },
+  });
+  expect(keepers.areEnding()).toBe(false);
+  await writeFile(mark('now'), '');
+  expect(keepers.areEnding()).toBe(true);
+  await rm(mark('now'));
+  expect(keepers.areEnding()).toBe(false);
+  // It was started again, which takes the mark away, and was told to end again.
+  await rm(mark('before'));
+  await writeFile(mark('before'), '');
+  expect(keepers.areEnding()).toBe(true);
+});

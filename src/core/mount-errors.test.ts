@@ -1,0 +1,79 @@
+import { expect, test } from 'vitest';
+import type { NodeName, SeenUse, User, Volume } from './model.ts';
+import { engineSilent, inUse, inUseElsewhere } from './mount-errors.ts';
+import { toldToUser } from './telling.ts';
+
+const volume = { store: 'silver', name: 'photos' } as Volume;
+const node = 'one' as NodeName;
+const path = (name: string): User => ({ kind: 'path', name, node });
+const container = (name: string): User => ({ kind: 'container', name, node });
+const paths = ['/mnt/x', '/var/lib/kubelet/pods/7/volumes/v'];
+const told = (trouble: Parameters<typeof toldToUser>[0]) => toldToUser(trouble, 'in the log');
+
+test('who only uses containers is not told where on a host a volume is mounted, the administrator is', () => {
+  const error = inUse(volume, 'deleted', [...paths.map(path), container('web')]);
+  expect(error.message).toBe(
+    "volume 'silver/photos' cannot be deleted: it is used by path /mnt/x on one, path /var/lib/kubelet/pods/7/volumes/v on one, container web on one",
+  );
+  expect(told(error)).toEqual({
+    ...{ code: 'in-use', reason: 'volume-in-use' },
+    message: "volume 'silver/photos' cannot be deleted: it is used by container web on one, 2 mounts on one",
+    action:
+      'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts',
+  });
+  expect(told(inUse(volume, 'deleted', [path('/mnt/x')])).message).toMatch(/: it is used by a mount on one$/);
+});
+
+test('containers are named to everybody, with what can be done about them', () => {
+  const error = inUse(volume, 'deleted', ['a', 'b', 'c', 'd', 'e', 'f'].map(container));
+  expect(error.message).toMatch(/container e on one and 1 more$/);
+  const { code, reason, message, action } = error;
+  expect(told(error)).toEqual({ code, reason, message, action });
+  expect(action).toBe('Remove those containers first, stopped ones too: docker rm NAME, or podman rm NAME');
+});
+
+test('nor where it is mounted on another host', () => {
+  const use: SeenUse = {
+    ...{ host: 'h2', node: 'two' as NodeName, writer: false, renewedAt: 0, stale: true },
+    users: [
+      { kind: 'path', name: '/mnt/x' },
+      { kind: 'container', name: 'web' },
+    ],
+  };
+  const error = inUseElsewhere(volume, 'renamed', [use]);
+  expect(error.message).toMatch(
+    /by host two \(h2, path \/mnt\/x, container web, silent since 1970-01-01T00:00:00\.000Z\)$/,
+  );
+  expect(told(error).message).toMatch(
+    /by host two \(h2, container web, a mount, silent since 1970-01-01T00:00:00\.000Z\)$/,
+  );
+  expect(told(error).action).toBe(error.action);
+});
+
+test('what is left of it in a record says it in short', () => {
+  const { code, reason, message, action } = inUse(volume, 'deleted', [path('/mnt/x')]);
+  expect(told({ code, reason, message, action }).message).toBe('it is in use');
+});
+
+test('a mount for a container that nobody knows yet is not told as a container that could be removed', () => {
+  const error = inUse(volume, 'deleted', [container('stowage')]);
+  expect(error.message).toBe(
+    "volume 'silver/photos' cannot be deleted: it is used by a mount for a container that is not known yet (driver stowage) on one",
+  );
+  expect(error.action).toMatch(/^Try again in a moment.*docker ps -a --filter volume=NAME/);
+  expect(error.action).not.toContain('docker rm');
+  expect(told(error)).toMatchObject({ message: error.message, action: error.action });
+});
+
+test('an engine that does not answer is named, with what to do; how it is reached is for the administrator', () => {
+  const why = 'container engine podman does not answer (connect ECONNREFUSED /run/podman/podman.sock)';
+  const error = engineSilent(volume, 'renamed', [{ kind: 'podman', why }]);
+  expect(error.message).toBe(
+    `volume 'silver/photos' cannot be renamed: whether containers of podman use it is not known: ${why}`,
+  );
+  expect(error.action).toMatch(/podman\.socket.*--podman-socket none/);
+  expect(told(error)).toMatchObject({
+    code: 'unavailable',
+    message: "volume 'silver/photos' cannot be renamed: podman does not answer, and containers there may use it",
+  });
+});

@@ -1,0 +1,142 @@
+import { execFile } from 'node:child_process';
+import {
+  chmodSync,
+  chownSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
+
+const run = promisify(execFile);
+
+/** Those whom an engine that remaps users makes of its root and of somebody else, and others of this machine. */
+const callers = [
+  ['root', 0],
+  ['an ordinary user', 1001],
+  ['the root of an engine that remaps users', 165_536],
+  ['another user of it', 166_536],
+] as const;
+const as = async (uid: number, script: string, ...args: readonly string[]): Promise<string> => {
+  const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--clear-groups'];
+  return (await run('setpriv', [...user, 'sh', '-ec', script, 'sh', ...args])).stdout;
+};
+const one = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
+const truncate = `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`;
+
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('a mount whose users are all one', () => {
+  const it = exportedByGanesha();
+  let ground: Ground;
+  let mount: NfsMount;
+
+  /** On the server. */
+  function place(name: string, content: string, mode: number, owner = 1000): void {
+    writeFileSync(it.on(name), content);
+    chownSync(it.on(name), owner, owner);
+    chmodSync(it.on(name), mode);
+  }
+
+  beforeEach(async () => {
+    ground = createGround();
+    chmodSync(ground.folder, 0o755);
+    await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o700 });
+    mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, { identity: one, checks: 'server' });
+  });
+  afterEach(async () => {
+    expect(mount.faults).toEqual([]);
+    await mount[Symbol.asyncDispose]();
+    ground[Symbol.dispose]();
+  });
+
+  test.each(callers)('%s does all that the one may', async (_, uid) => {
+    const script = `cd "$1"; umask 077
+      mkdir d; echo 'echo it runs' > d/file; cat d/file; chmod 700 d/file; ./d/file
+      test -r d/file; test -w d/file; test -x d/file; echo 'echo more' >> d/file; touch -d 2001-01-01 d/file
+      ln d/file link; mv d/file d/moved; ls d; rm link`;
+    expect(await as(uid, script, mount.at)).toBe('echo it runs\nit runs\nmoved\n');
+    expect(statSync(it.on('d/moved'))).toMatchObject({ uid: 1000, gid: 1000, mode: 0o100700, nlink: 1 });
+    expect(readFileSync(it.on('d/moved'), 'utf8')).toBe('echo it runs\necho more\n');
+    await as(uid, `${truncate}; rm -r "$2"`, join(mount.at, 'd/moved'), join(mount.at, 'd'));
+    expect(readdirSync(it.on('.'))).toEqual([]);
+  });
+
+  test.each(callers)('%s uses what another one has made', async (_, uid) => {
+    await as(1002, 'umask 077; mkdir "$1/d"; echo text > "$1/d/file"', mount.at);
+    expect(await as(uid, 'cat "$1/d/file"; echo more >> "$1/d/file"; chmod 640 "$1/d/file"', mount.at)).toBe('text\n');
+    expect(readFileSync(it.on('d/file'), 'utf8')).toBe('text\nmore\n');
+  });
+
+  const refusedOf = {
+    'to read it': ['cat "$1"', 0o200],
+    'to append to it': ['echo x >> "$1"', 0o400],
+    'to write over it': ['echo x > "$1"', 0o400],
+    'to cut it': [truncate, 0o400],
+    'to run it': ['"$1"', 0o600],
+    'to ask whether it can be read': ['test -r "$1" || { echo Permission denied >&2; false; }', 0o200],
+    'to ask whether it can be written': ['test -w "$1" || { echo Permission denied >&2; false; }', 0o400],
+  } as const;
+
+  describe.each(Object.entries(refusedOf))('what the one may not, nobody may: %s', (_, [script, mode]) => {
+    test.each(callers)('%s, where it is its own', async (_caller, uid) => {
+      place('own', 'data', mode);
+      await expect(as(uid, script, join(mount.at, 'own'))).rejects.toThrow('Permission denied');
+      expect(readFileSync(it.on('own'), 'utf8')).toBe('data');
+    });
+
+    test.each(callers)("%s, where it is another's", async (_caller, uid) => {
+      place('other', 'data', 0o700, 1001);
+      await expect(as(uid, script, join(mount.at, 'other'))).rejects.toThrow('Permission denied');
+      expect(readFileSync(it.on('other'), 'utf8')).toBe('data');
+    });
+  });
+
+  test.each(callers)("%s does not come into another's directory, nor change whose something is", async (_, uid) => {
+    mkdirSync(it.on('other'), { mode: 0o700 });
+    place('own', 'data', 0o600);
+    place('file', 'data', 0o644, 1001);
+    for (const script of ['cd "$1/other"', 'ls "$1/other"', 'cat "$1/other/x"', 'echo x > "$1/other/x"'])
+      await expect(as(uid, script, mount.at)).rejects.toThrow(/Permission denied|can't cd/);
+    for (const script of ['chmod 666 "$1/file"', 'chown 1001 "$1/own"'])
+      await expect(as(uid, script, mount.at)).rejects.toThrow(/not permitted/);
+    expect(existsSync(it.on('other/x'))).toBe(false);
+    expect(statSync(it.on('own')).uid).toBe(1000);
+  });
+
+  test('a program that may be run and not read is run', async () => {
+    place('program', readFileSync('/bin/true', 'latin1'), 0o111);
+    writeFileSync(it.on('program'), readFileSync('/bin/true'));
+    await as(165_536, '"$1"', join(mount.at, 'program'));
+    await expect(as(165_536, 'cat "$1"', join(mount.at, 'program'))).rejects.toThrow('Permission denied');
+  });
+
+  test('rights that somebody takes away elsewhere count when a file is opened next', async () => {
+    place('file', 'data', 0o600);
+    expect(await as(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
+    const { handle } = await it.nfs.lookup(it.directory, 'file');
+    await it.nfs.setattr(handle, { mode: 0o200 });
+    await expect(as(165_536, 'cat "$1"', join(mount.at, 'file'))).rejects.toThrow('Permission denied');
+    await it.nfs.setattr(handle, { mode: 0o600 });
+    expect(await as(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
+  });
+
+  test('who made a file that nobody may write to writes to it', async () => {
+    await as(165_536, 'umask 0777; echo written > "$1"', join(mount.at, 'file'));
+    expect(readFileSync(it.on('file'), 'utf8')).toBe('written\n');
+  });
+
+  test('what a call takes is not asked for apart where the attributes say it', async () => {
+    place('file', 'data', 0o600);
+    const asked = vi.spyOn(it.nfs, 'access');
+    await as(165_536, 'cat "$1/file"; echo x > "$1/file"; ls "$1"; cd "$1"', mount.at);
+    expect(asked).not.toHaveBeenCalled();
+  });
+});

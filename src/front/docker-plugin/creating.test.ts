@@ -1,0 +1,54 @@
+import { mkdtempSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import type { Volume } from '#core/model.ts';
+import { done, servedPlugins } from '#testing/plugin.ts';
+import { aCall } from '#testing/server.ts';
+
+const it = servedPlugins();
+
+describe('a volume that is there already', () => {
+  test('is success where it is as asked for, whoever made it and whatever has become of it', async () => {
+    const call = await it.start();
+    const Opts = { size: '1M', 'label.a': 'b' };
+    await call('VolumeDriver.Create', { Name: 'twice', Opts });
+    expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(done);
+    await it.server.engine.volumes.label('twice', { c: 'd' }, undefined, aCall());
+    expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(done);
+    await it.make('local', 'other', { bytes: 1n << 20n });
+    expect(await call('VolumeDriver.Create', { Name: 'other', Opts: { size: '1M', store: 'local' } })).toEqual(done);
+    expect(it.server.engine.records.volumes.totals('local' as Volume['store']).volumes).toBe(2);
+  });
+
+  test('and differs is refused, with what differs', async () => {
+    const call = await it.start();
+    const { id } = await it.make('local', 'a', { labels: { x: 'y' } });
+    const Opts = { size: '2M', 'label.x': 'z', 'label.new': '1' };
+    expect(await call('VolumeDriver.Create', { Name: 'a', Opts })).toEqual({
+      status: 409,
+      Err: "there is a volume 'a' already, and it has no size, its label 'x' is 'y', its label 'new' is not set. Choose another name, or leave out what differs to use it as it is.",
+    });
+    await it.server.engine.volumes.expand(id, 1n << 30n, undefined, aCall());
+    // Known by now under that name.
+    await call('VolumeDriver.Get', { Name: 'a' });
+    expect(await call('VolumeDriver.Create', { Name: 'a', Opts: { size: '2M' } })).toMatchObject({
+      Err: expect.stringContaining('its size is 1GiB'),
+    });
+  });
+
+  test('in another store than the one named here stays what the name means', async () => {
+    const folder = mkdtempSync(join(it.server.folder, 'gold-'));
+    await it.server.engine.stores.add('gold', `local://${folder}`, aCall());
+    await it.make('gold', 'a');
+    const call = await it.start();
+    await call('VolumeDriver.Get', { Name: 'a' });
+    expect(await call('VolumeDriver.Create', { Name: 'a', Opts: { store: 'local' } })).toMatchObject({
+      status: 409,
+      Err: expect.stringContaining("it is on store 'gold'"),
+    });
+    // A name that means nothing yet means what was made under it, although the default store has one of that name.
+    await it.make('local', 'b');
+    expect(await call('VolumeDriver.Create', { Name: 'b', Opts: { store: 'gold' } })).toEqual(done);
+    expect(await call('VolumeDriver.Get', { Name: 'b' })).toMatchObject({ Volume: { Status: { store: 'gold' } } });
+  });
+});

@@ -1,0 +1,28 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { servedPlugins } from '#testing/plugin.ts';
+import { aCall } from '#testing/server.ts';
+
+describe.skipIf(needs('root', 'mount'))('a volume that is used otherwise, too', () => {
+  const it = servedPlugins();
+
+  test('is not removed for an engine, which is not told at which path it is mounted; the administrator is', async () => {
+    const call = await it.start();
+    const { id } = await it.make('local', 'a');
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-secret-'));
+    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+    const { engine } = it.server;
+    await engine.mounts.publish(id, join(folder, 'm'), { readOnly: false, user: undefined }, aCall());
+    onTestFinished(async () => void (await engine.mounts.unpublish(join(folder, 'm'), id, aCall())));
+    const { status, Err } = await call('VolumeDriver.Remove', { Name: 'a' });
+    expect(status).toBe(409);
+    expect(Err).toContain("volume 'local/a' cannot be deleted: it is used by a mount on ");
+    expect(Err).not.toContain(folder);
+    const refused = await it.server.admin.delete('/v1/volumes/a');
+    expect(refused.body).toMatchObject({ status: 409, reason: 'volume-in-use' });
+    expect(refused.body.detail).toContain(join(folder, 'm'));
+  });
+});

@@ -1,0 +1,87 @@
+import { mkdtemp, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { done, servedPlugins } from '#testing/plugin.ts';
+import { aCall, startServer } from '#testing/server.ts';
+
+const it = servedPlugins();
+
+describe('a name that is in several stores', () => {
+  test('is there to Docker, which would make a volume of its own by that name; it cannot be mounted or removed', async () => {
+    const call = await it.start('stowage-local');
+    await it.server.engine.stores.add('gold', `local://${await mkdtemp(join(it.server.folder, 'gold-'))}`, aCall());
+    await it.make('silver', 'a');
+    await it.make('gold', 'a');
+    const why =
+      "'a' is in several stores: gold/a, silver/a. Say which one, as store/name; to Docker and Podman, as store..name.";
+    expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
+      Volume: { Name: 'a', Status: { health: why } },
+    });
+    expect(await call('VolumeDriver.Mount', { Name: 'a', ID: '1' })).toEqual({ status: 409, Err: why });
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual({ status: 409, Err: why });
+  });
+
+  test('or in one of several, none of which is the default, need not be made by somebody who names no store', async () => {
+    const call = await it.start('stowage');
+    await it.server.engine.stores.add('gold', `nfs://server${await mkdtemp(join(it.parent, 'gold-'))}`, aCall());
+    await it.make('silver', 'a');
+    expect(await call('VolumeDriver.Create', { Name: 'b' })).toMatchObject({
+      Err: expect.stringContaining('no store was named'),
+    });
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    await it.make('silver', 'c');
+    await it.make('gold', 'c');
+    expect(await call('VolumeDriver.Create', { Name: 'c' })).toMatchObject({
+      Err: expect.stringContaining('is in several stores: gold/c, silver/c'),
+    });
+  });
+
+  test('and is gone from this scope is removed here, whatever the other has by that name', async () => {
+    const call = await it.start('stowage-local');
+    await it.make('silver', 'a');
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
+    expect(await it.server.engine.volumes.inspect('silver..a', aCall())).toMatchObject({ condition: 'ok' });
+  });
+});
+
+describe('a store that does not answer', () => {
+  test('is told within seconds by Create, with whose matter it is', async () => {
+    const call = await it.start('stowage');
+    const gate = it.nfs.close('ping', { deaf: true });
+    onTestFinished(() => gate.open());
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual({
+      status: 503,
+      Err: "the server of store 'silver' does not answer: it is the network or the server, not a permission. Try again when it does. What holds it up is for the administrator to find out: stowage store check silver",
+    });
+  });
+
+  test('does not make its volumes look gone: Docker would advise to remove them by force', async () => {
+    const call = await it.start('stowage');
+    await call('VolumeDriver.Create', { Name: 'a' });
+    const gates = [it.nfs.close('ping', { deaf: true }), it.nfs.close('get', { deaf: true })];
+    onTestFinished(() => gates.forEach((gate) => void gate.open()));
+    // These ask no store at all: a container must be able to end.
+    expect(await call('VolumeDriver.Path', { Name: 'a' })).toMatchObject({ Mountpoint: '' });
+    expect(await call('VolumeDriver.Unmount', { Name: 'a', ID: '1' })).toEqual(done);
+    expect(gates.map((gate) => gate.waiting())).toEqual([0, 0]);
+    const refused = await call('VolumeDriver.Mount', { Name: 'a', ID: '1' });
+    expect(refused).toMatchObject({ status: 503, Err: expect.stringContaining("store 'silver' does not answer") });
+    expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
+      Volume: { Name: 'a', Status: { health: "the server of store 'silver' does not answer" } },
+    });
+    expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [{ Name: 'a' }] });
+  });
+
+  test('and was never reached is told without where it is, and with who finds that out', async () => {
+    const config = join(it.server.folder, 'two.yaml');
+    await writeFile(config, 'stores: { gold: "nfs://127.0.0.1/x?port=1&mountport=1&timeout=500ms&retries=0" }');
+    await using other = await startServer({ listen: 'none', config });
+    const call = await it.start('stowage', { engine: other.engine });
+    const { status, Err } = await call('VolumeDriver.Create', { Name: 'a' });
+    expect(status).toBe(503);
+    expect(Err).toMatch(
+      /^the store cannot be used at the moment: it is the network, .*ask the administrator, who finds out why/,
+    );
+    expect(Err).not.toContain('127.0.0.1');
+  });
+});

@@ -1,0 +1,99 @@
+import { mkdtempSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import type { Volume } from '#core/model.ts';
+import { done, servedPlugins } from '#testing/plugin.ts';
+import { aCall } from '#testing/server.ts';
+
+const it = servedPlugins();
+
+describe('a plugin', () => {
+  test('says what it is, and its scope is that of its name', async () => {
+    const [shared, own] = [await it.start('stowage'), await it.start('stowage-local')];
+    expect(await shared('Plugin.Activate')).toEqual({ Implements: ['VolumeDriver'], Err: '' });
+    expect(await shared('VolumeDriver.Capabilities', {})).toMatchObject({ Capabilities: { Scope: 'global' } });
+    expect(await own('VolumeDriver.Capabilities', {})).toMatchObject({ Capabilities: { Scope: 'local' } });
+  });
+
+  test('makes a volume by the name of a store, and shows it', async () => {
+    const call = await it.start();
+    const Opts = { store: 'local', size: '1.5G', 'label.team': 'blue' };
+    expect(await call('VolumeDriver.Create', { Name: 'photos', Opts, Unknown: [1] })).toEqual(done);
+    const get = async () =>
+      (await call('VolumeDriver.Get', { Name: 'photos' })) as { Volume: { readonly [key: string]: unknown } };
+    // What it holds is told once it is known.
+    await expect.poll(async () => (await get()).Volume['Status']).toHaveProperty('used');
+    const { Volume } = await get();
+    const volume = it.server.engine.records.volumes.named('photos' as Volume['name'])[0];
+    expect(Volume).toEqual({
+      Name: 'photos',
+      Mountpoint: '',
+      CreatedAt: new Date(volume?.createdAt ?? 0).toISOString(),
+      Status: {
+        ...{ store: 'local', volume: 'photos', id: volume?.id, size: '1.5GiB', used: expect.any(String) },
+        ...{ enforce: false, health: 'ok', client: 'bind', network: 'none' },
+        ...{ access: 'filesystem', labels: { team: 'blue' } },
+      },
+    });
+    expect(await call('VolumeDriver.List', {})).toEqual({
+      Volumes: [{ Name: 'photos', Mountpoint: '', CreatedAt: Volume['CreatedAt'] }],
+      Err: '',
+    });
+    expect(await call('VolumeDriver.Path', { Name: 'photos' })).toEqual({ Mountpoint: '', Err: '' });
+  });
+
+  test('makes it in the only store of its scope when none is named, and takes no options for none', async () => {
+    const call = await it.start('stowage');
+    expect(await call('VolumeDriver.Create', { Name: 'a'.repeat(64), Opts: null })).toEqual(done);
+    expect(await call('VolumeDriver.Create', { Name: 'silver..b' })).toEqual(done);
+    expect(await call('VolumeDriver.Get', { Name: 'b' })).toMatchObject({
+      Volume: { Status: { store: 'silver', client: 'built-in data path', network: 'host' } },
+    });
+    expect(await (await it.start())('VolumeDriver.List', {})).toEqual({ Volumes: [], Err: '' });
+  });
+
+  test('removes it, and what is not there is removed already', async () => {
+    const call = await it.start();
+    await call('VolumeDriver.Create', { Name: 'a' });
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
+    expect(it.server.engine.engineNames.known('stowage-local', 'a')).toBeUndefined();
+    expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
+    expect(await call('VolumeDriver.Get', { Name: 'a' })).toEqual({
+      status: 404,
+      Err: "there is no volume 'a'. See what there is: stowage volume list",
+    });
+    // The same name again is another volume.
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+  });
+
+  test('of the other scope sends people to the right driver', async () => {
+    await it.make('local', 'mine');
+    const call = await it.start('stowage');
+    for (const [method, message] of [
+      ['VolumeDriver.Get', { Name: 'mine' }],
+      ['VolumeDriver.Mount', { Name: 'mine', ID: '1' }],
+      ['VolumeDriver.Create', { Name: 'new', Opts: { store: 'local' } }],
+    ] as const)
+      expect(await call(method, message)).toMatchObject({
+        status: method === 'VolumeDriver.Create' ? 400 : 404,
+        Err: expect.stringContaining('-d stowage-local'),
+      });
+    // A name is taken in its own scope only.
+    expect(await call('VolumeDriver.Create', { Name: 'mine' })).toEqual(done);
+  });
+});
+
+test('names unmounted that were never mounted are success, and a block volume is not mounted', async () => {
+  const folder = mkdtempSync(join(it.server.folder, 'images-'));
+  await it.server.engine.stores.add('images', `local://${folder}?layout=image`, aCall());
+  await it.make('images', 'raw', { access: 'block', bytes: 1n << 24n });
+  const call = await it.start();
+  expect(await call('VolumeDriver.Unmount', { Name: 'never', ID: '1' })).toEqual(done);
+  expect(await call('VolumeDriver.Mount', { Name: 'raw', ID: '1' })).toMatchObject({
+    status: 422,
+    Err: expect.stringContaining('is a raw block device'),
+  });
+  expect(await call('VolumeDriver.Get', { Name: 'raw' })).toMatchObject({
+    Volume: { Status: { access: 'block', client: 'loop', enforce: true } },
+  });
+});

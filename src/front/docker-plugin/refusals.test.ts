@@ -1,0 +1,14 @@
+import { expect, test, vi } from 'vitest';
+import { servedPlugins } from '#testing/plugin.ts';
+
+const it = servedPlugins();
+
+test('a fault of ours is told without what is inside, and logged', async () => {
+  const call = await it.start();
+  vi.spyOn(it.server.engine.engineNames, 'list').mockRejectedValue(new TypeError("can't read secrets of undefined"));
+  expect(await call('VolumeDriver.List', {})).toEqual({
+    status: 500,
+    Err: "Stowage failed to do this. Look into the server's log, and report it.",
+  });
+  expect(it.log.lines.filter((line) => line.startsWith('error a call of a container engine failed'))).toHaveLength(1);
+});
