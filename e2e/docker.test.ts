@@ -1,5 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
-import { mkdtemp, realpath, rm } from 'node:fs/promises';
+import { chown, mkdtemp, realpath, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
@@ -137,6 +137,25 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         /-d stowage/,
       );
       await expect.poll(() => volumesIn(top), patience).toEqual([]);
+    });
+
+    test('that nobody could write to are refused when a container starts, with what the administrator can do', async () => {
+      const { exported: folder, serve } = await ground();
+      const server = await serve(['--squash', 'root', '--allow', '127.0.0.1']);
+      await chown(folder, 65_534, 65_534);
+      const options = `${server.uri}&squash=root&uid=65534&gid=65534`;
+      expect(await stowage.cli('store', 'add', 'squashed', options)).toMatchObject({ status: 0 });
+      onTestFinished(async () => void (await stowage.cli('store', 'remove', 'squashed')));
+      await run('volume', 'create', '--driver', 'stowage', '-o', 'store=squashed', 'roots');
+      onTestFinished(async () => void (await run('volume', 'rm', 'roots')));
+      await run('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/before');
+      await chown(join(folder, 'roots'), 0, 0);
+      const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');
+      expect(said).toMatch(/nobody could write to the volume: root is user 65534 on its server \(squash=root\)/);
+      expect(said).toMatch(
+        /Ask the store's administrator to give the directory to that user on the server \(chown 65534\)/,
+      );
+      await chown(join(folder, 'roots'), 65_534, 65_534);
     });
 
     test('as an ordinary user, where the directory is theirs', async () => {

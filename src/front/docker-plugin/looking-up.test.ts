@@ -83,5 +83,7 @@ describe('a store that does not answer', () => {
       /^the store cannot be used at the moment: it is the network, .*ask the administrator, who finds out why/,
     );
     expect(Err).not.toContain('127.0.0.1');
+    // There it must be, at the level that is usual.
+    expect(it.log.lines.filter((line) => line.startsWith('warn') && line.includes('127.0.0.1'))).toHaveLength(1);
   });
 });

@@ -91,6 +91,8 @@ async function answer(shared: Shared, request: IncomingMessage, response: Server
     const { status, text, why, internal } = refusalFrom(thrown);
     const about = { method: path.slice(0, 64), status };
     if (internal) shared.log.error('a call of a container engine failed', { ...about, error: thrown });
+    // Who asked was sent to the administrator, and the administrator here.
+    else if (text !== why) shared.log.warn('a call of a container engine was refused', { ...about, why });
     else shared.log.info('a call of a container engine was refused', { ...about, why });
     if (status === 405) response.setHeader('allow', 'POST');
     send(response, status, { Err: text });
