@@ -86,7 +86,8 @@ describe.skipIf(needs(...required))('docker compose', () => {
     album = join(top, 'album');
     await mkdir(album);
     await writeFile(join(album, 'compose.yaml'), documentedProject());
-    await runInside(engine, 'sh', '-c', documented('### docker compose', 'mkdir '));
+    for (const start of ['install ', 'mkdir '])
+      await runInside(engine, 'sh', '-c', documented('### docker compose', start));
     await ofStowage(['up', '-d']);
     await answers(engine);
     await stowage('store', 'add', 'silver', nfs.uri('silver'));

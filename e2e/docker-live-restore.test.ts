@@ -138,6 +138,11 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
       expect(lines).toEqual(lines.map((_, at) => `line ${at + 1}`));
       await docker('rm', 'writer', 'stopped');
       await docker('volume', 'rm', 'photos', 'films');
+      if (way === 'a managed plugin') return;
+      // Such an engine does not remove what served them.
+      expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).not.toBe('');
+      await docker('stop', 'stowage');
+      expect(await docker('ps', '-aq', '--filter', 'label=stowage.dev/keeper')).toBe('');
     });
   });
 });

@@ -1,4 +1,4 @@
-import { existsSync } from 'node:fs';
+import { existsSync, statSync } from 'node:fs';
 import { connect } from 'node:net';
 import type { EngineKind } from '#core/containers.ts';
 import type { Records } from '#core/ports.ts';
@@ -11,14 +11,34 @@ export interface EngineSocket {
   readonly socket: string;
 }
 
-/**
- * The first is the machine's folder as Stowage's own container has it: a socket that is bound by itself is dead for good once its
- * engine, started anew under containers that go on, has made another one.
- */
 const usual: Readonly<Record<EngineKind, readonly string[]>> = {
-  docker: ['/host/run/docker.sock', '/run/docker.sock', '/var/run/docker.sock'],
-  podman: ['/host/run/podman/podman.sock', '/run/podman/podman.sock'],
+  docker: ['/run/docker.sock', '/var/run/docker.sock'],
+  podman: ['/run/podman/podman.sock'],
 };
+
+/** The machine's `/run`, as Stowage's own container has it. */
+const machines = '/host';
+
+/**
+ * A socket that is bound into a container by itself is dead for good once its engine, started anew under containers that go on,
+ * has made another one; that of the machine's folder is not. They must be the same: somebody may have bound another engine's.
+ */
+export function socketOf(kind: EngineKind, root = ''): string | undefined {
+  const bound = usual[kind].map((path) => root + path).find((path) => existsSync(path));
+  const there = root + machines + usual[kind][0];
+  if (!existsSync(there)) return bound;
+  return bound === undefined || isSame(bound, there) ? there : bound;
+}
+
+function isSame(one: string, other: string): boolean {
+  const [a, b] = [statSync(one), statSync(other)];
+  return a.dev === b.dev && a.ino === b.ino;
+}
+
+/** Of one that was found where Stowage ran in a container, and runs in none now. */
+function fromHere(path: string | undefined): string | undefined {
+  return path?.startsWith(`${machines}/`) && !existsSync(machines) ? path.slice(machines.length) : path;
+}
 
 const settingKey = 'engines.found';
 
@@ -34,7 +54,7 @@ export function engineSockets(
   const known: EngineWishes = JSON.parse(settings.get(settingKey) ?? '{}');
   const all = (['docker', 'podman'] as const).flatMap((kind) => {
     const wanted = wishes.map((wish) => wish[kind]).find((wish) => wish !== undefined);
-    const socket = wanted ?? (look ? (usual[kind].find((path) => existsSync(path)) ?? known[kind]) : undefined);
+    const socket = wanted ?? (look ? (socketOf(kind) ?? fromHere(known[kind])) : undefined);
     // Somebody says that there is none: nothing that it ever named counts any more.
     if (wanted === 'none') references.replace(kind, []);
     return socket === undefined || socket === 'none' ? [] : [{ kind, socket }];

@@ -138,7 +138,8 @@ export async function runServer(
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
   interrupted.addEventListener('abort', () => tell(), { once: true });
-  process.once('SIGTERM', () => tell());
+  // However often: who stops containers may say it again while it waits.
+  process.on('SIGTERM', () => tell());
   // From the first moment on, since without a handler the signal ends the process.
   const reloading = createReloading(log);
   process.on('SIGHUP', reloading.ask);

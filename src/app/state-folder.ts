@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import { readFile, realpath, rename, writeFile } from 'node:fs/promises';
+import { chmod, readFile, realpath, rename, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { makeFolders } from '#base/make-folders.ts';
 import { StowageError } from '#core/errors.ts';
@@ -28,7 +28,12 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
     // Everybody may pass, to the keepers' folders; the sockets and folders in it say who may use them.
     await makeFolders(dirname(socket), 0o711);
     const path = await realpath(wanted);
-    for (const name of ['mounts', 'published']) await makeFolders(join(path, name), 0o755);
+    // Whoever reaches a mount of a store with squash=all is its one user: only by what was bound elsewhere for them. The
+    // state folder itself may be anybody's to pass, where somebody else made it.
+    for (const name of ['mounts', 'published']) {
+      await makeFolders(join(path, name), 0o700);
+      await chmod(join(path, name), 0o700);
+    }
     return {
       path,
       database: join(path, 'state.db'),

@@ -251,6 +251,6 @@ function ambiguous(name: string, found: readonly Volume[]): StowageError {
   return new StowageError(`${quoted(name)} is in several stores: ${candidates}`, {
     code: 'conflict',
     reason: 'volume-ambiguous',
-    action: 'Say which one, as store/name; to Docker and Podman, as store..name.',
+    action: 'Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.',
   });
 }

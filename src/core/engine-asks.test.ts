@@ -9,7 +9,7 @@ const { signal } = new AbortController();
 test('what an engine was told of a moment ago is not closed before it can have listed its container', async () => {
   const clock = createFakeClock();
   const asks = createEngineAsks(clock);
-  expect(await asks.note(id, signal)).toBe(false);
+  expect(await asks.note(id, signal)).toBe('noted');
   clock.advance(400);
   let isClosed = false;
   const closing = asks.close(id, false, signal).then((closed) => {
@@ -42,8 +42,8 @@ test('an engine that asks meanwhile waits for the end, and then has to ask anew'
   impatient.abort(new Error('enough'));
   await expect(given).rejects.toThrow('enough');
   closed[Symbol.dispose]();
-  expect(await noted).toBe(true);
-  expect(await asks.note(id, signal)).toBe(false);
+  expect(await noted).toBe('over');
+  expect(await asks.note(id, signal)).toBe('noted');
 });
 
 test('who gives up waiting leaves it open', async () => {
@@ -53,5 +53,5 @@ test('who gives up waiting leaves it open', async () => {
   const closing = asks.close(id, false, caller.signal);
   caller.abort(new Error('enough'));
   await expect(closing).rejects.toThrow();
-  expect(await asks.note(id, signal)).toBe(false);
+  expect(await asks.note(id, signal)).toBe('noted');
 });

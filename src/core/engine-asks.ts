@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import { endsWithin } from '#base/patience.ts';
 import type { VolumeId } from './model.ts';
 
 /**
@@ -6,8 +7,11 @@ import type { VolumeId } from './model.ts';
  * moment later: in between nobody but us knows that somebody is about to name the volume.
  */
 export interface EngineAsks {
-  /** An engine is about to be told of it. Waits while it is being deleted, and says so: what is true has to be found out anew. */
-  note(volume: VolumeId, signal: AbortSignal): Promise<boolean>;
+  /**
+   * An engine is about to be told of it. Waits while it is being deleted, `over`: what is true has to be found out anew. `deleting`:
+   * it is still, after as long as that.
+   */
+  note(volume: VolumeId, signal: AbortSignal, patienceMs?: number): Promise<'noted' | 'over' | 'deleting'>;
   /**
    * From now on, until disposed of, no engine is told of it. Resolves when those that were must have listed what they asked
    * for; at once for an engine that deletes it and looks after that by itself.
@@ -31,15 +35,17 @@ export function createEngineAsks(clock: Clock): EngineAsks {
   }
 
   return {
-    note: async (id, signal) => {
+    note: async (id, signal, patienceMs = Number.POSITIVE_INFINITY) => {
       const end = closed.get(id);
       if (end === undefined) {
         forgetOld();
         last.set(id, clock.elapsed());
-        return false;
+        return 'noted';
       }
-      await unlessAborted(end, signal);
-      return true;
+      const over = unlessAborted(end, signal);
+      if (patienceMs !== Number.POSITIVE_INFINITY && !(await endsWithin(over, patienceMs, clock))) return 'deleting';
+      await over;
+      return 'over';
     },
     close: async (id, isByEngine, signal) => {
       const end = Promise.withResolvers<void>();

@@ -317,13 +317,13 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
 
   test('a container that an engine makes while the volume is being deleted is waited for', async () => {
     const { signal } = aCall();
-    const note = (): Promise<boolean | undefined> =>
+    const note = (): Promise<string | undefined> =>
       Promise.race([
         server.engine.asks.note(volume.id, signal),
         new Promise<undefined>((done) => setImmediate(() => done(undefined))),
       ]);
     // The engine is told of it.
-    expect(await note()).toBe(false);
+    expect(await note()).toBe('noted');
     const deleted = remove();
     // And from then on waits.
     await expect.poll(note).toBeUndefined();

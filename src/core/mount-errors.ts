@@ -105,7 +105,7 @@ export function engineSilent(volume: Volume, verb: string, silent: readonly Sile
 /** By somebody who has it in a mount namespace of their own, and of whom nothing else is known. */
 export function servedOn({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
-    `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow`,
+    `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow, or one that has the machine's folders with all mounts in them (-v /:/rootfs)`,
     {
       code: 'in-use',
       reason: 'volume-served-on',

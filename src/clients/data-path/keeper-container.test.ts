@@ -5,7 +5,7 @@ import { systemClock } from '#base/clock.ts';
 import type { Launched } from '#keeper/launch.ts';
 import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
-import { type KeeperContainer, killKeeper, launchContainer, networkFor } from './keeper-container.ts';
+import { type KeeperContainer, killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
 import type { OwnContainer } from './own-container.ts';
 
 interface Created {
@@ -131,10 +131,10 @@ describe('a keeper in a container', () => {
     expect(engine.asked.at(-1)).toBe('DELETE /v1.41/containers/made1?force=1&v=1');
   });
 
-  test('outlives an engine under which containers go on, and is removed all the same when it has ended', async () => {
+  test('outlives an engine under which containers go on, and is removed by us when it has ended', async () => {
     const ours = { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' };
     const containers = [
-      { Id: 'left', State: 'exited', Labels: ours },
+      { Id: 'left', State: 'exited', Labels: { ...ours, 'stowage.dev/keeper': 'another' } },
       { Id: 'before', State: 'running', Labels: ours },
       { Id: 'other', State: 'exited', Labels: { ...ours, 'stowage.dev/instance': 'j' } },
     ];
@@ -143,9 +143,13 @@ describe('a keeper in a container', () => {
     expect(created[0]?.HostConfig['AutoRemove']).toBe(false);
     end(0);
     expect(await ended).toBe(0);
+    containers.push({ Id: 'made1', State: 'exited', Labels: ours });
+    // One runs still.
+    expect(await removeEnded(own, 'i', signal)).toBe(1);
     expect(engine.asked.filter((each) => /DELETE|wait/.test(each))).toEqual([
       'DELETE /v1.41/containers/left?force=1&v=1',
       'POST /v1.41/containers/made1/wait?condition=next-exit',
+      'DELETE /v1.41/containers/left?force=1&v=1',
       'DELETE /v1.41/containers/made1?force=1&v=1',
     ]);
   });

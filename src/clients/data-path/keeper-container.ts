@@ -69,7 +69,7 @@ export const launchContainer =
     // Docker before 25 ends every container that removes itself when it is started anew, also those that are to go on.
     const { liveRestore } = await engine.info(signal);
     const spec = specOf(about, words, env, !liveRestore);
-    await removeEnded(about, signal);
+    await removeEnded(about.own, about.instance, signal);
     try {
       return await launched(engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
     } catch (cause) {
@@ -95,7 +95,8 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
   const id = await engine.createContainer(name, spec, signal);
   const kill = (): Promise<void> => removed(engine, id);
   // What is not known any more when nobody waits is never told.
-  const ended = endOf(engine, id, spec.host.autoRemove, signal).catch((cause: unknown) => {
+  const condition = spec.host.autoRemove ? 'removed' : 'next-exit';
+  const ended = engine.containerEnd(id, signal, condition).catch((cause: unknown) => {
     if (cause instanceof DockerError && cause.status === 404) return null;
     return Promise.withResolvers<null>().promise;
   });
@@ -108,17 +109,14 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
   }
 }
 
-async function endOf(engine: DockerClient, id: string, isRemoved: boolean, signal: AbortSignal): Promise<number> {
-  const status = await engine.containerEnd(id, signal, isRemoved ? 'removed' : 'next-exit');
-  if (!isRemoved) await removed(engine, id);
-  return status;
-}
-
-/** Those that ended while nobody was there to remove them. */
-async function removeEnded({ own, instance, name }: KeeperContainer, signal: AbortSignal): Promise<void> {
-  for (const { id, labels: its, state } of await own.engine.containers(signal))
-    if (its[labels.keeper] === name && its[labels.instance] === instance && state === 'exited')
-      await removed(own.engine, id);
+/** Those that ended, and are not removed by their engine. Gives how many are still there. */
+export async function removeEnded({ engine }: OwnContainer, instance: string, signal: AbortSignal): Promise<number> {
+  const isKeeper = (its: Readonly<Record<string, string>>): boolean =>
+    its[labels.keeper] !== undefined && its[labels.instance] === instance;
+  const all = (await engine.containers(signal)).filter(({ labels: its }) => isKeeper(its));
+  const ended = all.filter(({ state }) => state === 'exited' || state === 'dead');
+  for (const { id } of ended) await removed(engine, id);
+  return all.length - ended.length;
 }
 
 function specOf(

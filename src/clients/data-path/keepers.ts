@@ -71,6 +71,8 @@ export interface KeepersOptions {
 }
 
 const idleRounds = 2;
+const clearEveryMs = 250;
+const clearLooks = 12;
 /** A successor takes a fraction of a second, and is tried again for as long as this. */
 const usualStuckMs = 60_000;
 
@@ -204,10 +206,15 @@ export function createKeepers(options: KeepersOptions): Keepers {
         await endIf(slot, () => ++slot.idleRounds > idleRounds, signal);
         if (slot.client !== undefined) await move(slot, signal);
       }
+      await starting.clear(signal);
     },
     areEnding: () => [...marksIn(folder)].some(([mark, madeAt]) => before.get(mark) !== madeAt),
     endIdle: async (signal) => {
       for (const slot of await running(signal)) await endIf(slot, () => true, signal);
+      const staying = (await running(signal)).length;
+      // A container ends a moment after what ran in it.
+      for (let look = 0; look < clearLooks && (await starting.clear(signal)) > staying; look++)
+        await clock.sleep(clearEveryMs, signal);
     },
     [Symbol.asyncDispose]: async () => slots[Symbol.dispose](),
   };

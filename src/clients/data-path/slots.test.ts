@@ -43,7 +43,7 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
       ...{ clock, folder, version: 'test', log: silentLog(), stuckMs: 2_000, doubted: () => undefined },
       starting: {
         ...{ socketOf, start: () => expect.fail(), again: () => expect.fail() },
-        ...{ kill: () => expect.fail(), isMisplaced: () => expect.fail() },
+        ...{ kill: () => expect.fail(), isMisplaced: () => expect.fail(), clear: () => expect.fail() },
       },
       gaveUp: (what) => void givenUp.push(what),
     });

@@ -9,7 +9,7 @@ import { startKeeper } from '#keeper/start.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/errors.ts';
 import { searchPath } from '../mounter/tools.ts';
-import { killKeeper, launchContainer, networkFor } from './keeper-container.ts';
+import { killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
 import type { OwnContainer } from './own-container.ts';
 import { createPlacing, type PlacingOptions } from './placing.ts';
 import { keeperRights } from './rights.ts';
@@ -41,6 +41,8 @@ export interface Starting {
    * of its containers anew; or its container could not be had before.
    */
   isMisplaced(name: string, signal: AbortSignal): Promise<boolean>;
+  /** Removes the containers of those that have ended. Gives how many others there are. */
+  clear(signal: AbortSignal): Promise<number>;
   socketOf(name: string): string;
 }
 
@@ -162,6 +164,10 @@ export function createStarting(options: StartingOptions): Starting {
     kill: async (name) => {
       const place = await placing.place(new AbortController().signal);
       return typeof place !== 'string' && (await killKeeper(place, name, instance));
+    },
+    clear: async (signal) => {
+      const place = await placing.place(signal);
+      return typeof place === 'string' ? 0 : await removeEnded(place, instance, signal);
     },
     isMisplaced: async (name, signal) => {
       const { network, namespace, isMoving }: Partial<WrittenKind> = await read(name).catch(() => ({}));

@@ -54,7 +54,7 @@ export const mountCalls: MountCalls = {
   },
   memory: (source, at) => {
     const flags = sumOf(['nosuid', 'nodev', 'noexec']);
-    checked('mount', functions().mount(source, at.through, 'tmpfs', flags, 'size=1m,mode=755'));
+    checked('mount', functions().mount(source, at.through, 'tmpfs', flags, 'size=1m,mode=700'));
   },
   share: (at) => {
     checked('mount', functions().mount(null, at.through, null, sharing, null));

@@ -22,3 +22,16 @@ test('an engine is not told of a volume that is just being deleted, and then hea
   await deleted;
   expect(await got).toMatchObject({ status: 404 });
 });
+
+test('nor does it hear that there is none while that takes long: Docker would make one of its own', async () => {
+  const call = await it.start();
+  const { id } = await it.make('local', 'a');
+  const gate = it.local.close('delete');
+  const deleted = it.server.engine.deletions.delete(id, undefined, aCall());
+  await gate.reached;
+  expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
+    Volume: { Name: 'a', Status: { health: 'it is being deleted' } },
+  });
+  gate.open();
+  await deleted;
+});

@@ -13,7 +13,7 @@ describe('a name that is in several stores', () => {
     await it.make('silver', 'a');
     await it.make('gold', 'a');
     const why =
-      "'a' is in several stores: gold/a, silver/a. Say which one, as store/name; to Docker and Podman, as store..name.";
+      "'a' is in several stores: gold/a, silver/a. Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.";
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
       Volume: { Name: 'a', Status: { health: why } },
     });

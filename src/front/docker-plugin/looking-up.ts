@@ -8,19 +8,29 @@ export interface Found {
   readonly volume: Volume;
   /** Its server does not answer: what is said of the volume is as it was. */
   readonly isSilent: boolean;
+  /** It takes its time, and may yet fail. */
+  readonly isBeingDeleted?: boolean;
 }
 
 /**
  * What an engine's name means. Where its store is known, its server is asked first whether it is there: one that is silent
- * takes two seconds that way, and more than Podman waits if it were asked for the volume at once.
+ * takes two seconds that way, and more than Podman waits if it were asked for the volume at once. Of one that is being deleted it
+ * is known only then whether it is there: that is waited for, with patience where there is a limit to it.
  */
-export async function lookUp(engine: Engine, plugin: PluginName, name: string, call: Call): Promise<Found> {
+export async function lookUp(
+  engine: Engine,
+  plugin: PluginName,
+  name: string,
+  call: Call,
+  patienceMs?: number,
+): Promise<Found> {
   const id = engine.engineNames.known(plugin, name);
   const store = id && engine.records.volumes.byId(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(engine, store, call));
   const volume = await engine.engineNames.resolve(plugin, name, call);
-  // It was being deleted, and may be gone.
-  if (await engine.asks.note(volume.id, call.signal)) return await lookUp(engine, plugin, name, call);
+  const noted = await engine.asks.note(volume.id, call.signal, patienceMs);
+  if (noted === 'over') return await lookUp(engine, plugin, name, call, patienceMs);
+  if (noted === 'deleting') return { volume, isSilent: wasSilent, isBeingDeleted: true };
   return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(engine, volume.store, call) };
 }
 

@@ -27,6 +27,9 @@ export interface Method {
   handle(about: About, message: Message, call: Call): Promise<object>;
 }
 
+/** Less than Get has in all: who is told nothing makes a volume of its own by that name. */
+const deletionMs = 5_000;
+
 const resolved = ({ engine, plugin }: About, message: Message, call: Call): Promise<Volume> =>
   engine.engineNames.resolve(plugin, textIn(message, 'Name'), call);
 
@@ -57,7 +60,7 @@ export const methods: Readonly<Record<string, Method>> = {
     // of its own, and the data would be there: Mount refuses it.
     handle: async (about, message, call) => {
       const name = textIn(message, 'Name');
-      const found = await lookUp(about.engine, about.plugin, name, call).catch(ifAmbiguous);
+      const found = await lookUp(about.engine, about.plugin, name, call, deletionMs).catch(ifAmbiguous);
       if (found instanceof StowageError)
         return { Volume: { Name: name, Mountpoint: '', Status: { health: oneLine(found.message, found.action) } } };
       const Status = await statusOf(about.engine, found, about.used);

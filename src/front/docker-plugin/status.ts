@@ -27,11 +27,11 @@ export const volumeJson = (engine: Engine, name: string, volume: Volume): Volume
 /** What `docker volume inspect` shows below Status. Each `docker run` asks for it too, about three times: nothing slow. */
 export async function statusOf(
   engine: Engine,
-  { volume, isSilent }: Found,
+  { volume, isSilent, isBeingDeleted = false }: Found,
   used: Used,
 ): Promise<Readonly<Record<string, unknown>>> {
   const view = engine.stores.view(volume.store);
-  const bytes = isSilent || view.store === undefined ? undefined : await used.of(volume);
+  const bytes = isSilent || isBeingDeleted || view.store === undefined ? undefined : await used.of(volume);
   return {
     store: volume.store,
     volume: volume.name,
@@ -39,7 +39,7 @@ export async function statusOf(
     size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
     ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
     enforce: volume.enforce || (view.store?.enforcesCapacity ?? false),
-    health: healthOf(view, isSilent),
+    health: isBeingDeleted ? 'it is being deleted' : healthOf(view, isSilent),
     client: clientOf(view),
     network: view.config.options['network'] ?? (view.shared ? 'host' : 'none'),
     access: volume.access,

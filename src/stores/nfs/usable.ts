@@ -50,6 +50,6 @@ const noRight = (uid: number, squash: 'root' | 'all'): StowageError =>
     {
       code: 'denied',
       reason: 'volume-root-squashed',
-      action: `Ask the store's administrator to give the directory to that user on the server (chown ${uid}), or the store the uid and gid that own it.`,
+      action: `Ask the store's administrator to give the directory to that user on the server (chown ${uid}), or the store the uid and gid that own it; or, where it is only to be read, readOnly=true.`,
     },
   );

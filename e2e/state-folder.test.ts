@@ -1,0 +1,34 @@
+import { execFile } from 'node:child_process';
+import { chmod, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { call, startStowage } from './stowage.ts';
+
+const run = promisify(execFile);
+
+test.skipIf(needs('root', 'mount'))(
+  'nobody but root reaches volumes in the state folder, whoever made that and as what',
+  async () => {
+    const state = await mkdtemp(join(tmpdir(), 'stowage-state-'));
+    await chmod(state, 0o755);
+    const plugins = join(state, 'plugins');
+    const stowage = await startStowage({ state, options: ['--plugins', plugins] });
+    onTestFinished(async () => {
+      await plugin('Unmount');
+      await stowage.stop();
+      await rm(state, { recursive: true });
+    });
+    const plugin = (method: string): ReturnType<typeof call> =>
+      call(join(plugins, 'stowage-local.sock'), 'POST', `/VolumeDriver.${method}`, { Name: 'a', ID: '1' }, {});
+    await plugin('Create');
+    const { body } = await plugin('Mount');
+    const at = String(body['Mountpoint']);
+    expect(at).toContain(state);
+    const asUser = ['--reuid=4321', '--regid=4321', '--clear-groups', 'ls', at];
+    await expect(run('setpriv', asUser)).rejects.toThrow('Permission denied');
+    await run('ls', [at]);
+  },
+);
