@@ -5,6 +5,7 @@ import { dirname, join } from 'node:path';
 import { kept, repository } from '#testbed/component.ts';
 import type { Engine } from '#testbed/dockerd.ts';
 import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import { runInside } from '#testbed/machine.ts';
 import { digest } from '#testbed/rootfs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 
@@ -79,4 +80,12 @@ export async function ganeshaIn(
       await rm(top, { recursive: true, force: true });
     },
   };
+}
+
+/** Where volumes of NFS stores are mounted on the engine's machine, below a folder: it also sees what tests beside this one mount. */
+export async function volumesBelow(engine: Engine, folder: string): Promise<readonly string[]> {
+  const table = (await runInside(engine, 'cat', '/proc/mounts')).split('\n').map((line) => line.split(' '));
+  return table.flatMap(([source = '', at = '']) =>
+    source.startsWith('stowage:') && at.startsWith(`${folder}/`) ? [at] : [],
+  );
 }

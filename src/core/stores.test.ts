@@ -246,7 +246,7 @@ describe('finding volumes', () => {
       code: 'conflict',
       reason: 'volume-ambiguous',
       message: "'x' is in several stores: one/x, two/x",
-      action: 'Say which one, as store/name; to Docker and Podman, as store..name.',
+      action: 'Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.',
     });
     expect(await server.engine.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(here);
     const preferred = await create('local', 'x');
