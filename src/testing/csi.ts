@@ -64,6 +64,9 @@ export function servedCsi(): Csi {
     it.local = gated(createLocalStoreKind());
     it.log = collectingLog();
     it.server = await startServer({ listen: 'none', kinds: [it.local, it.nfs], log: it.log });
+    // One that a test starts again, in the same folder, leaves that to whoever made it.
+    const { folder } = it.server;
+    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     onTestFinished(() => it.server[Symbol.asyncDispose]());
     const silver = mkdtempSync(join(it.folder, 'silver-'));
     await it.server.engine.stores.add('silver', `nfs://server${silver}`, aCall());

@@ -46,7 +46,9 @@ export interface SuiteImages {
 
 /** Makes those images known that Kubernetes' own tests of storage use, by the names that they ask for. */
 export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, signal: AbortSignal): Promise<void> {
-  const listed = (await runner(signal)(from.suite, ['--list-images'])).split('\n');
+  // It leaves a temporary folder behind, each time.
+  await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
+  const listed = (await runner(signal)('env', [`TMPDIR=${own.path}`, from.suite, '--list-images'])).split('\n');
   // Of some there are older ones too.
   const named = (name: string): readonly string[] => listed.filter((image) => image.includes(`/${name}:`));
   const config = { Entrypoint: ['/agnhost'], Cmd: ['pause'] };

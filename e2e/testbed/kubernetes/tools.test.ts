@@ -52,7 +52,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         '--ginkgo.no-color',
         `--ginkgo.focus=${focus}`,
       ];
-      const { stdout } = await execute(suite, words, { signal, timeout: 110_000, maxBuffer: 64 * 1024 * 1024 });
+      // It leaves a temporary folder behind.
+      await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
+      const env = { ...process.env, TMPDIR: own.path };
+      const { stdout } = await execute(suite, words, { env, signal, timeout: 110_000, maxBuffer: 64 * 1024 * 1024 });
       expect(stdout).toMatch(/Ran 1 of \d+ Specs/);
       expect(stdout).toMatch(/1 Passed.* 0 Failed/);
     },
