@@ -11,6 +11,7 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { addsLines } from './docker-ground.ts';
 import { answers, ganeshaIn, type ServerInside } from './stowage-container.ts';
 
 const guide = (): string => readFileSync(join(repository, 'docs', 'docker.md'), 'utf8');
@@ -26,14 +27,6 @@ function documented(heading: string, start: string): string {
   return below.find((line) => line.startsWith(start)) ?? expect.fail(`${start} is not in the guide`);
 }
 
-/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
-const work = `
-  i=0
-  until [ -e /data/stop ]; do
-    i=$((i + 1))
-    echo "line $i" >>/data/log || exit 3
-    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
-  done`;
 const next = 'stowage:next';
 const required = ['root', 'docker', 'compose', 'busybox', 'mount', 'fuse', 'ganesha', 'firewall'] as const;
 
@@ -121,7 +114,7 @@ describe.skipIf(needs(...required))('docker compose', () => {
 
   test('replaces Stowage under a container that writes', { timeout: 180_000 }, async () => {
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'busy');
-    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', work));
+    await docker(...inRun('-d', '--name', 'writer', '-v', 'busy:/data', 'busybox', 'sh', '-c', addsLines));
     onTestFinished(async () => {
       await docker('rm', '-f', 'writer');
       await docker('volume', 'rm', 'busy');

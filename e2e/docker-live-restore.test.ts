@@ -13,16 +13,9 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createApi } from '#testing/server.ts';
+import { addsLines } from './docker-ground.ts';
 import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
-/** Adds lines, reads each back, and ends with another status as soon as anything fails. */
-const work = `
-  i=0
-  until [ -e /data/stop ]; do
-    i=$((i + 1))
-    echo "line $i" >>/data/log || exit 3
-    [ "$(tail -n 1 /data/log)" = "line $i" ] || exit 4
-  done`;
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;
 const ways = ['a container', 'a managed plugin'] as const;
 
@@ -119,7 +112,7 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
         busybox,
         'sh',
         '-c',
-        work,
+        addsLines,
       );
       onTestFinished(async () => void (await docker('rm', '-f', 'writer', 'stopped').catch(() => undefined)));
       await grown();
