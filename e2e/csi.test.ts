@@ -84,7 +84,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     const volumeId = await create(one.file, single);
     expect(await create(other.file, single)).toBe(volumeId);
     for (let i = 0; i < 2; i++) await stage(one, volumeId, single);
-    writeFileSync(join(one.path('stage'), 'file'), 'text');
+    writeFileSync(join(one.path('stage/volume'), 'file'), 'text');
     await expect(stage(other, volumeId, single)).rejects.toMatchObject({
       ...{
         code: 9,
@@ -93,7 +93,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     });
     await unstage(one, volumeId);
     await stage(other, volumeId, single);
-    expect(readFileSync(join(other.path('stage'), 'file'), 'utf8')).toBe('text');
+    expect(readFileSync(join(other.path('stage/volume'), 'file'), 'utf8')).toBe('text');
     await expect(stage(one, volumeId, single)).rejects.toMatchObject({ code: 9 });
     await expect(one.file.call(Controller.method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 9 });
     await unstage(other, volumeId);

@@ -18,7 +18,7 @@ const everyCommand = walk(createProgram({ version: '', program: 'stowage' }, () 
 
 /** Every command, one after the other, as the documentation has them; what each says is what the next works on. */
 describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () => {
-  const done = new Set(['up', 'node']);
+  const done = new Set(['up', 'node', 'controller']);
   let home: string;
   let command: readonly [string, ...string[]];
   let server: Stowage;
@@ -86,6 +86,7 @@ describe.skipIf(needs('linux', 'ordinary-user'))('a user who is not root', () =>
     child.kill('SIGTERM');
     expect((await ended)[0]).toBe(0);
     done.add('nfs serve');
+    expect(await refuses('unavailable', 'keeper', '--check', 'ready')).toContain('no keeper is in charge');
   }
 
   async function theMachine(): Promise<void> {

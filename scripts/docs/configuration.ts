@@ -28,7 +28,7 @@ const variables: Readonly<Record<string, string>> = {
   STOWAGE_URL: 'the address of the server in place of the socket (`--url` wins)',
   STOWAGE_TOKEN: 'the token for that address (`--token-file` wins)',
   STOWAGE_KEEPERS:
-    'where data paths run: `process`, beside the server; `container`, in containers of their own, or not at all (default: in containers, where the server runs in one that an engine made whose socket it has)',
+    'where data paths run: `process`, beside the server; `container`, in containers of their own, or not at all; `pod`, where Kubernetes starts them, by `stowage keeper` (default: in containers, where the server runs in one that an engine made whose socket it has)',
   NO_COLOR: 'anything but empty: no colours, as `--no-color`',
   TERM: '`dumb`: no colours',
   XDG_STATE_HOME: 'for an ordinary user: the state folder is `stowage` below it (default: `~/.local/state`)',

@@ -1,5 +1,4 @@
 import { randomUUID } from 'node:crypto';
-import { hostname } from 'node:os';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Keepers } from '#clients/data-path/keepers.ts';
@@ -23,12 +22,14 @@ export interface Pieces {
   readonly state: StateFolder;
   readonly keepers: Keepers;
   readonly engines: readonly ContainerEngine[];
+  /** What this machine is called. */
+  readonly node: NodeName;
   readonly clock: Clock;
   readonly log: Log;
 }
 
 /** The use cases, with the stores and clients of this program. */
-export async function assemble({ records, kinds, state, keepers, engines, clock, log }: Pieces): Promise<Engine> {
+export async function assemble({ records, kinds, state, keepers, engines, node, clock, log }: Pieces): Promise<Engine> {
   const run = createRun(clock, undefined, state.path);
   const roots = (only: (config: StoreConfig) => boolean): string[] =>
     engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
@@ -61,7 +62,7 @@ export async function assemble({ records, kinds, state, keepers, engines, clock,
     instance,
     epoch: randomUUID().slice(0, 8),
     boot: await bootId(),
-    node: hostname() as NodeName,
+    node,
     clock,
     log,
   });

@@ -28,6 +28,22 @@ const engineKinds = ['docker', 'podman'] as const;
 
 type Complain = (node: unknown, message: string, action: string) => StowageError;
 
+/** Asked: somebody named the file, so it has to be there. */
+export async function readGiven(
+  path: string | undefined,
+  asked: boolean,
+  kinds: ReadonlyMap<string, StoreKind>,
+): Promise<FileConfig | undefined> {
+  if (path === undefined) return undefined;
+  const found = await readConfig(path, kinds);
+  if (found !== undefined || !asked) return found;
+  throw new StowageError(`there is no configuration file ${path}`, {
+    code: 'invalid',
+    reason: 'config-missing',
+    action: 'Correct --config, or leave it out to run without a file.',
+  });
+}
+
 /** Undefined: there is no file there. */
 export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreKind>): Promise<FileConfig | undefined> {
   let text: string;

@@ -53,6 +53,8 @@ test('each driver has a socket that only its owner can open, and is registered w
 test('nothing is served that nobody asked for', async () => {
   expect(csiWish({})).toBeUndefined();
   expect(csiWish({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
+  expect(csiWish({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
+  expect(csiWish({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
   expect(() => csiWish({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
 });
 

@@ -26,7 +26,11 @@ export interface CsiWish {
 }
 
 /** As the command line says it. */
-export function csiWish({ csi, csiRegistry }: Pick<UpOptions, 'csi' | 'csiRegistry'>): CsiWish | undefined {
+export function csiWish(options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet'>): CsiWish | undefined {
+  const { kubelet } = options;
+  const within = (...path: readonly string[]) => (kubelet === undefined ? undefined : join(kubelet, ...path));
+  const csi = options.csi ?? within('plugins', 'stowage.dev');
+  const csiRegistry = options.csiRegistry ?? within('plugins_registry');
   if (csi !== undefined)
     return { folder: resolve(csi), registry: csiRegistry === undefined ? undefined : resolve(csiRegistry) };
   if (csiRegistry === undefined) return undefined;

@@ -1,8 +1,19 @@
 import { pino } from 'pino';
 import type { Facts, Log } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
 
-export const logLevels = ['debug', 'info', 'warn', 'error', 'silent'] as const;
-export type LogLevel = (typeof logLevels)[number];
+const logLevels = ['debug', 'info', 'warn', 'error', 'silent'] as const;
+type LogLevel = (typeof logLevels)[number];
+
+export function levelFrom(text: string | undefined): LogLevel {
+  const level = logLevels.find((known) => known === (text ?? 'warn'));
+  if (level !== undefined) return level;
+  throw new StowageError(`'${text}' is not a log level`, {
+    code: 'invalid',
+    reason: 'log-level-invalid',
+    action: `Use one of: ${logLevels.join(', ')}`,
+  });
+}
 
 /** JSON lines on standard error, or plain lines for a person at a terminal. */
 export function createLog(level: LogLevel, stream: NodeJS.WriteStream): Log {

@@ -7,7 +7,10 @@ import { endProcess } from '#base/linux/end-process.ts';
 import { silentLog } from '#base/log.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
+import { usualKeeper } from '#clients/data-path/starting.ts';
+import { runController } from './controller.ts';
 import { examineMachine } from './doctor.ts';
+import { runKeeper } from './keeper.ts';
 import { runNfsServer } from './nfs-serve.ts';
 import { runServer } from './serve.ts';
 import { keepersFolder } from './state-folder.ts';
@@ -66,7 +69,10 @@ const status = await runCli(
     version,
     program: programName(),
     up: (options) => runServer(options, foldersFor(options), programName(), interrupt.signal),
+    controller: ({ state, ...options }) =>
+      runController(options, foldersFor(state === undefined ? {} : { state }), interrupt.signal),
     nfsServe: (options, ready) => runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
+    keeper: (options) => runKeeper(options, join(nfsServerFolders().keepers, usualKeeper)),
     doctor: () => examineMachine(foldersFor({}).state, { signal: interrupt.signal, log: silentLog() }),
   },
 );

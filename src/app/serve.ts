@@ -9,19 +9,9 @@ import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { csiWish } from './csi.ts';
 import { isListening } from './engines.ts';
-import { createLog, type LogLevel, logLevels } from './logger.ts';
+import { createLog, levelFrom } from './logger.ts';
 import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp } from './up.ts';
-
-function levelFrom(text: string | undefined): LogLevel {
-  const level = logLevels.find((known) => known === (text ?? 'warn'));
-  if (level !== undefined) return level;
-  throw new StowageError(`'${text}' is not a log level`, {
-    code: 'invalid',
-    reason: 'log-level-invalid',
-    action: `Use one of: ${logLevels.join(', ')}`,
-  });
-}
 
 async function greeting(running: Running, program: string, seconds: number): Promise<string> {
   const { stores, mounter } = running.engine;
@@ -149,6 +139,7 @@ export async function runServer(
     listen: options.listen,
     plugins: pathIn(options.plugins),
     csi: csiWish(options),
+    nodeName: options.nodeName,
     engineSockets: { docker: pathIn(options.dockerSocket), podman: pathIn(options.podmanSocket) },
     lookAround: looksAround(options),
     bare: options.bare === true,

@@ -10,7 +10,7 @@ import { createContainerEngine } from '#clients/engines/engine.ts';
 import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { stowageError } from '#core/errors.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { createRepairing } from '#core/repairing.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
@@ -20,13 +20,14 @@ import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
 import { assemble } from './assemble.ts';
-import { type FileConfig, readConfig } from './config.ts';
+import { type FileConfig, readGiven } from './config.ts';
 import { type Csi, type CsiWish, startCsi } from './csi.ts';
 import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
 import { engineReleased } from './engine-end.ts';
 import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
+import { nodeNameFrom } from './node-name.ts';
 import { type Plugins, startPlugins } from './plugins.ts';
 import { ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
@@ -59,6 +60,8 @@ export interface UpSettings {
   readonly lookAround?: boolean | string;
   /** Where keepers run. Undefined: in containers, where Stowage itself runs in one that an engine of these made. */
   readonly keeperPlace?: KeeperPlace | undefined;
+  /** What this machine is called. Undefined: as it calls itself. */
+  readonly nodeName?: string | undefined;
   /** No store of its own, and no TCP port: what `stowage node` is. */
   readonly bare?: boolean;
 }
@@ -123,7 +126,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       gaveUp: ({ keeper, ...what }) => engine.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
-  const engine = await assemble({ records, kinds, state, keepers, engines, clock, log });
+  const node = nodeNameFrom(settings.nodeName);
+  const engine = await assemble({ records, kinds, state, keepers, engines, node, clock, log });
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
@@ -214,21 +218,6 @@ function usualKinds(
     keepApart(createLocalStoreKind(), localPlace, beside(state, nfs?.exported)),
     keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
   ];
-}
-
-async function readGiven(
-  path: string | undefined,
-  asked: boolean,
-  kinds: ReadonlyMap<string, StoreKind>,
-): Promise<FileConfig | undefined> {
-  if (path === undefined) return undefined;
-  const found = await readConfig(path, kinds);
-  if (found !== undefined || !asked) return found;
-  throw new StowageError(`there is no configuration file ${path}`, {
-    code: 'invalid',
-    reason: 'config-missing',
-    action: 'Correct --config, or leave it out to run without a file.',
-  });
 }
 
 /** What is done now and then. */

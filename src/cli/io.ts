@@ -25,6 +25,10 @@ export interface UpOptions {
   readonly csi?: string;
   /** A kubelet's folder of plugins. */
   readonly csiRegistry?: string;
+  /** A kubelet's own folder: where both of these are, unless they are said. */
+  readonly kubelet?: string;
+  /** What this machine is called, where it is not by its own name for itself. */
+  readonly nodeName?: string;
   /** The engines' own sockets, or `none`. */
   readonly dockerSocket?: string;
   readonly podmanSocket?: string;
@@ -34,6 +38,15 @@ export interface UpOptions {
   readonly nfs?: boolean;
   /** Its port, where it is not the one it had before. */
   readonly nfsPort?: number;
+}
+
+export interface ControllerOptions {
+  readonly state?: string;
+  readonly kubeconfig?: string;
+  readonly namespace?: string;
+  /** `host:port`, or `none`. */
+  readonly health?: string;
+  readonly logLevel?: string;
 }
 
 /** One user or group, as clients and as this machine number them. */
@@ -82,12 +95,23 @@ export interface NfsServed {
   readonly notes: readonly string[];
 }
 
+export interface KeeperOptions {
+  readonly folder?: string;
+  readonly pod?: string;
+  /** Asks the one that runs. */
+  readonly check?: 'alive' | 'ready';
+}
+
 /** What the command line cannot do through the REST API, given by the program around it. */
 export interface Injected {
   /** Runs the server until it is told to stop; the exit status. */
   up(options: UpOptions): Promise<number>;
+  /** The same for the controller of a cluster. */
+  controller(options: ControllerOptions): Promise<number>;
   /** Exports a directory until it is told to stop; the exit status. */
   nfsServe(options: NfsServeOptions, ready: (served: NfsServed) => void): Promise<number>;
+  /** Becomes a keeper, or asks the one that runs; the exit status. */
+  keeper(options: KeeperOptions): Promise<number>;
   /** Looks at this machine without a server. */
   doctor(): Promise<readonly FindingJson[]>;
   readonly version: string;

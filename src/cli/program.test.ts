@@ -16,6 +16,7 @@ describe('help', () => {
           'up',
           'node',
           'nfs serve',
+          'keeper',
           'status',
           'doctor',
           'mount',

@@ -1,9 +1,11 @@
 import { addClientCommands } from './client.ts';
 import { Verb } from './command.ts';
 import { addCompletionCommands } from './completion.ts';
+import { addControllerCommands } from './controller.ts';
 import { addEventCommands } from './events.ts';
 import { exitCodeLines, exitCodeTopic } from './exit-codes.ts';
 import type { Injected } from './io.ts';
+import { addKeeperCommand } from './keeper.ts';
 import { addMountCommands } from './mount.ts';
 import { addNfsCommands } from './nfs.ts';
 import { addOperationCommands } from './operations.ts';
@@ -51,12 +53,14 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
     .example('stowage volume create demo --size 1G', 'a volume on the default store')
     .example('stowage mount demo /mnt/demo', 'its files, under a path');
   addServingCommands(program, act);
+  addControllerCommands(program, act);
   addStatusCommands(program, act);
   addStoreCommands(program, act);
   addVolumeCommands(program, act);
   addMountCommands(program, act);
   addClientCommands(program, act);
   addNfsCommands(program, act);
+  addKeeperCommand(program, act);
   addOperationCommands(program, act);
   addEventCommands(program, act);
   addTokenCommands(program, act);

@@ -97,7 +97,9 @@ export interface Ran {
 
 const injected: Injected = {
   up: async () => 0,
+  controller: () => Promise.resolve(0),
   nfsServe: async () => 0,
+  keeper: async () => 0,
   doctor: async () => [{ check: 'fuse', ok: 'no', detail: '/dev/fuse is missing', fix: 'modprobe fuse' }],
   version: '1.2.3',
   program: 'stowage',

@@ -37,10 +37,13 @@ export function addServingCommands(program: Verb, act: Act): void {
       'Run the server for the container engines of a machine, until Ctrl-C. As up, but with no store besides those that\n' +
         'are added or configured, and with the API on its Unix socket only.',
     )
-    .option('--state <dir>', 'where it keeps its state');
+    .option('--state <dir>', 'where it keeps its state')
+    .option('--kubelet <dir>', 'serve a kubelet by CSI, and register with it, in its own folder: /var/lib/kubelet')
+    .option('--node-name <name>', "what this machine is called, as in Kubernetes (default: the machine's host name)");
   withCommon(node)
     .example('stowage node', 'for the Docker and Podman engines that run here')
     .example('stowage node --docker-socket /run/docker.sock --podman-socket none', 'for this one engine')
+    .example('stowage node --kubelet /var/lib/kubelet --node-name worker-1', 'for the pods of a node of Kubernetes')
     .action(run(true));
 }
 

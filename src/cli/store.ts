@@ -127,6 +127,7 @@ const origins: Readonly<Record<string, string>> = {
   file: 'the configuration file',
   api: 'stowage store add',
   builtin: 'the defaults',
+  cluster: 'a Store object of Kubernetes',
 };
 
 async function show({ client, out }: Session, name: string): Promise<void> {

@@ -99,6 +99,8 @@ export interface NfsWay {
   readonly squash: 'none' | 'root' | 'all';
   readonly uid: number;
   readonly gid: number;
+  /** The group that it is mounted for; where everybody is one user, all files are shown to belong to it. Undefined: for none. */
+  readonly group?: number | undefined;
   /** Applications get an error after so long. Undefined: they wait. */
   readonly softMs: number | undefined;
   readonly maxRead: number;
@@ -178,7 +180,8 @@ export interface StoreConfig {
   readonly name: StoreName;
   /** Scheme and place, options as query parameters, without secrets. */
   readonly uri: string;
-  readonly origin: 'file' | 'api' | 'builtin';
+  /** cluster: an object of Kubernetes. */
+  readonly origin: 'file' | 'api' | 'builtin' | 'cluster';
   readonly policy: StorePolicy;
   /** The kind's own options, validated by the kind. */
   readonly options: Readonly<Record<string, string>>;

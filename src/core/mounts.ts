@@ -36,6 +36,8 @@ export interface Publishing {
   readonly sole?: boolean;
   /** Refused while another pod has it. */
   readonly alone?: boolean;
+  /** Who is in this group shall be able to use it. Of a block device that means nothing. */
+  readonly group?: number | undefined;
 }
 
 export interface Mounts {

@@ -70,6 +70,11 @@ export interface Store {
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
   /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
   usable?(source: Source, scope: Scope): Promise<void>;
+  /**
+   * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
+   * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
+   */
+  give?(source: Source, group: number, scope: Scope): Promise<void>;
   /** The volume's own figures, not the file system's around it. */
   usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
 

@@ -1,5 +1,6 @@
 import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
+import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
@@ -73,6 +74,7 @@ function tell({ events, records }: MountParts, type: 'mounted' | 'unmounted', mo
 
 export function createPublish(parts: MountParts, staging: Staging, binding: Binding, uses: OwnUses): Mounts['publish'] {
   const { records, catalogue, operations, clock, mounter, node } = parts;
+  const regrouping = createRegrouping(parts, staging, binding);
 
   /** As it is staged already. */
   async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
@@ -86,6 +88,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   async function perform(mount: Mount, volume: Volume, store: Store, how: Publishing, work: Work): Promise<void> {
     try {
       await uses.begin(volume, store, work, how.sole === true ? 'writer' : 'user');
+      await giveToGroup(store, volume, mount, how.group, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
@@ -125,8 +128,9 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
-      const found = await store.source(volume, call);
+      const found = mountedFor(await store.source(volume, call), how.group);
       if (!readOnly) await store.usable?.(found, call);
+      const again = await regrouping.before(volume, found, call);
       const isBlock = found.kind === 'loop' && found.filesystem === undefined;
       const source = isBlock ? { ...found, readOnly } : await shared(volume, found, call);
       const about = { volumeId: volume.id, source, target, readOnly, user };
@@ -135,6 +139,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       using _coming = uses.coming(volume.id, user);
       return await operations.run(intent, call, async (work) => {
         await perform(mount, volume, store, how, work);
+        await regrouping.after(again, source, work);
         return {
           value: { ...mount, mounted: true },
           record: () => records.mounts.put(mount),

@@ -40,6 +40,13 @@ test('one more mount has the options of the first, and it is said which are othe
   expect(warned).toEqual([{ volume: 'silver/photos', differing: ['tls', 'squash', 'softMs'] }]);
 });
 
+test('another group of the next pod is said, and whoever has it keeps theirs', () => {
+  const first = by({ squash: 'all', group: 2000 });
+  const { source, warned } = further(by({ squash: 'all', group: 3000 }), first);
+  expect(source).toEqual(kept(first));
+  expect(warned).toEqual([{ volume: 'silver/photos', differing: ['group'] }]);
+});
+
 test('that the server is reached elsewhere is no matter', () => {
   const moved = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==' });
   expect(further(moved, by({}))).toEqual({ source: kept(by({})), warned: [] });

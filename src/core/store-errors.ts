@@ -85,6 +85,12 @@ export function beingAdded(name: string): StowageError {
 }
 
 export function notOurs(config: StoreConfig): StowageError {
+  if (config.origin === 'cluster')
+    return new StowageError(`store '${config.name}' is given as a Store object of Kubernetes`, {
+      code: 'denied',
+      reason: 'store-from-cluster',
+      action: `Delete the object: kubectl delete store ${config.name}`,
+    });
   const inFile = config.origin === 'file';
   return new StowageError(`store '${config.name}' is ${inFile ? 'given in stowage.yaml' : 'built in'}`, {
     code: 'denied',

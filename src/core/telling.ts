@@ -22,7 +22,9 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   csi-capacity-range csi-not-staged csi-other-node csi-request-invalid csi-store-required csi-store-unknown csi-underway csi-volume-differs
   volume-written-elsewhere engine-remaps-users plugin-block-volume plugin-option-invalid plugin-option-of-administrator plugin-option-unknown
   plugin-other-scope plugin-overloaded plugin-request-invalid plugin-store-contradiction plugin-store-unnamed
-  plugin-volume-differs plugin-without-store volume-root-squashed`.split(/\s+/),
+  plugin-volume-differs plugin-without-store volume-root-squashed group-refused
+  claim-name-incomplete claim-name-unfit claim-unsupported class-parameter-invalid class-store-unknown store-from-cluster
+  volume-still-used volume-store-gone`.split(/\s+/),
 );
 
 /** What went wrong, in whatever shape it is passed on. */

@@ -25,8 +25,8 @@ const largestExact = BigInt(Number.MAX_SAFE_INTEGER);
 export const inoOf = (fileId: bigint): number =>
   fileId <= largestExact ? Number(fileId) : Number(BigInt.asUintN(53, fileId ^ (fileId >> 11n)));
 
-/** `hides`: it has a name that is not shown, and which the server counts. */
-export const attrOf = (a: Attributes, size: number, hides: boolean): Attr => ({
+/** `hides`: it has a name that is not shown, and which the server counts. `gid`: the group that it is shown to belong to. */
+export const attrOf = (a: Attributes, size: number, hides: boolean, gid = a.gid): Attr => ({
   ino: inoOf(a.fileId),
   size,
   blocks: Math.ceil(a.used / 512),
@@ -39,7 +39,7 @@ export const attrOf = (a: Attributes, size: number, hides: boolean): Attr => ({
   mode: typeOf(a) | a.mode,
   nlink: hides ? Math.max(0, a.links - 1) : a.links,
   uid: a.uid,
-  gid: a.gid,
+  gid,
   rdev: a.type === fileType.character || a.type === fileType.block ? deviceNumber(a.major, a.minor) : 0,
   blksize: blockSize,
 });

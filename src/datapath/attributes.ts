@@ -79,6 +79,8 @@ export interface AttributeCacheOptions {
   /** Whether a node that is met for the first time has a name that is hidden. */
   readonly isHidden: (id: number) => boolean;
   readonly room: CacheRoom;
+  /** The group that the kernel is told of everything. Left out: the one that it has. */
+  readonly group?: number | undefined;
   /** Where a file ends at least, by what the server has not been told yet. Undefined: it was told everything. */
   readonly end?: (id: number) => number | undefined;
 }
@@ -94,6 +96,7 @@ export function createAttributeCache({
   ttlMs,
   isHidden,
   room,
+  group,
   end = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, Known>();
@@ -251,7 +254,8 @@ export function createAttributeCache({
       known.toldRights = rightsOf(known.attributes);
       known.toldEpoch = known.epoch;
       // When it was changed is known when the server has answered.
-      return { attr: attrOf(known.attributes, size, known.isHidden), attrMs: ahead === undefined ? freshMs(id) : 0 };
+      const attr = attrOf(known.attributes, size, known.isHidden, group);
+      return { attr, attrMs: ahead === undefined ? freshMs(id) : 0 };
     },
     told: (id) => {
       const { toldSize: size, toldRights: rights, toldEpoch, epoch } = of(id);

@@ -44,6 +44,8 @@ export interface FileSystemOptions {
   readonly readOnly?: boolean;
   /** Who checks what a caller may do. Left out: the kernel. */
   readonly checks?: 'kernel' | 'server' | undefined;
+  /** The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. */
+  readonly group?: number | undefined;
   /** Most bytes of one READ and one WRITE. */
   readonly maxRead?: number;
   readonly maxWrite?: number;
@@ -95,7 +97,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
   const attributes = createAttributeCache({
     ...{ clock, ttlMs, isHidden: (id) => nodes.hidden(id) !== undefined, end: (id) => writes.end(id) },
-    room: shared.attributes,
+    ...{ room: shared.attributes, group: options.group },
   });
   const names = createNameCache({ epochOf: attributes.epoch, clock, room: shared.names });
   const calls = createCalls({ clock, patienceMs, ended: parts.ended });
@@ -127,7 +129,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
   const writes = charging(uncharged, charges, patience);
-  const setting = createSetting(context, writes, charges);
+  const setting = createSetting(context, writes, charges, options.group);
   const { forget: forgetFile, ...files } = createFiles({
     ...{ context, entries, making, removing, writes },
     ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },

@@ -13,7 +13,7 @@ describe('what a data path is told about a mount', () => {
   test('comes through JSON as it was', () => {
     const { tls: _tls, softMs: _softMs, quota: _quota, ...plain } = spec;
     expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
-    const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server' };
+    const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server', group: 2000 };
     expect(readSpec(JSON.parse(JSON.stringify(unchecked)))).toEqual(unchecked);
     expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
       ...{ ...plain, checks: 'kernel' },
@@ -37,6 +37,7 @@ describe('what a data path is told about a mount', () => {
     ['readOnly', 'yes', 'the field readOnly'],
     ['maxWrite', 2 ** 21, 'the field maxWrite'],
     ['softMs', 0.5, 'the field softMs'],
+    ['group', -1, 'the field group'],
     ['locks', 'everywhere', 'the field locks'],
     ['tls', 'on', 'the field tls'],
     ['quota', 'large', 'the field quota'],

@@ -25,6 +25,11 @@ export interface MountSpec {
   readonly locks: 'node' | 'refused';
   /** Who checks what a caller may do: the kernel, or, where everybody is one user to the server, this server. Left out: the kernel. */
   readonly checks?: 'kernel' | 'server' | undefined;
+  /**
+   * The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. Whoever knows nothing
+   * of it shows that: nobody may more or less by it.
+   */
+  readonly group?: number | undefined;
   /** What the volume is held to. Undefined: nothing. */
   readonly quota?: QuotaSpec | undefined;
 }
@@ -80,6 +85,7 @@ export function readSpec(given: unknown): MountSpec {
     cacheMs: whole(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),
     locks: oneOf(fields, 'locks', ['node', 'refused']),
     checks: version === 1 ? 'kernel' : oneOf(fields, 'checks', ['kernel', 'server']),
+    group: fields['group'] === undefined ? undefined : whole(fields, 'group', 0xffff_ffff),
     quota: fields['quota'] === undefined ? undefined : readQuota(fields['quota']),
   };
 }

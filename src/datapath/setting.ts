@@ -19,6 +19,8 @@ export function createSetting(
   { nfs, server, attributes }: Context,
   writes: Pick<Writes, 'flushed'>,
   charges: Pick<Charges, 'leaving' | 'resized'>,
+  /** The one that everything is shown to belong to, whatever it has on the server. */
+  shownGroup?: number,
 ): Setting {
   async function set(id: number, what: SetAttributes, fh: number | undefined, request: Request): Promise<void> {
     // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
@@ -38,7 +40,9 @@ export function createSetting(
 
   return {
     setattr: async (id, { fh, atime, mtime, ...rest }, request) => {
-      await set(id, { ...rest, atime: time(atime), mtime: time(mtime) }, fh, request);
+      // Who copies files with their groups gives them the one that he saw: it is theirs already.
+      const gid = rest.gid === shownGroup ? undefined : rest.gid;
+      await set(id, { ...rest, gid, atime: time(atime), mtime: time(mtime) }, fh, request);
       return attributes.tell(id);
     },
   };

@@ -1,6 +1,8 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
+import { type Copies, type CopyMessage, copyMessages } from './copies.ts';
+import { type Estate, sendEstate } from './estate.ts';
 import { longestFlushMs } from './flushes.ts';
 import { createLine } from './line.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
@@ -25,6 +27,13 @@ export interface KeeperClient extends Disposable {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
   /** Ends data path and keeper. Mounts that are still there answer ENOTCONN afterwards. */
   end(signal: AbortSignal): Promise<void>;
+  /** From now on what it holds is held here, too, in the `copies` that it was connected with. Only of one whose state says `shares`. */
+  share(signal: AbortSignal): Promise<void>;
+  /**
+   * Gives everything to one that has nothing; what is given stays the caller's as well. `occupied`: it has something. `served`: a data path
+   * lives that has these mounts.
+   */
+  restore(everything: Estate, signal: AbortSignal): Promise<void>;
   /** For one that does not answer any more. False: it runs where this process cannot end it. */
   kill(): boolean;
 }
@@ -39,11 +48,19 @@ interface ClientOptions {
   readonly changed: (state: KeeperState) => void;
   /** The keeper has gone, or was replaced by another: to be connected to again. */
   readonly closed: (why: string) => void;
+  /** Where what it holds is held, too. They outlive this connection. */
+  readonly copies?: Copies | undefined;
 }
 
 type Answer = MessageOf<'done' | 'flushed' | 'listed' | 'state'>;
 type Unasked<M> = M extends { readonly ask: number } ? Omit<M, 'ask'> : never;
-type Question = Unasked<MessageOf<'adopt' | 'drop' | 'flush' | 'list' | 'status' | 'upgrade' | 'end'>>;
+type Question = Unasked<
+  MessageOf<'adopt' | 'drop' | 'flush' | 'list' | 'status' | 'upgrade' | 'end' | 'copies' | 'restore'>
+>;
+
+const answers = ['done', 'flushed', 'listed', 'state', 'failed'] as const;
+const isCopy = (message: MessageOf<(typeof answers)[number]> | CopyMessage): message is CopyMessage =>
+  copyMessages.some((kind) => kind === message.kind);
 
 const answerMs = { usual: 20_000, upgrade: 100_000 } as const;
 const answerMsOf = (question: Question): number =>
@@ -52,7 +69,7 @@ const answerMsOf = (question: Question): number =>
     : answerMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
 
 /** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
-export function connectKeeper({ path, user, clock, version, changed, closed }: ClientOptions): KeeperClient {
+export function connectKeeper({ path, user, clock, version, changed, closed, copies }: ClientOptions): KeeperClient {
   const fd = connectTo(path);
   const { uid } = peerOf(fd);
   if (uid !== 0 && uid !== user) {
@@ -63,6 +80,13 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
   const line = createLine(fd, clock);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
   let asked = 0;
+
+  /** Of the same moment for both: what is held meanwhile changes nothing of what is given. */
+  async function restore(everything: Estate, signal: AbortSignal): Promise<void> {
+    if (!line.isOpen) throw gone();
+    sendEstate(line, everything, 'everything');
+    await ask({ kind: 'restore' }, signal);
+  }
 
   function heard(message: Answer | MessageOf<'failed'>): void {
     const asker = waiting.get(message.ask);
@@ -86,8 +110,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
   }
 
   line.handle({
-    accepts: ['done', 'flushed', 'listed', 'state', 'failed'],
-    message: heard,
+    accepts: [...answers, ...(copies === undefined ? [] : copyMessages)],
+    message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : heard(message)),
     closed: (why) => {
       behind?.[Symbol.dispose]();
       for (const asker of waiting.values()) asker.reject(gone());
@@ -122,6 +146,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed }: C
     },
     upgrade: async (program, signal) => void (await ask({ kind: 'upgrade', program }, signal)),
     end: async (signal) => void (await ask({ kind: 'end' }, signal)),
+    share: async (signal) => void (await ask({ kind: 'copies' }, signal)),
+    restore,
     kill: () => line.isOpen && behind?.kill() === true,
     [Symbol.dispose]: () => line.close(),
   };

@@ -1,15 +1,18 @@
 import { closeSync } from 'node:fs';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { type Estate, mostMounts } from './estate.ts';
+import { createCollector, type Estate, mostMounts } from './estate.ts';
 import type { Line } from './line.ts';
 import { KeeperError, type KeeperState, longestSpec, type Message, type MessageOf } from './protocol.ts';
 import type { Supervisor } from './supervise.ts';
 import { unlessAborted } from './waiting.ts';
 
 /** What an agent can ask. */
-const accepts = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end'] as const;
-type Question = MessageOf<(typeof accepts)[number]>;
+const questions = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end', 'copies', 'restore'] as const;
+type Question = MessageOf<(typeof questions)[number]>;
+/** What comes before it asks to have it restored. */
+const given = ['everything', 'add', 'holding'] as const;
+type Given = MessageOf<(typeof given)[number]>;
 
 export interface DeskPorts {
   readonly clock: Clock;
@@ -20,6 +23,10 @@ export interface DeskPorts {
   readonly end: (signal: AbortSignal) => Promise<void>;
   /** Whoever asked for the end has been told. */
   readonly ended: () => void;
+  /** Sends everything, now and whenever it changes. */
+  readonly share: (line: Line) => void;
+  /** The estate is not the caller's any more, whatever comes of it. */
+  readonly restore: (everything: Estate) => Promise<void>;
   readonly closed: (line: Line) => void;
 }
 
@@ -31,8 +38,29 @@ const patienceFor = (question: Question): number =>
 const mostListed = 200;
 
 /** Answers one agent. */
-export function attend(line: Line, { clock, log, inCharge, state, end, ended, closed }: DeskPorts): void {
+export function attend(line: Line, ports: DeskPorts): void {
+  const { clock, log, inCharge, state, end, ended, share, closed } = ports;
   const gone = new AbortController();
+  let collector = createCollector();
+  let everything: Estate | undefined;
+
+  function take(message: Given, descriptors: number[]): void {
+    if (message.kind === 'everything') forgetGiven();
+    everything = collector.take(message, descriptors);
+  }
+
+  function forgetGiven(): void {
+    collector[Symbol.dispose]();
+    everything?.[Symbol.dispose]();
+    [collector, everything] = [createCollector(), undefined];
+  }
+
+  async function restore(): Promise<void> {
+    const whole = everything;
+    everything = undefined;
+    if (whole === undefined) throw new KeeperError('invalid', 'there is nothing that could be restored');
+    await ports.restore(whole);
+  }
 
   async function done(question: Question, descriptors: number[], signal: AbortSignal): Promise<Message> {
     const { ask } = question;
@@ -56,6 +84,13 @@ export function attend(line: Line, { clock, log, inCharge, state, end, ended, cl
         return { kind: 'done', ask };
       case 'end':
         await end(signal);
+        return { kind: 'done', ask };
+      case 'copies':
+        await unlessAborted(inCharge(), signal);
+        share(line);
+        return { kind: 'done', ask };
+      case 'restore':
+        await restore();
         return { kind: 'done', ask };
       default:
         return question satisfies never;
@@ -90,15 +125,19 @@ export function attend(line: Line, { clock, log, inCharge, state, end, ended, cl
   }
 
   line.handle({
-    accepts,
-    message: (question, descriptors) => void answer(question, descriptors),
+    accepts: [...questions, ...given],
+    message: (message, descriptors) =>
+      isGiven(message) ? take(message, descriptors) : void answer(message, descriptors),
     closed: () => {
+      forgetGiven();
       gone.abort(new KeeperError('gone', 'the agent has gone'));
       closed(line);
     },
   });
   line.send({ kind: 'state', ask: 0, state: state() });
 }
+
+const isGiven = (message: Question | Given): message is Given => given.some((kind) => kind === message.kind);
 
 function listed({ ask, after }: MessageOf<'list'>, { mounts }: Estate): Message {
   const names = [...mounts.keys()].filter((name) => name > after).sort();

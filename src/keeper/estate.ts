@@ -11,7 +11,15 @@ export interface Estate extends Disposable {
   dropMount(id: string): boolean;
   hold(socket: HeldSocket): void;
   letGo(id: string): boolean;
+  /** Who hears of every change, in the words of the protocol. One at a time. */
+  watch(heard: Heard): void;
 }
+
+/** The descriptors stay the estate's. */
+export type Heard = (
+  message: MessageOf<'add' | 'remove' | 'holding' | 'letGo'>,
+  descriptors: readonly number[],
+) => void;
 
 export interface HeldMount {
   readonly id: string;
@@ -35,6 +43,7 @@ export function createEstate(journal: number): Estate {
   const mounts = new Map<string, HeldMount>();
   const sockets = new Map<string, HeldSocket>();
   let isOver = false;
+  let heard: Heard = () => undefined;
 
   const put = <T extends { readonly id: string; readonly fd: number }>(where: Map<string, T>, what: T): void => {
     take(where, what.id);
@@ -48,10 +57,27 @@ export function createEstate(journal: number): Estate {
 
   return {
     ...{ journal, mounts, sockets },
-    addMount: (mount) => put(mounts, mount),
-    dropMount: (id) => take(mounts, id),
-    hold: (socket) => put(sockets, socket),
-    letGo: (id) => take(sockets, id),
+    addMount: (mount) => {
+      put(mounts, mount);
+      heard({ kind: 'add', mounts: [{ mount: mount.id, spec: mount.spec }] }, [mount.fd]);
+    },
+    dropMount: (id) => {
+      const wasThere = take(mounts, id);
+      if (wasThere) heard({ kind: 'remove', mount: id }, []);
+      return wasThere;
+    },
+    hold: (socket) => {
+      put(sockets, socket);
+      heard({ kind: 'holding', sockets: [{ socket: socket.id, about: socket.about }] }, [socket.fd]);
+    },
+    letGo: (id) => {
+      const wasThere = take(sockets, id);
+      if (wasThere) heard({ kind: 'letGo', socket: id }, []);
+      return wasThere;
+    },
+    watch: (next) => {
+      heard = next;
+    },
     [Symbol.dispose]: () => {
       if (isOver) return;
       isOver = true;

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { type Arrival, receiveDataPath } from './arrival.ts';
 import { attend } from './desk.ts';
-import { createEstate, type Estate } from './estate.ts';
+import { createEstate, type Estate, sendEstate } from './estate.ts';
 import { type HandOver, handOver } from './hand-over.ts';
 import type { Line } from './line.ts';
 import { KeeperError, type KeeperState, type MessageOf } from './protocol.ts';
@@ -21,8 +21,10 @@ export interface KeeperOptions {
   readonly createJournal: () => number;
   /** The process behind a descriptor that it sent itself. */
   readonly processOf: (pidfd: number) => Omit<Child, 'line'>;
-  /** A data path lives that had another keeper, and will look for this one. */
-  readonly isServed: boolean;
+  /** Whether a data path lives that had another keeper, and will look for this one. */
+  readonly isServed: () => boolean;
+  /** A data path that another keeper started is replaced by one of its own: it ends with the container of that keeper. */
+  readonly renews: boolean;
   /** The keeper that is to hand everything over. */
   readonly predecessor: Predecessor | undefined;
   /** It is in charge now: makes it the one that is found at `path`. */
@@ -41,10 +43,11 @@ export interface Keeper {
 
 const helloMs = 5_000;
 const settleMs = 5_000;
+const renewMs = 5_000;
 const nothingYet = {
   ...{ active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
-  doing: 'settling',
-} as const;
+  ...({ doing: 'settling', shares: true, isBorrowed: false } as const),
+};
 
 interface Charge {
   readonly supervisor: Supervisor;
@@ -54,6 +57,8 @@ interface Charge {
 export function createKeeper(options: KeeperOptions): Keeper {
   const { clock, log, path, program, start, createJournal, processOf, predecessor, takeName, signal } = options;
   const agents = new Set<Line>();
+  /** Those who hold everything, too. */
+  const holders = new Set<Line>();
   const { promise: over, resolve: finish } = Promise.withResolvers<Awaited<Keeper['over']>>();
   const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
   let charge: Charge | undefined;
@@ -63,8 +68,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function state(): KeeperState {
     if (charge === undefined) return nothingYet;
-    const { supervisor } = charge;
-    return isMoving ? { ...supervisor.state, doing: 'moving' } : supervisor.state;
+    const now = { ...charge.supervisor.state, shares: true };
+    return isMoving ? { ...now, doing: 'moving' } : now;
   }
 
   function changed(): void {
@@ -82,9 +87,23 @@ export function createKeeper(options: KeeperOptions): Keeper {
       ...{ clock, log, start, program, path, estate, wasServed, serving, changed },
     });
     charge = { supervisor, estate };
+    estate.watch((message, descriptors) => {
+      for (const holder of holders) holder.send(message, descriptors);
+    });
+    for (const holder of holders) sendEstate(holder, estate, 'everything');
     log.info('this keeper is in charge', { mounts: estate.mounts.size, serving: serving?.about.pid });
     resolveCharge();
     changed();
+    if (options.renews) void renew(supervisor);
+  }
+
+  async function renew(supervisor: Supervisor): Promise<void> {
+    while (charge?.supervisor === supervisor && supervisor.state.isBorrowed === true && !signal.aborted) {
+      await supervisor.upgrade(program, signal).catch(async (cause: unknown) => {
+        log.warn('the data path of the keeper before could not be replaced', { cause: String(cause) });
+        await clock.sleep(renewMs, signal).catch(() => undefined);
+      });
+    }
   }
 
   const begin = (): void => {
@@ -101,19 +120,47 @@ export function createKeeper(options: KeeperOptions): Keeper {
   async function offered(arrival: Arrival): Promise<void> {
     if (charge !== undefined) {
       if (charge.estate.mounts.size > 0 || isMoving) return arrival.refuse('occupied');
-      const before = charge;
-      charge = undefined;
-      await before.supervisor.end(signal);
-      before.estate[Symbol.dispose]();
+      await giveUp(charge);
     }
     arrival.welcome();
     takeCharge(arrival.estate, true, arrival.serving);
+  }
+
+  /** Of nothing: another estate takes its place. */
+  async function giveUp({ supervisor, estate }: Charge): Promise<void> {
+    charge = undefined;
+    await supervisor.end(signal);
+    estate[Symbol.dispose]();
+  }
+
+  /**
+   * An agent gives what the keeper before held, which was killed together with its data path. Were that one alive, two would serve the
+   * same mounts: it keeps its file locked until its end.
+   */
+  async function restore(everything: Estate): Promise<void> {
+    try {
+      const before = await inCharge();
+      if (before.estate.mounts.size > 0) throw new KeeperError('occupied', 'the keeper has mounts already');
+      if (options.isServed()) throw new KeeperError('served', 'a data path lives that has these mounts');
+      await giveUp(before);
+    } catch (cause) {
+      everything[Symbol.dispose]();
+      throw cause;
+    }
+    log.info('an agent has given everything back', { mounts: everything.mounts.size });
+    takeCharge(everything, true, undefined);
   }
 
   async function inCharge(): Promise<Charge> {
     await charged;
     if (isMoving || charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
     return charge;
+  }
+
+  function share(line: Line): void {
+    if (charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
+    holders.add(line);
+    sendEstate(line, charge.estate, 'everything');
   }
 
   async function end(until: AbortSignal): Promise<void> {
@@ -152,7 +199,11 @@ export function createKeeper(options: KeeperOptions): Keeper {
       agents.add(line);
       attend(line, {
         ...{ clock, log, inCharge, state, end, ended: () => finish('ended') },
-        closed: (gone) => agents.delete(gone),
+        ...{ share, restore },
+        closed: (gone) => {
+          agents.delete(gone);
+          holders.delete(gone);
+        },
       });
     }
   }
@@ -165,7 +216,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
           refused: () => finish('refused'),
           outOfReach: () => finish('out of reach'),
         });
-  if (predecessor === undefined && options.isServed) settle();
+  if (predecessor === undefined && options.isServed()) settle();
   else if (predecessor === undefined) begin();
 
   return {

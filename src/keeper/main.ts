@@ -1,10 +1,10 @@
 /**
  * The keeper's program:
  *
- *   keeper --socket PATH --program PATH [--log FILE] [-- FLAGS FOR THE DATA PATH'S NODE]
+ *   keeper --socket PATH --program PATH [--log FILE] [--pod UID] [-- FLAGS FOR THE DATA PATH'S NODE]
  *
  * Where a keeper listens at PATH already, this one takes everything over from it. Ends with 1 if that cannot be,
- * with 2 if that one lives, says nothing, and cannot be ended from here.
+ * with 2 if that one lives, says nothing, and cannot be ended from here. In a pod, see `pod.ts`.
  */
 
 import { randomBytes } from 'node:crypto';
@@ -21,6 +21,7 @@ import { createKeeper } from './keeper.ts';
 import { createLine } from './line.ts';
 import { createKeeperLog } from './log-file.ts';
 import { outOfReachStatus } from './node-flags.ts';
+import { createPodKeeper, placeIsThere } from './pod.ts';
 import { endingOf } from './predecessor.ts';
 import { isServed } from './presence.ts';
 import { processBehind, startChild } from './processes.ts';
@@ -33,22 +34,30 @@ const version = '1';
 const journalBytes = 4096;
 
 const { values, positionals: flags } = parseArgs({
-  options: { socket: { type: 'string' }, program: { type: 'string' }, log: { type: 'string' } },
+  options: {
+    ...{ socket: { type: 'string' }, program: { type: 'string' } },
+    ...{ log: { type: 'string' }, pod: { type: 'string' } },
+  },
   allowPositionals: true,
 });
 if (values.socket === undefined || values.program === undefined) throw new Error('--socket and --program are needed');
 const path = values.socket;
 const clock = systemClock();
+const stopped = new AbortController();
+if (values.pod !== undefined) await placeIsThere(dirname(path), clock, stopped.signal);
 const { log: logAll, fd: logFile } = createKeeperLog(values.log, clock);
 const log = logAll.with({ keeper: process.pid });
-const stopped = new AbortController();
+const pod =
+  values.pod === undefined ? undefined : createPodKeeper({ pod: values.pod, folder: dirname(path), path, clock, log });
 const protection = protect('stowage keeper', -1000);
 log.info('a keeper starts', { ...protection });
 
 ownFolder(dirname(path));
+await pod?.mayBegin(stopped.signal);
 // By no number of a process: in another container it may be somebody else's.
 const temporaryPath = `${path}.${randomBytes(3).toString('hex')}`;
 
+const retryMs = 1_000;
 const busyMs = { longest: 5_000, look: 50 } as const;
 
 /** One that has many at its door just now lets us in soon. */
@@ -92,18 +101,23 @@ const keeper = createKeeper({
     processBehind(pidfd, clock, () =>
       log.error('a data path of another container does not end, and cannot be ended from here: restart that container'),
     ),
-  isServed: isServed(path),
+  isServed: () => isServed(path),
+  renews: pod !== undefined,
   // In one step, and over what a keeper left behind that was killed.
   takeName: () => {
     if (!hasName) renameSync(temporaryPath, path);
     hasName = true;
+    pod?.begun();
   },
 });
 
+pod?.serves(() => keeper.state.mounts);
 const end = await keeper.over;
 log.info('a keeper ends', { end });
 door[Symbol.dispose]();
 if (!hasName) rmSync(temporaryPath, { force: true });
+// Whoever was told to take over is asked at once; whoever does not hand over is asked again later.
+if (end !== 'ended') await pod?.again(end === 'handed over' ? 0 : retryMs);
 // Nobody else is to be told anything; what was sent lies with those it is for.
 const statuses = { ended: 0, 'handed over': 0, refused: 1, 'out of reach': outOfReachStatus } as const;
 endProcess(statuses[end]);

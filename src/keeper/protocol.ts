@@ -65,6 +65,10 @@ const state = shaped({
   /** Data paths that died within the last minute. */
   deaths: count,
   report: anyText,
+  /** It knows `copies` and `restore`. */
+  shares: possibly(flag),
+  /** What serves was started by the keeper before, perhaps in another container, and ends with that. */
+  isBorrowed: possibly(flag),
 });
 export type KeeperState = Checked<typeof state>;
 
@@ -84,6 +88,10 @@ const shapes = {
   /** The program that data paths are from now on: its path. */
   upgrade: { ask: count, program: text(1, 4096) },
   end: { ask: count },
+  /** Everything that the keeper holds, now and whenever it changes: a second holder (`copies.ts`). */
+  copies: { ask: count },
+  /** After everything that belongs to it: what an earlier keeper held, for one that has nothing. */
+  restore: { ask: count },
 
   /** Also from a data path: so many files are not whole on the server's disk. */
   flushed: { ask: count, files: count },
@@ -98,13 +106,13 @@ const shapes = {
   // Everything that a keeper holds: the journal with the first message, then mounts and sockets until the counts are full.
   /** To a data path. `path` is where it finds a keeper when this one is gone. */
   serve: { as: oneOf('first', 'successor'), path: text(1, 4096), mounts: count, sockets: count },
-  /** To a keeper: from a data path that serves, or from the keeper before. */
+  /** To a keeper: from a data path that serves, from the keeper before, or from an agent that has copies. To an agent: copies. */
   everything: { mounts: count, sockets: count },
   add: { mounts: list(shaped({ mount: name, spec: json })) },
   /** Sockets to servers. From a data path also later, one by one. */
   holding: { sockets: list(shaped({ socket: name, about: text(0, longestName) })) },
 
-  // To a data path.
+  // To a data path. `remove` also to an agent that has copies.
   remove: { mount: name },
   /** At the next boundary between requests: give up everything and say `stopped`. */
   stop: {},
@@ -117,6 +125,7 @@ const shapes = {
   // From a data path.
   ready: {},
   stopped: {},
+  /** Also to an agent that has copies. */
   letGo: { socket: name },
   /** The kernel has ended it: it was unmounted everywhere, or its connection was cut. */
   /** unserved: this data path cannot serve it; another one may. */

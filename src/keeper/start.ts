@@ -49,7 +49,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   let known = fileAt(socket);
   const waiting = new AbortController();
   using limit = clock.deadline(startMs, signal);
-  const launched = await launch(commandOf(options), AbortSignal.any([waiting.signal, limit.signal]));
+  const launched = await launch(keeperCommand(options), AbortSignal.any([waiting.signal, limit.signal]));
   const { pid, ended } = launched;
   let over: { readonly status: number | null } | undefined;
   void ended.then((status) => {
@@ -77,8 +77,13 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   }
 }
 
-function commandOf({ enter, socket, program: served, log, flags, env }: StartOptions): Command {
-  const args = ['--socket', socket, '--program', served, '--log', log, '--', ...flags];
+/** `pod`: see `pod.ts`. */
+export function keeperCommand(
+  { enter, socket, program: served, log, flags, env }: Omit<StartOptions, 'clock' | 'launch'>,
+  pod?: string,
+): Command {
+  const own = pod === undefined ? [] : ['--pod', pod];
+  const args = ['--socket', socket, '--program', served, '--log', log, ...own, '--', ...flags];
   const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
   return {
     words: [file, ...rest],

@@ -28,7 +28,9 @@ export interface SupervisorOptions {
 
 /** Keeps one data path serving, and another one loaded and waiting. */
 export interface Supervisor {
-  readonly state: Omit<KeeperState, 'doing'> & { readonly doing: 'idle' | 'serving' | 'taking over' | 'failing' };
+  readonly state: Omit<KeeperState, 'doing' | 'shares'> & {
+    readonly doing: 'idle' | 'serving' | 'taking over' | 'failing';
+  };
   /** None serves, or is about to be ended. */
   readonly isEmpty: boolean;
   add(mount: HeldMount): void;
@@ -213,6 +215,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
       return {
         ...{ doing: doing(), active: summary(crew.active), standby: summary(crew.standby), report, takeovers },
         ...{ mounts: estate.mounts.size, sockets: estate.sockets.size, deaths: recentDeaths().length },
+        isBorrowed: crew.active?.isOwn === false,
       };
     },
     get isEmpty() {

@@ -27,6 +27,8 @@ export interface Worker {
   /** Undefined until it has said hello: it is still loading. */
   readonly about: About | undefined;
   readonly isReady: boolean;
+  /** False: another keeper started it. */
+  readonly isOwn: boolean;
   /** Asked to end: it serves nobody, however long that takes. */
   readonly isEnding: boolean;
   /** Each is false if it was lost before. */
@@ -94,6 +96,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
   }
 
   const worker: Worker = {
+    ...{ isOwn: serving === undefined },
     ...{ program, line, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
     get about() {
       return about;

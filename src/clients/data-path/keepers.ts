@@ -10,8 +10,9 @@ import { answerMs } from './answers.ts';
 import { keeperFailure } from './errors.ts';
 import { endingMark } from './keeper-container.ts';
 import type { PlacingOptions } from './placing.ts';
+import { upgradedByKubernetes } from './pod.ts';
 import { createSlots, type GivenUp, type Slot } from './slots.ts';
-import { createStarting, type KeeperKind, program } from './starting.ts';
+import { createStarting, type KeeperKind, program, usualKeeper } from './starting.ts';
 
 export interface UsedKeeper extends KeeperClient {
   /** It has had no data path that serves for so long that nobody should wait for one any more. */
@@ -64,6 +65,8 @@ export interface KeepersOptions {
   readonly gaveUp: (what: GivenUp) => void;
   /** Nobody waits for longer than this for a data path that serves. Left out: a minute. */
   readonly stuckMs?: number;
+  /** So long mounts whose keeper was killed wait for the next one, where that is started by somebody else. Left out: six minutes. */
+  readonly aloneMs?: number;
   /** Left out: networks are namespaces themselves. */
   readonly find?: FindNamespace;
   /** Left out: they are processes beside this one. */
@@ -75,15 +78,21 @@ const clearEveryMs = 250;
 const clearLooks = 12;
 /** A successor takes a fraction of a second, and is tried again for as long as this. */
 const usualStuckMs = 60_000;
+/** Longer than a kubelet lets a container wait that has ended again and again. */
+const usualAloneMs = 360_000;
 
 export function createKeepers(options: KeepersOptions): Keepers {
   const { clock, log, folder, version, doubted, gaveUp, stuckMs = usualStuckMs } = options;
+  const { aloneMs = usualAloneMs } = options;
   const { find, placing } = options;
   const starting = createStarting({ clock, log, folder, version, find, placing });
   const { socketOf } = starting;
   /** Of an end that was before this start: a keeper that came again takes its mark away, one that did not leaves it. */
   const before = marksIn(folder);
-  const slots = createSlots({ clock, log, folder, version, stuckMs, starting, doubted, gaveUp });
+  const slots = createSlots({ clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp });
+  void starting
+    .prepare()
+    .catch((cause: unknown) => log.error('keepers have no place to start in', { folder, why: String(cause) }));
   const { opening, connect, running, mountsOf, isStuck } = slots;
 
   async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
@@ -135,6 +144,8 @@ export function createKeepers(options: KeepersOptions): Keepers {
   }
 
   async function endIf(slot: Slot, isDue: () => boolean, signal: AbortSignal): Promise<void> {
+    // Kubernetes would start it again at once.
+    if (starting.areFound) return;
     using _ = await opening.hold([slot.name], signal);
     const { client } = slot;
     if (client === undefined || slot.users > 0) return;
@@ -239,6 +250,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     try {
       using _ = await opening.hold([slot.name], signal);
       slots.checkReach(slot);
+      if (starting.areFound) throw upgradedByKubernetes();
       const before = slot.client;
       await starting.again(slot.name, signal);
       // The one before closes its end; until then it would be asked.
@@ -261,7 +273,7 @@ const isGone = (cause: unknown): boolean => cause instanceof KeeperError && caus
 /** Short: a socket's path has little room. */
 function nameOf({ network, privilegedPorts }: KeeperKind): string {
   const where =
-    network === undefined ? 'host' : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
+    network === undefined ? usualKeeper : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
   return privilegedPorts ? `${where}-low` : where;
 }
 

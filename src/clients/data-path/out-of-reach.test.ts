@@ -22,7 +22,18 @@ vi.mock(import('#keeper/system.ts'), async (original) => ({
 
 const unending = new AbortController().signal;
 const well: KeeperState = {
-  ...{ doing: 'idle', active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
+  ...{
+    doing: 'idle',
+    active: null,
+    standby: null,
+    mounts: 0,
+    sockets: 0,
+    takeovers: 0,
+    deaths: 0,
+    report: '',
+    shares: false,
+    isBorrowed: false,
+  },
 };
 const kind = { network: undefined, privilegedPorts: false };
 

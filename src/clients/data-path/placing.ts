@@ -6,8 +6,8 @@ import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/errors.ts';
 import { findOwnContainer, type OwnContainer, possibleIds, type Surroundings, surroundings } from './own-container.ts';
 
-/** Processes beside this one, or containers of its image. */
-export const keeperPlaces = ['process', 'container'] as const;
+/** Processes beside this one, containers of its image, or pods that Kubernetes starts. */
+export const keeperPlaces = ['process', 'container', 'pod'] as const;
 export type KeeperPlace = (typeof keeperPlaces)[number];
 
 export interface PlacingOptions {
@@ -16,6 +16,8 @@ export interface PlacingOptions {
   readonly instance: string;
   /** Undefined: containers, where this process runs in one that one of the engines made. */
   readonly wanted: KeeperPlace | undefined;
+  /** Whom keepers in pods run as. Left out: as `pod.ts` says. */
+  readonly podUser?: number | undefined;
 }
 
 /** Where keepers are to run. A container ends with all its processes, so keepers that shall outlive it need their own. */
@@ -54,7 +56,7 @@ export function createPlacing(
 
   return {
     place: async (signal) => {
-      if (wanted === 'process') return 'here';
+      if (wanted === 'process' || wanted === 'pod') return 'here';
       using limit = clock.deadline(answerMs, signal);
       try {
         known ??= await decided(limit.signal);

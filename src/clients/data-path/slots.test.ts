@@ -13,7 +13,18 @@ import { createSlots, type GivenUp } from './slots.ts';
 
 const unending = new AbortController().signal;
 const troubled: KeeperState = {
-  ...{ doing: 'taking over', active: null, standby: null, mounts: 1, sockets: 0, takeovers: 1, deaths: 1, report: '' },
+  ...{
+    doing: 'taking over',
+    active: null,
+    standby: null,
+    mounts: 1,
+    sockets: 0,
+    takeovers: 1,
+    deaths: 1,
+    report: '',
+    shares: false,
+    isBorrowed: false,
+  },
 };
 
 describe.skipIf(needs('linux'))('keepers that are known', () => {
@@ -40,10 +51,17 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
       },
     });
     const slots = createSlots({
-      ...{ clock, folder, version: 'test', log: silentLog(), stuckMs: 2_000, doubted: () => undefined },
+      ...{ clock, folder, version: 'test', log: silentLog(), stuckMs: 2_000, aloneMs: 1_000, doubted: () => undefined },
       starting: {
         ...{ socketOf, start: () => expect.fail(), again: () => expect.fail() },
-        ...{ kill: () => expect.fail(), isMisplaced: () => expect.fail(), clear: () => expect.fail() },
+        ...{
+          areFound: false,
+          user: async () => 0,
+          prepare: () => expect.fail(),
+          clear: () => expect.fail(),
+          kill: () => expect.fail(),
+          isMisplaced: () => expect.fail(),
+        },
       },
       gaveUp: (what) => void givenUp.push(what),
     });

@@ -3,12 +3,13 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createKeyedLock, type KeyedLock } from '#base/keyed-lock.ts';
 import type { Log } from '#base/log.ts';
 import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
+import { type Copies, createCopies } from '#keeper/copies.ts';
 import { isServed } from '#keeper/presence.ts';
 import { KeeperError, type KeeperState, outOfReach } from '#keeper/protocol.ts';
 import { isErrno } from '../mounter/paths.ts';
 import { type Answers, createAnswers } from './answers.ts';
+import { holdToo } from './second-holder.ts';
 import type { Starting } from './starting.ts';
-import { keeperUser } from './user.ts';
 
 /** A keeper that is used, or may be there. */
 export interface Slot {
@@ -17,6 +18,8 @@ export interface Slot {
   /** It did not answer, and could not be killed. */
   isOutOfReach: boolean;
   answers: Answers | undefined;
+  /** Of what it holds, where it may be killed with all that is its own. */
+  readonly copies: Copies | undefined;
   state: KeeperState | undefined;
   users: number;
   idleRounds: number;
@@ -40,6 +43,8 @@ export interface SlotsOptions {
   readonly folder: string;
   readonly version: string;
   readonly stuckMs: number;
+  /** So long copies are held without a keeper to give them to. */
+  readonly aloneMs: number;
   readonly starting: Starting;
   readonly doubted: () => void;
   readonly gaveUp: (what: GivenUp) => void;
@@ -67,9 +72,12 @@ export interface Slots extends Disposable {
 /** Longer than a new keeper waits for a data path that has lost its own. */
 const listMs = 6_000;
 const endMs = 10_000;
+/** Longer than a keeper waits for a data path that has lost its own. */
+const shareMs = 10_000;
+const regainMs = { shortest: 20, longest: 500 } as const;
 
 export function createSlots(options: SlotsOptions): Slots {
-  const { clock, log, folder, version, stuckMs, starting, doubted, gaveUp } = options;
+  const { clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp } = options;
   const slots = new Map<string, Slot>();
   const opening = createKeyedLock();
   const closing = new AbortController();
@@ -78,6 +86,7 @@ export function createSlots(options: SlotsOptions): Slots {
     const slot = slots.get(name) ?? {
       ...{ name, client: undefined, answers: undefined, state: undefined, users: 0, idleRounds: 0 },
       ...{ troubledSince: undefined, ending: undefined, isOutOfReach: false },
+      copies: starting.areFound ? createCopies() : undefined,
     };
     slots.set(name, slot);
     return slot;
@@ -115,6 +124,7 @@ export function createSlots(options: SlotsOptions): Slots {
     const why = 'no data path serves any more';
     log.error(`${why}: the keeper is ended, and its mounts are made anew`, { keeper: slot.name });
     const mounts = await mountsOf(slot, closing.signal).catch(() => undefined);
+    slot.copies?.drop();
     using limit = clock.deadline(endMs, closing.signal);
     try {
       await client.end(limit.signal);
@@ -155,34 +165,78 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   async function connect(slot: Slot): Promise<KeeperClient | undefined> {
-    const user = await keeperUser(folder);
+    const user = await starting.user();
+    const { copies } = slot;
+    let said: KeeperState | undefined;
+    const heard = (state: KeeperState): void => {
+      said = state;
+      // What one says that was replaced meanwhile is not about the next.
+      if (client === undefined || slot.client !== client) return;
+      const hasLost = state.mounts < (slot.state?.mounts ?? 0);
+      slot.state = state;
+      watch(slot, client, state);
+      if (hasLost && !closing.signal.aborted) doubted();
+    };
+    const client = connected(slot.name, { user, copies, changed: heard, closed: () => gone(slot, client, answers) });
+    if (client === undefined) return undefined;
+    const answers = createAnswers({ clock, status: client.status, hangs: () => void kill(slot, client) });
+    if (copies !== undefined) await share(slot, client, copies);
+    [slot.client, slot.answers] = [client, answers];
+    if (said !== undefined) heard(said);
+    return client;
+  }
+
+  type Connecting = Pick<Parameters<typeof connectKeeper>[0], 'user' | 'copies' | 'changed' | 'closed'>;
+  function connected(name: string, how: Connecting): KeeperClient | undefined {
     try {
-      const client: KeeperClient = connectKeeper({
-        ...{ path: starting.socketOf(slot.name), user, clock, version },
-        changed: (state) => {
-          // What one says that was replaced meanwhile is not about the next.
-          if (slot.client !== client) return;
-          const hasLost = state.mounts < (slot.state?.mounts ?? 0);
-          slot.state = state;
-          watch(slot, client, state);
-          if (hasLost && !closing.signal.aborted) doubted();
-        },
-        closed: () => {
-          answers[Symbol.dispose]();
-          if (slot.client !== client) return;
-          forget(slot);
-          if (closing.signal.aborted) return;
-          log.warn('a keeper is gone', { keeper: slot.name });
-          doubted();
-        },
-      });
-      const answers = createAnswers({ clock, status: client.status, hangs: () => void kill(slot, client) });
-      [slot.client, slot.answers] = [client, answers];
-      return client;
+      return connectKeeper({ ...how, path: starting.socketOf(name), clock, version });
     } catch (cause) {
       if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
       throw cause;
     }
+  }
+
+  async function share(slot: Slot, client: KeeperClient, copies: Copies): Promise<void> {
+    using limit = clock.deadline(shareMs, closing.signal);
+    try {
+      await holdToo(client, copies, { keeper: slot.name, log }, limit.signal);
+    } catch (cause) {
+      client[Symbol.dispose]();
+      throw cause;
+    }
+  }
+
+  function gone(slot: Slot, client: KeeperClient | undefined, answers: Answers): void {
+    answers[Symbol.dispose]();
+    if (slot.client !== client) return;
+    forget(slot);
+    if (closing.signal.aborted) return;
+    log.warn('a keeper is gone', { keeper: slot.name });
+    if ((slot.copies?.mounts.length ?? 0) > 0) void regain(slot);
+    else doubted();
+  }
+
+  /** Who uses the mounts waits meanwhile. If no keeper comes, they get an error, and what is mounted is made anew. */
+  async function regain(slot: Slot): Promise<void> {
+    const since = clock.elapsed();
+    const isWaiting = (): boolean => slot.client === undefined && (slot.copies?.mounts.length ?? 0) > 0;
+    for (let ms: number = regainMs.shortest; isWaiting(); ms = Math.min(regainMs.longest, ms * 2)) {
+      if (closing.signal.aborted) return;
+      if (clock.elapsed() - since > aloneMs) {
+        log.error('no keeper came: its mounts are given up, and made anew', { keeper: slot.name });
+        slot.copies?.drop();
+      } else await tryAgain(slot, ms).catch(() => undefined);
+    }
+    doubted();
+  }
+
+  async function tryAgain(slot: Slot, ms: number): Promise<void> {
+    await clock.sleep(ms, closing.signal);
+    using _ = await opening.hold([slot.name], closing.signal);
+    if (slot.client !== undefined) return;
+    await connect(slot).catch((cause: unknown) =>
+      log.warn('a keeper does not take what it had', { keeper: slot.name, why: String(cause) }),
+    );
   }
 
   /** A data path that lives goes on serving, and waits for a keeper to give everything to. */
@@ -200,7 +254,8 @@ export function createSlots(options: SlotsOptions): Slots {
     if (slot.client !== undefined) return slot;
     using _ = await opening.hold([name], signal);
     try {
-      return (await connectAgain(slot, signal)) ? slot : undefined;
+      const isThere = (await connectAgain(slot, signal)) || (slot.copies?.mounts.length ?? 0) > 0;
+      return isThere ? slot : undefined;
     } catch (cause) {
       log.warn('a keeper does not answer', { keeper: name, why: String(cause) });
       return slot;
@@ -208,8 +263,10 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   async function mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]> {
-    const { client, answers } = slot;
+    const { client, answers, copies } = slot;
     checkReach(slot);
+    // They wait for the next one.
+    if (client === undefined && copies !== undefined && copies.mounts.length > 0) return copies.mounts;
     if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
     if (answers?.isSilent === true) throw new KeeperError('silent', 'the keeper does not answer');
     using limit = clock.deadline(listMs, signal);
@@ -231,7 +288,10 @@ export function createSlots(options: SlotsOptions): Slots {
     },
     [Symbol.dispose]: () => {
       closing.abort();
-      for (const { client } of slots.values()) client?.[Symbol.dispose]();
+      for (const { client, copies } of slots.values()) {
+        client?.[Symbol.dispose]();
+        copies?.[Symbol.dispose]();
+      }
     },
   };
 }

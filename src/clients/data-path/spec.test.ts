@@ -25,6 +25,13 @@ test('the kernel checks what callers may do, except where all of them are one us
   expect(await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).toMatchObject({ version: 2, checks: 'server' });
 });
 
+test('a data path is told as which group it shows everything', async () => {
+  expect((await specOf(sourceBy({ squash: 'all', group: 2000 }), 'this-stowage')).group).toBe(2000);
+  expect((await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).group).toBeUndefined();
+  // There files belong to whom they belong, and the kernel goes by it.
+  expect((await specOf(sourceBy({ squash: 'none', group: 2000 }), 'this-stowage')).group).toBeUndefined();
+});
+
 test("the system's client mounts no volume that is to be held to its size", () => {
   const { refuse } = createNfsClient({} as NfsClientParts);
   expect(() => refuse?.(sourceBy({ client: 'host', quota }))).toThrow(

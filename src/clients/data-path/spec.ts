@@ -24,6 +24,7 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
     ...{ privilegedPorts: way.sourcePorts === 'privileged' },
     tls: way.tls === undefined ? undefined : await tlsOf(way.tls, hosts[0]),
     ...{ squash, uid, gid, softMs, readOnly, maxRead, maxWrite, cacheMs, locks },
+    group: squash === 'all' ? way.group : undefined,
     quota: way.quota === undefined ? undefined : { ...way.quota, host: instance },
   };
 }

@@ -12,6 +12,7 @@ import { searchPath } from '../mounter/tools.ts';
 import { killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
 import type { OwnContainer } from './own-container.ts';
 import { createPlacing, type PlacingOptions } from './placing.ts';
+import { findKeeper, makePlace, podKeeperUser, refuseForPods } from './pod.ts';
 import { keeperRights } from './rights.ts';
 import { keeperUser } from './user.ts';
 
@@ -44,6 +45,12 @@ export interface Starting {
   /** Removes the containers of those that have ended. Gives how many others there are. */
   clear(signal: AbortSignal): Promise<number>;
   socketOf(name: string): string;
+  /** Somebody else starts them, elsewhere: they are waited for, and ended by nobody here. */
+  readonly areFound: boolean;
+  /** Whom they run as. */
+  user(): Promise<number>;
+  /** What those that somebody else starts wait for. */
+  prepare(): Promise<void>;
 }
 
 export interface StartingOptions {
@@ -66,6 +73,9 @@ interface Way {
   readonly launch: Launch;
 }
 
+/** For mounts that want nothing particular. */
+export const usualKeeper = 'host';
+
 /** Beside this file, in the sources as in the bundle. */
 const isSource = extname(import.meta.filename) === '.ts';
 export const program = isSource
@@ -75,7 +85,9 @@ export const program = isSource
 export function createStarting(options: StartingOptions): Starting {
   const { clock, log, folder, version, find = asItIs } = options;
   const told = new Set<string>();
-  const { instance = '', ...rest } = options.placing ?? {};
+  const { instance = '', podUser = podKeeperUser, ...rest } = options.placing ?? {};
+  const areFound = options.placing?.wanted === 'pod';
+  const user = (): Promise<number> => (areFound ? keeperUser(folder, podUser) : keeperUser(folder));
   const placing = createPlacing(
     { instance, engines: new Map(), wanted: 'process', ...rest },
     { folder, clock, tell: tellOnce },
@@ -123,7 +135,20 @@ export function createStarting(options: StartingOptions): Starting {
   }
   const read = async (name: string): Promise<WrittenKind> => JSON.parse(await readFile(kindFile(name), 'utf8'));
 
+  async function prepare(name: string): Promise<void> {
+    await mkdir(folder, { recursive: true, mode: 0o711 });
+    await makePlace(dirname(socketOf(name)), await user());
+  }
+
+  async function waitFor(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void> {
+    refuseForPods(kind);
+    await prepare(name);
+    await write(name, kind);
+    await findKeeper(socketOf(name), clock, signal);
+  }
+
   async function start(name: string, kind: KeeperKind, before: Before, signal: AbortSignal): Promise<void> {
+    if (areFound) return await waitFor(name, kind, signal);
     await mkdir(folder, { recursive: true, mode: 0o711 });
     const at = kind.network === undefined ? undefined : await find(kind.network, signal);
     const place = await placing.place(signal);
@@ -155,7 +180,10 @@ export function createStarting(options: StartingOptions): Starting {
   }
 
   return {
-    socketOf,
+    ...{ socketOf, areFound, user },
+    prepare: async () => {
+      if (areFound) await prepare(usualKeeper);
+    },
     start: (name, kind, signal) => starting(start(name, kind, {}, signal)),
     again: async (name, signal) => {
       const { network, privilegedPorts, ...before } = await read(name);

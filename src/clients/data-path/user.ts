@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { existsSync, lstatSync, readFileSync } from 'node:fs';
-import { link, mkdir, readdir, readFile, stat, unlink, writeFile } from 'node:fs/promises';
+import { link, mkdir, readdir, readFile, rename, stat, unlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isErrno } from '../mounter/paths.ts';
 
@@ -11,16 +11,20 @@ const fileIn = (folder: string): string => join(folder, 'user');
 
 /**
  * The user that keepers and data paths of this Stowage run as, and nobody else: whoever has the same user could reach
- * into them. Chosen once, for as long as the folder lives.
+ * into them. Chosen once, for as long as the folder lives. Where somebody else starts them, `given` is who that says.
  */
-export async function keeperUser(folder: string): Promise<number> {
+export async function keeperUser(folder: string, given?: number): Promise<number> {
   const known = knownKeeperUser(folder);
-  if (known !== undefined) return known;
+  if (known !== undefined && (given ?? known) === known) return known;
   await mkdir(folder, { recursive: true, mode: 0o711 });
-  const chosen = await freeUser();
+  const chosen = given ?? (await freeUser());
   // In one step, and only if nobody else was faster.
   const draft = `${fileIn(folder)}.${randomUUID()}`;
   await writeFile(draft, `${chosen}\n`, { mode: 0o644 });
+  if (given !== undefined) {
+    await rename(draft, fileIn(folder));
+    return given;
+  }
   try {
     await link(draft, fileIn(folder));
     return chosen;

@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest';
 import type { StoreView } from '#core/stores.ts';
 import { blockDevice, mounted } from '#testing/csi.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
-import { cannotHave, wishFrom } from './capabilities.ts';
+import { cannotHave, groupOf, wishFrom } from './capabilities.ts';
 
 type Name = keyof typeof Mode;
 const wish = (mode: Name) => wishFrom(create(VolumeCapabilitySchema, mounted(mode)));
@@ -19,7 +19,7 @@ describe('an access mode says', () => {
     ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
   ])('%s: %s, %s, sole when %s, for %s', (mode, reads, nodes, sole, pods) => {
     expect(wish(mode)).toEqual({
-      ...{ access: 'filesystem', group: '', sole, readOnly: reads === 'reads' },
+      ...{ access: 'filesystem', group: undefined, sole, readOnly: reads === 'reads' },
       ...{ manyNodes: nodes === 'many nodes', alone: pods === 'pod' },
     });
   });
@@ -28,6 +28,33 @@ describe('an access mode says', () => {
     const names = (Object.keys(Mode) as Name[]).filter((name) => name !== 'UNKNOWN');
     for (const name of names) expect(() => wish(name)).not.toThrow();
     expect(names).toHaveLength(7);
+  });
+});
+
+describe('the group', () => {
+  const grouped = (volumeMountGroup: string) =>
+    wishFrom(
+      create(VolumeCapabilitySchema, {
+        ...{
+          accessType: { case: 'mount', value: { volumeMountGroup } },
+          accessMode: { mode: Mode.SINGLE_NODE_WRITER },
+        },
+      }),
+    );
+
+  test('is a number, for the driver that says that it sees to groups', () => {
+    expect(['', '0', '2000', '4294967294'].map((text) => grouped(text).group)).toEqual([
+      undefined,
+      0,
+      2000,
+      4294967294,
+    ]);
+    expect(groupOf({ kind: 'file' }, grouped('2000'))).toBe(2000);
+    expect(groupOf({ kind: 'local' }, grouped('2000'))).toBeUndefined();
+  });
+
+  test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('is not %j', (text) => {
+    expect(() => grouped(text)).toThrow('volume_mount_group is not the number of a group');
   });
 });
 

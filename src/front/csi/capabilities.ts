@@ -14,8 +14,8 @@ export interface Wish {
   readonly sole: 'never' | 'staged' | 'written';
   /** Only one pod at a time has it. */
   readonly alone: boolean;
-  /** The group that shall be able to write. Empty: none was named. */
-  readonly group: string;
+  /** The group that shall be able to use it. Undefined: none was named. */
+  readonly group: number | undefined;
 }
 
 type Rule = Pick<Wish, 'readOnly' | 'manyNodes' | 'sole' | 'alone'>;
@@ -42,13 +42,23 @@ export function wishFrom(capability: VolumeCapability | undefined, field = 'volu
   if (accessType.case === undefined) throw refuse(`${field} has no access type`);
   const rule = accessMode === undefined ? undefined : rules[accessMode.mode];
   if (rule === undefined) throw refuse(`${field} has no access mode that is known here`);
-  if (accessType.case === 'block') return { ...rule, access: 'block', group: '' };
+  if (accessType.case === 'block') return { ...rule, access: 'block', group: undefined };
   const flags = accessType.value.mountFlags.flatMap((flag) => flag.split(',')).map((flag) => flag.trim());
   // Which ones is not said: they may hold secrets.
   if (flags.some((flag) => !knownFlags.has(flag)))
     throw refuse('only these mount flags are known here: defaults, rw, ro, nosuid, nodev');
   const readOnly = rule.readOnly || flags.includes('ro');
-  return { ...rule, readOnly, access: 'filesystem', group: accessType.value.volumeMountGroup };
+  return { ...rule, readOnly, access: 'filesystem', group: groupFrom(accessType.value.volumeMountGroup) };
+}
+
+/** The last number stands for none where the kernel is asked. */
+const mostGroup = 0xffff_fffe;
+
+function groupFrom(given: string): number | undefined {
+  if (given === '') return undefined;
+  const group = /^\d{1,10}$/.test(given) ? Number(given) : Number.NaN;
+  if (!(group <= mostGroup)) throw refuse('volume_mount_group is not the number of a group');
+  return group;
 }
 
 export function wishesFrom(all: readonly VolumeCapability[]): readonly [Wish, ...Wish[]] {
@@ -69,3 +79,7 @@ export function cannotHave(wishes: readonly Wish[], kind: DriverKind, view: Stor
   if (missing !== undefined) return `store '${name}' has no ${missing.access} volumes`;
   return undefined;
 }
+
+/** Only of the driver that says it sees to groups: else they are somebody else's business. */
+export const groupOf = ({ kind }: { readonly kind: DriverKind }, { group }: Pick<Wish, 'group'>): number | undefined =>
+  kind === 'file' ? group : undefined;

@@ -1,4 +1,4 @@
-import { randomUUID } from 'node:crypto';
+import { createHash, randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
@@ -77,10 +77,14 @@ export function storeNeeded(about: Pick<About, 'engine' | 'kind'>): StowageError
 const namesOf = (views: readonly StoreView[]): string =>
   views.length === 0 ? 'none is configured' : views.map(({ config }): StoreName => config.name).join(', ');
 
-/** Topology values are at most 63 of few letters; nodes are named by their administrators. */
 export const topologyOf = ({ engine }: Pick<About, 'engine'>): Readonly<Record<string, string>> => ({
-  [nodeTopologyKey]: engine.node
-    .replace(/[^A-Za-z0-9_.-]/g, '-')
-    .slice(0, 63)
-    .replace(/^[^A-Za-z0-9]+|[^A-Za-z0-9]+$/g, ''),
+  [nodeTopologyKey]: labelFor(engine.node),
 });
+
+/** Values of labels are at most 63 of few letters; nodes are named by their administrators, and must not become one. */
+function labelFor(node: string): string {
+  if (/^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$/.test(node)) return node;
+  const digest = createHash('sha256').update(node).digest('hex').slice(0, 16);
+  const readable = node.replace(/[^A-Za-z0-9_.-]/g, '-').replace(/^[^A-Za-z0-9]+/, '');
+  return readable === '' ? digest : `${readable.slice(0, 46)}-${digest}`;
+}

@@ -5,7 +5,7 @@ import { needs } from '#testbed/needs.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
 import { aCall, startServer } from '#testing/server.ts';
-import { Controller, Node } from '#wire/csi/generated/csi.ts';
+import { Controller, Node, NodeServiceCapability_RPC_Type as Rpc } from '#wire/csi/generated/csi.ts';
 
 const csi = servedCsi();
 const { method } = Node;
@@ -34,6 +34,12 @@ test('the node says who it is, where it is, and how much it can', async () => {
   });
   expect((await file.call(method.nodeGetInfo, {})).accessibleTopology).toBeUndefined();
   expect((await local.call(method.nodeGetCapabilities, {})).capabilities).toHaveLength(7);
+  // A local file system can show no other group than its files have: there the kubelet gives them to one.
+  const says = async (driver: GrpcClient): Promise<boolean> =>
+    (await driver.call(method.nodeGetCapabilities, {})).capabilities.some(
+      ({ type }) => type.case === 'rpc' && type.value.type === Rpc.VOLUME_MOUNT_GROUP,
+    );
+  expect([await says(file), await says(local)]).toEqual([true, false]);
   expect((await file.call(method.nodeGetStorageHealth, {})).backendHealth).toEqual([]);
 });
 
@@ -111,7 +117,9 @@ describe.skipIf(needs('mount'))('a volume', () => {
     for (let i = 0; i < 2; i++) await stage();
     for (let i = 0; i < 2; i++) await publish('pod');
     writeFileSync(join(at('pod'), 'file'), 'text');
-    expect(readFileSync(join(at('stage'), 'file'), 'utf8')).toBe('text');
+    expect(readFileSync(join(at('stage/volume'), 'file'), 'utf8')).toBe('text');
+    // A kubelet would look for other places where the same is mounted, find ours, and never unstage it.
+    expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(` ${at('stage')} `);
     for (let i = 0; i < 2; i++) await unpublish('pod');
     expect(existsSync(at('pod'))).toBe(false);
     for (let i = 0; i < 2; i++) await unstage();
@@ -197,7 +205,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     writeFileSync(join(at('pod'), 'file'), 'text');
     expect((await csi.server.stop()).toSorted()).toEqual([
       `${at('pod')} (pod unknown uses it)`,
-      `${at('stage')} (kubelet local.stowage.dev uses it)`,
+      `${at('stage/volume')} (kubelet local.stowage.dev uses it)`,
     ]);
     expect(readFileSync(join(at('pod'), 'file'), 'utf8')).toBe('text');
     csi.server = await startServer({ listen: 'none', kinds: [csi.local, csi.nfs], folder: csi.server.folder });

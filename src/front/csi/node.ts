@@ -10,7 +10,7 @@ import {
   StorageHealthErrorType as Storage,
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
-import { type Wish, wishFrom } from './capabilities.ts';
+import { groupOf, type Wish, wishFrom } from './capabilities.ts';
 import { conditionMessage, conditionOf, healthMessage, storeConditionOf } from './condition.ts';
 import { type About, callFrom, driverNames, storesOf, topologyOf } from './driver.ts';
 import { publishVolume } from './publishing.ts';
@@ -28,16 +28,30 @@ const capabilities = [
   Rpc.SINGLE_NODE_MULTI_WRITER,
 ];
 
+/**
+ * Groups are a property of a driver: who says so is given them, and nothing is done about them by the kubelet. A local file system
+ * can show no other group than files have, so there the kubelet gives them to it, as pods say how (fsGroupChangePolicy).
+ */
+const capabilitiesOf = ({ kind }: About): readonly Rpc[] =>
+  kind === 'file' ? [...capabilities, Rpc.VOLUME_MOUNT_GROUP] : capabilities;
+
 /** Each is a mount or two, and with NFS a share of a data path's memory. */
 const mostVolumes = 1_000n;
 
-/** Staging paths are folders; what is bound for a block volume is a file. */
+/**
+ * In the folder that is given for it, not on it. While the file system that is mounted on that folder is also mounted outside
+ * the kubelet's own folders, as it is where Stowage keeps it, a kubelet takes it for somebody else's and never unstages it.
+ */
 const stagedAt = (folder: string, { access }: Pick<Wish, 'access'>): string =>
-  access === 'block' ? `${folder}/device` : folder;
+  access === 'block' ? `${folder}/device` : `${folder}/volume`;
+
+/** Of whichever kind it is. */
+const isStagedAt = (target: string, folder: string): boolean =>
+  (['block', 'filesystem'] as const).some((access) => target === stagedAt(folder, { access }));
 
 export const nodeOf = (about: About): Handlers<typeof Node> => ({
   nodeGetCapabilities: async () => ({
-    capabilities: capabilities.map((type) => ({ type: { case: 'rpc', value: { type } } })),
+    capabilities: capabilitiesOf(about).map((type) => ({ type: { case: 'rpc', value: { type } } })),
   }),
   nodeGetInfo: async () => ({
     nodeId: about.engine.node,
@@ -53,7 +67,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     await about.underway(`${id} ${folder}`, async () => {
       const volume = await fittingVolume(about, id, wish, call);
       const user = { kind: 'kubelet' as const, name: driverNames[about.kind], node: about.engine.node };
-      const how = { readOnly: wish.readOnly, user, sole: wish.sole === 'staged' };
+      const how = { readOnly: wish.readOnly, user, sole: wish.sole === 'staged', group: groupOf(about, wish) };
       await about.engine.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
     });
     return {};
@@ -118,8 +132,10 @@ async function unstage(about: About, ref: string, folder: string, call: Call): P
   const id = knownId(about, ref);
   if (id === undefined) return;
   const mounts = await about.engine.mounts.of(id, call);
-  const device = stagedAt(folder, { access: 'block' });
-  const target = mounts.some((mount) => mount.target === device) ? device : folder;
+  const staged = mounts.find(({ target }) => isStagedAt(target, folder));
+  // One that is on its way there, too: it must not come after this has said that there is none.
+  const target =
+    staged?.target ?? stagedAt(folder, { access: about.engine.records.volumes.byId(id)?.access ?? 'filesystem' });
   await about.engine.mounts.unpublish(target, id, call);
 }
 
@@ -137,8 +153,7 @@ async function mountedAt(
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await volumeAny(about, ref, call);
   const mounts = await about.engine.mounts.of(volume.id, call);
-  const device = stagedAt(target, { access: 'block' });
-  const mount = mounts.find((one) => one.target === target || one.target === device);
+  const mount = mounts.find((one) => one.target === target || isStagedAt(one.target, target));
   if (mount !== undefined) return { volume, mount };
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',

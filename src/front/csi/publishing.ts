@@ -3,7 +3,7 @@ import { StowageError } from '#core/errors.ts';
 import type { User } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
-import { cannotHave, type Wish, wishFrom } from './capabilities.ts';
+import { cannotHave, groupOf, type Wish, wishFrom } from './capabilities.ts';
 import { parametersFrom } from './creating.ts';
 import { type About, storeFor, storeNeeded } from './driver.ts';
 import { mapIn, pathIn, refuse, textIn } from './requests.ts';
@@ -20,6 +20,7 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
   const readOnly = request.readonly || wish.readOnly;
   const how = {
     ...{ readOnly, user: userFrom(about, context, target), alone: wish.alone },
+    group: groupOf(about, wish),
     sole: wish.sole === 'staged' || (wish.sole === 'written' && !readOnly),
   };
   const isEphemeral = context.get(`${ofKubernetes}ephemeral`) === 'true';

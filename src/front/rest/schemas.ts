@@ -130,7 +130,7 @@ export const store = object({
   kind: Type.String(),
   uri: Type.String(),
   default: Type.Boolean(),
-  origin: oneOf('file', 'api', 'builtin'),
+  origin: oneOf('file', 'api', 'builtin', 'cluster'),
   state: oneOf('open', 'not-answering', 'unavailable'),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
   pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),

@@ -13,6 +13,7 @@ import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
 import { createSharedChecks } from './check-shared.ts';
 import { type Connect, createConnect, identityOf } from './connect.ts';
+import { createGiving } from './giving.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { type NfsPlace, openNfsPlace } from './place.ts';
 import { createQuotas } from './quotas.ts';
@@ -99,6 +100,8 @@ async function open(
   return {
     ...{ kind: 'nfs', reach: 'anywhere', readOnly, shared: true, ...layoutTraits(parts) },
     ...(readOnly ? {} : { usable: createUsable(place, options) }),
+    // Where everybody is one user, a mount shows whatever group is wanted.
+    ...(readOnly || options.squash === 'all' ? {} : { give: createGiving(place, options) }),
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>

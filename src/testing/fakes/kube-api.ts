@@ -199,6 +199,10 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     if (method !== 'DELETE') {
       const isJsonPatch = type.includes('json-patch');
       const next = method === 'PUT' ? given : isJsonPatch ? patched(found, JSON.parse(body)) : merged(found, given);
+      const { metadata } = next as Thing;
+      // It was only waiting for that.
+      if (metadata.deletionTimestamp !== undefined && (metadata.finalizers ?? []).length === 0)
+        return granted(happen(at.collection, 'DELETED', next as Thing));
       return granted(put(collectionPath, next as Thing));
     }
     if ((found.metadata.finalizers ?? []).length === 0) happen(at.collection, 'DELETED', found);

@@ -1,0 +1,150 @@
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type AgentGround, startAgents } from './agent.ts';
+import { namespace } from './agent-objects.ts';
+import { createPods, long, type Pods, wait } from './agent-pods.ts';
+
+const { signal } = new AbortController();
+const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
+const components = [
+  'root',
+  'mount',
+  'netns',
+  'firewall',
+  'kubernetes',
+  'busybox',
+  'ganesha',
+  'fuse',
+  'loop',
+  'xfs',
+] as const;
+/** A line each, in order, until told to stop. It ends at the first that cannot be written. */
+const addsLines =
+  'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
+
+describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when something ends', () => {
+  let ground: AgentGround;
+  let pods: Pods;
+
+  beforeAll(async () => {
+    ground = await startAgents(signal);
+    pods = createPods(ground);
+  }, 400_000);
+  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+
+  /** The server itself, not the shell that is the first process of its container: with that all end. */
+  const killAgent = async (node: number): Promise<void> => {
+    const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q 'stowage.mjs node --kubelet'`;
+    const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; fi; done`;
+    const inAgent = ['exec', '--namespace', namespace, await ground.agentOn(node), '--', 'sh', '-c', find];
+    // With it ends its container, and what kills it too.
+    await expect(ground.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
+  };
+  const restarts = async (node: number): Promise<number> => {
+    const about = 'jsonpath={.status.containerStatuses[0].restartCount}';
+    const where = ['--namespace', namespace, '--output', about];
+    return Number(await ground.cluster.kubectl('get', 'pod', await ground.agentOn(node), ...where));
+  };
+  const answers = (node: number) =>
+    expect.poll(() => ground.stowage(node, 'status', '--quiet').then(() => 'it does', String), wait).toBe('it does');
+  const lines = (pod: string): Promise<number> => pods.exec(pod, 'wc -l </data/log').then(Number);
+  const goesOn = async (pod: string): Promise<void> => {
+    const before = await lines(pod);
+    await expect.poll(() => lines(pod), wait).toBeGreaterThan(before);
+  };
+  const isWhole = async (pod: string): Promise<void> => {
+    const log = (await pods.exec(pod, 'cat /data/log')).split('\n');
+    expect(log).toEqual(log.map((_, i) => `line ${i + 1}`));
+  };
+
+  test(
+    'mounts for all pods although the agent is killed meanwhile',
+    async () => {
+      const names = ['a', 'b', 'c', 'd', 'e', 'f'].map((name, i) => ({ name: `killed-${name}`, isFile: i % 2 === 0 }));
+      const ids: string[] = [];
+      for (const { name, isFile } of names) {
+        const handle = await ground.create(0, `${isFile ? 'files' : 'images'}/${name}`, '--size', '64M');
+        ids.push(handle);
+        await pods.volume({ name, driver: isFile ? file : local, handle, mode: 'ReadWriteOnce' });
+      }
+      const before = await restarts(0);
+      for (const { name } of names) await pods.pod({ name, node: 0, volume: name });
+      await killAgent(0);
+      await expect.poll(() => restarts(0).catch(() => before), wait).toBeGreaterThan(before);
+      await pods.ready(...names.map(({ name }) => name));
+      for (const { name } of names)
+        expect(await pods.exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
+      await pods.end(...names.map(({ name }) => name));
+      for (const id of ids) await pods.nothingLeft(0, id);
+    },
+    long,
+  );
+
+  test(
+    'does not disturb a pod that writes to a local volume when the agent is killed',
+    async () => {
+      const handle = await ground.create(1, 'images/busy', '--size', '64M');
+      await pods.volume({ name: 'busy', driver: local, handle, mode: 'ReadWriteOnce' });
+      await pods.pod({ name: 'busy', node: 1, volume: 'busy', script: `${addsLines}; sleep 100000` });
+      await pods.ready('busy');
+      await goesOn('busy');
+      const before = await restarts(1);
+      await killAgent(1);
+      await goesOn('busy');
+      await expect.poll(() => restarts(1).catch(() => before), wait).toBeGreaterThan(before);
+      await answers(1);
+      await goesOn('busy');
+      await isWhole('busy');
+      await pods.end('busy');
+      await pods.nothingLeft(1, handle);
+    },
+    long,
+  );
+
+  test(
+    'goes on when a kubelet is restarted',
+    async () => {
+      const handle = await ground.create(0, 'files/kept', '--size', '64M');
+      await pods.volume({ name: 'kept', driver: file, handle, mode: 'ReadWriteMany' });
+      await pods.pod({ name: 'kept', node: 0, volume: 'kept', script: `${addsLines}; sleep 100000` });
+      await pods.ready('kept');
+      await ground.cluster.nodes[0]?.restartKubelet();
+      await expect.poll(() => goesOn('kept').then(() => true, String), wait).toBe(true);
+      // It knows the driver again.
+      await pods.pod({ name: 'later', node: 0, volume: 'kept' });
+      await pods.ready('later');
+      await ground.cluster.nodes[0]?.killKubelet();
+      await ground.cluster.kubectl('delete', 'pod', 'later', 'kept', '--wait=false');
+      await ground.cluster.nodes[0]?.startKubelet();
+      await ground.cluster.kubectl('wait', '--for=delete', 'pod/later', 'pod/kept', '--timeout=90s');
+      await pods.nothingLeft(0, handle);
+    },
+    long,
+  );
+
+  test(
+    'lets pods go while the server of their volumes is silent',
+    async () => {
+      const handle = await ground.create(0, 'files/silent', '--size', '64M');
+      await pods.volume({ name: 'silent', driver: file, handle, mode: 'ReadWriteMany' });
+      for (const node of [0, 1]) {
+        await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${addsLines}; sleep 100000` });
+        await pods.ready(`silent-${node}`);
+      }
+      await goesOn('silent-0');
+      await ground.filer.freeze();
+      try {
+        // What was written and is not on the server yet is kept, in the stage, which no pod waits for.
+        await pods.end('silent-0', 'silent-1');
+      } finally {
+        ground.filer.thaw();
+      }
+      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+      await pods.pod({ name: 'again', node: 1, volume: 'silent' });
+      await pods.ready('again');
+      await pods.end('again');
+      await pods.nothingLeft(1, handle);
+    },
+    long,
+  );
+});

@@ -1,0 +1,48 @@
+import { readFileSync } from 'node:fs';
+import { mkdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { kept, repository } from '#testbed/component.ts';
+import type { Daemon } from '#testbed/daemon.ts';
+import { ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
+import type { Cluster } from '#testbed/kubernetes/cluster.ts';
+import { addresses } from '#testbed/kubernetes/network.ts';
+import { digest } from '#testbed/rootfs.ts';
+
+/** An NFS server that nodes reach, on the address of the control plane. */
+export interface Filer extends AsyncDisposable, Pick<Daemon, 'freeze' | 'thaw'> {
+  /** What a store is given. */
+  readonly uri: string;
+  /** What it exports, on this machine. */
+  readonly exported: string;
+}
+
+const [nfsPort, mountPort] = [20_490, 20_480];
+
+const preload = (): string => {
+  const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
+  return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
+};
+
+/** It goes with the cluster, at the latest. */
+export async function startFiler(cluster: Cluster, signal: AbortSignal): Promise<Filer> {
+  const folder = join(cluster.folder, 'filer');
+  const exported = join(folder, 'export');
+  await mkdir(exported, { recursive: true });
+  const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n');
+  // The export lies on the root of this machine, or on /tmp.
+  const mounts = lines.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
+  await writeFile(join(folder, 'mounts'), `${mounts.join('\n')}\n`);
+  const daemon = await ganeshaDaemon({
+    ...{ folder, signal, inside: cluster.network.inside },
+    exports: [{ path: exported, tag: '/export', squash: 'none' }],
+    listen: { host: addresses.controlPlane, nfsPort, mountPort },
+    env: { ...quiet(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
+  });
+  return {
+    exported,
+    uri: `nfs://${addresses.controlPlane}${exported}?port=${nfsPort}&mountport=${mountPort}`,
+    freeze: daemon.freeze,
+    thaw: daemon.thaw,
+    [Symbol.asyncDispose]: () => daemon.kill(),
+  };
+}

@@ -1,0 +1,243 @@
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type AgentGround, startAgents } from './agent.ts';
+import { createPods, long, type Pods, wait } from './agent-pods.ts';
+
+const { signal } = new AbortController();
+const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
+const components = [
+  'root',
+  'mount',
+  'netns',
+  'firewall',
+  'kubernetes',
+  'busybox',
+  'ganesha',
+  'fuse',
+  'loop',
+  'xfs',
+] as const;
+
+describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () => {
+  let ground: AgentGround;
+  let pods: Pods;
+
+  beforeAll(async () => {
+    ground = await startAgents(signal);
+    pods = createPods(ground);
+  }, 400_000);
+  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+
+  test('registers both drivers with both kubelets', async () => {
+    const { kubectl, nodes } = ground.cluster;
+    for (const { name: nodeID } of nodes) {
+      const drivers = async (): Promise<readonly { readonly name: string }[]> => {
+        const { spec } = JSON.parse(await kubectl('get', 'csinode', nodeID, '--output=json'));
+        return (spec.drivers ?? []).sort((a: { name: string }, b: { name: string }) => a.name.localeCompare(b.name));
+      };
+      const allocatable = { count: 1_000 };
+      await expect.poll(drivers, wait).toEqual([
+        { name: file, nodeID, topologyKeys: null, allocatable },
+        { name: local, nodeID, topologyKeys: ['local.stowage.dev/node'], allocatable },
+      ]);
+      const label = 'jsonpath={.metadata.labels.local\\.stowage\\.dev/node}';
+      expect(await kubectl('get', 'node', nodeID, '--output', label)).toBe(nodeID);
+    }
+  });
+
+  test(
+    'gives pods on two nodes the same files, and leaves nothing when they are gone',
+    async () => {
+      const handle = await ground.create(0, 'files/shared', '--size', '1G');
+      await pods.volume({ name: 'shared', driver: file, handle, mode: 'ReadWriteMany' });
+      await pods.pod({ name: 'writer', node: 0, volume: 'shared' });
+      await pods.ready('writer');
+      await pods.exec('writer', 'echo text >/data/file && sync');
+      await pods.pod({ name: 'reader', node: 1, volume: 'shared' });
+      await pods.ready('reader');
+      expect(await pods.exec('reader', 'cat /data/file')).toBe('text');
+      await pods.exec('reader', 'echo more >>/data/file && sync');
+      expect(readFileSync(join(ground.filer.exported, 'shared', 'file'), 'utf8')).toBe('text\nmore\n');
+      expect(await pods.exec('writer', 'cat /data/file')).toBe('text\nmore');
+      // Who uses it is known on both, by the names that Kubernetes has for nodes and pods.
+      const uses = await ground.stowage(1, 'volume', 'show', 'files/shared', '--json');
+      for (const who of ['node-1', 'node-2', 'default/reader']) expect(uses).toContain(who);
+      await pods.end('writer', 'reader');
+      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+    },
+    long,
+  );
+
+  test(
+    'keeps a volume for one node to one node, and says to the pod on another who has it',
+    async () => {
+      const handle = await ground.create(0, 'files/single', '--size', '1G');
+      await pods.volume({ name: 'single', driver: file, handle, mode: 'ReadWriteOnce' });
+      await pods.pod({ name: 'first', node: 0, volume: 'single' });
+      await pods.ready('first');
+      await pods.pod({ name: 'beside', node: 0, volume: 'single' });
+      await pods.ready('beside');
+      await pods.pod({ name: 'elsewhere', node: 1, volume: 'single' });
+      await expect
+        .poll(() => pods.eventsOf('elsewhere'), wait)
+        .toMatch(/volume 'files\/single' is written by host \S+, and only one may\. Stop using it there first\./);
+      await pods.end('first', 'beside');
+      await pods.ready('elsewhere');
+      await pods.end('elsewhere');
+      await pods.nothingLeft(1, handle);
+    },
+    long,
+  );
+
+  test(
+    'keeps a volume for one pod to one pod',
+    async () => {
+      const handle = await ground.create(0, 'files/alone', '--size', '1G');
+      await pods.volume({ name: 'alone', driver: file, handle, mode: 'ReadWriteOncePod' });
+      await pods.pod({ name: 'only', node: 0, volume: 'alone' });
+      await pods.ready('only');
+      // Past the scheduler, which would not let it come so far.
+      const more = { nodeName: ground.cluster.nodes[1]?.name };
+      await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
+      await expect.poll(() => pods.eventsOf('second'), wait).toMatch(/is written by host|already in use/);
+      await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: ground.cluster.nodes[0]?.name } });
+      await expect.poll(() => pods.eventsOf('third'), wait).toMatch(/already in use|in use by/);
+      await pods.end('second', 'third', 'only');
+      await pods.nothingLeft(0, handle);
+    },
+    long,
+  );
+
+  // A bind is made read-only in a second step, which does not reach the node's own view of it, nor pods.
+  test.fails(
+    'mounts read-only what is said to be',
+    async () => {
+      const handle = await ground.create(0, 'files/frozen', '--size', '1G');
+      await pods.volume({ name: 'frozen-rw', driver: file, handle, mode: 'ReadWriteMany' });
+      await pods.pod({ name: 'filler', node: 0, volume: 'frozen-rw' });
+      await pods.ready('filler');
+      await pods.exec('filler', 'echo text >/data/file && sync');
+      await pods.volume({ name: 'frozen', driver: file, handle, mode: 'ReadOnlyMany', readOnly: true });
+      await pods.pod({ name: 'looker', node: 1, volume: 'frozen' });
+      await pods.ready('looker');
+      expect(await pods.exec('looker', 'cat /data/file')).toBe('text');
+      await expect(pods.exec('looker', 'echo more >/data/file')).rejects.toThrow('Read-only file system');
+      expect(await pods.exec('looker', 'grep " /data " /proc/mounts')).toMatch(/ ro,/);
+      await pods.end('filler', 'looker');
+      for (const node of [0, 1]) await pods.nothingLeft(node, handle);
+    },
+    long,
+  );
+
+  test(
+    'gives a pod a device, with the bytes that were written to it',
+    async () => {
+      const handle = await ground.create(0, 'images/raw', '--size', '64M', '--block');
+      await pods.volume({ name: 'raw', driver: local, handle, mode: 'ReadWriteOnce', block: true });
+      const bytes = () => pods.exec('device', 'dd if=/dev/data bs=512 count=1 skip=7 2>/dev/null | head -c 5');
+      for (const turn of [1, 2]) {
+        await pods.pod({ name: 'device', node: 0, volume: 'raw', block: true });
+        await pods.ready('device');
+        if (turn === 1)
+          await pods.exec('device', 'echo bytes | dd of=/dev/data bs=512 seek=7 conv=sync,fsync 2>/dev/null');
+        expect(await bytes()).toBe('bytes');
+        expect(Number(await pods.exec('device', 'blockdev --getsize64 /dev/data'))).toBe(64 << 20);
+        await pods.end('device');
+        await pods.nothingLeft(0, handle);
+      }
+      // Neither ours nor the one that the kubelet puts on top to keep it.
+      expect(
+        await ground.cluster.nodes[0]?.inside('losetup', '--list', '--noheadings', '--output', 'BACK-FILE'),
+      ).not.toMatch(new RegExp(`${handle}|raw`));
+    },
+    long,
+  );
+
+  test.each([
+    [file, 'files'],
+    [local, 'images'],
+  ])(
+    'makes a volume of %s with its pod, and takes it away with it',
+    async (driver, store) => {
+      const volumeAttributes = { store, size: '64M' };
+      await pods.pod({ name: 'passing', node: 1, volume: { driver, volumeAttributes } });
+      await pods.ready('passing');
+      await pods.exec('passing', 'echo text >/data/file && sync');
+      const volumes = (): Promise<string> => ground.stowage(1, 'volume', 'list', '--store', store, '--json');
+      expect(await volumes()).toMatch(/csi-/);
+      await pods.end('passing');
+      await expect.poll(volumes, wait).not.toMatch(/csi-/);
+      if (driver === file)
+        expect(readdirSync(ground.filer.exported).filter((name) => name.startsWith('csi-'))).toEqual([]);
+    },
+    long,
+  );
+
+  test(
+    'says wrong attributes of such a volume to its pod',
+    async () => {
+      const volumeAttributes = { store: 'nowhere', size: '64M' };
+      await pods.pod({ name: 'astray', node: 1, volume: { driver: file, volumeAttributes } });
+      await expect
+        .poll(() => pods.eventsOf('astray'), wait)
+        .toContain("file.stowage.dev has no store 'nowhere'. Name one of its stores as the parameter store: files");
+      await pods.end('astray');
+    },
+    long,
+  );
+
+  test(
+    'tells the kubelet how full volumes are',
+    async () => {
+      const files = await ground.create(0, 'files/counted', '--size', '1G');
+      const disk = await ground.create(0, 'images/counted', '--size', '128M');
+      await pods.volume({ name: 'counted-files', driver: file, handle: files, mode: 'ReadWriteMany' });
+      await pods.volume({ name: 'counted-disk', driver: local, handle: disk, mode: 'ReadWriteOnce' });
+      for (const name of ['counted-files', 'counted-disk']) await pods.pod({ name, node: 0, volume: name });
+      await pods.ready('counted-files', 'counted-disk');
+      for (const name of ['counted-files', 'counted-disk'])
+        await pods.exec(name, 'dd if=/dev/zero of=/data/file bs=1M count=20 2>/dev/null && sync');
+      interface Summary {
+        readonly pods: readonly {
+          readonly podRef: { readonly name: string };
+          readonly volume?: readonly {
+            readonly name: string;
+            readonly capacityBytes: number;
+            readonly usedBytes: number;
+          }[];
+        }[];
+      }
+      const told = async (name: string) => {
+        const summary: Summary = JSON.parse(
+          await ground.cluster.kubectl('get', '--raw', '/api/v1/nodes/node-1/proxy/stats/summary'),
+        );
+        const { volume = [] } = summary.pods.find(({ podRef }) => podRef.name === name) ?? {};
+        const { capacityBytes, usedBytes } = volume.find((one) => one.name === 'data') ?? {};
+        return { capacityBytes, usedMiB: Math.floor((usedBytes ?? 0) / (1 << 20)) };
+      };
+      await expect.poll(() => told('counted-files'), wait).toEqual({ capacityBytes: 1 << 30, usedMiB: 20 });
+      await expect
+        .poll(() => told('counted-disk'), wait)
+        .toSatisfy(({ usedMiB }: { readonly usedMiB: number }) => usedMiB >= 20 && usedMiB < 60);
+      await pods.end('counted-files', 'counted-disk');
+      await pods.nothingLeft(0, files);
+      await pods.nothingLeft(0, disk);
+    },
+    long,
+  );
+
+  test(
+    'leaves it to the container runtime to refuse pods with users of their own',
+    async () => {
+      const handle = await ground.create(0, 'files/mapped', '--size', '1G');
+      await pods.volume({ name: 'mapped', driver: file, handle, mode: 'ReadWriteMany' });
+      await pods.pod({ name: 'mapped', node: 0, volume: 'mapped', more: { hostUsers: false } });
+      await expect.poll(() => pods.eventsOf('mapped'), wait).toMatch(/does not support user namespaces/);
+      await pods.end('mapped');
+      await pods.nothingLeft(0, handle);
+    },
+    long,
+  );
+});

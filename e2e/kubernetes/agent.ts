@@ -1,0 +1,55 @@
+import { buildImage, imageName } from '#testbed/image.ts';
+import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
+import { importBusybox } from '#testbed/kubernetes/images.ts';
+import { type Filer, startFiler } from './agent-filer.ts';
+import { agentLabels, agentObjects, namespace } from './agent-objects.ts';
+
+/** A cluster of two nodes, on each of them Stowage. */
+export interface AgentGround extends AsyncDisposable {
+  readonly cluster: Cluster;
+  readonly filer: Filer;
+  /** What pods run. */
+  readonly busybox: string;
+  /** The name of the agent's pod on a node, counted from 0. */
+  agentOn(node: number): Promise<string>;
+  /** Runs the command line in the agent's pod on a node. */
+  stowage(node: number, ...words: readonly string[]): Promise<string>;
+  /** Makes a volume, and gives its id. */
+  create(node: number, ...words: readonly string[]): Promise<string>;
+}
+
+/** `files` is shared, `disks` and `images` are each node's own. */
+export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
+  const tar = await buildImage(signal);
+  await using ground = new AsyncDisposableStack();
+  const stateFolder = '/var/lib/stowage';
+  const cluster = ground.use(
+    await startCluster(signal, {
+      ...{ nodes: 2, folders: [stateFolder] },
+      // Otherwise a minute goes by between two looks at how full volumes are.
+      args: { kubelet: ['--volume-stats-agg-period=5s'] },
+    }),
+  );
+  const filer = ground.use(await startFiler(cluster, signal));
+  await cluster.importImage(tar);
+  const busybox = await importBusybox(cluster, signal);
+  const [disks, images] = ['disks', 'images'].map((name) => `${stateFolder}/stores/${name}`);
+  for (const node of cluster.nodes) await node.inside('mkdir', '-p', `${disks}`, `${images}`);
+  const stores = { files: filer.uri, disks: `local://${disks}`, images: `local://${images}?layout=image` };
+  await cluster.apply(...agentObjects({ image: imageName, config: { version: 1, stores } }));
+  await cluster.kubectl('rollout', 'status', 'daemonset/stowage-agent', '--namespace', namespace, '--timeout=100s');
+  const agentOn = async (node: number): Promise<string> => {
+    const which = `--field-selector=spec.nodeName=${cluster.nodes[node]?.name},status.phase=Running`;
+    const labels = Object.entries(agentLabels).map(([key, value]) => `${key}=${value}`);
+    const about = ['--selector', labels.join(','), which, '--output', 'jsonpath={.items[*].metadata.name}'];
+    return await cluster.kubectl('get', 'pods', '--namespace', namespace, ...about);
+  };
+  const stowage = async (node: number, ...words: readonly string[]): Promise<string> =>
+    await cluster.kubectl('exec', '--namespace', namespace, await agentOn(node), '--', 'stowage', ...words);
+  const all = ground.move();
+  return {
+    ...{ cluster, filer, busybox, agentOn, stowage },
+    create: (node, ...words) => stowage(node, 'volume', 'create', ...words, '--quiet'),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}

@@ -1,0 +1,270 @@
+import { mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import type { NodeName, VolumeId, VolumeName } from '#core/model.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
+import { needs } from '#testbed/needs.ts';
+import type { NfsServer } from '#testbed/nfs-server.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { aCall } from '#testing/server.ts';
+import { type RunningController, startController } from './controllers.ts';
+
+const { signal } = new AbortController();
+const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
+const wait = { interval: 100, timeout: 30_000 };
+
+interface Listed {
+  readonly items: readonly {
+    readonly metadata: { readonly name: string; readonly uid: string };
+    readonly spec: {
+      readonly volumeName?: string;
+      readonly claimRef?: { readonly uid: string };
+      readonly csi?: { readonly volumeHandle: string };
+      readonly capacity?: { readonly storage: string };
+    };
+    readonly status: { readonly phase?: string; readonly capacity?: { readonly storage: string } };
+  }[];
+}
+
+describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
+  'claims of a real cluster',
+  () => {
+    let cluster: Cluster;
+    let nfs: NfsServer;
+    let folder: string;
+    let exported: string;
+    let running: RunningController[];
+
+    beforeAll(async () => {
+      folder = mkdtempSync(join(tmpdir(), 'stowage-e2e-claims-'));
+      exported = join(folder, 'export');
+      mkdirSync(exported);
+      nfs = await startGanesha({ exports: [{ path: exported, tag: '/export', squash: 'none' }], signal });
+      cluster = await startCluster(signal, { nodes: 1 });
+      await cluster.kubectl('apply', '--filename', definition);
+      await cluster.kubectl('wait', '--for=condition=Established', 'crd/stores.stowage.dev', '--timeout=30s');
+      await cluster.apply(store('silver', { storageClass: { reclaimPolicy: 'Delete' } }));
+    });
+    afterAll(async () => {
+      await cluster[Symbol.asyncDispose]();
+      await nfs[Symbol.asyncDispose]();
+      rmSync(folder, { recursive: true, force: true });
+    });
+    beforeEach(() => {
+      running = [];
+    });
+    afterEach(async () => {
+      for (const one of running) await one.kill();
+      await cluster.kubectl('delete', 'lease', 'stowage-controller', '--ignore-not-found');
+    });
+
+    const options = (): object => ({ port: String(nfs.nfsPort), mountport: String(nfs.mountPort) });
+    const store = (name: string, spec: object = {}): object => ({
+      ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name } },
+      spec: { uri: `nfs://${nfs.host}${exported}`, options: options(), ...spec },
+    });
+    const claim = (name: string, spec: object = {}): object => ({
+      ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata: { name } },
+      spec: {
+        ...{ accessModes: ['ReadWriteMany'], storageClassName: 'silver' },
+        ...{ resources: { requests: { storage: '1Gi' } }, ...spec },
+      },
+    });
+    const start = (name: string, ...more: readonly string[]): RunningController => {
+      const one = startController(cluster, join(folder, name), ...more);
+      running.push(one);
+      return one;
+    };
+    const list = async (kind: string): Promise<Listed['items']> =>
+      (JSON.parse(await cluster.kubectl('get', kind, '--output=json')) as Listed).items;
+    const phases = async (): Promise<readonly string[]> => (await list('pvc')).map(({ status }) => status.phase ?? '');
+    /** Records too, but not the store's own. */
+    const entries = (): readonly string[] => readdirSync(exported).filter((name) => name !== '.stowage');
+    const onStore = (): readonly string[] => entries().filter((name) => !name.endsWith('.meta'));
+    const left = async () => ({ volumes: entries(), objects: [...(await list('pv')), ...(await list('pvc'))] });
+    const nothing = { volumes: [], objects: [] };
+    const notes = async (name: string): Promise<string> =>
+      await cluster.kubectl(
+        'get',
+        'events',
+        `--field-selector=involvedObject.name=${name}`,
+        '--output=jsonpath={.items[*].message}',
+      );
+
+    test('a store says how it is, and has its class', async () => {
+      await start('one').leads();
+      await expect
+        .poll(() => cluster.kubectl('get', 'store', 'silver', '--no-headers').catch(String), wait)
+        .toMatch(/^silver +nfs +True +\S+ +0 +\S+$/);
+      await expect
+        .poll(() => cluster.kubectl('get', 'sc', 'silver', '--output=jsonpath={.provisioner}').catch(String), wait)
+        .toBe('file.stowage.dev');
+    });
+
+    test.each<[string, (about: { readonly uri: string }) => object, string]>([
+      ['of another scheme', () => ({ uri: 'ftp://server/x' }), 'a store is one of local://, nfs://'],
+      ['with an unknown option', () => ({ options: { colour: 'red' } }), 'the options of a store of nfs:// are'],
+      ['with options in its place', ({ uri }) => ({ uri: `${uri}?port=1` }), 'options are given in spec.options'],
+      ['with a password', () => ({ uri: 'nfs://me:secret@server/x' }), 'must not carry a user or password'],
+      ['without a place', () => ({ uri: undefined }), 'missing required field "uri"'],
+    ])('a store %s is refused', async (_, spec, why) => {
+      const uri = `nfs://${nfs.host}${exported}`;
+      await expect(cluster.apply(store('wrong', spec({ uri })))).rejects.toThrow(why);
+    });
+
+    test('a store cannot be moved', async () => {
+      await expect(cluster.apply(store('silver', { uri: 'nfs://elsewhere/x' }))).rejects.toThrow(
+        'a store cannot be moved: its volumes are where they are',
+      );
+    });
+
+    test('a claim is bound, grows, and leaves nothing', async () => {
+      const controller = start('one', '--health', '127.0.0.1:0');
+      await controller.leads();
+      await cluster.apply(claim('cart'));
+      await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/cart', '--timeout=30s');
+      const [made] = await list('pv');
+      expect(onStore()).toEqual([made?.metadata.name]);
+      expect(await notes('cart')).toContain(`Volume 'silver/${made?.metadata.name}' was made`);
+      const address = /health at (\S+)/.exec(controller.output())?.[1] ?? '';
+      for (const path of ['healthz', 'readyz']) expect((await fetch(`${address}/${path}`)).status).toBe(200);
+      const more = JSON.stringify({ spec: { resources: { requests: { storage: '2Gi' } } } });
+      await cluster.kubectl('patch', 'pvc', 'cart', '--patch', more);
+      const sizes = async () =>
+        [...(await list('pvc')), ...(await list('pv'))].map((one) => [one.spec.capacity, one.status.capacity]);
+      await expect.poll(sizes, wait).toEqual([
+        [undefined, { storage: '2Gi' }],
+        [{ storage: '2Gi' }, undefined],
+      ]);
+      await cluster.kubectl('delete', 'pvc', 'cart', '--timeout=30s');
+      await expect.poll(left, wait).toEqual(nothing);
+    });
+
+    test('a claim of a class that waits is bound when a pod wants it, and with Retain keeps its data', async () => {
+      await start('one').leads();
+      await cluster.apply(
+        {
+          ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'patient' } },
+          ...{ provisioner: 'file.stowage.dev', reclaimPolicy: 'Retain', volumeBindingMode: 'WaitForFirstConsumer' },
+          parameters: { store: 'silver', nameTemplate: '{namespace}-{name}' },
+        },
+        claim('late', { storageClassName: 'patient' }),
+      );
+      await expect.poll(() => notes('late'), wait).toContain('waiting for first consumer');
+      expect(onStore()).toEqual([]);
+      await cluster.apply({
+        ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'first' } },
+        spec: {
+          terminationGracePeriodSeconds: 0,
+          containers: [
+            { name: 'main', image: 'none', imagePullPolicy: 'Never', volumeMounts: [{ name: 'v', mountPath: '/v' }] },
+          ],
+          volumes: [{ name: 'v', persistentVolumeClaim: { claimName: 'late' } }],
+        },
+      });
+      await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/late', '--timeout=30s');
+      expect(onStore()).toEqual(['default-late']);
+      await cluster.kubectl('delete', 'pod', 'first', '--force');
+      await cluster.kubectl('delete', 'pvc', 'late', '--timeout=30s');
+      await expect.poll(async () => (await list('pv')).map(({ status }) => status.phase), wait).toEqual(['Released']);
+      await cluster.kubectl('delete', 'pv', '--all', '--timeout=30s');
+      expect(await left()).toEqual({ volumes: ['default-late', 'default-late.meta'], objects: [] });
+      for (const name of entries()) rmSync(join(exported, name), { recursive: true });
+    });
+
+    test('a class with parameters that are not known is told on the claim, which waits and leaves nothing', async () => {
+      await start('one').leads();
+      await cluster.apply(
+        {
+          ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'wrong' } },
+          ...{ provisioner: 'file.stowage.dev', parameters: { store: 'silver', colour: 'red' } },
+        },
+        claim('hopeless', { storageClassName: 'wrong' }),
+      );
+      await expect
+        .poll(() => notes('hopeless'), wait)
+        .toContain("class 'wrong' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.");
+      expect(await phases()).toEqual(['Pending']);
+      expect([onStore(), await list('pv')]).toEqual([[], []]);
+      await cluster.kubectl('delete', 'pvc', 'hopeless', '--timeout=30s');
+      await expect.poll(left, wait).toEqual(nothing);
+    });
+
+    test('a volume that a node uses outlives its claim until the node is said to be out of service', async () => {
+      await start('one').leads();
+      await cluster.apply(claim('used'));
+      await cluster.kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/used', '--timeout=30s');
+      const [made] = await list('pv');
+      const [name = ''] = onStore();
+      // As an agent of that node does.
+      const { host, nfsPort, mountPort } = nfs;
+      const given = { port: String(nfsPort), mountport: String(mountPort) };
+      const opened = await openNfs({ uri: `nfs://${host}${exported}`, options: given, instance: 'host-1' });
+      onTestFinished(() => opened.close());
+      const volume = { id: made?.spec.csi?.volumeHandle as VolumeId, name: name as VolumeName };
+      const users = [{ kind: 'pod', name: 'default/user' }] as const;
+      await opened.uses?.put(volume, { host: 'host-1', node: 'node-1' as NodeName, users }, aCall());
+      await cluster.kubectl('delete', 'pvc', 'used', '--timeout=30s');
+      await expect.poll(() => notes(made?.metadata.name ?? ''), wait).toContain('the volume is still in use on a node');
+      expect(onStore()).toEqual([name]);
+      await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service=nodeshutdown:NoExecute');
+      await expect.poll(left, { ...wait, timeout: 45_000 }).toEqual(nothing);
+      await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service-');
+    }, 90_000);
+
+    const many = Array.from({ length: 60 }, (_, at) => `many-${at}`);
+    const allBoundOnce = async (): Promise<void> => {
+      await expect.poll(async () => new Set(await phases()), { ...wait, timeout: 60_000 }).toEqual(new Set(['Bound']));
+      const [claims, volumes] = [await list('pvc'), await list('pv')];
+      expect(claims).toHaveLength(many.length);
+      expect(volumes.map(({ spec }) => spec.claimRef?.uid).sort()).toEqual(
+        claims.map(({ metadata }) => metadata.uid).sort(),
+      );
+      expect(new Set(volumes.map(({ spec }) => spec.csi?.volumeHandle)).size).toBe(many.length);
+      expect([...onStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
+    };
+    const allGone = async (): Promise<void> => {
+      await cluster.kubectl('delete', 'pvc', '--all', '--timeout=60s');
+      await expect.poll(left, { ...wait, timeout: 60_000 }).toEqual(nothing);
+    };
+
+    test('many claims have one volume each, although the controller is killed in the middle', async () => {
+      const first = start('one');
+      await first.leads();
+      const applied = cluster.apply(...many.map((name) => claim(name)));
+      await expect.poll(() => onStore().length, { interval: 1, timeout: 30_000 }).toBeGreaterThan(5);
+      await first.kill();
+      await applied;
+      // It was in the middle.
+      expect((await list('pv')).length).toBeLessThan(many.length);
+      await start('two').leads();
+      await allBoundOnce();
+      await allGone();
+    }, 120_000);
+
+    test('of two controllers one leads, and the other when that is killed or stops', async () => {
+      const first = start('one');
+      await first.leads();
+      const second = start('two', '--health', '127.0.0.1:0');
+      await expect.poll(() => second.output(), wait).toContain('waits to lead');
+      const applied = cluster.apply(...many.map((name) => claim(name)));
+      await expect.poll(() => onStore().length, { interval: 1, timeout: 30_000 }).toBeGreaterThan(5);
+      expect(second.output()).not.toContain('leads\n');
+      await first.kill();
+      await applied;
+      await second.leads();
+      await allBoundOnce();
+      const third = start('three');
+      await expect.poll(() => third.output(), wait).toContain('waits to lead');
+      const began = performance.now();
+      expect(await second.stop()).toBe(0);
+      await third.leads();
+      // The Lease was given back: nobody waits until it has run out.
+      expect(performance.now() - began).toBeLessThan(14_000);
+      await allGone();
+      expect(await third.stop()).toBe(0);
+    }, 180_000);
+  },
+);

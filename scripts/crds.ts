@@ -1,0 +1,163 @@
+// The custom resources of Kubernetes, from what the program itself knows of stores: node scripts/crds.ts
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { stringify } from 'yaml';
+import { policyOptions } from '#core/store-uri.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+
+const kinds = [createLocalStoreKind(), createNfsStoreKind()];
+
+export const storesFile = join(import.meta.dirname, '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
+
+const text = (description: string, more: object = {}): object => ({ type: 'string', description, ...more });
+const isTrue = (description: string): object => ({ type: 'boolean', description });
+const list = (words: readonly string[]): string => `[${words.map((word) => `'${word}'`).join(', ')}]`;
+
+/** For each kind of store: only what it knows. */
+const optionRules = kinds.map(({ scheme, options }) => {
+  const known = [...Object.keys(policyOptions), ...Object.keys(options)].sort();
+  return {
+    rule: `!self.uri.startsWith('${scheme}:') || !has(self.options) || self.options.all(key, key in ${list(known)})`,
+    message: `the options of a store of ${scheme}:// are ${known.join(', ')}`,
+    fieldPath: '.options',
+  };
+});
+
+const schemes = kinds.map(({ scheme }) => `${scheme}://`);
+
+const storageClass = {
+  type: 'object',
+  description: 'A StorageClass that is made for this store, and kept as it is said here. Left out: none.',
+  properties: {
+    name: text('What it is called. Left out: as the store.', {
+      maxLength: 253,
+      pattern: '^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$',
+    }),
+    default: isTrue('Whether claims that name no class get this one.'),
+    reclaimPolicy: text('What becomes of a volume when its claim is deleted.', { enum: ['Delete', 'Retain'] }),
+    volumeBindingMode: text('When volumes are made: at once, or when the first pod that uses them is scheduled.', {
+      enum: ['Immediate', 'WaitForFirstConsumer'],
+    }),
+    allowVolumeExpansion: isTrue('Whether claims may ask for more later (the default).'),
+    nameTemplate: text(
+      'What volumes are called, of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY} of the claim. Left out: pvc-{uid}.',
+      { maxLength: 256 },
+    ),
+    enforce: isTrue('Whether volumes are held to their sizes.'),
+  },
+};
+
+const condition = {
+  type: 'object',
+  required: ['type', 'status', 'reason', 'message', 'lastTransitionTime'],
+  properties: {
+    ...{
+      type: text('Ready, Reachable or StorageClass.'),
+      reason: text('In one word.'),
+      message: text('And what to do.'),
+    },
+    status: { type: 'string', enum: ['True', 'False', 'Unknown'] },
+    observedGeneration: { type: 'integer', format: 'int64' },
+    lastTransitionTime: { type: 'string', format: 'date-time' },
+  },
+};
+
+const quantity = (description: string): object => ({
+  description,
+  anyOf: [{ type: 'integer' }, { type: 'string' }],
+  'x-kubernetes-int-or-string': true,
+});
+
+export const storeDefinition = {
+  apiVersion: 'apiextensions.k8s.io/v1',
+  kind: 'CustomResourceDefinition',
+  metadata: { name: 'stores.stowage.dev' },
+  spec: {
+    group: 'stowage.dev',
+    scope: 'Cluster',
+    names: { kind: 'Store', listKind: 'StoreList', plural: 'stores', singular: 'store' },
+    versions: [
+      {
+        ...{ name: 'v1', served: true, storage: true, subresources: { status: {} } },
+        additionalPrinterColumns: [
+          { name: 'Kind', type: 'string', jsonPath: '.status.kind' },
+          { name: 'Ready', type: 'string', jsonPath: '.status.conditions[?(@.type=="Ready")].status' },
+          { name: 'Capacity', type: 'string', jsonPath: '.status.capacity.total' },
+          { name: 'Volumes', type: 'integer', jsonPath: '.status.volumes' },
+          { name: 'Age', type: 'date', jsonPath: '.metadata.creationTimestamp' },
+          { name: 'URI', type: 'string', jsonPath: '.spec.uri', priority: 1 },
+          { name: 'Why', type: 'string', jsonPath: '.status.conditions[?(@.type=="Ready")].message', priority: 1 },
+        ],
+        schema: {
+          openAPIV3Schema: {
+            type: 'object',
+            description: 'A place where volumes live.',
+            required: ['spec'],
+            'x-kubernetes-validations': [
+              {
+                rule: "self.metadata.name.size() <= 63 && !self.metadata.name.endsWith('.meta')",
+                message: "the name of a store has at most 63 characters and does not end in '.meta'",
+              },
+            ],
+            properties: {
+              apiVersion: { type: 'string' },
+              kind: { type: 'string' },
+              metadata: { type: 'object' },
+              spec: {
+                type: 'object',
+                required: ['uri'],
+                'x-kubernetes-validations': optionRules,
+                properties: {
+                  uri: text('Scheme and place, as nfs://server/export. Options are beside it.', {
+                    maxLength: 2048,
+                    'x-kubernetes-validations': [
+                      {
+                        rule: schemes.map((scheme) => `self.startsWith('${scheme}')`).join(' || '),
+                        message: `a store is one of ${schemes.join(', ')}`,
+                      },
+                      { rule: "!self.contains('?')", message: 'options are given in spec.options' },
+                      { rule: "!self.contains('@')", message: 'a store URI must not carry a user or password' },
+                      {
+                        rule: 'self == oldSelf',
+                        message: 'a store cannot be moved: its volumes are where they are. Make another store',
+                      },
+                    ],
+                  }),
+                  options: {
+                    type: 'object',
+                    description: 'The same as in stowage.yaml.',
+                    maxProperties: 64,
+                    additionalProperties: { type: 'string', maxLength: 1024 },
+                  },
+                  storageClass,
+                },
+              },
+              status: {
+                type: 'object',
+                properties: {
+                  observedGeneration: { type: 'integer', format: 'int64' },
+                  kind: text('Its scheme.'),
+                  conditions: {
+                    ...{ type: 'array', items: condition },
+                    ...{ 'x-kubernetes-list-type': 'map', 'x-kubernetes-list-map-keys': ['type'] },
+                  },
+                  capacity: {
+                    type: 'object',
+                    properties: { total: quantity('Of the place.'), free: quantity('Of that, about.') },
+                  },
+                  volumes: { type: 'integer', format: 'int64' },
+                },
+              },
+            },
+          },
+        },
+      },
+    ],
+  },
+};
+
+export const storesYaml = (): string =>
+  `# Made by scripts/crds.ts of what the program knows of stores; do not edit.\n${stringify(storeDefinition, { lineWidth: 0 })}`;
+
+if (process.argv[1] === import.meta.filename) await writeFile(storesFile, storesYaml());

@@ -1,0 +1,193 @@
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { aClaim, aClass, eventually, paths } from '#testing/controlled.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { leases, persistentVolumes } from '#wire/kube/resources.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { runController } from './controller.ts';
+import { serveHealth } from './health.ts';
+import { kubeAccess } from './kube.ts';
+
+let api: FakeKubeApi;
+let client: KubeClient;
+let folder: string;
+let said: string;
+let ending: AbortController;
+const { signal } = new AbortController();
+
+beforeEach(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-controller-'));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  client = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  api.put('/api/v1/namespaces', { metadata: { name: 'kube-system', uid: 'uid-of-the-cluster' } });
+  said = '';
+  ending = new AbortController();
+  onTestFinished(() => ending.abort());
+  const heard = vi.spyOn(process.stdout, 'write').mockImplementation((text) => {
+    said += String(text);
+    return true;
+  });
+  onTestFinished(() => heard.mockRestore());
+});
+
+const kubeconfig = (): string => {
+  const path = join(folder, 'kubeconfig');
+  const cluster = { server: `http://127.0.0.1:${api.port}` };
+  writeFileSync(
+    path,
+    JSON.stringify({
+      'current-context': 'it',
+      contexts: [{ name: 'it', context: { cluster: 'it', namespace: 'storage' } }],
+      clusters: [{ name: 'it', cluster }],
+    }),
+  );
+  return path;
+};
+
+const run = (name = 'one'): Promise<number> => {
+  const state = join(folder, name);
+  const folders = { state, run: state, config: state, socket: join(state, 's') };
+  const options = { kubeconfig: kubeconfig(), health: '127.0.0.1:0', logLevel: 'silent' };
+  return runController(options, folders, ending.signal);
+};
+
+async function exported(): Promise<{ readonly folder: string; readonly uri: string; readonly options: object }> {
+  const directory = join(folder, 'export');
+  mkdirSync(directory);
+  const nfs = await createNfsServer({
+    ...{ clock: systemClock(), directory, state: join(folder, 'nfs'), port: 0, path: '/export', squash: 'none' },
+    onError: () => undefined,
+  });
+  onTestFinished(() => nfs.close());
+  const port = String(nfs.port);
+  return { folder: directory, uri: `nfs://${nfs.host}/export`, options: { port, mountport: port } };
+}
+
+const lease = async (): Promise<string> => {
+  const found = await client.get(leases, { namespace: 'storage', name: 'stowage-controller' }, signal);
+  return found.spec?.holderIdentity ?? '';
+};
+const health = async (path: string): Promise<readonly [number, string]> => {
+  const address = /health at (\S+)/.exec(said)?.[1] ?? '';
+  const response = await fetch(`${address}${path}`);
+  return [response.status, (await response.text()).trim()];
+};
+
+describe('the controller', () => {
+  test('leads, makes volumes as the cluster’s own instance, and gives the Lease back when it stops', async () => {
+    const { uri, options, folder: directory } = await exported();
+    api.put(paths.stores, { metadata: { name: 'silver', generation: 1 }, spec: { uri, options } });
+    api.put(paths.classes, aClass());
+    api.put(paths.claims, aClaim('cart'));
+    const status = run();
+    await eventually(() => client.list(persistentVolumes, {}, signal).next()).toMatchObject({
+      value: { items: [{ spec: { csi: { volumeAttributes: { store: 'silver' } } } }] },
+    });
+    expect(readdirSync(directory)).toContain('pvc-uid-of-cart');
+    expect(await lease()).not.toBe('');
+    expect([await health('/healthz'), await health('/readyz'), await health('/x')]).toEqual([
+      ...[
+        [200, 'ok'],
+        [200, 'ok'],
+        [404, 'not here'],
+      ],
+    ]);
+    ending.abort();
+    expect(await status).toBe(0);
+    expect(await lease()).toBe('');
+    const records = openRecords(join(folder, 'one', 'state.db'));
+    expect(records.settings.get('instance')).toMatch(
+      /^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}$/,
+    );
+    records.close();
+  });
+
+  test('takes up nothing that it began in an earlier life', async () => {
+    const state = join(folder, 'one');
+    mkdirSync(state);
+    const before = openRecords(join(state, 'state.db'));
+    before.settings.set('something', 'old');
+    before.close();
+    const status = run();
+    await eventually(() => said).toContain('stowage controller leads');
+    ending.abort();
+    await status;
+    const records = openRecords(join(state, 'state.db'));
+    expect(records.settings.get('something')).toBeUndefined();
+    records.close();
+  });
+
+  test('waits, and could work, while another leads', async () => {
+    const spec = { holderIdentity: 'another', leaseDurationSeconds: 15, renewTime: new Date().toISOString() };
+    api.put('/apis/coordination.k8s.io/v1/namespaces/storage/leases', {
+      metadata: { name: 'stowage-controller' },
+      spec,
+    });
+    const status = run();
+    await eventually(() => said).toContain('waits to lead');
+    await eventually(() => health('/readyz')).toEqual([200, 'ok']);
+    expect(said).not.toContain('controller leads');
+    expect(existsSync(join(folder, 'one', 'state.db'))).toBe(false);
+    ending.abort();
+    expect(await status).toBe(0);
+  });
+
+  test('ends with another status when somebody has taken the Lease from it', async () => {
+    const status = run();
+    await eventually(() => said).toContain('stowage controller leads');
+    const found = await client.get(leases, { namespace: 'storage', name: 'stowage-controller' }, signal);
+    await client.update(leases, { ...found, spec: { ...found.spec, holderIdentity: 'another' } }, signal);
+    expect(await status).toBe(1);
+    expect(await lease()).toBe('another');
+  }, 30_000);
+
+  test('ends with another status when it may not see what it needs, and gives the Lease back', async () => {
+    api.intercept = ({ url }, response) => {
+      if (url !== '/api/v1/namespaces/kube-system') return false;
+      api.refuse(response, 403, 'Forbidden');
+      return true;
+    };
+    expect(await run()).toBe(1);
+    expect(await lease()).toBe('');
+  });
+
+  test('is not ready before it knows who leads', async () => {
+    api.intercept = ({ url = '' }, response) => {
+      if (!url.includes('/leases')) return false;
+      api.refuse(response, 500, 'InternalError');
+      return true;
+    };
+    const status = run();
+    await eventually(() => said).toContain('waits to lead');
+    expect(await health('/readyz')).toEqual([503, 'it does not know yet who leads']);
+    expect(await health('/healthz')).toEqual([200, 'ok']);
+    ending.abort();
+    expect(await status).toBe(0);
+  });
+});
+
+test('health is served only where it is asked for', async () => {
+  await using nowhere = await serveHealth(undefined, () => undefined);
+  expect(nowhere.address).toBeUndefined();
+});
+
+test.each<[string, string | undefined]>([
+  ['no pod', undefined],
+  ['a file that is not there', '/nowhere/kubeconfig'],
+])('with %s it says what to do', async (_, file) => {
+  const asking = kubeAccess({ kubeconfig: file, env: {}, clock: systemClock() });
+  await expect(asking).rejects.toBeInstanceOf(StowageError);
+  await expect(asking).rejects.toMatchObject({
+    reason: 'kubernetes-unconfigured',
+    action: expect.stringContaining('--kubeconfig'),
+  });
+});

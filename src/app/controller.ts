@@ -1,0 +1,168 @@
+import { createHash, randomUUID } from 'node:crypto';
+import { rm } from 'node:fs/promises';
+import { hostname } from 'node:os';
+import process from 'node:process';
+import { type Clock, systemClock } from '#base/clock.ts';
+import type { Folders } from '#base/folders.ts';
+import type { Log, Scope } from '#base/log.ts';
+import type { ControllerOptions } from '#cli/io.ts';
+import { createCaches } from '#controllers/caches.ts';
+import { createDeleting } from '#controllers/deleting.ts';
+import type { Controller } from '#controllers/engine/controller.ts';
+import { createEvents, type Events } from '#controllers/engine/events.ts';
+import { createLeader, LeadershipLost } from '#controllers/engine/leader.ts';
+import { createNodeLoss } from '#controllers/node-loss.ts';
+import { createOrphans } from '#controllers/orphans.ts';
+import { createCoreProvisioner } from '#controllers/provisioner.ts';
+import { createProvisioning } from '#controllers/provisioning.ts';
+import { createResizing } from '#controllers/resizing.ts';
+import { createStoresController } from '#controllers/stores.ts';
+import type { StoreKind } from '#core/ports.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { KubeError } from '#wire/kube/errors.ts';
+import { namespaces } from '#wire/kube/resources.ts';
+import { serveHealth } from './health.ts';
+import { kubeAccess } from './kube.ts';
+import { createLog, levelFrom } from './logger.ts';
+import { prepareState } from './state-folder.ts';
+import { keepApart, nfsPlace } from './store-places.ts';
+import { startUp } from './up.ts';
+import { version } from './version.ts';
+
+const leaseName = 'stowage-controller';
+/** For what is still to be said when all else is done. */
+const lastEventsMs = 2_000;
+
+/** `stowage controller`: waits until it leads, then works until SIGINT or SIGTERM. Gives the exit status. */
+export async function runController(
+  options: ControllerOptions,
+  folders: Folders,
+  interrupted: AbortSignal,
+): Promise<number> {
+  const log = createLog(levelFrom(options.logLevel), process.stderr);
+  const clock = systemClock();
+  const stop = new AbortController();
+  interrupted.addEventListener('abort', () => stop.abort(), { once: true });
+  process.once('SIGTERM', () => stop.abort());
+  const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
+  using client = createKubeClient({ access, clock, userAgent: `stowage-controller/${version}`, maxSockets: 48 });
+  // No other has it, not even the same pod after a restart.
+  const identity = `${hostname()}_${randomUUID()}`;
+  const namespace = options.namespace ?? access.namespace;
+  const leader = createLeader({ client, clock, namespace, name: leaseName, identity });
+  const state = { isWorking: false };
+  const whyNot = (): string | undefined => {
+    if (leader.isLeading) return state.isWorking ? undefined : 'it has just begun to lead';
+    return leader.holder === '' ? 'it does not know yet who leads' : undefined;
+  };
+  await using health = await serveHealth(options.health, whyNot);
+  const at = health.address === undefined ? '' : `, health at ${health.address}`;
+  process.stdout.write(`stowage controller waits to lead, as ${identity}${at}\n`);
+  const working = (): void => {
+    state.isWorking = true;
+    process.stdout.write('stowage controller leads\n');
+  };
+  try {
+    const work = (scope: Scope): Promise<void> =>
+      lead({ client, clock, folders, identity, log, working }, scope, stop.signal);
+    // Its end is only ever asked for by `stop`: what is begun is finished.
+    await leader.run(work, { signal: new AbortController().signal, log }, stop.signal);
+    process.stderr.write('stowage controller stopped\n');
+    return 0;
+  } catch (thrown) {
+    // Whoever started it starts it again.
+    if (thrown instanceof LeadershipLost) log.error('another may lead by now', { why: thrown.message });
+    else if (thrown instanceof KubeError) log.error('Kubernetes does not let it work', { error: thrown });
+    else throw thrown;
+    return 1;
+  }
+}
+
+interface Leading {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly folders: Folders;
+  readonly identity: string;
+  readonly log: Log;
+  /** Called when it does its work. */
+  readonly working: () => void;
+}
+
+async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<void> {
+  const { client, clock, folders, log } = parts;
+  await begin(folders, await clusterInstance(client, scope.signal));
+  const all = controllerKinds(clock);
+  const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
+  const running = await startUp({
+    ...{ folders, clock, log, signal: scope.signal, kinds: all, bare: true },
+    ...{ config: 'none', listen: 'none', plugins: 'none', engines: [] },
+  });
+  const { engine } = running;
+  const caches = createCaches(client, clock);
+  const events = createEvents({ client, clock, controller: 'stowage.dev/controller', instance: parts.identity });
+  const isDeclared = (name: string): boolean => caches.stores.get(name) !== undefined;
+  const file = createCoreProvisioner(engine, isDeclared);
+  const common = { client, clock, caches, events, engine, kinds, provisioners: new Map([[file.driver, file]]) };
+  const stores = createStoresController(common);
+  const others = [
+    ...[createProvisioning(common), createDeleting(common), createResizing(common)],
+    ...[createOrphans(common), createNodeLoss(common)],
+  ];
+  const ending = new AbortController();
+  const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
+  const feeding = [...Object.values(caches).map((cache) => cache.run(beside)), events.run(beside)];
+  const either = AbortSignal.any([scope.signal, stop]);
+  const begun = stores.whenConfigured().then(parts.working);
+  const runAfter = async (controller: Controller): Promise<void> => {
+    await Promise.race([begun, aborted(either)]);
+    if (!either.aborted) await controller.run(scope, stop);
+  };
+  await Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
+  if (!scope.signal.aborted) await said(events, clock, scope.signal);
+  ending.abort();
+  await Promise.all(feeding);
+  // Who no longer leads ends at once: whatever is left to do is another's.
+  if (!scope.signal.aborted) await running.stop();
+}
+
+/** The cluster's, so that whoever leads knows what another has begun. */
+async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise<string> {
+  const { metadata } = await client.get(namespaces, { name: 'kube-system' }, signal);
+  const digest = createHash('sha256')
+    .update(`stowage.dev/cluster ${metadata.uid ?? ''}`)
+    .digest('hex');
+  // Of the form of a random one, which it is to everybody else.
+  return [
+    ...[digest.slice(0, 8), digest.slice(8, 12), `8${digest.slice(13, 16)}`, `8${digest.slice(17, 20)}`],
+    digest.slice(20, 32),
+  ].join('-');
+}
+
+/** Nothing is taken up that this process once began: others have led since. What is true is on the stores and in Kubernetes. */
+async function begin(folders: Folders, instance: string): Promise<void> {
+  const { database } = await prepareState(folders.state, folders.socket);
+  for (const ending of ['', '-wal', '-shm', '-journal']) await rm(`${database}${ending}`, { force: true });
+  const records = openRecords(database);
+  records.settings.set('instance', instance);
+  records.close();
+}
+
+/** Local stores are known only to be told from others: they are their nodes'. */
+function controllerKinds(clock: Clock): readonly StoreKind[] {
+  return [keepApart(createNfsStoreKind(clock), nfsPlace), createLocalStoreKind()];
+}
+
+async function aborted(signal: AbortSignal): Promise<void> {
+  if (signal.aborted) return;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  signal.addEventListener('abort', () => resolve(), { once: true });
+  await promise;
+}
+
+async function said(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {
+  const began = clock.elapsed();
+  while (events.waiting > 0 && clock.elapsed() - began < lastEventsMs) await clock.sleep(20, signal);
+}

@@ -1,0 +1,44 @@
+import { join } from 'node:path';
+import process from 'node:process';
+import { systemClock } from '#base/clock.ts';
+import type { KeeperOptions } from '#cli/io.ts';
+import { program as dataPath } from '#clients/data-path/starting.ts';
+import { StowageError } from '#core/errors.ts';
+import { checkKeeper, type KeeperCheck } from '#keeper/check.ts';
+import { dataPathFlags } from '#keeper/node-flags.ts';
+import { keeperCommand } from '#keeper/start.ts';
+import { version } from './version.ts';
+
+/**
+ * `stowage keeper`: becomes the program of a keeper, which is as small as it can be, in the same process: in a container that is the first
+ * one. With `check` it asks the one that runs. Gives the exit status.
+ */
+export async function runKeeper({ folder, pod, check }: KeeperOptions, usual: string): Promise<number> {
+  const place = folder ?? usual;
+  const socket = join(place, 'sock');
+  if (check !== undefined) return await checked(socket, check);
+  const { words, env } = keeperCommand(
+    {
+      ...{ enter: [], socket, program: dataPath, log: join(place, 'log'), flags: dataPathFlags },
+      env: { PATH: process.env['PATH'] ?? '', STOWAGE_VERSION: version },
+    },
+    pod ?? '',
+  );
+  process.stderr.write(`stowage keeper: what it has to say is in ${join(place, 'log')}\n`);
+  process.execve?.(words[0], words, env);
+  throw new StowageError('a keeper cannot be started so on this system', {
+    code: 'unsupported',
+    reason: 'keeper-unsupported',
+    action: 'Run it on Linux.',
+  });
+}
+
+async function checked(socket: string, what: KeeperCheck): Promise<number> {
+  const why = await checkKeeper(socket, what, systemClock());
+  if (why === undefined) return 0;
+  throw new StowageError(`not ${what}: ${why}`, {
+    code: 'unavailable',
+    reason: 'keeper-not-ready',
+    action: 'Wait: it becomes ready by itself. If it does not, see the log beside its socket.',
+  });
+}

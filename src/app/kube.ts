@@ -1,0 +1,31 @@
+import { readFile } from 'node:fs/promises';
+import { dirname, resolve } from 'node:path';
+import { parse } from 'yaml';
+import type { Clock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeAccess } from '#wire/kube/access.ts';
+import { fromKubeconfig, inCluster } from '#wire/kube/config.ts';
+
+export interface KubeWish {
+  /** Undefined: as a pod. */
+  readonly kubeconfig: string | undefined;
+  readonly env: Readonly<Record<string, string | undefined>>;
+  readonly clock: Clock;
+}
+
+/** The way to the API server: as the pod that this runs in, or by a file. */
+export async function kubeAccess({ kubeconfig, env, clock }: KubeWish): Promise<KubeAccess> {
+  try {
+    if (kubeconfig === undefined) return await inCluster({ env, clock });
+    const path = resolve(kubeconfig);
+    const config: unknown = parse(await readFile(path, 'utf8'));
+    return await fromKubeconfig({ config, folder: dirname(path), clock, env });
+  } catch (cause) {
+    throw new StowageError(`Kubernetes cannot be reached: ${cause instanceof Error ? cause.message : String(cause)}`, {
+      code: 'invalid',
+      reason: 'kubernetes-unconfigured',
+      action: 'Run it in a pod with a service account, or give a file: --kubeconfig FILE',
+      cause,
+    });
+  }
+}

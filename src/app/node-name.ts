@@ -1,0 +1,18 @@
+import { hostname } from 'node:os';
+import { StowageError } from '#core/errors.ts';
+import type { NodeName } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
+
+/** As Kubernetes has them, and as machines are called. It is shown to others who use the same store. */
+const grammar = /^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?$/;
+
+/** What this machine is called: as it is told, else as it calls itself. */
+export function nodeNameFrom(told: string | undefined): NodeName {
+  if (told === undefined) return hostname() as NodeName;
+  if (grammar.test(told)) return told as NodeName;
+  throw new StowageError(`${quoted(told)} cannot be the name of a machine`, {
+    code: 'invalid',
+    reason: 'node-name-invalid',
+    action: 'Give --node-name 1 to 253 characters from A-Z a-z 0-9 _ . - that begin and end with a letter or digit.',
+  });
+}

@@ -1,0 +1,24 @@
+import { Option } from 'commander';
+import type { Verb } from './command.ts';
+import type { ControllerOptions } from './io.ts';
+import type { Act, Session } from './session.ts';
+
+/** What runs in a cluster, as a pod of its own. */
+export function addControllerCommands(program: Verb, act: Act): void {
+  program
+    .command('controller')
+    .description(
+      'Run the controller of a Kubernetes cluster, until Ctrl-C: claims become volumes on the stores that Store objects\n' +
+        'name. Of several, one leads.',
+    )
+    .option('--state <dir>', 'where it keeps what it can lose')
+    .option('--kubeconfig <file>', 'how to reach the cluster (default: as the pod that it runs in)')
+    .option('--namespace <name>', "where its Lease is (default: the pod's or the file's own)")
+    .option('--health <address>', 'host:port for /healthz and /readyz, or none (default)')
+    .addOption(
+      new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
+    )
+    .example('stowage controller --health 0.0.0.0:8081', 'in a pod')
+    .example('stowage controller --kubeconfig ~/.kube/config --namespace stowage', 'from outside the cluster')
+    .action(act((session: Session, options: ControllerOptions) => session.injected.controller(options)));
+}

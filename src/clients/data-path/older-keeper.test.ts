@@ -1,0 +1,56 @@
+import { mkdtempSync, openSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { connectKeeper } from '#keeper/agent.ts';
+import { createCopies } from '#keeper/copies.ts';
+import { openDoor } from '#keeper/door.ts';
+import type { KeeperState, Kind } from '#keeper/protocol.ts';
+import { needs } from '#testbed/needs.ts';
+import { holdToo } from './second-holder.ts';
+
+const clock = systemClock();
+const { signal } = new AbortController();
+
+/** As it was before anybody could hold what it has. */
+const said = {
+  ...{ doing: 'idle', active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
+} as unknown as KeeperState;
+
+test.skipIf(needs('linux'))('a keeper of an older version is used without a second holder', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-older-'));
+  const path = join(folder, 'own', 'sock');
+  const heard: Kind[] = [];
+  const door = openDoor({
+    ...{ path, clock, log: silentLog() },
+    connected: (line) =>
+      line.handle({
+        accepts: ['hello', 'status', 'list'],
+        message: (message) => {
+          heard.push(message.kind);
+          if (message.kind === 'status') line.send({ kind: 'state', ask: message.ask, state: said });
+          if (message.kind === 'list') line.send({ kind: 'listed', ask: message.ask, mounts: [], more: false });
+        },
+        closed: () => undefined,
+      }),
+  });
+  const copies = createCopies();
+  const about = { path, user: process.getuid?.() ?? 0, clock, version: 'test', copies };
+  const client = connectKeeper({ ...about, changed: () => undefined, closed: () => undefined });
+  onTestFinished(() => {
+    client[Symbol.dispose]();
+    door[Symbol.dispose]();
+    rmSync(folder, { recursive: true });
+  });
+  const fds = [openSync('/dev/null', 'r'), openSync('/dev/null', 'r')];
+  copies.take({ kind: 'everything', mounts: 1, sockets: 0 }, [fds[0] ?? -1]);
+  copies.take({ kind: 'add', mounts: [{ mount: 'm', spec: {} }] }, [fds[1] ?? -1]);
+  expect(copies.mounts).toEqual(['m']);
+  await holdToo(client, copies, { keeper: 'host', log: silentLog() }, signal);
+  expect(copies.mounts).toEqual([]);
+  // Its line is still open: it was asked nothing that it does not know.
+  expect(await client.list(signal)).toEqual([]);
+  expect(heard).toEqual(['hello', 'status', 'list']);
+});

@@ -1,0 +1,71 @@
+import { closeSync } from 'node:fs';
+import { chmod, chown, mkdir } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KeeperKind } from './starting.ts';
+
+/** Keepers in pods of their own: Kubernetes starts them, and here they are only found. */
+
+/** Whom they run as, by their pods' `runAsUser`, unless somebody says otherwise: the last of those that `user.ts` chooses from. */
+export const podKeeperUser = 65_519;
+
+/** Longer than a container takes to start again; whoever mounts something tries again by itself. */
+const findMs = 15_000;
+const lookMs = 50;
+
+/** What a keeper without any rights cannot make for itself; it waits for it. */
+export async function makePlace(folder: string, user: number): Promise<void> {
+  await mkdir(folder, { recursive: true, mode: 0o700 });
+  await chown(folder, user, user);
+  await chmod(folder, 0o700);
+}
+
+/** Waits until one listens there. */
+export async function findKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
+  using limit = clock.deadline(findMs, signal);
+  try {
+    while (!isListening(socket)) await clock.sleep(lookMs, limit.signal);
+  } catch (cause) {
+    signal.throwIfAborted();
+    throw limit.signal.aborted ? notFound(socket, cause) : cause;
+  }
+}
+
+function isListening(socket: string): boolean {
+  try {
+    closeSync(connectTo(socket));
+    return true;
+  } catch (cause) {
+    // One that is busy is there.
+    return (cause as NodeJS.ErrnoException).code === 'EAGAIN';
+  }
+}
+
+export function refuseForPods({ network }: KeeperKind): void {
+  if (network === undefined) return;
+  throw new StowageError(
+    "volumes of a store with a network of its own cannot be mounted: the data path's pod has the machine's",
+    {
+      code: 'unsupported',
+      reason: 'keeper-pod-network',
+      action: "Have the store's administrator leave out the option network.",
+    },
+  );
+}
+
+const notFound = (socket: string, cause: unknown): StowageError =>
+  new StowageError(`no keeper listens at ${socket}`, {
+    code: 'unavailable',
+    reason: 'keeper-pod-missing',
+    action:
+      'See why the pod of the keeper does not run on this node: kubectl get pods -A -o wide -l app.kubernetes.io/component=keeper',
+    cause,
+  });
+
+export const upgradedByKubernetes = (): StowageError =>
+  new StowageError('data paths that run in pods are replaced by Kubernetes', {
+    code: 'unsupported',
+    reason: 'keeper-pod-upgrade',
+    action: 'Roll out their DaemonSet: kubectl rollout restart daemonset -l app.kubernetes.io/component=keeper',
+  });

@@ -1,0 +1,119 @@
+import type { Clock } from '#base/clock.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { claims, nodes, persistentVolumes, storageClasses } from '#wire/kube/resources.ts';
+import type { Node, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
+import { type Cache, createCache, identityOf } from './engine/cache.ts';
+import { classNameOf, drivers, provisionedBy, storeLabel } from './names.ts';
+import { type StoreObject, storeObjects } from './store-object.ts';
+
+/** What the controllers look at, each kind once. */
+export interface Caches {
+  /** By `uid`; those that wait for a volume by `waiting`, the name of their class. */
+  readonly claims: Cache<PersistentVolumeClaim>;
+  /** Of our drivers; of others only those that nobody has. By `handle`, `claim` (its uid), and by `free`, the name of their class. */
+  readonly volumes: Cache<PersistentVolume>;
+  /** By `store`, where it was made for one. */
+  readonly classes: Cache<StorageClass>;
+  readonly stores: Cache<StoreObject>;
+  readonly nodes: Cache<Node>;
+}
+
+export function createCaches(client: KubeClient, clock: Clock): Caches {
+  return {
+    claims: createCache({
+      ...{ client, clock, resource: claims, trim: trimClaim },
+      indexes: {
+        uid: ({ metadata: { uid = '' } }) => [uid],
+        waiting: (claim) => (claim.spec.volumeName === undefined ? [classNameOf(claim)] : []),
+      },
+    }),
+    volumes: createCache({
+      ...{ client, clock, resource: persistentVolumes, trim: trimVolume },
+      indexes: {
+        handle: ({ spec: { csi } }) => (csi === undefined ? [] : [csi.volumeHandle]),
+        claim: ({ spec: { claimRef } }) => (claimRef?.uid === undefined ? [] : [claimRef.uid]),
+        free: (volume) => (isFree(volume) ? [volume.spec.storageClassName ?? ''] : []),
+      },
+    }),
+    classes: createCache({
+      ...{ client, clock, resource: storageClasses, trim: trimClass },
+      indexes: {
+        store: ({ metadata: { labels } }) => (labels?.[storeLabel] === undefined ? [] : [labels[storeLabel]]),
+      },
+    }),
+    stores: createCache({
+      ...{ client, clock, resource: storeObjects },
+      trim: ({ metadata, spec, status }) => ({
+        metadata: { ...identityOf({ metadata }), ...picked(metadata, 'generation', 'deletionTimestamp') },
+        ...{ spec, ...(status === undefined ? {} : { status }) },
+      }),
+    }),
+    nodes: createCache({
+      ...{ client, clock, resource: nodes },
+      trim: ({ metadata, spec }) => ({ metadata: identityOf({ metadata }), spec: picked(spec ?? {}, 'taints') }),
+    }),
+  };
+}
+
+/** One that Kubernetes might give to a claim that asks for nothing else than a class. */
+const isFree = ({ spec }: PersistentVolume): boolean => spec.claimRef?.uid === undefined;
+
+/** What kubectl notes for itself, and can be long. */
+const lastApplied = 'kubectl.kubernetes.io/last-applied-configuration';
+
+/** Templates want all of one that has no volume yet; of the others few things are of interest, and there are many of them. */
+function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): PersistentVolumeClaim {
+  const kept = { ...identityOf({ metadata }), ...picked(metadata, 'deletionTimestamp') };
+  const { resources, volumeName } = spec;
+  const sizes = { resources: picked(resources ?? {}, 'requests') };
+  const state = picked(
+    status ?? {},
+    'phase',
+    'capacity',
+    'conditions',
+    'allocatedResources',
+    'allocatedResourceStatuses',
+  );
+  if (volumeName !== undefined && volumeName !== '')
+    return { metadata: kept, spec: { volumeName, ...sizes, ...picked(spec, 'volumeMode') }, status: state };
+  const { [lastApplied]: _, ...annotations } = metadata.annotations ?? {};
+  return {
+    metadata: { ...kept, annotations, ...picked(metadata, 'labels') },
+    spec: {
+      ...{ ...sizes, ...picked(spec, 'accessModes', 'storageClassName', 'volumeMode', 'selector') },
+      ...picked(spec, 'dataSource', 'dataSourceRef'),
+    },
+    status: state,
+  };
+}
+
+const ours: ReadonlySet<string> = new Set(Object.values(drivers));
+
+function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
+  const { metadata, spec, status } = full;
+  if (!ours.has(spec.csi?.driver ?? '')) {
+    if (!isFree(full)) return undefined;
+    return { metadata: identityOf(full), spec: picked(spec, 'storageClassName', 'claimRef') };
+  }
+  const { driver = '', volumeHandle = '', volumeAttributes = {} } = spec.csi ?? {};
+  const about = picked(spec, 'capacity', 'claimRef', 'storageClassName', 'persistentVolumeReclaimPolicy');
+  return {
+    metadata: {
+      ...{ ...identityOf(full), ...picked(metadata, 'deletionTimestamp', 'finalizers') },
+      annotations: picked(metadata.annotations ?? {}, provisionedBy),
+    },
+    spec: { ...about, csi: { driver, volumeHandle, volumeAttributes } },
+    status: picked(status ?? {}, 'phase'),
+  };
+}
+
+const trimClass = (full: StorageClass): StorageClass => ({
+  metadata: { ...identityOf(full), ...picked(full.metadata, 'labels', 'annotations', 'ownerReferences') },
+  ...picked(full, 'provisioner', 'parameters', 'reclaimPolicy', 'volumeBindingMode', 'allowVolumeExpansion'),
+  ...picked(full, 'mountOptions', 'allowedTopologies'),
+});
+
+/** Those of them that are there. */
+function picked<T extends object, K extends keyof T>(from: T, ...keys: readonly K[]): Pick<T, K> {
+  return Object.fromEntries(keys.flatMap((key) => (from[key] === undefined ? [] : [[key, from[key]]]))) as Pick<T, K>;
+}

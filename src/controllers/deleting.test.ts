@@ -1,0 +1,138 @@
+import { describe, expect, test } from 'vitest';
+import type { NodeName } from '#core/model.ts';
+import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import type { Thing } from '#testing/fakes/kube-objects.ts';
+import { aCall } from '#testing/server.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import { createDeleting } from './deleting.ts';
+
+const it = controlled();
+
+async function aVolume(more: { readonly spec?: object; readonly metadata?: object; readonly phase?: string } = {}) {
+  const spec = { store: 'silver', name: 'a', bytes: 1n << 20n, access: undefined, labels: {} };
+  const volume = await it.engine.volumes.create(spec, aCall());
+  const object: Thing = {
+    metadata: {
+      ...{ name: 'pvc-1', finalizers: ['stowage.dev/volume'] },
+      annotations: { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' },
+      ...more.metadata,
+    },
+    spec: {
+      ...{ persistentVolumeReclaimPolicy: 'Delete', storageClassName: 'fast', capacity: { storage: '1Mi' } },
+      claimRef: { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' },
+      csi: { driver: 'file.stowage.dev', volumeHandle: volume.id, volumeAttributes: { store: 'silver' } },
+      ...more.spec,
+    },
+    status: { phase: more.phase ?? 'Released' },
+  };
+  it.api.put(paths.volumes, object);
+  return volume;
+}
+
+const left = async () => [(await it.volumes()).length, (await it.list(persistentVolumes)).length];
+const gone = '2026-01-01T00:00:00Z';
+
+describe('a PersistentVolume', () => {
+  test('that is released goes, and its volume with it', async () => {
+    await aVolume();
+    it.start(createDeleting);
+    await eventually(left).toEqual([0, 0]);
+  });
+
+  test('that somebody deleted goes with its volume, too', async () => {
+    await aVolume({ metadata: { deletionTimestamp: gone }, phase: 'Available' });
+    it.start(createDeleting);
+    await eventually(left).toEqual([0, 0]);
+  });
+
+  test('whose volume is gone already goes', async () => {
+    const { id } = await aVolume();
+    await it.engine.deletions.delete(id, undefined, aCall());
+    it.start(createDeleting);
+    await eventually(left).toEqual([0, 0]);
+  });
+
+  test('that was deleted and is to be retained goes alone, and its volume says so', async () => {
+    await aVolume({ metadata: { deletionTimestamp: gone }, spec: { persistentVolumeReclaimPolicy: 'Retain' } });
+    it.start(createDeleting);
+    await eventually(left).toEqual([1, 0]);
+    expect(await it.volumes()).toMatchObject([{ labels: { 'kubernetes.io/retained': 'true' } }]);
+  });
+
+  test.each<[string, Parameters<typeof aVolume>[0]]>([
+    ['that is bound', { phase: 'Bound' }],
+    ['that is released and to be retained', { spec: { persistentVolumeReclaimPolicy: 'Retain' } }],
+    ['that was written by hand', { metadata: { annotations: {} } }],
+    [
+      'that Kubernetes still protects',
+      {
+        phase: 'Available',
+        metadata: { deletionTimestamp: gone, finalizers: ['kubernetes.io/pv-protection', 'stowage.dev/volume'] },
+      },
+    ],
+    ['of another driver', { spec: { csi: { driver: 'x', volumeHandle: 'y' } } }],
+  ])('%s stays as it is', async (_, more) => {
+    await aVolume(more);
+    const controller = it.start(createDeleting);
+    await eventually(() => it.caches.volumes.synced).toBe(true);
+    controller.add('pvc-1');
+    await eventually(() => controller.counts().done).toBeGreaterThan(0);
+    expect([await left(), it.changes()]).toEqual([[1, 1], []]);
+  });
+
+  test('whose claim has it stays, whatever it says of itself', async () => {
+    it.api.put(paths.claims, aClaim('cart', { volumeName: 'pvc-1' }));
+    await aVolume();
+    const controller = it.start(createDeleting);
+    await eventually(() => controller.counts().done).toBeGreaterThan(0);
+    expect([await left(), it.changes()]).toEqual([[1, 1], []]);
+    it.api.remove(paths.claims, 'cart');
+    await eventually(left).toEqual([0, 0]);
+  });
+
+  test('that is to be retained by now, as the API server knows, keeps its volume', async () => {
+    await aVolume();
+    const [object] = await it.list(persistentVolumes);
+    const retained = { ...object, spec: { ...object?.spec, persistentVolumeReclaimPolicy: 'Retain' } };
+    it.api.intercept = ({ method, url }, response) => {
+      if (method !== 'GET' || url !== `${paths.volumes}/pvc-1`) return false;
+      response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(retained));
+      return true;
+    };
+    const controller = it.start(createDeleting);
+    await eventually(() => controller.counts().done).toBeGreaterThan(0);
+    expect([await left(), it.changes()]).toEqual([[1, 1], []]);
+  });
+
+  test('whose volume is used on a node is told so, and goes when it is not', async () => {
+    const { id, name } = await aVolume();
+    const use = { host: 'host-1', node: 'node-1' as NodeName, users: [{ kind: 'pod', name: 'shop/p' }] } as const;
+    const uses = it.engine.stores.view('silver').store?.uses;
+    await uses?.put({ id, name }, use, aCall());
+    it.start(createDeleting);
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
+      'the volume is still in use on a node. It is deleted as soon as it is not.',
+    );
+    expect(await left()).toEqual([1, 1]);
+    await uses?.remove(id, 'host-1', aCall());
+    await eventually(left).toEqual([0, 0]);
+  });
+
+  test('of a store that is configured no more stays, and tells why', async () => {
+    const { id } = await aVolume({ spec: {} });
+    const [object] = await it.list(persistentVolumes);
+    const csi = { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'gold' } };
+    it.api.put(paths.volumes, { ...(object as unknown as Thing), spec: { ...object?.spec, csi } });
+    it.start(createDeleting);
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
+      "store 'gold' is not configured any more, and the volume may still be on it. Make its Store object again",
+    );
+    expect(await left()).toEqual([1, 1]);
+  });
+
+  test('without our finalizer, after a controller that died, goes', async () => {
+    await aVolume({ metadata: { finalizers: [] } });
+    it.start(createDeleting);
+    await eventually(left).toEqual([0, 0]);
+  });
+});

@@ -1,0 +1,107 @@
+import type { Scope } from '#base/log.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolume } from '#wire/kube/types.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, type Done, done } from './engine/outcome.ts';
+import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
+import { type ControllerParts, found } from './parts.ts';
+import type { Provisioner } from './provisioner.ts';
+import { reportFailure } from './reporting.ts';
+
+/** What keeps a PersistentVolume that a claim has; Kubernetes takes it away when no claim does. */
+const protection = 'kubernetes.io/pv-protection';
+
+/** What becomes of a volume when nobody claims it any more. */
+type Fate = 'delete' | 'leave';
+
+/** Volumes end with their PersistentVolumes, or are left where they are, as the reclaim policy says. */
+export function createDeleting(parts: ControllerParts): Controller {
+  const { client, clock, caches, events, provisioners } = parts;
+
+  /** Undefined: it is none of our business, or not yet. */
+  function fateOf(volume: PersistentVolume): Fate | undefined {
+    const { metadata, spec, status } = volume;
+    // Those that somebody wrote by hand are theirs, with everything that is on them.
+    const isMade = metadata.annotations?.[provisionedBy] === spec.csi?.driver;
+    if (!isMade || !provisioners.has(spec.csi?.driver ?? '')) return undefined;
+    const isOver = metadata.deletionTimestamp !== undefined && !metadata.finalizers?.includes(protection);
+    if (status?.phase === 'Bound' || isClaimed(volume)) return undefined;
+    if (spec.persistentVolumeReclaimPolicy === 'Delete')
+      return status?.phase === 'Released' || isOver ? 'delete' : undefined;
+    return isOver && metadata.finalizers?.includes(volumeFinalizer) === true ? 'leave' : undefined;
+  }
+
+  const isClaimed = ({ metadata: { name }, spec: { claimRef } }: PersistentVolume): boolean =>
+    caches.claims.by('uid', claimRef?.uid ?? '').some(({ spec }) => spec.volumeName === name);
+
+  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+    const cached = caches.volumes.get(key);
+    if (cached === undefined || fateOf(cached) === undefined) return done;
+    // Somebody may have changed their mind since; what is destroyed does not come back.
+    const volume = await found(client.get(persistentVolumes, { name: key }, scope.signal));
+    if (volume === undefined || volume.metadata.uid !== cached.metadata.uid) return done;
+    const fate = fateOf(volume);
+    const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
+    if (fate === undefined || provisioner === undefined) return done;
+    if (fate === 'delete') await destroy(volume, provisioner, scope);
+    else await leave(volume, provisioner, scope);
+    await release(volume, scope);
+    return done;
+  }
+
+  async function destroy({ spec: { csi } }: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+    try {
+      await provisioner.delete(csi?.volumeHandle ?? '', csi?.volumeAttributes?.['store'], scope);
+    } catch (thrown) {
+      if (stowageError(thrown).code === 'in-use') throw stillUsed(thrown);
+      throw thrown;
+    }
+  }
+
+  /** For whoever looks for volumes that nobody claims. Not worth keeping the object for. */
+  async function leave({ spec }: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+    try {
+      await provisioner.retain(spec.csi?.volumeHandle ?? '', scope);
+    } catch (error) {
+      if (scope.signal.aborted) throw error;
+      scope.log.warn('a volume that was kept could not be labelled so', { error });
+    }
+  }
+
+  /** In this order: an object that is being deleted is changed by others too. */
+  async function release({ metadata }: PersistentVolume, { signal }: Scope): Promise<void> {
+    const { name = '', uid = '', resourceVersion = '', deletionTimestamp, finalizers = [] } = metadata;
+    if (finalizers.includes(volumeFinalizer)) {
+      const left = finalizers.filter((one) => one !== volumeFinalizer);
+      // Only the one that was read: what others have put there since stays.
+      const body = { metadata: { uid, resourceVersion, finalizers: left } };
+      await found(client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal));
+    }
+    if (deletionTimestamp === undefined) await found(client.delete(persistentVolumes, { name }, { uid }, signal));
+  }
+
+  const controller = createController({
+    ...{ name: 'deleting', clock, reconcile, workers: 32, perGroup: 16, mostRetryMs: 60_000 },
+    groupOf: (key) => caches.volumes.get(key)?.spec.csi?.volumeAttributes?.['store'] ?? '',
+    failed: (key, error) => {
+      const volume = caches.volumes.get(key);
+      const about = { reason: 'VolumeFailedDelete', action: 'Delete' };
+      if (volume !== undefined) reportFailure(events, volumeReference(volume), about, error);
+    },
+  });
+  controller.follow(caches.volumes);
+  // Its claim is the last to go.
+  controller.follow(caches.claims, ({ spec: { volumeName } }) => (volumeName === undefined ? [] : [volumeName]));
+  return controller;
+}
+
+/** A node lets go of it a moment after its last pod has ended, and nobody tells us: it is tried again. */
+const stillUsed = (cause: unknown): StowageError =>
+  new StowageError('the volume is still in use on a node', {
+    code: 'busy',
+    reason: 'volume-still-used',
+    action:
+      'It is deleted as soon as it is not. A node that is gone for good has to be declared so: delete it, or taint it node.kubernetes.io/out-of-service.',
+    cause,
+  });

@@ -1,0 +1,88 @@
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import type { Volume } from '#core/model.ts';
+import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aCall } from '#testing/server.ts';
+import { createOrphans } from './orphans.ts';
+
+const it = controlled();
+const later = (ms = 3_600_000) => ({ ...it.parts.clock, now: () => Date.now() + ms });
+
+const make = (name: string, labels: Record<string, string> = {}): Promise<Volume> =>
+  it.engine.volumes.create(
+    {
+      ...{ store: 'silver', name, bytes: 1n, access: undefined, labels },
+      ownLabels: { 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.engine.instance },
+    },
+    aCall({ requestId: `uid-of-${name}` }),
+  );
+
+async function looked(clock = later()): Promise<readonly string[]> {
+  it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });
+  const controller = it.start(createOrphans, { clock });
+  await eventually(() => controller.counts().again).toBeGreaterThan(0);
+  return (await it.volumes()).map(({ name }) => name);
+}
+
+test('an empty volume that nobody claims goes; what somebody has, or had, stays', async () => {
+  await make('orphan');
+  await make('claimed');
+  it.api.put(paths.claims, aClaim('claimed'));
+  await make('written');
+  it.api.put(paths.volumes, {
+    metadata: { name: 'pvc-uid-of-written' },
+    spec: { claimRef: { uid: 'uid-of-written' } },
+  });
+  const { id } = await make('handled');
+  const csi = { driver: 'file.stowage.dev', volumeHandle: id };
+  it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, spec: { csi } });
+  await make('retained', { 'kubernetes.io/retained': 'true' });
+  const plain = { store: 'silver', name: 'plain', bytes: 1n, access: undefined, labels: {} };
+  await it.engine.volumes.create(plain, aCall());
+  const foreign = { 'stowage.dev/claim-uid': 'x', 'stowage.dev/cluster': 'another' };
+  await it.engine.volumes.create({ ...plain, name: 'foreign', ownLabels: foreign }, aCall());
+  expect(await looked()).toEqual(['claimed', 'foreign', 'handled', 'plain', 'retained', 'written']);
+  expect(await it.notes('OrphanedVolumes')).toEqual([]);
+});
+
+test.each<[string, (name: string) => void]>([
+  ['a file', (name) => writeFileSync(join(it.silver, name, 'x'), '')],
+  ['a folder', (name) => mkdirSync(join(it.silver, name, 'x'))],
+])('one that holds %s is reported and stays', async (_, fill) => {
+  await make('full');
+  fill('full');
+  expect(await looked()).toEqual(['full']);
+  await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
+    '1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data: full.',
+  );
+});
+
+test('one that was only just made stays', async () => {
+  await make('young');
+  expect(await looked(later(60_000))).toEqual(['young']);
+});
+
+test('one whose claim only the API server knows stays', async () => {
+  await make('claimed');
+  let lists = 0;
+  it.api.intercept = ({ url = '' }, response) => {
+    if (!url.startsWith('/api/v1/persistentvolumeclaims?limit') || url.includes('watch')) return false;
+    lists++;
+    const items = lists === 1 ? [] : [aClaim('claimed')];
+    const list = { kind: 'List', metadata: { resourceVersion: '100' }, items };
+    response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+    return true;
+  };
+  expect(await looked()).toEqual(['claimed']);
+  expect(lists).toBe(2);
+});
+
+test('one of a store that does not answer stays', async () => {
+  await make('orphan');
+  it.nfs.close('marks', { store: 'silver' });
+  it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });
+  const controller = it.start(createOrphans, { clock: later() });
+  await eventually(() => controller.counts().again).toBeGreaterThan(0);
+  expect(await it.engine.catalogue.resolve('silver..orphan', aCall())).toMatchObject({ name: 'orphan' });
+});

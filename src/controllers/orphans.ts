@@ -1,0 +1,104 @@
+import type { Scope } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { stowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import type { ControllerParts } from './parts.ts';
+import { claimLabels, retainedLabel } from './provisioner.ts';
+import { storeReference } from './store-object.ts';
+
+export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
+  readonly engine: Engine;
+}
+
+/** Whoever made it has had the time to write its PersistentVolume. */
+const youngMs = 600_000;
+const everyMs = 900_000;
+const inPage = 500;
+const shown = 5;
+
+/**
+ * Volumes that were made for a claim of this cluster, and have neither that claim nor a PersistentVolume. A controller that dies
+ * between the two leaves one when the claim goes meanwhile. Such a volume was never mounted and so is empty: it is deleted. One
+ * that has files had a PersistentVolume once, which somebody took away without us, or which a cluster that was restored from a backup
+ * does not know: it is reported, and left alone.
+ */
+export function createOrphans({ client, clock, caches, events, engine }: OrphansOptions): Controller {
+  async function reconcile(store: string, scope: Scope): Promise<Done | Again> {
+    const object = caches.stores.get(store);
+    const view = engine.stores.list().find(({ config }) => config.name === store);
+    if (object === undefined || view?.shared !== true) return done;
+    const suspects = new Map<string, Volume>();
+    for await (const volume of volumesOf(store, scope)) if (isSuspect(volume)) suspects.set(volume.id, volume);
+    await clear(suspects, scope);
+    const left: Volume[] = [];
+    for (const volume of suspects.values()) if (!(await isRemoved(volume, scope))) left.push(volume);
+    if (left.length > 0) {
+      const names = left.slice(0, shown).map(({ name }) => name);
+      const more = left.length > shown ? `, and ${left.length - shown} more` : '';
+      const note = `${left.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them: stowage volume delete.`;
+      const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
+      events.report({ ...about, regarding: storeReference(object) });
+    }
+    return again(everyMs);
+  }
+
+  async function* volumesOf(store: string, scope: Scope): AsyncGenerator<Volume, void, undefined> {
+    const labels = { [claimLabels.cluster]: engine.instance };
+    for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
+      const query = { stores: [store], labels, contains: undefined, after, limit: inPage };
+      const { volumes, unanswered } = await engine.catalogue.page(query, scope);
+      // What it held when it last answered is nothing to destroy something for.
+      if (unanswered.length > 0) return;
+      yield* volumes;
+      const last = volumes.at(-1);
+      if (last === undefined || volumes.length < inPage) return;
+      after = { store: last.store, name: last.name };
+    }
+  }
+
+  function isSuspect({ id, labels, createdAt }: Volume): boolean {
+    const uid = labels[claimLabels.uid];
+    if (uid === undefined || labels[retainedLabel] !== undefined || clock.now() - createdAt < youngMs) return false;
+    const { by } = caches.volumes;
+    return [caches.claims.by('uid', uid), by('claim', uid), by('handle', id)].every((known) => known.length === 0);
+  }
+
+  /** Of those that the API server itself knows, which may be newer than what was told to us. */
+  async function clear(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
+    if (suspects.size === 0) return;
+    const byClaim = new Map(Array.from(suspects.values(), ({ id, labels }) => [labels[claimLabels.uid] ?? '', id]));
+    for await (const { items } of client.list(claims, {}, signal))
+      for (const { metadata } of items) suspects.delete(byClaim.get(metadata.uid ?? '') ?? '');
+    for await (const { items } of client.list(persistentVolumes, {}, signal))
+      for (const { spec } of items) {
+        suspects.delete(spec.csi?.volumeHandle ?? '');
+        suspects.delete(byClaim.get(spec.claimRef?.uid ?? '') ?? '');
+      }
+  }
+
+  /** Only what is empty. */
+  async function isRemoved({ id, name, store, access }: Volume, scope: Scope): Promise<boolean> {
+    try {
+      const { files, complete } = await engine.volumes.usage(id, scope);
+      if (access !== 'filesystem' || !complete || files > 0n) return false;
+      await engine.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` });
+      scope.log.info('an empty volume that nobody claims was deleted', { volume: `${store}/${name}` });
+      return true;
+    } catch (thrown) {
+      const { code } = stowageError(thrown);
+      if (code === 'not-found') return true;
+      if (code === 'in-use') return false;
+      throw thrown;
+    }
+  }
+
+  const controller = createController({ name: 'orphans', clock, reconcile, workers: 2, groupOf: (key) => key });
+  // A status that changes is no reason to look again: only that there is a store.
+  caches.stores.on({ added: ({ metadata: { name } }) => controller.add(name ?? '') });
+  controller.follow(caches.claims, () => []);
+  controller.follow(caches.volumes, () => []);
+  return controller;
+}

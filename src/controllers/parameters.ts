@@ -1,0 +1,74 @@
+import { StowageError } from '#core/errors.ts';
+import { isVolumeName, quoted } from '#core/names.ts';
+import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
+import { volumeNameFor } from './names.ts';
+
+/** What a class may say. */
+export interface ClassParameters {
+  readonly store: string | undefined;
+  readonly enforce: boolean;
+  /** What volumes are called, from what their claims say. */
+  readonly nameTemplate: string | undefined;
+}
+
+const known = ['store', 'nameTemplate', 'enforce'];
+const token = /\{([^{}]*)\}/g;
+const word = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
+
+/** Throws for anything else: a parameter that is not known would be a wish that nobody hears. */
+export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): ClassParameters {
+  const allowed = known.join(', ');
+  for (const key of Object.keys(parameters))
+    if (!known.includes(key))
+      throw invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, `Allowed are: ${allowed}`);
+  const { store, nameTemplate, enforce: text } = parameters;
+  if (text !== undefined && text !== 'true' && text !== 'false')
+    throw invalid(`class '${name}': ${quoted(text)} is not a value for enforce`, 'Use true or false');
+  if (nameTemplate !== undefined) checkTemplate(name, nameTemplate);
+  return { store: store === '' ? undefined : store, nameTemplate, enforce: text === 'true' };
+}
+
+function checkTemplate(name: string, template: string): void {
+  const wrong = Array.from(template.matchAll(token), ([, found = '']) => found).find((found) => !word.test(found));
+  const text = quoted(template);
+  const help =
+    'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}';
+  if (wrong !== undefined || /[{}]/.test(template.replaceAll(token, '')))
+    throw invalid(`class '${name}': ${text} is not a template of names`, help);
+}
+
+function invalid(message: string, action: string): StowageError {
+  return new StowageError(message, {
+    code: 'invalid',
+    reason: 'class-parameter-invalid',
+    action: `${action}. Parameters of a class cannot be changed: ask the administrator to delete it and make it anew.`,
+  });
+}
+
+/** What the volume of a claim is to be called. */
+export function nameFor({ metadata }: PersistentVolumeClaim, template: string | undefined): string {
+  const { namespace = '', name = '', uid = '', labels = {}, annotations = {} } = metadata;
+  if (template === undefined) return volumeNameFor(uid);
+  const text = template.replaceAll(token, (_, found: string) => {
+    if (found === 'namespace') return namespace;
+    if (found === 'name') return name;
+    if (found === 'uid') return uid;
+    const [kind = '', key = ''] = [found.slice(0, found.indexOf(':')), found.slice(found.indexOf(':') + 1)];
+    const value = (kind === 'label' ? labels : annotations)[key];
+    if (value === undefined || value === '') throw missing(kind, key);
+    return value;
+  });
+  if (isVolumeName(text)) return text;
+  throw new StowageError(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`, {
+    code: 'invalid',
+    reason: 'claim-name-unfit',
+    action: 'Names have 1 to 128 of A-Z a-z 0-9 _ . -: change what the template of the class takes from the claim.',
+  });
+}
+
+const missing = (what: string, key: string): StowageError =>
+  new StowageError(`the class names volumes by the ${what} ${quoted(key)}, which the claim does not have`, {
+    code: 'invalid',
+    reason: 'claim-name-incomplete',
+    action: 'Add it to the claim.',
+  });

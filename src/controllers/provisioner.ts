@@ -1,0 +1,169 @@
+import type { Scope } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import { ownLabel } from '#core/labels.ts';
+import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
+import type { StoreView } from '#core/stores.ts';
+import type { NodeSelector } from '#wire/kube/types.ts';
+import { drivers } from './names.ts';
+
+/** A volume for a claim. */
+export interface Wanted {
+  readonly claim: { readonly namespace: string; readonly name: string; readonly uid: string };
+  /** Undefined: the only one that the driver has. */
+  readonly store: string | undefined;
+  readonly name: string;
+  readonly bytes: bigint;
+  readonly enforce: boolean;
+  readonly access: Access;
+  readonly labels: Labels;
+  /** The one that the scheduler chose for its first pod. */
+  readonly node: string | undefined;
+}
+
+export interface Made {
+  readonly volume: Pick<Volume, 'id' | 'name' | 'store' | 'bytes'>;
+  /** Where it can be used. Undefined: everywhere. */
+  readonly where: NodeSelector | undefined;
+}
+
+export interface Grown {
+  readonly bytes: bigint;
+  /** Whoever has it mounted has to see to it too. */
+  readonly onNodes: boolean;
+}
+
+/**
+ * Makes and ends the volumes of one driver. Which one it is follows from where its stores can be worked on: `anywhere` here, by the
+ * core of this process; `node` by the agents.
+ */
+export interface Provisioner {
+  readonly driver: string;
+  /** The same claim gets the same volume, whoever asks and however often. */
+  create(want: Wanted, scope: Scope): Promise<Made>;
+  /** Takes away what was made for a claim that is gone, and never got to be a PersistentVolume. None is success. */
+  takeBack(uid: string, scope: Scope): Promise<void>;
+  /** Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
+  delete(handle: string, store: string | undefined, scope: Scope): Promise<void>;
+  /** Its PersistentVolume is gone and the volume stays. */
+  retain(handle: string, scope: Scope): Promise<void>;
+  expand(handle: string, bytes: bigint, scope: Scope): Promise<Grown>;
+}
+
+/** Says on a volume which claim it was made for. */
+export const claimLabels = {
+  namespace: ownLabel('claim-namespace'),
+  name: ownLabel('claim-name'),
+  uid: ownLabel('claim-uid'),
+  /** The cluster's instance. */
+  cluster: ownLabel('cluster'),
+} as const;
+
+/** Somebody decided that the volume outlives its PersistentVolume. */
+export const retainedLabel = 'kubernetes.io/retained';
+
+/** Of stores that can be worked on from here. */
+export function createCoreProvisioner(engine: Engine, isDeclared: (store: string) => boolean): Provisioner {
+  const shared = (): readonly StoreView[] => engine.stores.list().filter((view) => view.shared);
+  const call = (scope: Scope, requestId: string) => ({ ...scope, requestId });
+
+  function storeFor(wanted: string | undefined): StoreView {
+    const all = shared();
+    const [only] = all;
+    if (wanted === undefined && only !== undefined && all.length === 1) return only;
+    const found = all.find(({ config }) => config.name === wanted);
+    if (found !== undefined) return found;
+    throw wanted !== undefined && isDeclared(wanted) ? notYet(wanted) : unknown(wanted, all);
+  }
+
+  const madeFor = (uid: string): Volume | undefined =>
+    shared()
+      .map(({ config }) => engine.records.volumes.byRequest(config.name, uid))
+      .find((volume) => volume !== undefined);
+
+  async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Volume> {
+    if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
+    const { namespace, name, uid } = want.claim;
+    const own = { namespace, name, uid, cluster: engine.instance };
+    const ownLabels = Object.fromEntries(
+      (Object.keys(claimLabels) as (keyof typeof claimLabels)[]).map((key) => [claimLabels[key], own[key]]),
+    );
+    const spec = { store: config.name, name: want.name, bytes: want.bytes, access: want.access, labels: want.labels };
+    try {
+      const enforce = want.enforce ? { enforce: true } : {};
+      return await engine.volumes.create({ ...spec, ...enforce, ownLabels }, call(scope, uid));
+    } catch (thrown) {
+      if (stowageError(thrown).code !== 'exists') throw thrown;
+      // Made by another leader, before the claim's labels were changed.
+      const found = await engine.catalogue.resolve(`${spec.store}..${spec.name}`, scope).catch(() => undefined);
+      if (found?.requestId !== uid) throw thrown;
+      return found;
+    }
+  }
+
+  return {
+    driver: drivers.anywhere,
+    create: async (want, scope) => {
+      const known = madeFor(want.claim.uid);
+      return { volume: known ?? (await create(want, storeFor(want.store), scope)), where: undefined };
+    },
+    takeBack: async (uid, scope) => {
+      const volume = madeFor(uid);
+      if (volume !== undefined) await engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`));
+    },
+    delete: async (handle, store, scope) => {
+      // A store that is no longer asked would make every volume of it look deleted.
+      if (store !== undefined && !shared().some(({ config }) => config.name === store))
+        throw isDeclared(store) ? notYet(store) : gone(store);
+      try {
+        await engine.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
+      } catch (thrown) {
+        if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+      }
+    },
+    retain: async (handle, scope) => {
+      await engine.volumes.label(handle, { [retainedLabel]: 'true' }, undefined, call(scope, `retain:${handle}`));
+    },
+    expand: async (handle, bytes, scope) => {
+      const before = await engine.catalogue.resolve(handle, scope);
+      const isLarger = before.bytes !== undefined && before.bytes >= bytes;
+      const volume = isLarger
+        ? before
+        : await engine.volumes.expand(handle, bytes, undefined, call(scope, `expand:${handle}:${bytes}`));
+      return { bytes: volume.bytes ?? bytes, onNodes: volume.enforce };
+    },
+  };
+}
+
+function unknown(wanted: string | undefined, all: readonly StoreView[]): StowageError {
+  const stores = all.length === 0 ? 'there is none' : all.map(({ config }) => config.name).join(', ');
+  const what = wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
+  return new StowageError(what, {
+    code: 'invalid',
+    reason: 'class-store-unknown',
+    action: `Ask the administrator for a class whose parameter store is one of these: ${stores}`,
+  });
+}
+
+const notYet = (store: string): StowageError =>
+  new StowageError(`store '${store}' is not open yet`, {
+    code: 'unavailable',
+    reason: 'store-not-open',
+    action: 'Wait a moment. If it persists, ask the administrator to look at it: kubectl get stores',
+  });
+
+const gone = (store: string): StowageError =>
+  new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
+    code: 'conflict',
+    reason: 'volume-store-gone',
+    action:
+      'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+  });
+
+const noSuchMode = (store: StoreName, access: Access): StowageError =>
+  new StowageError(`store '${store}' has no ${access} volumes`, {
+    code: 'unsupported',
+    reason: 'claim-unsupported',
+    action: `Ask for a claim with another volumeMode, or for a class of another store.`,
+  });

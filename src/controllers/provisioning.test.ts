@@ -1,0 +1,297 @@
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aCall, startServer } from '#testing/server.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import { createProvisioning } from './provisioning.ts';
+
+const it = controlled();
+
+const made = () => it.list(persistentVolumes);
+const settled = async (): Promise<void> => {
+  await eventually(() => it.caches.claims.synced && it.caches.classes.synced && it.caches.volumes.synced).toBe(true);
+};
+
+describe('a claim', () => {
+  test('becomes a volume and a PersistentVolume that is its own, by two requests', async () => {
+    it.api.put(paths.classes, aClass('fast', { mountOptions: ['nosuid'] }));
+    it.start(createProvisioning);
+    await settled();
+    it.api.put(paths.claims, aClaim('cart', {}, { labels: { team: 'red', 'stowage.dev/x': '1' } }));
+    await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Volume 'silver/pvc-uid-of-cart' was made"]);
+    const [volume] = await it.volumes();
+    expect(volume).toMatchObject({
+      ...{ name: 'pvc-uid-of-cart', bytes: 1n << 30n, requestId: 'uid-of-cart', access: 'filesystem' },
+      labels: {
+        team: 'red',
+        'stowage.dev/claim-namespace': 'shop',
+        'stowage.dev/claim-name': 'cart',
+        'stowage.dev/claim-uid': 'uid-of-cart',
+        'stowage.dev/cluster': it.engine.instance,
+      },
+    });
+    expect(volume?.labels).not.toHaveProperty('stowage.dev/x');
+    expect(await made()).toMatchObject([
+      {
+        metadata: {
+          name: 'pvc-uid-of-cart',
+          annotations: { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' },
+          finalizers: ['stowage.dev/volume'],
+        },
+        spec: {
+          ...{ capacity: { storage: '1Gi' }, accessModes: ['ReadWriteMany'], volumeMode: 'Filesystem' },
+          ...{ persistentVolumeReclaimPolicy: 'Delete', storageClassName: 'fast', mountOptions: ['nosuid'] },
+          claimRef: { kind: 'PersistentVolumeClaim', namespace: 'shop', name: 'cart', uid: 'uid-of-cart' },
+          csi: {
+            ...{ driver: 'file.stowage.dev', volumeHandle: volume?.id },
+            volumeAttributes: { store: 'silver', name: 'pvc-uid-of-cart' },
+          },
+        },
+      },
+    ]);
+    expect(it.changes()).toEqual([
+      'POST /api/v1/persistentvolumes',
+      'POST /apis/events.k8s.io/v1/namespaces/shop/events',
+    ]);
+    // And nothing was asked for but what is watched.
+    expect(it.api.asked.filter((one) => one.startsWith('GET') && one.includes('uid-of-cart'))).toEqual([]);
+  });
+
+  test('whose volume was made by a controller that died gets that one', async () => {
+    const spec = {
+      store: 'silver',
+      name: 'pvc-uid-of-cart',
+      bytes: 1n << 30n,
+      access: undefined,
+      labels: { old: 'x' },
+    };
+    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(made).toMatchObject([{ spec: { csi: { volumeHandle: before.id } } }]);
+    expect(await it.volumes()).toHaveLength(1);
+  });
+
+  test('whose volume was made when its class named another store gets that one', async () => {
+    await it.engine.stores.add('gold', it.place('gold'), aCall());
+    const spec = { store: 'gold', name: 'x', bytes: 1n << 30n, access: undefined, labels: {} };
+    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(made).toMatchObject([{ spec: { csi: { volumeHandle: before.id } } }]);
+    expect(await it.volumes()).toEqual([]);
+  });
+
+  test('whose volume another controller made that we have not heard of gets that one', async () => {
+    const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
+    onTestFinished(() => other[Symbol.asyncDispose]());
+    await other.engine.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    const spec = {
+      store: 'silver',
+      name: 'pvc-uid-of-cart',
+      bytes: 1n << 30n,
+      access: undefined,
+      labels: { old: 'x' },
+    };
+    const before = await other.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(made).toMatchObject([{ spec: { csi: { volumeHandle: before.id } } }]);
+  });
+
+  test('whose name another volume has is told so', async () => {
+    const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
+    await it.engine.volumes.create(spec, aCall());
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain('pvc-uid-of-cart');
+    expect(await made()).toEqual([]);
+  });
+
+  test('whose PersistentVolume is there, and only not heard of yet, has it', async () => {
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.api.intercept = ({ method, url }, response) => {
+      if (method !== 'POST' || url !== paths.volumes) return false;
+      it.api.refuse(response, 409, 'AlreadyExists');
+      return true;
+    };
+    it.start(createProvisioning);
+    await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
+  });
+
+  test('whose PersistentVolume was written in a call that was lost has only that one', async () => {
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    let lost = 0;
+    it.api.intercept = ({ method, url }, response, body) => {
+      if (method !== 'POST' || url !== paths.volumes || lost > 0) return false;
+      lost++;
+      it.api.put(paths.volumes, JSON.parse(body));
+      response.socket?.destroy();
+      return true;
+    };
+    it.start(createProvisioning);
+    await eventually(() => lost).toBe(1);
+    await eventually(async () => (await made()).length).toBe(1);
+    expect(await it.volumes()).toHaveLength(1);
+  });
+
+  test('that is deleted while its volume is made leaves nothing', async () => {
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    let refused = 0;
+    it.api.intercept = ({ method, url }, response) => {
+      if (method !== 'POST' || url !== paths.volumes) return false;
+      refused++;
+      it.api.refuse(response, 500, 'InternalError');
+      return true;
+    };
+    it.start(createProvisioning);
+    await eventually(() => refused).toBeGreaterThan(0);
+    expect(await it.volumes()).toHaveLength(1);
+    it.api.remove(paths.claims, 'cart');
+    await eventually(() => it.volumes()).toEqual([]);
+    expect(await made()).toEqual([]);
+  });
+
+  test('that only the cache has lost keeps its volume', async () => {
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    let refused = 0;
+    let isGone = false;
+    it.api.intercept = ({ method, url = '' }, response) => {
+      if (method === 'GET' && isGone && url === `${paths.claims}/cart`) {
+        response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(aClaim('cart')));
+        return true;
+      }
+      if (method !== 'POST' || url !== paths.volumes) return false;
+      refused++;
+      it.api.refuse(response, 500, 'InternalError');
+      return true;
+    };
+    const controller = it.start(createProvisioning);
+    await eventually(() => refused).toBeGreaterThan(0);
+    isGone = true;
+    it.api.remove(paths.claims, 'cart');
+    await eventually(() => it.api.asked.filter((one) => one === `GET ${paths.claims}/cart`).length).toBeGreaterThan(0);
+    await eventually(() => controller.counts().running).toBe(0);
+    expect(await it.volumes()).toHaveLength(1);
+  });
+
+  test('of a class that waits for the first pod waits until a node is chosen', async () => {
+    it.api.put(paths.classes, aClass('fast', { volumeBindingMode: 'WaitForFirstConsumer' }));
+    it.api.put(paths.claims, aClaim('cart'));
+    const controller = it.start(createProvisioning);
+    await eventually(() => controller.counts().done).toBeGreaterThan(0);
+    expect(await it.volumes()).toEqual([]);
+    const annotations = { 'volume.kubernetes.io/selected-node': 'node-1' };
+    it.api.put(paths.claims, aClaim('cart', {}, { annotations }));
+    await eventually(async () => (await made()).length).toBe(1);
+  });
+
+  test('that Kubernetes may give another volume waits until it has not', async () => {
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', nfs: {} } });
+    it.api.put(paths.claims, aClaim('cart'));
+    const controller = it.start(createProvisioning);
+    await eventually(() => controller.counts().done).toBeGreaterThan(0);
+    expect(await it.volumes()).toEqual([]);
+    const annotations = { 'volume.kubernetes.io/storage-provisioner': 'file.stowage.dev' };
+    it.api.put(paths.claims, aClaim('cart', {}, { annotations }));
+    await eventually(async () => (await it.volumes()).length).toBe(1);
+  });
+
+  test('is used only where its class allows it', async () => {
+    const matchLabelExpressions = [{ key: 'zone', values: ['a', 'b'] }];
+    it.api.put(paths.classes, aClass('fast', { allowedTopologies: [{ matchLabelExpressions }] }));
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    const term = { matchExpressions: [{ key: 'zone', operator: 'In', values: ['a', 'b'] }] };
+    await eventually(made).toMatchObject([{ spec: { nodeAffinity: { required: { nodeSelectorTerms: [term] } } } }]);
+  });
+
+  test('names its volume as the class says', async () => {
+    const nameTemplate = '{namespace}-{name}-{label:app.example/team}-{annotation:x}';
+    it.api.put(paths.classes, aClass('fast', { parameters: { store: 'silver', nameTemplate } }));
+    const metadata = { labels: { 'app.example/team': 'red' }, annotations: { x: 'y' } };
+    it.api.put(paths.claims, aClaim('cart', {}, metadata));
+    it.start(createProvisioning);
+    await eventually(async () => (await it.volumes()).map(({ name }) => name)).toEqual(['shop-cart-red-y']);
+  });
+
+  test.each<[string, object, object, string]>([
+    [
+      'with an unknown parameter',
+      { parameters: { store: 'silver', colour: 'red' } },
+      {},
+      "class 'fast' has the unknown parameter 'colour'. Allowed are: store, nameTemplate, enforce.",
+    ],
+    ['with a wrong value', { parameters: { store: 'silver', enforce: 'yes' } }, {}, "'yes' is not a value for enforce"],
+    ['of a store that is not there', { parameters: { store: 'gold' } }, {}, "there is no store 'gold' for the class"],
+    ['with a wrong template', { parameters: { nameTemplate: '{x}' } }, {}, "'{x}' is not a template of names"],
+    ['with half a template', { parameters: { nameTemplate: '{name' } }, {}, "'{name' is not a template of names"],
+    [
+      'without what the template wants',
+      { parameters: { nameTemplate: '{label:team}' } },
+      {},
+      "the class names volumes by the label 'team', which the claim does not have. Add it to the claim.",
+    ],
+    ['whose name would be none', { parameters: { nameTemplate: '..{name}' } }, {}, "would be called '..cart'"],
+    ['with a data source', {}, { dataSource: { kind: 'PersistentVolumeClaim', name: 'a' } }, 'has a dataSource'],
+    ['with a data source of the other kind', {}, { dataSourceRef: { kind: 'X', name: 'a' } }, 'has a dataSource'],
+    ['with a selector', {}, { selector: { matchLabels: { a: 'b' } } }, 'has a selector'],
+    ['for a block device', {}, { volumeMode: 'Block' }, "store 'silver' has no block volumes"],
+  ])('%s is told so, waits, and leaves nothing', async (_, kind, spec, note) => {
+    it.api.put(paths.classes, aClass('fast', kind));
+    it.api.put(paths.claims, aClaim('cart', spec));
+    it.start(createProvisioning);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(note);
+    expect([await it.volumes(), await made()]).toEqual([[], []]);
+  });
+
+  test('is given its volume when its class is mended', async () => {
+    it.api.put(paths.classes, aClass('fast', { parameters: { store: 'gold' } }));
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(async () => (await it.notes('ProvisioningFailed')).length).toBe(1);
+    it.api.remove(paths.classes, 'fast');
+    it.api.put(paths.classes, aClass());
+    await eventually(async () => (await made()).length).toBe(1);
+  });
+
+  test.each<[string, object, object]>([
+    ['of another provisioner', { provisioner: 'other.example' }, {}],
+    ['that has a volume', {}, { volumeName: 'x' }],
+    ['of no class', {}, { storageClassName: '' }],
+  ])('%s is left alone', async (_, kind, spec) => {
+    it.api.put(paths.classes, aClass('fast', kind));
+    it.api.put(paths.claims, aClaim('cart', spec));
+    const controller = it.start(createProvisioning);
+    await eventually(() => controller.counts().done).toBeGreaterThan(0);
+    expect([await it.volumes(), await made(), it.changes()]).toEqual([[], [], []]);
+  });
+});
+
+test('claims of a store that is silent keep no others waiting', async () => {
+  await it.engine.stores.add('gold', it.place('gold'), aCall());
+  it.nfs.close('create', { store: 'gold' });
+  it.api.put(paths.classes, aClass());
+  it.api.put(paths.classes, aClass('slow', { parameters: { store: 'gold' } }));
+  for (let n = 0; n < 100; n++) it.api.put(paths.claims, aClaim(`slow-${n}`, { storageClassName: 'slow' }));
+  it.api.put(paths.claims, aClaim('cart'));
+  it.start(createProvisioning);
+  await eventually(async () => (await made()).map(({ metadata }) => metadata.name)).toEqual(['pvc-uid-of-cart']);
+});
+
+test('every claim of many has one volume', async () => {
+  it.api.put(paths.classes, aClass());
+  for (let n = 0; n < 100; n++) it.api.put(paths.claims, aClaim(`c${n}`));
+  it.start(createProvisioning);
+  await eventually(async () => (await made()).length).toBe(100);
+  expect(new Set((await it.volumes()).map(({ requestId }) => requestId)).size).toBe(100);
+  await eventually(() => it.changes().length).toBe(200);
+});

@@ -1,0 +1,196 @@
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Access, Labels } from '#core/model.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
+import { keyOf } from './engine/cache.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, type Done, done } from './engine/outcome.ts';
+import { claimReference, classNameOf, provisionedBy, selectedNode, volumeFinalizer, volumeNameFor } from './names.ts';
+import { nameFor, parametersOf } from './parameters.ts';
+import { type ControllerParts, found } from './parts.ts';
+import type { Made, Provisioner, Wanted } from './provisioner.ts';
+import { bytesOf, quantityOf } from './quantity.ts';
+import { reportFailure } from './reporting.ts';
+
+/** A claim that something was begun for, and whose PersistentVolume is not known to be written. */
+interface Begun {
+  readonly uid: string;
+  readonly provisioner: Provisioner;
+}
+
+/** Said by Kubernetes when it has looked for a volume that is there already, and found none. */
+const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kubernetes.io/storage-provisioner'];
+
+/**
+ * Claims become volumes. Two requests for each: the PersistentVolume and an Event. Nothing is asked before: whatever happens to the
+ * claim meanwhile, Kubernetes sees that the PersistentVolume is nobody's, and then it is deleted as any other.
+ */
+export function createProvisioning(parts: ControllerParts): Controller {
+  const { client, clock, caches, events, provisioners } = parts;
+  const begun = new Map<string, Begun>();
+
+  /** The class of a claim that is ours, and waits for a volume. */
+  function waiting(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
+    if (claim === undefined || claim.metadata.deletionTimestamp !== undefined) return undefined;
+    if (claim.spec.volumeName !== undefined) return undefined;
+    const found = caches.classes.get(classNameOf(claim));
+    const provisioner = provisioners.get(found?.provisioner ?? '');
+    return found === undefined || provisioner === undefined ? undefined : [found, provisioner];
+  }
+
+  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+    const claim = caches.claims.get(key);
+    const before = begun.get(key);
+    if (before !== undefined && !isStill(claim, before)) await abandon(key, before, scope);
+    const ours = waiting(claim);
+    if (claim === undefined || ours === undefined) return done;
+    const [kind, provisioner] = ours;
+    const { uid = '' } = claim.metadata;
+    if (caches.volumes.get(volumeNameFor(uid)) !== undefined || !isTime(claim, kind)) return done;
+    const want = wantedBy(claim, kind);
+    if (mayBeGivenAnother(claim)) return done;
+    begun.set(key, { uid, provisioner });
+    const made = await provisioner.create(want, scope);
+    await write(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
+    begun.delete(key);
+    const note = `Volume '${made.volume.store}/${made.volume.name}' was made`;
+    const regarding = claimReference(claim);
+    events.report({ regarding, type: 'Normal', reason: 'ProvisioningSucceeded', action: 'Provision', note });
+    return done;
+  }
+
+  /** There is one of that class that nobody has: Kubernetes takes it if it fits, and says so if it does not. */
+  const mayBeGivenAnother = (claim: PersistentVolumeClaim): boolean =>
+    caches.volumes.by('free', classNameOf(claim)).length > 0 &&
+    !askedFor.some((key) => claim.metadata.annotations?.[key] !== undefined);
+
+  async function write(volume: PersistentVolume, { signal }: Scope): Promise<void> {
+    try {
+      await client.create(persistentVolumes, volume, signal);
+    } catch (thrown) {
+      // By us, in a call whose answer got lost: nobody else gives that name to it.
+      if (reasonOf(thrown) !== 'AlreadyExists') throw thrown;
+    }
+  }
+
+  /** The claim is gone, or has another volume. What the cache says of that is not enough to destroy something for. */
+  async function abandon(key: string, { uid, provisioner }: Begun, scope: Scope): Promise<void> {
+    const [namespace = '', name = ''] = key.split('/');
+    const claim = await found(client.get(claims, { namespace, name }, scope.signal));
+    if (isStill(claim, { uid })) return;
+    const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
+    if (volume === undefined) {
+      await provisioner.takeBack(uid, scope);
+      scope.log.info('nobody claims it any more: what was made is taken away', { uid });
+    }
+    begun.delete(key);
+  }
+
+  const controller = createController({
+    ...{ name: 'provisioning', clock, reconcile, workers: 64, perGroup: 32 },
+    groupOf: (key) => waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? '',
+    failed: (key, error) => {
+      const claim = caches.claims.get(key);
+      const about = { reason: 'ProvisioningFailed', action: 'Provision' };
+      if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
+    },
+  });
+  const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
+  controller.follow(caches.claims);
+  controller.follow(caches.classes, ({ metadata }) => waitingFor(metadata.name ?? ''));
+  controller.follow(caches.stores, ({ metadata: { name } }) =>
+    [...caches.classes.all()]
+      .filter(({ parameters }) => parameters?.['store'] === undefined || parameters['store'] === name)
+      .flatMap(({ metadata, provisioner }) => (provisioners.has(provisioner) ? waitingFor(metadata.name ?? '') : [])),
+  );
+  controller.follow(caches.volumes, ({ spec: { storageClassName = '', claimRef } }) =>
+    claimRef?.uid === undefined ? waitingFor(storageClassName) : [`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`],
+  );
+  return controller;
+}
+
+/** It is the same claim, and has no volume yet. */
+const isStill = (claim: PersistentVolumeClaim | undefined, { uid }: Pick<Begun, 'uid'>): boolean =>
+  claim?.metadata.uid === uid && (claim.spec.volumeName ?? '') === '';
+
+/** Not before the scheduler knows where the first pod goes, where the class wants it so. */
+const isTime = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
+  volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNode] !== undefined;
+
+/** Throws for what cannot be had. */
+function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
+  const { metadata, spec } = claim;
+  const { namespace = '', name = '', uid = '' } = metadata;
+  const { store, enforce, nameTemplate } = parametersOf(kind);
+  if (spec.dataSource !== undefined || spec.dataSourceRef !== undefined)
+    throw unsupported(
+      'has a dataSource: volumes cannot be made of others or of snapshots yet',
+      'Leave out dataSource.',
+    );
+  if (spec.selector !== undefined)
+    throw unsupported(
+      'has a selector, which only fits volumes that are there already',
+      'Leave out the selector, or make such a PersistentVolume.',
+    );
+  const bytes = bytesOf(spec.resources?.requests?.['storage']);
+  if (bytes === undefined || bytes === 0n)
+    throw unsupported('asks for no size', 'Set spec.resources.requests.storage.');
+  const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
+  return {
+    ...{ claim: { namespace, name, uid }, store, enforce, bytes, access },
+    ...{ name: nameFor(claim, nameTemplate), labels: labelsOf(metadata.labels ?? {}) },
+    node: metadata.annotations?.[selectedNode],
+  };
+}
+
+const unsupported = (what: string, action: string): StowageError =>
+  new StowageError(`the claim ${what}`, { code: 'unsupported', reason: 'claim-unsupported', action });
+
+/** As far as they can be labels of volumes: path templates of stores are made of them. */
+const labelsOf = (labels: Labels): Labels =>
+  Object.fromEntries(
+    Object.entries(labels)
+      .filter(([key]) => /^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$/.test(key) && !key.startsWith('stowage.dev/'))
+      .slice(0, 32),
+  );
+
+function volumeFor(
+  claim: PersistentVolumeClaim,
+  kind: StorageClass,
+  { volume, where }: Made,
+  driver: string,
+  bytes: bigint,
+): PersistentVolume {
+  const { uid = '' } = claim.metadata;
+  const { reclaimPolicy = 'Delete', mountOptions } = kind;
+  const { accessModes = ['ReadWriteOnce'], volumeMode = 'Filesystem' } = claim.spec;
+  const affinity = where ?? allowedOn(kind);
+  return {
+    metadata: {
+      name: volumeNameFor(uid),
+      annotations: { [provisionedBy]: driver },
+      finalizers: [volumeFinalizer],
+    },
+    spec: {
+      capacity: { storage: quantityOf(volume.bytes ?? bytes) },
+      ...{ accessModes, volumeMode, persistentVolumeReclaimPolicy: reclaimPolicy },
+      storageClassName: classNameOf(claim),
+      ...(mountOptions === undefined ? {} : { mountOptions }),
+      claimRef: claimReference(claim),
+      csi: { driver, volumeHandle: volume.id, volumeAttributes: { store: volume.store, name: volume.name } },
+      ...(affinity === undefined ? {} : { nodeAffinity: { required: affinity } }),
+    },
+  };
+}
+
+/** A store that all nodes reach is used where the class allows it, and nowhere else. */
+function allowedOn({ allowedTopologies = [] }: StorageClass): NodeSelector | undefined {
+  const terms = allowedTopologies.flatMap(({ matchLabelExpressions = [] }) =>
+    matchLabelExpressions.length === 0
+      ? []
+      : { matchExpressions: matchLabelExpressions.map(({ key, values }) => ({ key, operator: 'In', values })) },
+  );
+  return terms.length === 0 ? undefined : { nodeSelectorTerms: terms };
+}

@@ -1,0 +1,19 @@
+import { KubeError } from '#wire/kube/errors.ts';
+import type { ObjectReference } from '#wire/kube/types.ts';
+import type { Events } from './engine/events.ts';
+import { noteOf } from './engine/note.ts';
+import { setbackOf } from './engine/outcome.ts';
+
+const unending = new AbortController().signal;
+const how = 'by: kubectl get stores, and the log of the controller';
+
+/** That something failed, on the object that it failed for. What the API server will have forgotten in a moment is not worth telling. */
+export function reportFailure(
+  events: Events,
+  regarding: ObjectReference,
+  { reason, action }: { readonly reason: string; readonly action: string },
+  error: unknown,
+): void {
+  if (error instanceof KubeError && setbackOf(error, unending).kind === 'retry') return;
+  events.report({ regarding, type: 'Warning', reason, action, note: noteOf(error, how) });
+}

@@ -1,0 +1,86 @@
+import { expect, test } from 'vitest';
+import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aCall } from '#testing/server.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import { createResizing } from './resizing.ts';
+
+const it = controlled();
+const mib = 1n << 20n;
+
+async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1Mi' } = {}) {
+  const spec = { store: 'silver', name: 'a', bytes: mib, enforce, access: undefined, labels: {} };
+  const { id } = await it.engine.volumes.create(spec, aCall());
+  it.api.put(paths.volumes, {
+    metadata: { name: 'pvc-1' },
+    spec: {
+      ...{ capacity: { storage: has }, claimRef: { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' } },
+      csi: { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'silver' } },
+    },
+    status: { phase: 'Bound' },
+  });
+  const claim = aClaim('cart', { volumeName: 'pvc-1', resources: { requests: { storage: wants } } });
+  it.api.put(paths.claims, { ...claim, status: { phase: 'Bound', capacity: { storage: '1Mi' }, ...status } });
+}
+
+const other = { type: 'Other', status: 'True' };
+const resizing = { type: 'Resizing', status: 'True' };
+
+test('a claim that asks for more gets it', async () => {
+  await aPair({ conditions: [other, resizing] });
+  it.start(createResizing);
+  await eventually(() => it.notes('VolumeResizeSuccessful')).toEqual(['Volume was enlarged to 2Mi']);
+  expect(await it.volumes()).toMatchObject([{ bytes: 2n * mib }]);
+  expect(await it.list(persistentVolumes)).toMatchObject([{ spec: { capacity: { storage: '2Mi' } } }]);
+  const [claim] = await it.list(claims);
+  expect(claim?.status).toEqual({
+    ...{ phase: 'Bound', capacity: { storage: '2Mi' }, allocatedResources: { storage: '2Mi' }, conditions: [other] },
+  });
+  expect(it.changes()).toHaveLength(3);
+});
+
+test('where nodes have to see to it too, they are told, and the claim has it when they say so', async () => {
+  await aPair({}, { enforce: true });
+  const controller = it.start(createResizing);
+  await eventually(() => it.notes('VolumeResizeSuccessful')).toHaveLength(1);
+  const [claim] = await it.list(claims);
+  expect(claim?.status).toMatchObject({
+    ...{ capacity: { storage: '1Mi' }, allocatedResources: { storage: '2Mi' } },
+    ...{ allocatedResourceStatuses: { storage: 'NodeResizePending' } },
+    conditions: [{ type: 'FileSystemResizePending', status: 'True' }],
+  });
+  const before = it.changes().length;
+  controller.add('shop/cart');
+  await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
+  expect(it.changes()).toHaveLength(before);
+});
+
+test('what was interrupted before the claim was told is finished', async () => {
+  await aPair({}, { has: '2Mi' });
+  it.start(createResizing);
+  await eventually(() => it.list(claims)).toMatchObject([{ status: { capacity: { storage: '2Mi' } } }]);
+});
+
+test.each<[string, Parameters<typeof aPair>[1]]>([
+  ['has what it asks for', { wants: '1Mi' }],
+  ['asks for less', { wants: '1Ki' }],
+])('a claim that %s is left alone', async (_, sizes) => {
+  await aPair({}, sizes);
+  const controller = it.start(createResizing);
+  await eventually(() => controller.counts().done).toBeGreaterThan(0);
+  expect(it.changes()).toEqual([]);
+});
+
+test('that there is no room is told, and nothing changes', async () => {
+  await it.engine.stores.add('small', `${it.place('small')}?maxBytes=1M`, aCall());
+  await aPair({});
+  const { id } = await it.engine.volumes.create(
+    { store: 'small', name: 'b', bytes: mib, access: undefined, labels: {} },
+    aCall(),
+  );
+  const [object] = await it.list(persistentVolumes);
+  const csi = { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'small' } };
+  it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { ...object?.spec, csi } });
+  it.start(createResizing);
+  await eventually(async () => (await it.notes('VolumeResizeFailed')).join()).toContain('small');
+  expect(await it.list(persistentVolumes)).toMatchObject([{ spec: { capacity: { storage: '1Mi' } } }]);
+});

@@ -1,0 +1,93 @@
+import type { Scope } from '#base/log.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, type Done, done } from './engine/outcome.ts';
+import { claimReference, volumeReference } from './names.ts';
+import type { ControllerParts } from './parts.ts';
+import { bytesOf, quantityOf } from './quantity.ts';
+import { reportFailure } from './reporting.ts';
+
+/** Of a claim that grows; those that Kubernetes knows. */
+const resizing = new Set(['Resizing', 'FileSystemResizePending', 'ControllerResizeError', 'NodeResizeError']);
+const storage = 'storage';
+
+const sizeIn = (sizes: Readonly<Record<string, string>> | undefined): bigint => bytesOf(sizes?.[storage]) ?? 0n;
+
+/** Claims that ask for more get it. */
+export function createResizing(parts: ControllerParts): Controller {
+  const { client, clock, caches, events, provisioners } = parts;
+
+  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+    const claim = caches.claims.get(key);
+    const volume = caches.volumes.get(claim?.spec.volumeName ?? '');
+    if (claim === undefined || volume === undefined || !isTheirs(claim, volume)) return done;
+    const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
+    const wanted = sizeIn(claim.spec.resources?.requests);
+    // It has what it asks for: by far the most of them.
+    if (provisioner === undefined || sizeIn(claim.status?.capacity) >= wanted) return done;
+    const has = sizeIn(volume.spec.capacity);
+    if (has >= wanted && isLeftToNodes(claim)) return done;
+    const grown = await provisioner.expand(volume.spec.csi?.volumeHandle ?? '', wanted, scope);
+    if (has < grown.bytes) await enlarge(volume, grown.bytes, scope);
+    await tell(claim, grown.bytes, grown.onNodes, scope);
+    const note = `Volume was enlarged to ${quantityOf(grown.bytes)}`;
+    const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
+    events.report({ ...about, regarding: claimReference(claim), related: volumeReference(volume) });
+    return done;
+  }
+
+  async function enlarge({ metadata }: PersistentVolume, bytes: bigint, { signal }: Scope): Promise<void> {
+    const { name = '', uid = '' } = metadata;
+    const body = { metadata: { uid }, spec: { capacity: { [storage]: quantityOf(bytes) } } };
+    await client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
+  }
+
+  /** What kubelets still have to do is said in the claim, and they say when it is done. */
+  async function tell(claim: PersistentVolumeClaim, bytes: bigint, onNodes: boolean, scope: Scope): Promise<void> {
+    const { namespace = '', name = '', resourceVersion = '' } = claim.metadata;
+    const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizing.has(type));
+    const pending: Condition = {
+      ...{ type: 'FileSystemResizePending', status: 'True', message: 'Waiting for the nodes that have it mounted.' },
+      lastTransitionTime: new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z'),
+    };
+    const size = { [storage]: quantityOf(bytes) };
+    const status = onNodes
+      ? {
+          ...{ conditions: [...kept, pending], allocatedResources: size },
+          allocatedResourceStatuses: { [storage]: 'NodeResizePending' },
+        }
+      : { conditions: kept, capacity: size, allocatedResources: size, allocatedResourceStatuses: null };
+    const body = { metadata: { resourceVersion }, status };
+    await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, scope.signal);
+  }
+
+  const controller = createController({
+    ...{ name: 'resizing', clock, reconcile, workers: 16 },
+    groupOf: (key) => {
+      const volume = caches.volumes.get(caches.claims.get(key)?.spec.volumeName ?? '');
+      return volume?.spec.csi?.volumeAttributes?.['store'] ?? '';
+    },
+    failed: (key, error) => {
+      const claim = caches.claims.get(key);
+      const about = { reason: 'VolumeResizeFailed', action: 'Resize' };
+      if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
+    },
+  });
+  controller.follow(caches.claims);
+  // Changes of it are our own.
+  controller.follow(caches.volumes, () => []);
+  caches.volumes.on({
+    added: ({ spec: { claimRef } }) => {
+      if (claimRef?.uid !== undefined) controller.add(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`);
+    },
+  });
+  return controller;
+}
+
+const isTheirs = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
+  metadata.deletionTimestamp === undefined && spec.claimRef?.uid === metadata.uid;
+
+/** We have done our part, and a kubelet does the rest when the volume is mounted. */
+const isLeftToNodes = ({ status }: PersistentVolumeClaim): boolean =>
+  status?.allocatedResourceStatuses?.[storage]?.startsWith('NodeResize') === true;

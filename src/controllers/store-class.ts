@@ -1,0 +1,77 @@
+import { isDeepStrictEqual } from 'node:util';
+import type { Scope } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { storageClasses } from '#wire/kube/resources.ts';
+import type { StorageClass } from '#wire/kube/types.ts';
+import type { Caches } from './caches.ts';
+import { drivers, storeLabel } from './names.ts';
+import { found } from './parts.ts';
+import type { StoreObject } from './store-object.ts';
+
+const defaultClass = 'storageclass.kubernetes.io/is-default-class';
+const managedBy = 'app.kubernetes.io/managed-by';
+
+/** The class that goes with a store, as its object wants it. Undefined: none. */
+function classFor({ metadata, spec }: StoreObject): StorageClass | undefined {
+  const wish = spec.storageClass;
+  if (wish === undefined) return undefined;
+  const { name = '', uid = '' } = metadata;
+  const isOnNodes = spec.uri.startsWith('local:');
+  const { nameTemplate, enforce = false } = wish;
+  return {
+    metadata: {
+      name: wish.name ?? name,
+      labels: { [storeLabel]: name, [managedBy]: 'stowage' },
+      annotations: wish.default === true ? { [defaultClass]: 'true' } : {},
+      // It goes with its store.
+      ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
+    },
+    provisioner: isOnNodes ? drivers.node : drivers.anywhere,
+    parameters: {
+      store: name,
+      ...(nameTemplate === undefined ? {} : { nameTemplate }),
+      ...(enforce ? { enforce: 'true' } : {}),
+    },
+    reclaimPolicy: wish.reclaimPolicy ?? 'Delete',
+    // What is on one node has to wait until it is known which one.
+    volumeBindingMode: wish.volumeBindingMode ?? (isOnNodes ? 'WaitForFirstConsumer' : 'Immediate'),
+    allowVolumeExpansion: wish.allowVolumeExpansion ?? true,
+  };
+}
+
+/** Whether it has the one it wants; the name of the one that is somebody else's. Undefined: it wants none. */
+export type ClassState = { readonly ready: true } | { readonly ready: false; readonly taken: string } | undefined;
+
+/** Most fields of a class cannot be changed: another one takes its place. Claims that have their volume do not notice. */
+export async function keepClass(
+  client: KubeClient,
+  caches: Pick<Caches, 'classes'>,
+  store: StoreObject,
+  { signal }: Scope,
+): Promise<ClassState> {
+  const wanted = classFor(store);
+  const owned = caches.classes.by('store', store.metadata.name ?? '');
+  const right = owned.find((one) => wanted !== undefined && isSame(one, wanted));
+  for (const { metadata } of owned.filter((one) => one !== right)) {
+    const { name = '', uid } = metadata;
+    await found(client.delete(storageClasses, { name }, { uid }, signal));
+  }
+  if (wanted === undefined) return undefined;
+  const { name = '' } = wanted.metadata;
+  const other = caches.classes.get(name);
+  if (other !== undefined && !owned.includes(other)) return { ready: false, taken: name };
+  if (right === undefined) await client.create(storageClasses, wanted, signal);
+  return { ready: true };
+}
+
+/** In what is ours: others may add labels and annotations. */
+function isSame(one: StorageClass, wanted: StorageClass): boolean {
+  const own = ({ metadata, ...rest }: StorageClass): unknown => [
+    metadata.name,
+    metadata.annotations?.[defaultClass] === 'true',
+    metadata.ownerReferences?.map(({ uid }) => uid),
+    ...[rest.provisioner, rest.parameters ?? {}, rest.reclaimPolicy, rest.volumeBindingMode],
+    rest.allowVolumeExpansion ?? false,
+  ];
+  return isDeepStrictEqual(own(one), own(wanted));
+}

@@ -1,0 +1,51 @@
+import type { StoreConfig } from '#core/model.ts';
+import type { StoreKind } from '#core/ports.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import type { Resource } from '#wire/kube/resources.ts';
+import type { Condition, KubeObject, ObjectReference } from '#wire/kube/types.ts';
+
+/** What an administrator says of a store in a cluster: the same words as in stowage.yaml. */
+export interface StoreObject extends KubeObject {
+  readonly spec: {
+    /** Scheme and place; options are beside it. */
+    readonly uri: string;
+    readonly options?: Readonly<Record<string, string>>;
+    /** Made and kept for as long as it stands here. */
+    readonly storageClass?: ClassWish;
+  };
+  readonly status?: StoreStatus;
+}
+
+export interface ClassWish {
+  /** Left out: as the store. */
+  readonly name?: string;
+  readonly default?: boolean;
+  readonly reclaimPolicy?: 'Delete' | 'Retain';
+  readonly volumeBindingMode?: 'Immediate' | 'WaitForFirstConsumer';
+  readonly allowVolumeExpansion?: boolean;
+  readonly nameTemplate?: string;
+  readonly enforce?: boolean;
+}
+
+export interface StoreStatus {
+  readonly observedGeneration?: number;
+  readonly kind?: string;
+  readonly conditions?: readonly Condition[];
+  readonly capacity?: { readonly total: string; readonly free: string } | null;
+  readonly volumes?: number | null;
+}
+
+export const storeObjects: Resource<StoreObject> = {
+  ...{ group: 'stowage.dev', version: 'v1', plural: 'stores', kind: 'Store', namespaced: false },
+};
+
+export const storeReference = ({ metadata: { name = '', uid = '' } }: StoreObject): ObjectReference => ({
+  ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid },
+});
+
+/** Throws a StowageError for what no store can be. */
+export function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, StoreKind>): StoreConfig {
+  const query = new URLSearchParams(spec.options);
+  const uri = query.size === 0 ? spec.uri : `${spec.uri}?${query}`;
+  return parseStoreConfig(metadata.name ?? '', uri, 'cluster', kinds);
+}

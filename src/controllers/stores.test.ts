@@ -1,0 +1,167 @@
+import { renameSync } from 'node:fs';
+import { describe, expect, test } from 'vitest';
+import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import type { Thing } from '#testing/fakes/kube-objects.ts';
+import { aCall } from '#testing/server.ts';
+import { storageClasses } from '#wire/kube/resources.ts';
+import type { Condition } from '#wire/kube/types.ts';
+import { storeObjects } from './store-object.ts';
+import { createStoresController } from './stores.ts';
+
+const it = controlled();
+
+const aStore = (name: string, spec: object): Thing => ({
+  metadata: { name, uid: `uid-of-${name}`, generation: 1 },
+  spec,
+});
+const conditions = async (name = 'gold'): Promise<Record<string, Condition>> => {
+  const all = await it.list(storeObjects);
+  const found = all.find(({ metadata }) => metadata.name === name)?.status?.conditions ?? [];
+  return Object.fromEntries(found.map((one) => [one.type, one]));
+};
+const ready = async (name?: string): Promise<string | undefined> => (await conditions(name))['Ready']?.status;
+const classes = () => it.list(storageClasses);
+
+describe('a Store object', () => {
+  test('becomes a store, which nobody else can take away, and says how it is', async () => {
+    it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), options: { maxVolumes: '3' } }));
+    const controller = it.start(createStoresController);
+    await controller.whenConfigured();
+    await eventually(ready).toBe('True');
+    const { config } = it.engine.stores.view('gold');
+    expect(config).toMatchObject({ origin: 'cluster', policy: { maxVolumes: 3 } });
+    await expect(it.engine.stores.remove('gold', aCall())).rejects.toMatchObject({
+      ...{ code: 'denied', reason: 'store-from-cluster', action: 'Delete the object: kubectl delete store gold' },
+    });
+    const [object] = await it.list(storeObjects);
+    expect(object?.status).toMatchObject({
+      ...{ kind: 'nfs', observedGeneration: 1, volumes: 0 },
+      capacity: { total: expect.any(String), free: expect.any(String) },
+      conditions: [
+        { type: 'Ready', status: 'True', reason: 'Open', observedGeneration: 1 },
+        { type: 'Reachable', status: 'True' },
+      ],
+    });
+    // Written once: what does not change is not said again.
+    controller.add('gold');
+    await eventually(() => controller.counts().running).toBe(0);
+    expect(it.changes()).toEqual([`PATCH ${paths.stores}/gold/status`]);
+  });
+
+  test('that is deleted takes its store with it, and not what was added by hand', async () => {
+    it.api.put(paths.stores, aStore('gold', { uri: it.place('gold') }));
+    it.start(createStoresController);
+    await eventually(ready).toBe('True');
+    it.api.remove(paths.stores, 'gold');
+    await eventually(() => it.engine.stores.list().map(({ config }) => config.name)).not.toContain('gold');
+    expect(it.engine.stores.list().map(({ config }) => config.name)).toContain('silver');
+  });
+
+  test('that no store can be says why, and keeps no others waiting', async () => {
+    it.api.put(paths.stores, aStore('gold', { uri: 'nfs://server/x', options: { colour: 'red' } }));
+    it.api.put(paths.stores, aStore('tin', { uri: it.place('tin') }));
+    it.start(createStoresController);
+    await eventually(() => ready('tin')).toBe('True');
+    await eventually(conditions).toMatchObject({
+      Ready: {
+        status: 'False',
+        reason: 'Invalid',
+        message: expect.stringContaining("unknown option 'colour'. Allowed"),
+      },
+    });
+  });
+
+  test('whose server has nothing for it says why, and that it is well when it is', async () => {
+    const uri = it.place('gold');
+    const folder = uri.slice('nfs://server'.length);
+    renameSync(folder, `${folder}-away`);
+    it.api.put(paths.stores, aStore('gold', { uri }));
+    const controller = it.start(createStoresController);
+    await eventually(conditions).toMatchObject({ Ready: { status: 'False' }, Reachable: { status: 'False' } });
+    const { message = '', lastTransitionTime } = (await conditions())['Ready'] ?? {};
+    expect(message).toContain(folder);
+    expect(lastTransitionTime).toMatch(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/);
+    renameSync(`${folder}-away`, folder);
+    controller.add('gold');
+    await eventually(ready).toBe('True');
+    const status = async () => (await it.list(storeObjects))[0]?.status;
+    expect(await status()).toHaveProperty('capacity');
+    renameSync(folder, `${folder}-away`);
+    controller.add('gold');
+    await eventually(ready).toBe('False');
+    expect(await status()).not.toHaveProperty('capacity');
+    const before = it.changes().length;
+    const { again } = controller.counts();
+    controller.add('gold');
+    await eventually(() => controller.counts().again).toBeGreaterThan(again);
+    expect(it.changes()).toHaveLength(before);
+  });
+
+  test('of a place on nodes is left to them', async () => {
+    it.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data', storageClass: {} }));
+    it.start(createStoresController);
+    await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'Unknown', reason: 'OnNodes' } });
+    expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('disk');
+    expect(await classes()).toMatchObject([
+      { provisioner: 'local.stowage.dev', volumeBindingMode: 'WaitForFirstConsumer' },
+    ]);
+  });
+
+  test('is waited for, also when there is none', async () => {
+    await it.start(createStoresController).whenConfigured();
+  });
+});
+
+describe('the class of a store', () => {
+  const wish = { reclaimPolicy: 'Retain', default: true, nameTemplate: '{name}', enforce: true };
+
+  test('is made, kept, made anew, and taken away as its object says', async () => {
+    const uri = it.place('gold');
+    const store = aStore('gold', { uri, storageClass: wish });
+    it.api.put(paths.stores, store);
+    it.start(createStoresController);
+    await eventually(classes).toMatchObject([
+      {
+        metadata: {
+          ...{ name: 'gold', labels: { 'stowage.dev/store': 'gold' } },
+          annotations: { 'storageclass.kubernetes.io/is-default-class': 'true' },
+          ownerReferences: [{ kind: 'Store', name: 'gold', uid: 'uid-of-gold' }],
+        },
+        provisioner: 'file.stowage.dev',
+        parameters: { store: 'gold', nameTemplate: '{name}', enforce: 'true' },
+        ...{ reclaimPolicy: 'Retain', volumeBindingMode: 'Immediate', allowVolumeExpansion: true },
+      },
+    ]);
+    it.api.remove(paths.classes, 'gold');
+    await eventually(async () => (await classes()).length).toBe(1);
+    await eventually(async () => (await conditions())['StorageClass']?.status).toBe('True');
+    it.api.put(paths.stores, aStore('gold', { uri, storageClass: { ...wish, reclaimPolicy: 'Delete' } }));
+    await eventually(async () => (await classes()).map(({ reclaimPolicy }) => reclaimPolicy)).toEqual(['Delete']);
+    it.api.put(paths.stores, aStore('gold', { uri, storageClass: { ...wish, name: 'other' } }));
+    await eventually(async () => (await classes()).map(({ metadata }) => metadata.name)).toEqual(['other']);
+    it.api.put(paths.stores, aStore('gold', { uri }));
+    await eventually(classes).toEqual([]);
+  });
+
+  test('goes over to another store of the same name, since it would end with the one that is gone', async () => {
+    const store = aStore('gold', { uri: it.place('gold'), storageClass: {} });
+    it.api.put(paths.stores, store);
+    it.start(createStoresController);
+    const owners = async () => (await classes()).map(({ metadata }) => metadata.ownerReferences?.[0]?.uid);
+    await eventually(owners).toEqual(['uid-of-gold']);
+    it.api.remove(paths.stores, 'gold');
+    it.api.put(paths.stores, { ...store, metadata: { ...store.metadata, uid: 'another' } });
+    await eventually(owners).toEqual(['another']);
+  });
+
+  test('that is another’s is left alone, which is told', async () => {
+    it.api.put(paths.classes, aClass('gold', { provisioner: 'other.example' }));
+    it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), storageClass: {} }));
+    it.start(createStoresController);
+    await eventually(conditions).toMatchObject({ Ready: { status: 'True' }, StorageClass: { status: 'False' } });
+    await eventually(() => it.notes('StorageClassTaken')).toHaveLength(1);
+    expect(await classes()).toMatchObject([{ provisioner: 'other.example' }]);
+    it.api.remove(paths.classes, 'gold');
+    await eventually(classes).toMatchObject([{ provisioner: 'file.stowage.dev' }]);
+  });
+});

@@ -1,0 +1,225 @@
+import { isDeepStrictEqual } from 'node:util';
+import type { Scope } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import { type StowageError, stowageError } from '#core/errors.ts';
+import type { StoreConfig } from '#core/model.ts';
+import type { StoreKind } from '#core/ports.ts';
+import { schemeOf } from '#core/store-uri.ts';
+import type { Condition } from '#wire/kube/types.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { storeLabel } from './names.ts';
+import type { ControllerParts } from './parts.ts';
+import { bytesOf, quantityOf } from './quantity.ts';
+import { type ClassState, keepClass } from './store-class.ts';
+import { configOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
+
+export interface StoresController extends Controller {
+  /** When the core has the stores that the objects say, for the first time: until then it knows of no volume. */
+  whenConfigured(): Promise<void>;
+}
+
+export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
+  readonly engine: Engine;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+}
+
+/** What is seen of a store. */
+interface Seen {
+  readonly ready: Verdict;
+  readonly reachable: Verdict;
+  readonly capacity: { readonly total: bigint; readonly free: bigint } | undefined;
+  readonly volumes: number | undefined;
+}
+
+type Verdict = Required<Pick<Condition, 'status' | 'reason' | 'message'>>;
+
+const wellMs = 60_000;
+const illMs = 10_000;
+
+/** The core has the stores that Store objects say, and the objects say how they are. */
+export function createStoresController(options: StoresOptions): StoresController {
+  const { client, clock, caches, events, engine, kinds } = options;
+  const first = Promise.withResolvers<void>();
+  /** What the core was last told: whoever comes meanwhile waits for the same. */
+  let told: { readonly text: string; readonly work: Promise<void> } | undefined;
+  const invalid = new Map<string, StowageError>();
+
+  /** Undefined: it is worked on by others, or cannot be one. */
+  function configFor(object: StoreObject): StoreConfig | undefined {
+    const { name = '' } = object.metadata;
+    invalid.delete(name);
+    try {
+      const config = configOf(object, kinds);
+      return kinds.get(schemeOf(config.uri))?.shared === true ? config : undefined;
+    } catch (thrown) {
+      invalid.set(name, stowageError(thrown));
+      return undefined;
+    }
+  }
+
+  /** All of them at once: a directory may go from one to another. */
+  async function configure(scope: Scope): Promise<void> {
+    const objects = [...caches.stores.all()].filter(({ metadata }) => metadata.deletionTimestamp === undefined);
+    const text = JSON.stringify(objects.map(({ metadata: { uid }, spec }) => [uid, spec.uri, spec.options]).sort());
+    if (told?.text !== text) told = { text, work: tell(objects, scope) };
+    const mine = told;
+    try {
+      await mine.work;
+    } catch (thrown) {
+      if (told === mine) told = undefined;
+      throw thrown;
+    }
+  }
+
+  async function tell(objects: readonly StoreObject[], scope: Scope): Promise<void> {
+    const configs = objects.flatMap((object) => configFor(object) ?? []);
+    await engine.stores.configure(configs, undefined, scope);
+    first.resolve();
+  }
+
+  async function look(object: StoreObject, scope: Scope): Promise<Seen> {
+    const { name = '' } = object.metadata;
+    const wrong = invalid.get(name);
+    if (wrong !== undefined) return nothing(no('Invalid', wrong.message, wrong.action));
+    if (kinds.get(schemeOf(object.spec.uri))?.shared !== true) return nothing(onNodes);
+    const check = await engine.stores.check(name, scope);
+    const { store, problem, pending } = engine.stores.view(name);
+    const failed = check.steps.find(({ ok }) => !ok);
+    const reachable = failed === undefined ? yes('Answers', '') : no('NotReachable', failed.detail, failed.action);
+    const closed = problem === undefined ? no('NotOpen', 'it is not open yet', '') : saying(problem);
+    const open = yes('Open', pending === undefined ? '' : `A change waits: ${pending}`);
+    return {
+      ready: store === undefined ? closed : failed === undefined ? open : { ...reachable, reason: 'NotReachable' },
+      reachable,
+      capacity: sizesIn(check),
+      volumes: engine.records.volumes.totals(name as StoreConfig['name']).volumes,
+    };
+  }
+
+  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+    await configure(scope);
+    const object = caches.stores.get(key);
+    if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
+    const seen = await look(object, scope);
+    const kept = await keepClass(client, caches, object, scope);
+    const status = statusOf(object, seen, kept, clock.now());
+    if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
+      await client.patch(
+        storeObjects,
+        { name: key, part: 'status' },
+        { kind: 'merge', body: { status } },
+        scope.signal,
+      );
+    if (kept?.ready === false) tellTaken(object, kept.taken);
+    return again(seen.ready.status === 'False' ? illMs : wellMs);
+  }
+
+  function tellTaken(object: StoreObject, name: string): void {
+    const note = `There is a StorageClass '${name}' already, which was not made for this store. Choose another name in spec.storageClass.`;
+    const about = { type: 'Warning', reason: 'StorageClassTaken', action: 'Configure', note } as const;
+    events.report({ ...about, regarding: storeReference(object) });
+  }
+
+  const controller = createController({
+    ...{ name: 'stores', clock, reconcile, workers: 8, perGroup: 1 },
+    // One that is silent keeps only itself waiting.
+    groupOf: (key) => key,
+  });
+  controller.follow(caches.stores);
+  controller.follow(caches.classes, ({ metadata: { name = '', labels } }) => [
+    ...(labels?.[storeLabel] === undefined ? [] : [labels[storeLabel]]),
+    ...[...caches.stores.all()].flatMap(({ metadata, spec }) =>
+      spec.storageClass !== undefined && (spec.storageClass.name ?? metadata.name) === name
+        ? (metadata.name ?? [])
+        : [],
+    ),
+  ]);
+  return {
+    ...controller,
+    run: async (scope, stop) => {
+      const either = AbortSignal.any([scope.signal, stop]);
+      // With no object at all no key is ever looked at.
+      const began = caches.stores.whenSynced(either).then(() => configure(scope));
+      began.catch((error: unknown) => {
+        if (!either.aborted) scope.log.warn('stores could not be configured', { error });
+      });
+      await controller.run(scope, stop);
+    },
+    whenConfigured: () => first.promise,
+  };
+}
+
+const yes = (reason: string, message: string): Verdict => ({ status: 'True', reason, message });
+const no = (reason: string, message: string, action: string | undefined): Verdict => ({
+  ...{
+    status: 'False',
+    reason,
+    message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
+  },
+});
+const saying = ({ code, message, action }: StowageError): Verdict => no(words(code), message, action);
+const onNodes: Verdict = {
+  status: 'Unknown',
+  reason: 'OnNodes',
+  message: 'It is worked on by the agents of its nodes.',
+};
+const nothing = (ready: Verdict): Seen => ({ ready, reachable: ready, capacity: undefined, volumes: undefined });
+
+/** `not-found` → `NotFound` */
+const words = (code: string): string => code.replaceAll(/(?:^|-)([a-z])/g, (_, letter: string) => letter.toUpperCase());
+
+const sizesIn = ({
+  totalBytes,
+  freeBytes,
+}: {
+  readonly totalBytes?: bigint | undefined;
+  readonly freeBytes?: bigint | undefined;
+}) => (totalBytes === undefined || freeBytes === undefined ? undefined : { total: totalBytes, free: freeBytes });
+
+function statusOf(object: StoreObject, seen: Seen, kept: ClassState, now: number): StoreStatus {
+  const { generation = 0 } = object.metadata;
+  const before = object.status;
+  const condition = (type: string, verdict: Verdict): Condition => {
+    const known = before?.conditions?.find((one) => one.type === type);
+    const isSame = known?.status === verdict.status && known.lastTransitionTime !== undefined;
+    const since = isSame ? known.lastTransitionTime : new Date(now).toISOString().replace(/\.\d+Z$/, 'Z');
+    return {
+      type,
+      ...verdict,
+      observedGeneration: generation,
+      ...(since === undefined ? {} : { lastTransitionTime: since }),
+    };
+  };
+  return {
+    observedGeneration: generation,
+    kind: schemeOf(object.spec.uri),
+    conditions: [
+      condition('Ready', seen.ready),
+      condition('Reachable', seen.reachable),
+      ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
+    ],
+    // Null takes away what was said before.
+    capacity: seen.capacity === undefined ? null : capacityOf(seen.capacity, before?.capacity ?? undefined),
+    volumes: seen.volumes ?? null,
+  };
+}
+
+/** As it is kept: without what is null. */
+const present = (status: StoreStatus): object =>
+  Object.fromEntries(Object.entries(status).filter(([, value]) => value !== null && value !== undefined));
+
+const classVerdict = (kept: NonNullable<ClassState>): Verdict =>
+  kept.ready ? yes('Made', '') : no('Taken', `StorageClass '${kept.taken}' is another's`, 'Choose another name.');
+
+/** What others write there changes it all the time: less than a hundredth is not worth telling. */
+function capacityOf(
+  { total, free }: { readonly total: bigint; readonly free: bigint },
+  before: { readonly total: string; readonly free: string } | undefined,
+): { readonly total: string; readonly free: string } {
+  const exact = { total: quantityOf(total), free: quantityOf(free) };
+  if (before?.total !== exact.total) return exact;
+  const known = bytesOf(before.free) ?? 0n;
+  const difference = known > free ? known - free : free - known;
+  return difference * 100n < total ? before : exact;
+}

@@ -1,0 +1,108 @@
+import { beforeEach, describe, expect, test } from 'vitest';
+import { scope } from '#testing/contracts/store.ts';
+import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
+import type { Mount, NfsWay, Source, Volume, VolumeId } from './model.ts';
+import type { Mounter, Store } from './ports.ts';
+
+const nfs = (way: Partial<NfsWay>): Source =>
+  ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way }) as unknown as Source;
+const volume = { id: 'sv1-a' as VolumeId, store: 'silver', name: 'a', access: 'filesystem' } as Volume;
+
+test('it is known for which group a volume is mounted', () => {
+  expect(mountedFor(nfs({ squash: 'all' }), 2000)).toEqual(nfs({ squash: 'all', group: 2000 }));
+  expect(mountedFor(nfs({ squash: 'all' }), undefined)).toEqual(nfs({ squash: 'all' }));
+  const directory = { kind: 'directory', path: '/a' } as unknown as Source;
+  expect(mountedFor(directory, 2000)).toEqual(directory);
+});
+
+describe('a volume is given to the group', () => {
+  let given: number[];
+  const give: Store['give'] = async (_, group) => void given.push(group);
+  const mount = { source: nfs({ squash: 'none' }), readOnly: false };
+
+  beforeEach(() => {
+    given = [];
+  });
+
+  test('where its store has to be told', async () => {
+    await giveToGroup({ give }, volume, mount, 2000, scope);
+    await giveToGroup({}, volume, mount, 2000, scope);
+    expect(given).toEqual([2000]);
+  });
+
+  test.each([
+    ['without a group', undefined, mount, volume],
+    ['for who only reads', 2000, { ...mount, readOnly: true }, volume],
+    ['as a block device', 2000, mount, { ...volume, access: 'block' as const }],
+  ])('but not %s', async (_, group, how, which) => {
+    await giveToGroup({ give }, which, how, group, scope);
+    expect(given).toEqual([]);
+  });
+});
+
+describe('a volume that is mounted as the group of a pod before', () => {
+  let mounts: Map<string, Mount>;
+  let done: string[];
+  let isBusy: boolean;
+
+  const at = (target: string, kind: 'kubelet' | 'pod', group?: number): void =>
+    void mounts.set(target, {
+      ...{ volumeId: volume.id, source: nfs({ squash: 'all', group }), target, readOnly: false, since: 1 },
+      ...{ madeTarget: false, user: { kind, name: target, node: 'n' } },
+    } as Mount);
+
+  const regrouping = () =>
+    createRegrouping(
+      {
+        records: { mounts: { of: () => [...mounts.values()], put: (one: Mount) => mounts.set(one.target, one) } },
+        mounter: {
+          bind: async (from: string, to: string) => void done.push(`bind ${from} ${to}`),
+        } as unknown as Mounter,
+      } as unknown as Parameters<typeof createRegrouping>[0],
+      { path: (id) => `/s/${id}` },
+      {
+        takeDown: async ({ target }) => {
+          if (isBusy) throw new Error('busy');
+          mounts.delete(target);
+          done.push(`take ${target}`);
+        },
+      },
+    );
+
+  beforeEach(() => {
+    [mounts, done, isBusy] = [new Map(), [], false];
+  });
+
+  test('is mounted anew where only the kubelet has it, and what that one has is bound again', async () => {
+    at('/stage', 'kubelet', 2000);
+    const wanted = nfs({ squash: 'all', group: 3000 });
+    const again = await regrouping().before(volume, wanted, scope);
+    expect([mounts.size, done]).toEqual([0, ['take /stage']]);
+    await regrouping().after(again, wanted, scope);
+    expect(done).toEqual(['take /stage', 'bind /s/sv1-a /stage']);
+    expect(mounts.get('/stage')).toMatchObject({ source: wanted, user: { kind: 'kubelet' } });
+  });
+
+  test.each([
+    ['is the same', () => at('/stage', 'kubelet', 3000)],
+    [
+      'is one that a pod still has',
+      () => {
+        at('/stage', 'kubelet', 2000);
+        at('/pod', 'pod', 2000);
+      },
+    ],
+    ['is none yet', () => undefined],
+  ])('is left alone where its group %s', async (_, prepare) => {
+    prepare();
+    expect(await regrouping().before(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(done).toEqual([]);
+  });
+
+  test('is shared as it is where somebody is in it', async () => {
+    at('/stage', 'kubelet', 2000);
+    isBusy = true;
+    expect(await regrouping().before(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(mounts.get('/stage')).toMatchObject({ source: nfs({ squash: 'all', group: 2000 }) });
+  });
+});

@@ -1,0 +1,74 @@
+import type { Scope } from '#base/log.ts';
+import { stowageError } from './errors.ts';
+import type { Mount, Source, Volume } from './model.ts';
+import type { Mounter, Records, Store } from './ports.ts';
+import type { Staging } from './staging.ts';
+
+/**
+ * A group that shall be able to use a volume. Where everybody is one user on the server, whoever comes may do what that one may,
+ * and files are only shown to be the group's. Elsewhere they have to be, on the store.
+ */
+export const mountedFor = (source: Source, group: number | undefined): Source =>
+  group !== undefined && source.kind === 'nfs' ? { ...source, way: { ...source.way, group } } : source;
+
+/** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
+export async function giveToGroup(
+  store: Pick<Store, 'give'>,
+  { access }: Pick<Volume, 'access'>,
+  { source, readOnly }: Pick<Mount, 'source' | 'readOnly'>,
+  group: number | undefined,
+  scope: Scope,
+): Promise<void> {
+  if (group !== undefined && !readOnly && access !== 'block') await store.give?.(source, group, scope);
+}
+
+const groupOf = (source: Source): number | undefined => (source.kind === 'nfs' ? source.way.group : undefined);
+
+export interface Regrouping {
+  /**
+   * Where nobody has the volume but the kubelet, which keeps it for the next pod, and that one's group is another: what is mounted
+   * is taken away, to be mounted for that group, with nothing remembered of whose files were before. Gives what is to be bound again
+   * then. Call it with the stage's lock held.
+   */
+  before(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
+  after(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
+}
+
+export function createRegrouping(
+  { records, mounter }: { readonly records: Pick<Records, 'mounts'>; readonly mounter: Mounter },
+  staging: Pick<Staging, 'path'>,
+  binding: { takeDown(mount: Mount, scope: Scope): Promise<void> },
+): Regrouping {
+  return {
+    before: async (volume, wanted, scope) => {
+      const mounts = records.mounts.of(volume.id);
+      const isIdle = mounts.every(({ user }) => user.kind === 'kubelet');
+      if (!isIdle || mounts.every(({ source }) => groupOf(source) === groupOf(wanted))) return [];
+      const taken: Mount[] = [];
+      for (const mount of mounts) {
+        try {
+          await binding.takeDown(mount, scope);
+          taken.push(mount);
+        } catch (thrown) {
+          // Then it is shared as it is, and whose files are is seen a little later.
+          const why = stowageError(thrown).message;
+          scope.log.info('a volume stays mounted for the group of before', { target: mount.target, why });
+        }
+      }
+      return taken;
+    },
+    after: async (again, source, scope) => {
+      for (const mount of again) {
+        try {
+          if (mount.madeTarget) await mounter.makeTarget(mount.target, 'filesystem', scope);
+          await mounter.bind(staging.path(mount.volumeId), mount.target, { readOnly: mount.readOnly }, scope);
+          records.mounts.put({ ...mount, source });
+        } catch (thrown) {
+          // The pod has its own; what the kubelet takes away later may be gone already.
+          const why = stowageError(thrown).message;
+          scope.log.warn('what a kubelet staged is not there any more', { target: mount.target, why });
+        }
+      }
+    },
+  };
+}

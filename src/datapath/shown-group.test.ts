@@ -1,0 +1,74 @@
+import { execFile } from 'node:child_process';
+import { chmodSync, chownSync, mkdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { promisify } from 'node:util';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
+
+// What Kubernetes' fsGroup asks for, where everybody is one user on the server: nothing there is given to anybody.
+
+const run = promisify(execFile);
+const group = 2000;
+
+/** As a container of a pod with that fsGroup runs its processes. */
+const as = async (uid: number, script: string, ...args: readonly string[]): Promise<string> => {
+  const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--groups', `${group}`];
+  return (await run('setpriv', [...user, 'sh', '-ec', script, 'sh', ...args])).stdout;
+};
+
+describe.skipIf(needs('root', 'fuse', 'ganesha'))("a mount that shows a pod's group", () => {
+  const it = exportedByGanesha();
+  const identity = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
+  let ground: Ground;
+  let mount: NfsMount;
+
+  beforeEach(async () => {
+    ground = createGround();
+    chmodSync(ground.folder, 0o755);
+    await it.nfs.setattr(it.directory, { uid: 1000, gid: 1000, mode: 0o755 });
+    mkdirSync(it.on('old'), { mode: 0o755 });
+    writeFileSync(it.on('old/file'), 'text', { mode: 0o640 });
+    for (const name of ['old', 'old/file']) chownSync(it.on(name), 1000, 1000);
+    const options = { identity, checks: 'server', group } as const;
+    mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory }, options);
+  });
+  afterEach(async () => {
+    expect(mount.faults).toEqual([]);
+    await mount[Symbol.asyncDispose]();
+    ground[Symbol.dispose]();
+  });
+
+  test('everything is its, what was there before and what is new, and nothing is on the server', async () => {
+    await as(1001, 'mkdir "$1/new"; echo text > "$1/new/file"; ln -s file "$1/new/link"', mount.at);
+    const all = await as(1001, 'find "$1" -printf "%G\\n" | sort -u; ls -ln "$1/new" | cut -d" " -f4', mount.at);
+    expect(new Set(all.split('\n').filter((line) => line !== ''))).toEqual(new Set([`${group}`]));
+    const onServer = ['.', 'old', 'old/file', 'new', 'new/file'].map((name) => statSync(it.on(name)).gid);
+    expect(new Set(onServer)).toEqual(new Set([1000]));
+  });
+
+  test('two users of it change what the other one made, whatever their umask says', async () => {
+    await as(1001, 'umask 077; cd "$1"; mkdir d; echo first > d/file; echo first > old/file', mount.at);
+    await as(1002, 'cd "$1"; test -w d/file; echo second >> d/file; mv d/file d/other; touch d/own', mount.at);
+    await as(1001, 'cd "$1"; echo third >> d/other; mv d/own d/file; rm old/file', mount.at);
+    expect(readFileSync(it.on('d/other'), 'utf8')).toBe('first\nsecond\nthird\n');
+  });
+
+  test('a mode that an application has set is what it sees', async () => {
+    const script = 'cd "$1"; mkdir data; chmod 0700 data; touch key; chmod 0600 key; stat -c %a data key';
+    expect(await as(1001, script, mount.at)).toBe('700\n600\n');
+  });
+
+  test('to give it what it has is no matter; to give it to another group is up to the server', async () => {
+    await as(
+      1001,
+      `chgrp ${group} "$1/old/file"; cp --preserve=ownership,timestamps "$1/old/file" "$1/copy"`,
+      mount.at,
+    );
+    await as(0, `chown 1000:${group} "$1/copy"`, mount.at);
+    expect(statSync(it.on('old/file')).gid).toBe(1000);
+    await expect(as(1001, 'chgrp 3000 "$1/old/file"', mount.at)).rejects.toThrow('Operation not permitted');
+    expect(await as(1001, 'stat -c %g "$1/old/file"', mount.at)).toBe(`${group}\n`);
+  });
+});

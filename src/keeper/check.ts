@@ -1,0 +1,53 @@
+import { closeSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
+import { connectKeeper } from './agent.ts';
+import type { KeeperState } from './protocol.ts';
+import { peerOf } from './system.ts';
+
+/**
+ * alive: the keeper of this container does not hang. ready: it is the one in charge, has everything, and serves it by a data path of its
+ * own, so that the container of the keeper before can go.
+ */
+export type KeeperCheck = 'alive' | 'ready';
+
+const answerMs = 5_000;
+
+/** Why it is not so; undefined if it is. */
+export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock): Promise<string | undefined> {
+  const listens = whoListens(path);
+  if (listens === 'nobody') return what === 'alive' ? undefined : 'no keeper is in charge';
+  if (listens === 'another') return what === 'alive' ? undefined : 'the keeper of another container is in charge';
+  try {
+    const state = await asked(path, clock);
+    return what === 'alive' ? undefined : unready(state);
+  } catch (cause) {
+    return `the keeper does not answer: ${cause instanceof Error ? cause.message : String(cause)}`;
+  }
+}
+
+/** A process of another container has no number here. */
+function whoListens(path: string): 'nobody' | 'another' | 'ours' {
+  try {
+    const fd = connectTo(path);
+    const { pid } = peerOf(fd);
+    closeSync(fd);
+    return pid === 0 ? 'another' : 'ours';
+  } catch (cause) {
+    return (cause as NodeJS.ErrnoException).code === 'EAGAIN' ? 'ours' : 'nobody';
+  }
+}
+
+async function asked(path: string, clock: Clock): Promise<KeeperState> {
+  using client = connectKeeper({
+    ...{ path, user: process.getuid?.() ?? 0, clock, version: 'check' },
+    ...{ changed: () => undefined, closed: () => undefined },
+  });
+  using limit = clock.deadline(answerMs, new AbortController().signal);
+  return await client.status(limit.signal);
+}
+
+function unready({ doing, isBorrowed }: KeeperState): string | undefined {
+  if (isBorrowed === true) return 'the data path of the keeper before serves still';
+  return doing === 'idle' || doing === 'serving' ? undefined : `the keeper is ${doing}`;
+}

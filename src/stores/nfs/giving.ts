@@ -1,0 +1,93 @@
+import { createLimiter } from '#base/limiter.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import type { Store } from '#core/ports.ts';
+import {
+  type Attributes,
+  type FileHandle,
+  fileType,
+  isNfsError,
+  type SetAttributes,
+  walkTree,
+} from '#wire/nfs3/index.ts';
+import { credential } from '#wire/rpc/message.ts';
+import { identityOf } from './connect.ts';
+import type { NfsOptions } from './options.ts';
+import type { NfsPlace } from './place.ts';
+
+/** What the group may then do; in directories new things become the group's, too. */
+const rights = { directory: 0o2070, other: 0o060 } as const;
+/** Nothing that is run as its owner or group may become so for another one. */
+const kept = 0o1777;
+const atOnce = 16;
+
+/**
+ * Gives all files of a volume to a group, as a kubelet does, and leaves owners as they are. The top directory comes last: while it is not
+ * the group's, there may be something below that is not; when it is, nobody looks below it any more.
+ */
+export function createGiving(place: NfsPlace, options: NfsOptions): NonNullable<Store['give']> {
+  const { squash, timeout } = options;
+  return async (source, group, { signal, log }) => {
+    if (source.kind !== 'nfs') return;
+    const { nfs } = place.session;
+    const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
+    // Who is not root gives what is his own, to a group that he is in.
+    const identity = identityOf(options);
+    const how = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
+    const limit = createLimiter(atOnce);
+    let given = 0;
+
+    const give = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
+      const set = toBeSet(attributes, group);
+      if (set === undefined) return;
+      await limit.run(() => nfs.setattr(handle, set, how));
+      given++;
+    };
+
+    try {
+      const before = await nfs.getattr(top, how);
+      if (toBeSet(before, group) === undefined) return;
+      await walkTree(
+        nfs,
+        top,
+        async ({ handle, attributes }) => {
+          // Another file system that is mounted there is not the volume's.
+          if (attributes.fsid !== before.fsid) return false;
+          await give(handle, attributes).catch((cause: unknown) => {
+            if (!isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE')) throw cause;
+          });
+          return true;
+        },
+        how,
+      );
+      await give(top, before);
+      if (toBeSet(await nfs.getattr(top, how), group) !== undefined) throw refused(group, identity.uid, squash);
+    } catch (cause) {
+      if (signal.aborted) throw stowageError(signal.reason);
+      if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
+      throw cause instanceof StowageError ? cause : place.failure(cause, `giving the volume's files to group ${group}`);
+    }
+    log.info('a volume was given to a group', { path: source.path, group, files: given });
+  };
+}
+
+/** Undefined: it is so already. */
+function toBeSet({ type, gid, mode }: Attributes, group: number): SetAttributes | undefined {
+  const isGroups = gid === group;
+  // A link has no rights of its own.
+  if (type === fileType.link) return isGroups ? undefined : { gid: group };
+  const isFolder = type === fileType.directory;
+  const wanted = isFolder ? rights.directory : rights.other;
+  if (isGroups && (mode & wanted) === wanted) return undefined;
+  return { gid: group, mode: (isGroups || isFolder ? mode : mode & kept) | wanted };
+}
+
+function refused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {
+  const who = squash === 'none' ? 'root' : `user ${uid}, who root is there (squash=${squash}),`;
+  return new StowageError(`the server does not let ${who} give the volume's files to group ${group}`, {
+    code: 'denied',
+    reason: 'group-refused',
+    action:
+      "Ask the store's administrator for squash=all on the store, with the uid and gid that own its files: then no group has to be given anything; or to export it with no_root_squash. Or leave fsGroup out of the pod, and run it as a user who may use the files.",
+    cause,
+  });
+}

@@ -1,0 +1,132 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type Caches, createCaches } from '#controllers/caches.ts';
+import type { Controller } from '#controllers/engine/controller.ts';
+import { createEvents } from '#controllers/engine/events.ts';
+import type { ControllerParts } from '#controllers/parts.ts';
+import { createCoreProvisioner } from '#controllers/provisioner.ts';
+import type { Engine } from '#core/engine.ts';
+import type { Volume } from '#core/model.ts';
+import type { StoreKind } from '#core/ports.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import { events, type Resource } from '#wire/kube/resources.ts';
+import type { KubeObject } from '#wire/kube/types.ts';
+import { type GatedKind, gated } from './fakes/gated-store.ts';
+import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
+import type { Thing } from './fakes/kube-objects.ts';
+import { connectToDisk } from './fakes/nfs-on-disk.ts';
+import { aCall, startServer } from './server.ts';
+
+export type Parts = ControllerParts & {
+  readonly engine: Engine;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+};
+
+/** For each test an API server in memory, and a core with a shared store `silver`. */
+export interface Controlled {
+  api: FakeKubeApi;
+  parts: Parts;
+  engine: Engine;
+  nfs: GatedKind;
+  /** The folder of `silver`. */
+  silver: string;
+  /** Another place for a store, as a URI. */
+  place(name: string): string;
+  caches: Caches;
+  /** Runs it, and what it needs; until the test ends. */
+  start<C extends Controller>(make: (parts: Parts) => C, more?: Partial<Parts>): C;
+  list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]>;
+  volumes(store?: string): Promise<readonly Volume[]>;
+  /** The notes of Events of that reason. */
+  notes(reason: string): Promise<readonly string[]>;
+  /** What was asked of the API server that changes something. */
+  changes(): readonly string[];
+}
+
+export const paths = {
+  claims: '/api/v1/namespaces/shop/persistentvolumeclaims',
+  volumes: '/api/v1/persistentvolumes',
+  classes: '/apis/storage.k8s.io/v1/storageclasses',
+  stores: '/apis/stowage.dev/v1/stores',
+  nodes: '/api/v1/nodes',
+} as const;
+
+export function controlled(): Controlled {
+  const it = {} as Controlled;
+  beforeEach(async () => {
+    const clock = systemClock();
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-controlled-'));
+    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+    it.silver = mkdtempSync(join(folder, 'silver-'));
+    it.place = (name) => `nfs://server${mkdtempSync(join(folder, `${name}-`))}`;
+    it.nfs = gated(createNfsStoreKind(clock, connectToDisk(folder), () => connectToDisk(folder)));
+    const all = [createLocalStoreKind(), it.nfs];
+    const server = await startServer({ listen: 'none', kinds: all });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    it.engine = server.engine;
+    await it.engine.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    it.api = await startKubeApi();
+    onTestFinished(() => it.api[Symbol.asyncDispose]());
+    const client = createKubeClient({ access: it.api.access, clock, userAgent: 'test' });
+    onTestFinished(() => client[Symbol.dispose]());
+    it.caches = createCaches(client, clock);
+    const told = createEvents({ client, clock, controller: 'test', instance: 'test' });
+    const file = createCoreProvisioner(it.engine, (name) => it.caches.stores.get(name) !== undefined);
+    it.parts = {
+      ...{ client, clock, caches: it.caches, events: told, engine: it.engine },
+      ...{ kinds: new Map(all.map((kind) => [kind.scheme, kind])), provisioners: new Map([[file.driver, file]]) },
+    };
+    const ending = new AbortController();
+    const scope = { ...aCall(), signal: ending.signal };
+    const running: Promise<void>[] = [];
+    onTestFinished(async () => {
+      ending.abort();
+      await Promise.all(running);
+    });
+    let isFed = false;
+    it.start = (make, more = {}) => {
+      const controller = make({ ...it.parts, ...more });
+      if (!isFed) running.push(...Object.values(it.caches).map((cache) => cache.run(scope)), told.run(scope));
+      isFed = true;
+      running.push(controller.run(scope, ending.signal));
+      return controller;
+    };
+    it.list = async (resource) => {
+      const pages = await Array.fromAsync(client.list(resource, {}, ending.signal));
+      return pages.flatMap(({ items }) => items);
+    };
+    it.volumes = async (store = 'silver') => {
+      const query = { stores: [store], labels: {}, contains: undefined, after: undefined, limit: 1000 };
+      return (await it.engine.catalogue.page(query, aCall())).volumes;
+    };
+    it.notes = async (reason) => (await it.list(events)).filter((one) => one.reason === reason).map(({ note }) => note);
+    it.changes = () => it.api.asked.filter((one) => !one.startsWith('GET'));
+  });
+  return it;
+}
+
+export const eventually = (look: () => unknown): ReturnType<typeof expect.poll> =>
+  expect.poll(() => look(), { interval: 5, timeout: 5_000 });
+
+const uid = (name: string): string => `uid-of-${name}`;
+
+/** A claim of 1 GiB of the class `fast`. */
+export const aClaim = (name: string, spec: object = {}, metadata: object = {}): Thing => ({
+  metadata: { name, namespace: 'shop', uid: uid(name), ...metadata },
+  spec: {
+    ...{ accessModes: ['ReadWriteMany'], storageClassName: 'fast', volumeMode: 'Filesystem' },
+    ...{ resources: { requests: { storage: '1Gi' } }, ...spec },
+  },
+  status: { phase: 'Pending' },
+});
+
+export const aClass = (name = 'fast', more: object = {}): Thing => ({
+  metadata: { name },
+  ...{ provisioner: 'file.stowage.dev', parameters: { store: 'silver' }, reclaimPolicy: 'Delete' },
+  ...{ volumeBindingMode: 'Immediate', ...more },
+});
