@@ -43,6 +43,11 @@ describe.skipIf(needs('linux'))('Stowage as it is installed', () => {
     return { server, ms: performance.now() - began };
   }
 
+  test('is spelled in ASCII, so that it is kept in memory with one byte for each character', async () => {
+    for (const name of (await readdir(join(home.path, 'dist'))).filter((one) => one.endsWith('.mjs')))
+      expect([name, /\P{ASCII}/u.exec(await readFile(join(home.path, 'dist', name), 'utf8'))]).toEqual([name, null]);
+  });
+
   test(`is ready within ${readyWithinMs / 1000} s, a state folder made and Node started`, async () => {
     const times: number[] = [];
     // Other tests may take the processors from one of them, hardly from all three.

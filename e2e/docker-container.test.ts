@@ -283,6 +283,18 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     await docker('volume', 'rm', 'kept');
   });
 
+  test('gives containers what is on a read-only store to read, never to write', async () => {
+    await runInside(engine, 'mkdir', '-p', '/var/lib/stowage/library/books');
+    await runInside(engine, 'sh', '-c', 'echo text >/var/lib/stowage/library/books/file');
+    await stowage('store', 'add', 'library', 'local:///var/lib/stowage/library?readOnly=true');
+    const name = 'library..books';
+    expect(await using(name, 'cat', '/data/file')).toBe('text');
+    await expect(using(name, 'touch', '/data/new')).rejects.toThrow('Read-only file system');
+    await expect(using(name, 'sh', '-c', 'echo more >/data/file')).rejects.toThrow('Read-only file system');
+    expect(await using(name, 'grep', ' /data ', '/proc/mounts')).toMatch(/ ro,nosuid,nodev/);
+    expect(await runInside(engine, 'ls', '/var/lib/stowage/library/books')).toBe('file');
+  });
+
   test('deletes volumes with whatever is in them', async () => {
     await docker('volume', 'create', '-d', 'stowage-local', '-o', 'store=disk', 'sticky');
     await using('sticky', 'sh', '-c', 'cd /data; mkdir t; touch t/f; chown 1:1 t/f; chmod 1777 t; chown 2:2 t');

@@ -53,6 +53,12 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     );
   }
 
+  test.each(['0', '7878', '65519'])('has what V8 makes of the program, for user %s', async (user) => {
+    const about = ['--read-only', '--user', user, '--env', 'NODE_DEBUG_NATIVE=COMPILE_CACHE', '--entrypoint', 'sh'];
+    const words = ['run', '--rm', '--network', 'none', ...about, imageName, '-c', 'stowage --version 2>&1'];
+    expect(await engine.docker(...words)).toMatch(/V8 code cache for ESM \S+\/stowage\.mjs was accepted/);
+  });
+
   test('says its version', async () => {
     const said = await engine.docker('run', '--rm', '--network', 'none', imageName, '--version');
     expect(said).toContain(version);

@@ -1,4 +1,4 @@
-import { chmod, copyFile, readFile, rename, stat } from 'node:fs/promises';
+import { chmod, copyFile, readFile, rename, stat, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { rolldown } from 'rolldown';
@@ -30,12 +30,27 @@ async function build(source: string, outfile: string, kind: 'program' | 'library
     banner: needsShebang ? '#!/usr/bin/env node' : '',
   });
   await bundle.close();
+  await spellInAscii(`${outfile}.new`);
   if (kind === 'program') await chmod(`${outfile}.new`, 0o755);
   await rename(`${outfile}.new`, outfile);
   const { size } = await stat(outfile);
   console.log(`${outfile}: ${(size / 1024).toFixed(0)} KB`);
   console.log(`built in ${((performance.now() - since) / 1000).toFixed(1)} s`);
 }
+
+/**
+ * V8 keeps the text of a program for as long as it runs, and with two bytes for each character as soon as one of them needs
+ * two. So those are spelled out, as they may be in strings and expressions alike.
+ */
+async function spellInAscii(file: string): Promise<void> {
+  const text = await readFile(file, 'utf8');
+  const spelled = text.replaceAll(/\P{ASCII}/gu, (character) =>
+    Array.from({ length: character.length }, (_, i) => `\\u${hex(character.charCodeAt(i))}`).join(''),
+  );
+  await writeFile(file, spelled);
+}
+
+const hex = (unit: number): string => unit.toString(16).padStart(4, '0');
 
 /** What the bundles call the C library with (src/base/linux/libc.ts): for this machine's processor, and glibc. */
 async function copyNative(outfile: string): Promise<void> {

@@ -1,5 +1,5 @@
 import { StowageError } from './errors.ts';
-import type { Mount, SeenUse, User, Volume } from './model.ts';
+import type { Mount, SeenUse, Use, User, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
 import type { SilentEngine } from './references.ts';
@@ -131,6 +131,20 @@ export function inUseElsewhere(volume: Volume, verb: string, uses: readonly Seen
     reason: 'volume-in-use-elsewhere',
     action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
     toUsers: { message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${hosts(withoutPaths)}` },
+  });
+}
+
+/** Who is to be the only one to write, and another host is. */
+export function writtenElsewhere(store: string, name: string, { host, node, users }: Use): StowageError {
+  const named = (names: readonly string[]): string => (names.length === 0 ? node : `${node} (${shortened(names)})`);
+  // A kubelet has it for the pods that are named.
+  const others = users.filter(({ kind }) => kind !== 'kubelet');
+  const [who, shown] = [named(others.map(called)), named(withoutPaths(others))];
+  return new StowageError(`volume '${store}/${name}' is written by host ${who}, and only one may`, {
+    code: 'in-use',
+    reason: 'volume-written-elsewhere',
+    action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
+    toUsers: { message: `volume '${store}/${name}' is written by host ${shown}, and only one may` },
   });
 }
 

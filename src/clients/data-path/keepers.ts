@@ -41,6 +41,8 @@ export interface Keepers extends AsyncDisposable {
   ): Promise<T | undefined>;
   /** The mounts that begin so and have a keeper, also those that nobody sees here any more. */
   serving(beginning: string, signal: AbortSignal): Promise<readonly string[]>;
+  /** What is wrong with the one for such mounts, where it runs. */
+  trouble(kind: KeeperKind, signal: AbortSignal): Promise<string | undefined>;
   /** Every keeper there is: those in use, and those that an earlier process left. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
   /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
@@ -202,6 +204,12 @@ export function createKeepers(options: KeepersOptions): Keepers {
       // Of one that does not answer nothing is known; what it serves is made anew elsewhere, or hangs.
       const each = (await running(signal)).map((slot) => mountsOf(slot, signal).catch((): readonly string[] => []));
       return (await Promise.all(each)).flat().filter((mount) => mount.startsWith(beginning));
+    },
+    trouble: async (kind, signal) => {
+      const slot = await slots.runningOf(nameOf(kind), signal);
+      const state = slot && (await asked(slot, signal));
+      if (state === undefined) return slot && 'the client that serves the mount does not answer';
+      return state.doing === 'failing' ? 'the client that serves the mount dies again and again' : undefined;
     },
     status: async (signal) => Promise.all((await running(signal)).map((slot) => statusOf(slot, signal))),
     upgrade: async (signal) => {

@@ -1,24 +1,32 @@
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
 import { createTableReader, type MountTable } from '../mounter/mountinfo.ts';
+import type { Near } from '../mounter/near.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 export interface DirectoryClientParts {
   readonly mounter: Mounter;
   readonly readTable?: () => Promise<MountTable>;
+  readonly near?: Near;
 }
 
 /** A directory of this node: a bind mount. */
 export function createDirectoryClient({
   mounter,
   readTable = createTableReader(),
+  near = () => undefined,
 }: DirectoryClientParts): Client<'directory'> {
+  async function isFolderNear(path: string): Promise<boolean> {
+    await using held = near(path, await readTable());
+    return held?.stats.isDirectory() === true;
+  }
+
   return {
     kind: 'directory',
     stage: async (source, at, scope) => {
       requireMounting(mounter);
-      const { path } = await sourceAt(source.path, 'folder');
+      const path = (await isFolderNear(source.path)) ? source.path : (await sourceAt(source.path, 'folder')).path;
       const place = await makeStage(at, 'filesystem');
       const table = await readTable();
       const there = table.at(place);

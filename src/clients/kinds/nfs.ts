@@ -168,6 +168,8 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       const there = place === undefined ? undefined : (await readTable()).at(place);
       if (place !== undefined && there?.type === fuseType) await refuseUnwritten(ourMount(there, place, source), scope);
     },
+    trouble: async (source, scope) =>
+      source.way.client === 'host' ? undefined : await keepers.trouble(kindOf(source), scope.signal),
     dead: async (staged, scope) => {
       const table = await readTable();
       const dead: string[] = [];

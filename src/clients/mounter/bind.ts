@@ -1,6 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
+import { bindByAside, inherited } from './aside.ts';
 import { mountFailure } from './errors.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { type MountEntry, type Shown, same } from './mountinfo.ts';
@@ -11,13 +12,22 @@ import { inChild } from './run.ts';
 /** A set-uid program or a device node that a container's root put into a volume must not work for users of the host. */
 const confined = ['nosuid', 'nodev'];
 
-/** A remount takes away what it leaves out. */
-const kept = [...confined, 'ro', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
+/** What is bound, the mount that it is seen through, and what a bind of it shows. */
+interface Origin {
+  readonly origin: HeldPath;
+  readonly source: MountEntry | undefined;
+  readonly shown: Shown | undefined;
+}
+
+const hasAll = ({ options }: MountEntry, flags: readonly string[]): boolean =>
+  flags.every((flag) => options.includes(flag));
 
 const undoMs = 5_000;
 const unending = new AbortController().signal;
 
-export function createBind({ clock, run, calls, readTable, look, places, isOwn }: Parts): Mounter['bind'] {
+export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter['bind'] {
+  const { clock, run, calls, readTable, look, near, places, isOwn } = parts;
+
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
     checkPath(at);
     checkPath(from);
@@ -26,7 +36,7 @@ export function createBind({ clock, run, calls, readTable, look, places, isOwn }
     const { signal } = scope;
     // Mostly it says where it leads already.
     const find = (): Promise<HeldPath> => holdPath(from).catch(async () => await existing(from, await located(from)));
-    await using origin = await look({ path: from, table, signal }, find);
+    await using origin = near(from, table) ?? (await look({ path: from, table, signal }, find));
     const shown = table.shown(origin.path);
     const there = table.at(at);
     // A device bound onto a file must work.
@@ -34,60 +44,41 @@ export function createBind({ clock, run, calls, readTable, look, places, isOwn }
     if (there !== undefined) {
       if (!same(there, shown)) throw occupied(at, there);
       if (there.mountReadOnly && !how.readOnly) throw alreadyReadOnly(at);
-      await tighten(there, flags, scope);
-      return;
+      if (hasAll(there, flags)) return;
+      // To change it would change what is seen here, and none of the copies that other mount namespaces were sent of it.
+      await takeAway(at, scope);
     }
-    if (table.holding(origin.path)?.readOnly === true && !how.readOnly) throw sourceReadOnly(from);
+    const source = table.holding(origin.path);
+    if (source?.readOnly === true && !how.readOnly) throw sourceReadOnly(from);
+    const now = there === undefined ? table : await readTable();
     await using place = isOwn(at)
       ? await existing(at, at, holdOwnPath)
-      : await look({ path: at, table, signal }, () => existing(at, at));
+      : (near(at, now) ?? (await look({ path: at, table: now, signal }, () => existing(at, at))));
     refuseMixed(origin, place);
-    await mountBind(origin, place, shown, flags, scope);
+    await mountBind({ origin, source, shown }, place, flags, scope);
   }
 
   async function mountBind(
-    origin: HeldPath,
+    { origin, source, shown }: Origin,
     place: HeldPath,
-    shown: Shown | undefined,
     flags: readonly string[],
     scope: Scope,
   ): Promise<void> {
     try {
-      calls.bind(origin, place);
+      // By what is held, so nothing else can be there now, and with its flags; only the place can have been moved.
+      if (calls.bindAs(origin, place, flags)) {
+        if (place.where() !== place.path) throw movedAway(place.path);
+        return;
+      }
+      if (source !== undefined && hasAll(source, flags)) calls.bind(origin, place);
+      else bindByAside(parts, origin, place, [...new Set([...inherited(source), ...flags])]);
       const there = (await readTable()).at(place.path);
       if (there === undefined || !same(there, shown)) throw movedAway(place.path);
-      await tighten(there, flags, scope);
+      if (!hasAll(there, flags)) throw flagsRefused(place.path, flags);
     } catch (cause) {
       await undo(place, shown, scope);
       throw mountFailure(`${origin.path} could not be mounted at ${place.path}`, cause);
     }
-  }
-
-  /**
-   * The kernel gives a bind the flags of what it is made of, and takes others only in a second step. A crash between
-   * the two leaves them out; the repeat adds them.
-   */
-  async function tighten(there: MountEntry, flags: readonly string[], scope: Scope): Promise<void> {
-    if (flags.every((flag) => there.options.includes(flag))) return;
-    const { at } = there;
-    const words = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
-    const all = new Set([...kept.filter((flag) => there.options.includes(flag)), ...flags]);
-    // Not the place that was mounted on, which the mount now hides.
-    await using mounted = await look({ path: at, table: await readTable(), signal: scope.signal }, () =>
-      existing(at, at),
-    );
-    try {
-      calls.remount(mounted, [...all]);
-    } catch (cause) {
-      throw mountFailure(`${at} could not be made ${words}`, cause);
-    }
-    const now = (await readTable()).at(at);
-    if (now !== undefined && flags.every((flag) => now.options.includes(flag))) return;
-    throw new StowageError(`${at} could not be made ${words}`, {
-      code: 'internal',
-      reason: 'mount-flags-refused',
-      action: 'Read what the kernel says (dmesg | tail), and ask: stowage doctor',
-    });
   }
 
   /** Never a mount without the flags that were asked for, nor one elsewhere; so this goes on when the caller has given up. */
@@ -120,6 +111,15 @@ async function existing(
     code: 'not-found',
     reason: 'path-missing',
     action: 'Give a path that exists.',
+  });
+}
+
+function flagsRefused(at: string, flags: readonly string[]): StowageError {
+  const words = flags.map((flag) => (flag === 'ro' ? 'read-only' : flag)).join(', ');
+  return new StowageError(`${at} could not be made ${words}`, {
+    code: 'internal',
+    reason: 'mount-flags-refused',
+    action: 'Read what the kernel says (dmesg | tail), and ask: stowage doctor',
   });
 }
 

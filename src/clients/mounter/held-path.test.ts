@@ -57,9 +57,9 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
         disturb('mount');
         mountCalls.bind(...places);
       },
-      remount: (...about) => {
-        disturb('remount');
-        mountCalls.remount(...about);
+      bindAs: (...about) => {
+        disturb('mount');
+        return mountCalls.bindAs(...about);
       },
       unmount: (...about) => {
         disturb('umount');

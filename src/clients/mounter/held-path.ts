@@ -17,7 +17,7 @@ export interface HeldPath extends AsyncDisposable {
 }
 
 /** open(2): only the place, nothing in it is opened. The same number on every processor that Node runs on. */
-const O_PATH = 0o10000000;
+export const O_PATH = 0o10000000;
 
 /** A path that does not lead where it says, since a link is in it or at its end, is a 'conflict'. */
 export async function holdPath(path: string): Promise<HeldPath> {

@@ -7,6 +7,7 @@ import { createBind } from './bind.ts';
 import { createLook } from './look.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
+import { createNear } from './near.ts';
 import type { Parts } from './parts.ts';
 import { isErrno } from './paths.ts';
 import { reap } from './reap.ts';
@@ -14,7 +15,7 @@ import type { Run } from './run.ts';
 import { createSettling } from './settle.ts';
 import { createSharing } from './sharing.ts';
 import { createTargets } from './targets.ts';
-import { createDetach, createUnmount } from './unmount.ts';
+import { createDetach, createTakeAway, createUnmount } from './unmount.ts';
 import { usersOf } from './users.ts';
 
 export interface LinuxMounterOptions {
@@ -40,11 +41,15 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const look = createLook(clock);
   const own = [options.published, options.mounts];
   const isOwn = (path: string): boolean => own.includes(dirname(path));
-  const parts: Parts = { clock, run, calls, readTable, look, sys, isOwn, places: createKeyedLock() };
-  const targets = createTargets({ look, readTable, forbidden: options.forbidden, published: options.published });
+  const aside = options.mounts;
+  const near = createNear(options.mounts);
+  const parts: Parts = { clock, run, calls, readTable, look, near, sys, isOwn, aside, places: createKeyedLock() };
+  const { forbidden, published } = options;
+  const targets = createTargets({ look, near, readTable, forbidden, published });
   const settled = createSettling(clock, options.owner ?? '');
-  const unmount = createUnmount(parts);
-  const bind = createBind(parts);
+  const takeAway = createTakeAway(parts);
+  const unmount = createUnmount(parts, takeAway);
+  const bind = createBind(parts, takeAway);
   const detach = createDetach(parts);
   const list: Mounter['list'] = async (scope) => {
     await settled(scope);

@@ -2,6 +2,7 @@ import { closeSync, openSync, readSync } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 import type { MountPoint } from '#core/ports.ts';
+import { type MountWatch, watchMounts } from './mount-watch.ts';
 
 /** One line of /proc/self/mountinfo (proc_pid_mountinfo(5)). */
 export interface MountEntry extends MountPoint {
@@ -42,13 +43,22 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
 }
 
 /**
- * The same, for whoever looks again and again: as long as the text is the same, so is the table. Read in line, since no disk
- * answers for it: a mount looks some ten times, and each would wait four times for a thread.
+ * The same, for whoever looks again and again, as a mount does some ten times. Read in line, since no disk answers for it. What
+ * was read in this turn of Node's loop is read again only when the kernel says that a mount came or went: a folder that is
+ * renamed takes what is mounted in it to another path, and of that nobody is told.
  */
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
-  let last: { readonly bytes: Buffer; readonly table: MountTable } | undefined;
   let into = Buffer.allocUnsafe(65_536);
-  return async () => {
+  let last: { readonly bytes: Buffer; readonly table: MountTable } | undefined;
+  let lines: ReadonlyMap<string, MountEntry> = new Map();
+  let isOfThisTurn = false;
+  let watched: MountWatch | undefined;
+
+  const endTurn = (): void => {
+    isOfThisTurn = false;
+  };
+
+  function read(): Buffer {
     const fd = openSync(file, 'r');
     try {
       let size = 0;
@@ -56,15 +66,32 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
         if (size === into.length) into = larger(into, file);
         count = readSync(fd, into, size, into.length - size, null);
       }
-      const bytes = into.subarray(0, size);
-      if (last?.bytes.equals(bytes) !== true)
-        last = { bytes: Buffer.from(bytes), table: mountTable(parseMountinfo(bytes.toString())) };
-      return last.table;
+      return into.subarray(0, size);
     } finally {
       closeSync(fd);
     }
+  }
+
+  return async () => {
+    watched ??= watchMounts(file);
+    // Asked before it is read: what comes in between is told the next time.
+    const isChanged = watched.isChanged();
+    if (last !== undefined && isOfThisTurn && !isChanged) return last.table;
+    if (!isOfThisTurn) setImmediate(endTurn);
+    isOfThisTurn = true;
+    const bytes = read();
+    if (last?.bytes.equals(bytes) !== true) {
+      const known = lines;
+      const now = bytes.toString().split('\n');
+      lines = new Map(now.flatMap((line) => pairOf(line, known.get(line) ?? parseLine(line))));
+      last = { bytes: Buffer.from(bytes), table: mountTable([...lines.values()]) };
+    }
+    return last.table;
   };
 }
+
+const pairOf = (line: string, entry: MountEntry | undefined): readonly (readonly [string, MountEntry])[] =>
+  entry === undefined ? [] : [[line, entry]];
 
 function larger(full: Buffer, file: string): Buffer<ArrayBuffer> {
   if (full.length >= sizeLimit) throw tooLarge(file, sizeLimit);
@@ -143,14 +170,13 @@ export function mountTable(entries: readonly MountEntry[]): MountTable {
   // As the kernel walks a path: from the root mount into the first mount on the way, and again from there. A mount
   // made before something was mounted over its parent is hidden, and is not met.
   function holding(path: string): MountEntry | undefined {
-    const way = prefixes(path);
     let here = start;
     // The kernel's table is a tree; the bound keeps a table that is none from being walked for ever.
     for (let step = 0; step < entries.length; step++) {
       const mounts = here && over.get(here.id);
-      const next = mounts && way.find((prefix) => mounts.has(prefix));
-      if (mounts === undefined || next === undefined) return here;
-      here = mounts.get(next);
+      const next = mounts && firstOn(path, mounts);
+      if (next === undefined) return here;
+      here = next;
     }
     return here;
   }
@@ -179,10 +205,17 @@ function shownThrough(entry: MountEntry | undefined, path: string): Shown | unde
   return { device: entry.device, root: `${entry.root === '/' ? '' : entry.root}${rest}` || '/' };
 }
 
-/** `/`, `/a`, `/a/b` for `/a/b`. */
-function prefixes(path: string): readonly string[] {
-  const names = path.split('/').filter((name) => name !== '');
-  return ['/', ...names.map((_, index) => `/${names.slice(0, index + 1).join('/')}`)];
+/** Of `/`, `/a`, `/a/b` for `/a/b`. */
+function firstOn(path: string, mounts: ReadonlyMap<string, MountEntry>): MountEntry | undefined {
+  const top = mounts.get('/');
+  if (top !== undefined) return top;
+  for (let end = 0; end !== path.length; ) {
+    const slash = path.indexOf('/', end + 1);
+    end = slash === -1 ? path.length : slash;
+    const found = mounts.get(path.slice(0, end));
+    if (found !== undefined) return found;
+  }
+  return undefined;
 }
 
 export const same = (one: Shown, other: Shown | undefined): boolean =>

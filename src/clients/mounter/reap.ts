@@ -4,6 +4,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId, isVolumeName } from '#core/names.ts';
+import { asideNames } from './aside.ts';
 import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
@@ -18,7 +19,7 @@ export interface ReapParts {
   readonly sys: string;
 }
 
-/** Only names that are volume ids, directly in the folder, are Stowage's; only loop devices on images of its stores are. */
+/** Only names that are volume ids, or where binds are made ready, directly in the folder, are Stowage's; only loop devices on images of its stores are. */
 export async function reap(
   parts: ReapParts,
   mountsFolder: string,
@@ -27,9 +28,10 @@ export async function reap(
 ): Promise<readonly string[]> {
   const freed: string[] = [];
   const folder = await unlessMissing(realpath(mountsFolder));
-  const stale = folder === undefined ? [] : (await readdir(folder)).filter((id) => isVolumeId(id) && !known.has(id));
-  for (const id of stale) {
-    const at = join(folder ?? '', id);
+  const isStale = (name: string): boolean => (isVolumeId(name) ? !known.has(name) : asideNames.includes(name));
+  const stale = folder === undefined ? [] : (await readdir(folder)).filter(isStale);
+  for (const name of stale) {
+    const at = join(folder ?? '', name);
     if (await letGo(parts, at, scope)) freed.push(at);
   }
   for (const loop of await idleLoops(parts)) {

@@ -7,14 +7,19 @@ import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { createLook } from './look.ts';
 import { readMountTable } from './mountinfo.ts';
+import { createNear, type Near } from './near.ts';
 import { checkPath } from './paths.ts';
 import { createTargets } from './targets.ts';
 
-describe.skipIf(needs('linux'))('a target', () => {
+describe.skipIf(needs('linux')).each([
+  ['on any disk', false],
+  ['on the disk of our records', true],
+])('a target %s', (_, isNear) => {
   let ground: Ground;
+  const near: Near = (path, table) => (isNear ? createNear(ground.folder)(path, table) : undefined);
   const at = (name: string): string => join(ground.folder, name);
   const look = createLook(systemClock());
-  const targets = createTargets({ look, readTable: readMountTable, forbidden: () => [at('state')] });
+  const targets = createTargets({ look, near, readTable: readMountTable, forbidden: () => [at('state')] });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
     targets.inspectTarget(target, access, ground.scope);
 

@@ -8,6 +8,8 @@ import type { Mounter } from '#core/ports.ts';
 import { holdPath } from './held-path.ts';
 import type { Look } from './look.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
+import type { Near } from './near.ts';
+import { createNearTargets } from './near-targets.ts';
 import { checkPath, isErrno, located, unlessMissing } from './paths.ts';
 
 /** Mounting there, or anywhere below, hides a part of the system. */
@@ -17,6 +19,7 @@ const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/
 
 export interface TargetParts {
   readonly look: Look;
+  readonly near: Near;
   readonly readTable: () => Promise<MountTable>;
   readonly forbidden: () => readonly string[];
   /** Directly below it one may, although it is inside one of those: there engines find their volumes. */
@@ -26,11 +29,20 @@ export interface TargetParts {
 interface Rules {
   readonly forbidden: readonly string[];
   readonly published: string | undefined;
+  readonly real: Map<string, string>;
 }
+
+const isSystem = (place: string): boolean =>
+  systemFolders.includes(place) || systemTrees.some((tree) => isAtOrBelow(place, tree));
+const isOutside = (place: string, folder: string | undefined): boolean =>
+  folder !== undefined && !isAtOrBelow(place, folder);
 
 export type Targets = Pick<Mounter, 'inspectTarget' | 'makeTarget' | 'removeTarget'>;
 
-export function createTargets({ look, readTable, forbidden, published }: TargetParts): Targets {
+export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
+  const inLine = createNearTargets(near);
+  /** Where the folders in which nobody may mount lead, as the last look has found. */
+  const real = new Map<string, string>();
   const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
     checkPath(path);
     const table = await readTable();
@@ -43,16 +55,26 @@ export function createTargets({ look, readTable, forbidden, published }: TargetP
     inspectTarget: async (target, access, scope) => {
       if (isOwn(target, access) && (await readTable()).at(target) === undefined && !existsSync(target))
         return { target, existed: false };
+      checkPath(target);
+      const folders = forbidden();
+      const isFree = (place: string): boolean =>
+        !isSystem(place) && folders.every((folder) => isOutside(place, real.get(folder)));
+      const found = inLine.inspect(target, access, await readTable(), isFree);
+      if (found !== undefined) return found;
       return await lookAt(target, scope, (table) =>
-        inspect(target, access, { forbidden: forbidden(), published }, table),
+        inspect(target, access, { forbidden: folders, published, real }, table),
       );
     },
     makeTarget: async (target, access, scope) => {
       if (isOwn(target, access) && isDone(() => mkdirSync(target))) return;
+      checkPath(target);
+      if (inLine.make(target, access, await readTable())) return;
       await lookAt(target, scope, () => make(target, access));
     },
     removeTarget: async (target, scope) => {
       if (isOwn(target, 'filesystem') && isDone(() => rmdirSync(target))) return;
+      checkPath(target);
+      if (inLine.remove(target, await readTable())) return;
       try {
         await lookAt(target, scope, () => remove(target));
       } catch (cause) {
@@ -116,8 +138,8 @@ async function resolved(
   });
 }
 
-async function refuseSystem(there: string, { forbidden, published }: Rules): Promise<void> {
-  if (systemFolders.includes(there) || systemTrees.some((tree) => isAtOrBelow(there, tree))) {
+async function refuseSystem(there: string, { forbidden, published, real }: Rules): Promise<void> {
+  if (isSystem(there)) {
     throw new StowageError(`${there} belongs to the system; a volume mounted there would hide it`, {
       code: 'invalid',
       reason: 'target-forbidden',
@@ -126,8 +148,10 @@ async function refuseSystem(there: string, { forbidden, published }: Rules): Pro
   }
   if (dirname(there) === published) return;
   for (const folder of forbidden) {
-    const real = (await unlessMissing(realpath(folder))) ?? folder;
-    if (!isAtOrBelow(there, real)) continue;
+    const found = await unlessMissing(realpath(folder));
+    if (found === undefined) real.delete(folder);
+    else real.set(folder, found);
+    if (!isAtOrBelow(there, found ?? folder)) continue;
     throw new StowageError(`${there} is inside ${folder}, which Stowage keeps for itself`, {
       code: 'invalid',
       reason: 'target-forbidden',

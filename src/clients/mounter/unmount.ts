@@ -16,7 +16,7 @@ import { CommandFailed, inChild } from './run.ts';
 
 /** The folder that the mount is in. Not the mount itself: to hold it is to use it. Undefined: nothing is mounted there. */
 async function parentOf(
-  { look, isOwn }: Parts,
+  { look, near, isOwn }: Parts,
   at: string,
   table: MountTable,
   { signal }: Scope,
@@ -24,7 +24,7 @@ async function parentOf(
   if (table.at(at) === undefined) return undefined;
   const folder = dirname(at);
   if (isOwn(at)) return holdOwnPath(folder);
-  return await look({ path: folder, table, signal }, () => holdPath(folder));
+  return near(folder, table) ?? (await look({ path: folder, table, signal }, () => holdPath(folder)));
 }
 
 const inParent = (at: string): readonly string[] => ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
@@ -72,12 +72,19 @@ function tooSlow(at: string, cause: unknown): StowageError {
   });
 }
 
-export function createUnmount(parts: Parts): Mounter['unmount'] {
-  const { run, calls, readTable, clock, places } = parts;
-  const aside = createAside(parts);
+export function createUnmount({ places }: Parts, takeAway: Mounter['unmount']): Mounter['unmount'] {
   return async (at, scope) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
+    await takeAway(at, scope);
+  };
+}
+
+/** The same by who has the place to themselves. */
+export function createTakeAway(parts: Parts): Mounter['unmount'] {
+  const { run, calls, readTable, clock } = parts;
+  const aside = createAside(parts);
+  return async (at, scope) => {
     const table = await readTable();
     const parent = await parentOf(parts, at, table, scope);
     if (parent === undefined) return;

@@ -127,7 +127,20 @@ function contract(serve: () => Promise<Served>): void {
       action: /^Stop using it there first\. .*: stowage volume release test\/photos --host h1$/,
     });
     await other.dropWriter(id, 'h2', scope);
-    expect(await refusal(other.takeWriter(volume, 'h2', scope))).toMatchObject({ code: 'in-use' });
+    // By the names that people have for it, once it has said them.
+    const named = use('h1', 'default/web-0');
+    const users: Use['users'] = [{ kind: 'kubelet', name: 'file.stowage.dev' }, ...named.users];
+    await uses.put(volume, { ...named, users: [...users, { kind: 'path', name: '/mnt/a' }] }, scope);
+    expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
+      ...{ code: 'in-use', reason: 'volume-written-elsewhere' },
+      message: /is written by host node of h1 \(pod default\/web-0, path \/mnt\/a\), and only one may$/,
+      action: / --host h1$/,
+    });
+    expect((await refusal(other.takeWriter(volume, 'h2', scope))).toUsers?.message).toMatch(
+      /is written by host node of h1 \(pod default\/web-0, a mount\), and only one may$/,
+    );
+    await uses.remove(id, 'h1', scope);
+    await uses.takeWriter(volume, 'h1', scope);
     for (let i = 0; i < 2; i++) await uses.dropWriter(id, 'h1', scope);
     await other.takeWriter(volume, 'h2', scope);
     // Whatever it recorded of users, it uses the volume.

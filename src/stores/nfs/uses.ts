@@ -1,7 +1,8 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { VolumeId, VolumeRef } from '#core/model.ts';
+import type { NodeName, Use, VolumeId, VolumeRef } from '#core/model.ts';
+import { writtenElsewhere } from '#core/mount-errors.ts';
 import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { notFound } from '../shelf/errors.ts';
@@ -80,6 +81,12 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
       await removeFolder(id);
     });
 
+  /** As that host says; it may not have said it yet. */
+  async function useBy(id: VolumeId, host: string): Promise<Use> {
+    const uses = await place.uses.list(id).catch((): readonly Use[] => []);
+    return uses.find((use) => use.host === host) ?? { host, node: host as NodeName, users: [] };
+  }
+
   return {
     put: async (ref, use, scope) => {
       const doing = `recording that ${use.node} uses ${quoted(ref.name)}`;
@@ -116,8 +123,8 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
           });
         } catch (cause) {
           if (!isErrno(cause, 'EEXIST')) throw cause;
-          const holder = await writer(id);
-          if (holder !== host) throw writtenElsewhere(ref, place.store, holder ?? 'HOST');
+          const holder = (await writer(id)) ?? 'HOST';
+          if (holder !== host) throw writtenElsewhere(place.store, ref.name, await useBy(id, holder));
         }
       });
     },
@@ -130,13 +137,5 @@ function badHost(host: string): StowageError {
     code: 'invalid',
     reason: 'host-id-invalid',
     action: 'Use the id that stowage volume show gives.',
-  });
-}
-
-function writtenElsewhere({ name }: VolumeRef, store: string, host: string): StowageError {
-  return new StowageError(`volume '${store}/${name}' is written by host ${host}, and only one may`, {
-    code: 'in-use',
-    reason: 'volume-written-elsewhere',
-    action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
   });
 }

@@ -1,0 +1,95 @@
+import { loadavg } from 'node:os';
+import type { Bench } from './bench.ts';
+import { requireComponents } from './needed.ts';
+import { places } from './nfs/folder.ts';
+import { type Host, type Side, sides, startHost } from './publish/host.ts';
+import { type Row, toRow } from './report.ts';
+
+const usualRounds = 100;
+const warmUps = 10;
+const atOnce = 50;
+const rushes = 9;
+
+/** Which a local volume is measured against. */
+const yardsticks = ['driver', 'calls', 'programs'] as const;
+const named: Readonly<Record<Side, string>> = {
+  local: 'local store',
+  nfs: 'NFS store',
+  driver: 'a driver that only mounts',
+  calls: 'mount(2)',
+  programs: 'the program mount',
+};
+
+export const bench: Bench = {
+  about: 'NodeStage and NodePublish, against the bare mounts',
+  options: ['rounds'],
+  run: async (signal, note, { rounds = usualRounds }) => {
+    requireComponents('root', 'mount', 'fuse', 'ganesha');
+    const [place] = places();
+    if (place === undefined) throw new Error('there is no file system to measure on');
+    note(
+      `nfs-ganesha on ${place.kind}; load ${loadavg()
+        .map((load) => load.toFixed(1))
+        .join(' ')}`,
+    );
+    await using host = await startHost(atOnce, place, signal);
+    return [...(await oneAtATime(host, rounds, note)), ...(await rushRows(host, note))];
+  },
+};
+
+/** In each round every side once, and neither always comes first. */
+async function oneAtATime(host: Host, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
+  const taken: Record<Side, number[]> = { local: [], nfs: [], driver: [], calls: [], programs: [] };
+  for (let round = 1 - warmUps; round <= rounds; round++) {
+    const volume = (round + warmUps) % atOnce;
+    for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
+      const took = await host.up(side, volume);
+      await host.down(side, volume);
+      if (round >= 1) taken[side].push(took);
+    }
+    if (round % 20 === 0) note(`round ${round}/${rounds}`);
+  }
+  return rowsOf('one at a time', taken, { nfsBelow: 50 });
+}
+
+/** All volumes, from the first call to the last answer. */
+async function rushRows(host: Host, note: (text: string) => void): Promise<readonly Row[]> {
+  const all: Record<Side, number[]> = { local: [], nfs: [], driver: [], calls: [], programs: [] };
+  const each: number[] = [];
+  const volumes = Array.from({ length: atOnce }, (_, i) => i);
+  for (let rush = 0; rush <= rushes; rush++) {
+    for (const side of rush % 2 === 0 ? sides : sides.toReversed()) {
+      const since = performance.now();
+      const took = await Promise.all(volumes.map((volume) => host.up(side, volume)));
+      const ms = performance.now() - since;
+      note(`${rush === 0 ? 'warm-up' : `${rush}/${rushes}`}: ${atOnce} at once, ${named[side]} ${ms.toFixed(0)} ms`);
+      for (const volume of volumes) await host.down(side, volume);
+      if (rush === 0) continue;
+      all[side].push(ms);
+      if (side === 'nfs') each.push(...took);
+    }
+  }
+  const p50 = toRow({ name: `${atOnce} at once, ${named.nfs}: each, p50`, unit: 'ms', values: each });
+  return [...rowsOf(`${atOnce} at once`, all, {}), p50];
+}
+
+function rowsOf(
+  how: string,
+  taken: Readonly<Record<Side, readonly number[]>>,
+  { nfsBelow }: { readonly nfsBelow?: number },
+): readonly Row[] {
+  const unit = 'ms';
+  return [
+    ...yardsticks.map((side) =>
+      toRow({
+        ...{ name: `${how}, ${named.local}, beside ${named[side]}`, unit },
+        ...{ values: taken.local, yardsticks: taken[side] },
+        ...(side === 'programs' ? {} : { goal: { ratioAtMost: 2 } }),
+      }),
+    ),
+    toRow({
+      ...{ name: `${how}, ${named.nfs}`, unit, values: taken.nfs },
+      ...(nfsBelow === undefined ? {} : { goal: { valueBelow: nfsBelow } }),
+    }),
+  ];
+}

@@ -1,0 +1,34 @@
+import { once } from 'node:events';
+import { join } from 'node:path';
+import { systemClock } from '#base/clock.ts';
+import { Node } from '#wire/csi/generated/csi.ts';
+import { methodsOf } from '#wire/csi/grpc.ts';
+import { createGrpcServer } from '#wire/csi/server.ts';
+import { bare } from './bare.ts';
+
+// A CSI driver that makes mounts and does nothing else: `node bare-driver.ts SOCKET SOURCES OWN`. Volumes are folders in SOURCES.
+
+const [socket = '', sources = '', own = ''] = process.argv.slice(2);
+const methods = methodsOf(Node, {
+  nodeStageVolume: async ({ volumeId, stagingTargetPath }) => {
+    bare.stage(join(sources, volumeId), join(own, volumeId), join(stagingTargetPath, 'volume'));
+    return {};
+  },
+  nodePublishVolume: async ({ volumeId, targetPath }) => {
+    bare.publish(join(own, volumeId), targetPath);
+    return {};
+  },
+  nodeUnpublishVolume: async ({ targetPath }) => {
+    bare.takeDown(targetPath);
+    return {};
+  },
+  nodeUnstageVolume: async ({ volumeId, stagingTargetPath }) => {
+    bare.takeDown(join(stagingTargetPath, 'volume'), join(own, volumeId));
+    return {};
+  },
+});
+const statusOf = (thrown: unknown) => ({ code: 13, message: String(thrown) });
+const { server } = createGrpcServer({ methods, clock: systemClock(), statusOf });
+server.listen(socket);
+await once(server, 'listening');
+console.log('ready');

@@ -1,0 +1,38 @@
+import { mkdirSync, rmdirSync } from 'node:fs';
+import { checked, foreign } from '#base/linux/libc.ts';
+
+/** What it takes of the kernel to stage and to publish a directory, and nothing else: no records, no locks, no questions. */
+export interface Bare {
+  stage(source: string, own: string, staging: string): void;
+  publish(own: string, target: string): void;
+  /** All of it, in whichever way it came. */
+  takeDown(...places: readonly string[]): void;
+}
+
+const functions = foreign({
+  mount: 'int mount(const char *source, const char *target, const char *type, unsigned long flags, const void *data)',
+  umount2: 'int umount2(const char *target, int flags)',
+});
+const binding = 4096;
+const remounting = 32;
+const confined = 2 | 4;
+
+function bind(from: string, to: string): void {
+  mkdirSync(to);
+  checked('mount', functions().mount(from, to, null, binding, null));
+}
+
+export const bare: Bare = {
+  stage: (source, own, staging) => {
+    bind(source, own);
+    checked('mount', functions().mount(null, own, null, binding | remounting | confined, null));
+    bind(own, staging);
+  },
+  publish: bind,
+  takeDown: (...places) => {
+    for (const place of places) {
+      checked('umount', functions().umount2(place, 0));
+      rmdirSync(place);
+    }
+  },
+};

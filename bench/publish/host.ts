@@ -1,0 +1,139 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmod, mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { createGround } from '#testing/ground.ts';
+import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
+import { Controller, VolumeCapability_AccessMode_Mode as Mode, Node } from '#wire/csi/generated/csi.ts';
+import { command } from '../datapath/command.ts';
+import { makeFolder, type Place } from '../nfs/folder.ts';
+import { startServer } from '../server.ts';
+import { bare } from './bare.ts';
+
+export const sides = ['local', 'nfs', 'driver', 'calls', 'programs'] as const;
+/**
+ * Who is asked to stage and to publish: Stowage for a volume of either store; a driver that only makes the mounts; and the
+ * mounts without a driver, by calls of the kernel and by the program `mount`.
+ */
+export type Side = (typeof sides)[number];
+
+/** Stages and publishes a volume, counted from 0, in milliseconds; and takes it down again. */
+export interface Host extends AsyncDisposable {
+  up(side: Side, volume: number): Promise<number>;
+  down(side: Side, volume: number): Promise<void>;
+}
+
+const program = fileURLToPath(new URL('../../bin/stowage', import.meta.url));
+const bareDriver = fileURLToPath(new URL('./bare-driver.ts', import.meta.url));
+const capability = {
+  accessType: { case: 'mount', value: {} },
+  accessMode: { mode: Mode.MULTI_NODE_MULTI_WRITER },
+} as const;
+const single = { ...capability, accessMode: { mode: Mode.SINGLE_NODE_WRITER } } as const;
+const { method } = Node;
+
+interface Places {
+  readonly staging: string;
+  readonly target: string;
+}
+
+/** Everything is in folders of its own, and goes with it. */
+export async function startHost(volumes: number, exports: Place, signal: AbortSignal): Promise<Host> {
+  await using stack = new AsyncDisposableStack();
+  const ground = stack.use(createGround('st-bench-'));
+  // As the usual ones: the data path runs as nobody.
+  await chmod(ground.folder, 0o755);
+  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
+  const exported = stack.use(await makeFolder(exports, []));
+  const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
+  const stowage = stack.use(await startServer(ground.folder, signal, ['--csi', at('csi')]));
+  const { host, nfsPort, mountPort } = nfs;
+  const uri = `nfs://${host}${exported.path}?port=${nfsPort}&mountport=${mountPort}`;
+  await command([program, '--socket', stowage.socket, 'store', 'add', 'silver', uri], signal);
+  const driver = stack.use(await startBareDriver(at('bare.sock'), at('sources'), at('own')));
+  const local = stack.use(grpcClient(at('csi', 'local.sock')));
+  const file = stack.use(grpcClient(at('csi', 'file.sock')));
+
+  const ids: Record<'local' | 'nfs' | 'driver', string[]> = { local: [], nfs: [], driver: [] };
+  for (let i = 0; i < volumes; i++) {
+    ids.local.push(await created(local, `v${i}`, single));
+    ids.nfs.push(await created(file, `v${i}`, capability));
+    ids.driver.push(`v${i}`);
+    await mkdir(at('sources', `v${i}`), { recursive: true });
+    for (const side of sides)
+      for (const part of ['staging', 'pods']) await mkdir(at(side, part, `v${i}`), { recursive: true });
+  }
+  for (const side of ['own', ...sides]) await mkdir(at(side, 'own'), { recursive: true });
+
+  const places = (side: Side, i: number): Places => ({
+    staging: at(side, 'staging', `v${i}`),
+    target: at(side, 'pods', `v${i}`, 'mount'),
+  });
+  const clients: Readonly<Record<'local' | 'nfs' | 'driver', GrpcClient>> = { local, nfs: file, driver };
+  const isAsked = (side: Side): side is keyof typeof clients => Object.hasOwn(clients, side);
+  const capabilityOf = (side: Side) => (side === 'nfs' ? capability : single);
+
+  async function ask(side: keyof typeof clients, i: number): Promise<void> {
+    const { staging: stagingTargetPath, target: targetPath } = places(side, i);
+    const common = { volumeId: ids[side][i] ?? '', stagingTargetPath, volumeCapability: capabilityOf(side) };
+    await clients[side].call(method.nodeStageVolume, common);
+    await clients[side].call(method.nodePublishVolume, { ...common, targetPath });
+  }
+
+  async function make(side: 'calls' | 'programs', i: number): Promise<void> {
+    const { staging, target } = places(side, i);
+    const [source, own, staged] = [at('sources', `v${i}`), at(side, 'own', `v${i}`), join(staging, 'volume')];
+    if (side === 'calls') {
+      bare.stage(source, own, staged);
+      bare.publish(own, target);
+      return;
+    }
+    for (const place of [own, staged, target]) await mkdir(place);
+    await command(['mount', '-o', 'bind,nosuid,nodev', source, own], signal);
+    await command(['mount', '--bind', own, staged], signal);
+    await command(['mount', '--bind', own, target], signal);
+  }
+
+  const all = stack.move();
+  return {
+    up: async (side, i) => {
+      const since = performance.now();
+      await (isAsked(side) ? ask(side, i) : make(side, i));
+      return performance.now() - since;
+    },
+    down: async (side, i) => {
+      const { staging: stagingTargetPath, target: targetPath } = places(side, i);
+      if (!isAsked(side)) return bare.takeDown(targetPath, join(stagingTargetPath, 'volume'), at(side, 'own', `v${i}`));
+      const volumeId = ids[side][i] ?? '';
+      await clients[side].call(method.nodeUnpublishVolume, { volumeId, targetPath });
+      await clients[side].call(method.nodeUnstageVolume, { volumeId, stagingTargetPath });
+    },
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+async function created(client: GrpcClient, name: string, volumeCapability: typeof capability | typeof single) {
+  const request = { name, volumeCapabilities: [volumeCapability], capacityRange: { requiredBytes: 1n << 30n } };
+  const { volume } = await client.call(Controller.method.createVolume, request);
+  return volume?.volumeId ?? '';
+}
+
+async function startBareDriver(socket: string, sources: string, own: string): Promise<GrpcClient> {
+  const child = spawn(process.execPath, [bareDriver, socket, sources, own], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const ended = once(child, 'exit');
+  await Promise.race([
+    once(child.stdout, 'data'),
+    ended.then(() => Promise.reject(new Error('the bare driver ended'))),
+  ]);
+  const client = grpcClient(socket);
+  return {
+    ...client,
+    [Symbol.asyncDispose]: async () => {
+      await client[Symbol.asyncDispose]();
+      child.kill('SIGKILL');
+      await ended;
+    },
+  };
+}

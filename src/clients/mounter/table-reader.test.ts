@@ -1,0 +1,61 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createTableReader, type MountTable } from './mountinfo.ts';
+
+describe.skipIf(needs('root', 'mount'))('who reads the mount table again and again', () => {
+  let ground: Ground;
+  const at = (name: string): string => join(ground.folder, name);
+  const mount = (name: string): void => {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at(name)]);
+  };
+  const shows = async (read: () => Promise<MountTable>, name: string): Promise<boolean> =>
+    (await read()).at(at(name)) !== undefined;
+
+  beforeEach(() => {
+    ground = createGround();
+    for (const name of ['one', 'other/inner']) mkdirSync(at(name), { recursive: true });
+  });
+  afterEach(() => ground[Symbol.dispose]());
+
+  test('reads it once in a turn in which nothing changes', async () => {
+    const read = createTableReader();
+    const first = await read();
+    expect(await read()).toBe(first);
+    expect(first.entries.length).toBe(readFileSync('/proc/self/mountinfo', 'utf8').trimEnd().split('\n').length);
+  });
+
+  test('sees what is mounted, changed and unmounted in the same turn', async () => {
+    const read = createTableReader();
+    expect(await shows(read, 'one')).toBe(false);
+    mount('one');
+    expect(await shows(read, 'one')).toBe(true);
+    expect((await read()).at(at('one'))?.readOnly).toBe(false);
+    execFileSync('mount', ['-o', 'remount,bind,ro', at('one')]);
+    expect((await read()).at(at('one'))?.readOnly).toBe(true);
+    execFileSync('umount', [at('one')]);
+    expect(await shows(read, 'one')).toBe(false);
+  });
+
+  test('sees in the next turn where something went with its folder, of which nobody is told', async () => {
+    const read = createTableReader();
+    mount('other/inner');
+    expect(await shows(read, 'other/inner')).toBe(true);
+    renameSync(at('other'), at('moved'));
+    await setImmediate();
+    expect([await shows(read, 'other/inner'), await shows(read, 'moved/inner')]).toEqual([false, true]);
+  });
+
+  test('of a table that is no table of the kernel, everything may have changed', async () => {
+    const line = (where: string): string => `20 1 8:1 / ${where} rw - ext4 a rw\n`;
+    writeFileSync(at('table'), line('/'));
+    const read = createTableReader(at('table'));
+    expect((await read()).at('/')?.source).toBe('a');
+    writeFileSync(at('table'), `${line('/')}30 20 8:2 / /data rw - ext4 b rw\n`);
+    expect((await read()).at('/data')?.source).toBe('b');
+  });
+});
