@@ -39,6 +39,8 @@ export interface GrpcOptions {
   /** What is answered for what a handler threw, and noted of it. */
   readonly statusOf: (thrown: unknown, call: GrpcCall) => GrpcStatus;
   readonly limits?: Partial<typeof usualLimits>;
+  /** Of every call when it is answered: its method, the code of the answer, how long it took. */
+  readonly observed?: (method: string, code: number, seconds: number) => void;
 }
 
 const usualLimits = {
@@ -140,6 +142,10 @@ async function answer(shared: Shared, stream: ServerHttp2Stream, headers: Incomi
 }
 
 async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
+  const began = shared.clock.elapsed();
+  // What is not there is one method, however many names it is called by.
+  const method = shared.methods.has(call.method) ? call.method : 'unknown';
+  const took = (code: number): void => shared.observed?.(method, code, (shared.clock.elapsed() - began) / 1_000);
   try {
     if (shared.isClosing) throw stopping();
     if (shared.underway.size > shared.most.calls)
@@ -149,8 +155,11 @@ async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcC
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
     const message = unframed(await bodyOf(stream, shared.most.messageBytes + 5, call.signal));
     succeed(stream, await patiently(handle(message, call), call.signal, shared.clock));
+    took(grpcCodes.ok);
   } catch (thrown) {
-    refuse(stream, thrown instanceof GrpcError ? thrown : shared.statusOf(thrown, call));
+    const status = thrown instanceof GrpcError ? thrown : shared.statusOf(thrown, call);
+    refuse(stream, status);
+    took(status.code);
   }
 }
 

@@ -1,6 +1,7 @@
 import { Agent, type ClientRequest, type IncomingMessage, request } from 'node:http';
 import { pipeline } from 'node:stream/promises';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { opened } from '#base/opened.ts';
 import { DockerError, garbled } from './errors.ts';
 
 export interface Outgoing {
@@ -89,25 +90,15 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
         throw failureOf(out, thrown, limit.signal);
       }
     },
-    open: async (out, signal) => {
-      const ended = new AbortController();
-      const stop = (): void => ended.abort(signal.reason);
-      using limit = clock.deadline(out.limitMs, signal);
-      const late = (): void => ended.abort(limit.signal.reason);
-      limit.signal.addEventListener('abort', late, { once: true });
-      try {
-        if (signal.aborted) stop();
-        const answer = await head(out, false, ended.signal);
+    open: (out, signal) => {
+      const open = async (ended: AbortSignal): Promise<IncomingMessage> => {
+        const answer = await head(out, false, ended);
         const status = answer.statusCode ?? 0;
         if (status !== 200) checked(out, { status, body: await readAll(answer, out) });
-        signal.addEventListener('abort', stop, { once: true });
-        answer.once('close', () => signal.removeEventListener('abort', stop));
         return answer;
-      } catch (thrown) {
-        throw failureOf(out, thrown, ended.signal);
-      } finally {
-        limit.signal.removeEventListener('abort', late);
-      }
+      };
+      const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(out, thrown, ended);
+      return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => {
       kept.destroy();

@@ -127,6 +127,17 @@ describe('what is sent', () => {
     for (let i = 0; i < 5; i++) await client.raw({ method: 'GET', path: '/version' }, signal);
     expect(ports.size).toBe(1);
   });
+
+  test('what a burst has opened is there for the next one', async () => {
+    const ports = new Set<number | undefined>();
+    api.intercept = (request) => {
+      ports.add(request.socket.remotePort);
+      return false;
+    };
+    for (let burst = 0; burst < 3; burst++)
+      await Promise.all(Array.from({ length: 16 }, () => client.raw({ method: 'GET', path: '/version' }, signal)));
+    expect(ports.size).toBe(16);
+  });
 });
 
 describe('lists', () => {

@@ -82,6 +82,8 @@ export interface KubeClientOptions {
   readonly userAgent: string;
   /** Calls at a time; watches have connections of their own. */
   readonly maxSockets?: number;
+  /** Of every call when it has its answer, or none: `watch` for what goes on, the status, or how it failed. */
+  readonly observed?: (call: { readonly verb: string; readonly code: string }) => void;
   /** From 0 to 1, for waits that are not to be the same everywhere. */
   readonly random?: () => number;
 }

@@ -1,7 +1,9 @@
 import { type ClientRequest, type IncomingMessage, Agent as PlainAgent, request as plainRequest } from 'node:http';
 import { Agent as SecureAgent, request as secureRequest } from 'node:https';
 import { StringDecoder } from 'node:string_decoder';
+import { createSecureContext, type SecureContext } from 'node:tls';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { opened } from '#base/opened.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { garbled, KubeError, misconfigured } from './errors.ts';
 import { refusal } from './status.ts';
@@ -30,13 +32,14 @@ export interface KubeHttpOptions {
   /** Who we say we are. */
   readonly userAgent: string;
   readonly maxSockets?: number;
+  /** Of every call when it has its answer, or none: `watch` for what goes on, the status, or how it failed. */
+  readonly observed?: (call: { readonly verb: string; readonly code: string }) => void;
 }
 
 /** What the API server says of an error is a line or two. */
 const maxError = 64 << 10;
 /** The API server hangs up after 90 s: before that, so that no call is sent on a connection that is being closed. */
 const idleMs = 30_000;
-const keptSockets = 4;
 
 type Way = PlainAgent | SecureAgent | false;
 /** For streams, so that however many there are, calls find a connection. */
@@ -50,11 +53,14 @@ interface Head {
 /** What messages call it: no query, which may hold what somebody else wrote. */
 export const callOf = ({ method, path }: Pick<Outgoing, 'method' | 'path'>): string => `${method} ${path}`;
 
-export function createKubeHttp({ access, clock, userAgent, maxSockets = 32 }: KubeHttpOptions): KubeHttp {
+export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
+  const { access, clock, userAgent, maxSockets = 32, observed } = options;
   const { server } = access;
   const isSecure = server.protocol === 'https:';
-  const how = { keepAlive: true, maxSockets, maxFreeSockets: keptSockets, timeout: idleMs };
+  // All of them are kept for a while: a burst that opens a connection for each call costs both sides more than its calls.
+  const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
   const agent = isSecure ? new SecureAgent(how) : new PlainAgent(how);
+  const trust = createTrust();
 
   function start(
     out: Outgoing,
@@ -80,7 +86,9 @@ export function createKubeHttp({ access, clock, userAgent, maxSockets = 32 }: Ku
       agent: by,
     };
     // The agent keeps connections of one identity apart from those of another.
-    return isSecure ? secureRequest({ ...options, ...identity.tls }) : plainRequest(options);
+    if (!isSecure) return plainRequest(options);
+    const secure = { ...options, ...identity.tls, secureContext: trust(identity.tls) };
+    return secureRequest(secure);
   }
 
   async function once(out: Outgoing, identity: Identity, by: Way, signal: AbortSignal): Promise<Head> {
@@ -122,35 +130,49 @@ export function createKubeHttp({ access, clock, userAgent, maxSockets = 32 }: Ku
     throw refusal(callOf(out), { status, body, retryAfter: answer.headers['retry-after'] }, secretOf(identity));
   }
 
+  /** What it came to, told on the way. */
+  function failed(verb: string, failure: KubeError): KubeError {
+    observed?.({ verb, code: failure.status === 0 ? failure.failure : String(failure.status) });
+    return failure;
+  }
+
   return {
     ask: async (out, signal) => {
       using limit = clock.deadline(out.limitMs, signal);
+      const verb = out.method.toLowerCase();
       try {
         const answer = await accepted(out, await head(out, agent, limit.signal));
-        return await readAll(answer, callOf(out), out.maxBytes);
+        const text = await readAll(answer, callOf(out), out.maxBytes);
+        observed?.({ verb, code: String(answer.statusCode) });
+        return text;
       } catch (thrown) {
-        throw failureOf(callOf(out), thrown, limit.signal);
+        throw failed(verb, failureOf(callOf(out), thrown, limit.signal));
       }
     },
-    open: async (out, signal) => {
-      const ended = new AbortController();
-      const stop = (): void => ended.abort(signal.reason);
-      using limit = clock.deadline(out.limitMs, signal);
-      const late = (): void => ended.abort(limit.signal.reason);
-      limit.signal.addEventListener('abort', late, { once: true });
-      try {
-        if (signal.aborted) stop();
-        const answer = await accepted(out, await head(out, ownConnection, ended.signal));
-        signal.addEventListener('abort', stop, { once: true });
-        answer.once('close', () => signal.removeEventListener('abort', stop));
+    open: (out, signal) => {
+      const open = async (ended: AbortSignal): Promise<IncomingMessage> => {
+        const answer = await accepted(out, await head(out, ownConnection, ended));
+        observed?.({ verb: 'watch', code: String(answer.statusCode) });
         return answer;
-      } catch (thrown) {
-        throw failureOf(callOf(out), thrown, ended.signal);
-      } finally {
-        limit.signal.removeEventListener('abort', late);
-      }
+      };
+      const failure = (thrown: unknown, ended: AbortSignal): KubeError =>
+        failed('watch', failureOf(callOf(out), thrown, ended));
+      return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => agent.destroy(),
+  };
+}
+
+/** Certificates are read once for an identity, and not for every connection: that takes longer than to connect. */
+function createTrust(): (tls: Identity['tls']) => SecureContext {
+  const known = new WeakMap<Identity['tls'], SecureContext>();
+  return (tls) => {
+    const before = known.get(tls);
+    if (before !== undefined) return before;
+    const { ca, cert, key } = tls;
+    const made = createSecureContext({ ca, cert, key });
+    known.set(tls, made);
+    return made;
   };
 }
 

@@ -1,7 +1,11 @@
 import type {
+  ConfigMap,
   CsiDriver,
   CsiNode,
   CsiStorageCapacity,
+  EndpointSlice,
+  Endpoints,
+  Eviction,
   KubeEvent,
   KubeObject,
   Lease,
@@ -32,7 +36,7 @@ export interface Resource<T extends KubeObject> {
 export interface Place {
   readonly namespace?: string | undefined;
   readonly name?: string | undefined;
-  readonly part?: 'status' | 'token' | undefined;
+  readonly part?: 'status' | 'token' | 'eviction' | undefined;
 }
 
 const cluster =
@@ -52,6 +56,9 @@ export const namespaces = cluster('', 'v1')<Namespace>('namespaces', 'Namespace'
 export const claims = namespaced('', 'v1')<PersistentVolumeClaim>('persistentvolumeclaims', 'PersistentVolumeClaim');
 export const pods = namespaced('', 'v1')<Pod>('pods', 'Pod');
 export const secrets = namespaced('', 'v1')<Secret>('secrets', 'Secret');
+export const configMaps = namespaced('', 'v1')<ConfigMap>('configmaps', 'ConfigMap');
+export const endpoints = namespaced('', 'v1')<Endpoints>('endpoints', 'Endpoints');
+export const endpointSlices = namespaced('discovery.k8s.io', 'v1')<EndpointSlice>('endpointslices', 'EndpointSlice');
 export const storageClasses = cluster('storage.k8s.io', 'v1')<StorageClass>('storageclasses', 'StorageClass');
 export const csiNodes = cluster('storage.k8s.io', 'v1')<CsiNode>('csinodes', 'CSINode');
 export const csiDrivers = cluster('storage.k8s.io', 'v1')<CsiDriver>('csidrivers', 'CSIDriver');
@@ -68,6 +75,8 @@ export const subjectAccessReviews = cluster('authorization.k8s.io', 'v1')<Subjec
 );
 /** A part of service accounts, and of another group than they are. */
 export const tokenRequests = namespaced('', 'v1')<TokenRequest>('serviceaccounts', 'TokenRequest');
+/** A part of pods, likewise. */
+export const evictions = namespaced('', 'v1')<Eviction>('pods', 'Eviction');
 
 export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =>
   group === '' ? version : `${group}/${version}`;

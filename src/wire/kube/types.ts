@@ -96,6 +96,12 @@ export interface PersistentVolume extends KubeObject {
   readonly status?: { readonly phase?: string; readonly reason?: string; readonly message?: string };
 }
 
+/** What a claim's volume is to be made of. */
+interface SourceReference extends ObjectReference {
+  /** Left out: of Kubernetes' own. */
+  readonly apiGroup?: string;
+}
+
 export interface PersistentVolumeClaim extends KubeObject {
   readonly spec: {
     readonly accessModes?: readonly string[];
@@ -104,8 +110,8 @@ export interface PersistentVolumeClaim extends KubeObject {
     readonly volumeName?: string;
     readonly volumeMode?: string;
     readonly selector?: LabelSelector;
-    readonly dataSource?: ObjectReference;
-    readonly dataSourceRef?: ObjectReference;
+    readonly dataSource?: SourceReference;
+    readonly dataSourceRef?: SourceReference;
   };
   readonly status?: {
     readonly phase?: string;
@@ -154,9 +160,23 @@ export interface CsiNode extends KubeObject {
   };
 }
 
+/** Of a pod. */
+interface Container {
+  readonly name: string;
+  readonly volumeMounts?: readonly { readonly name: string }[];
+  readonly volumeDevices?: readonly { readonly name: string }[];
+}
+
+interface ContainerStatus {
+  readonly name: string;
+  readonly state?: { readonly running?: { readonly startedAt?: string } };
+}
+
 export interface Pod extends KubeObject {
   readonly spec?: {
     readonly nodeName?: string;
+    readonly containers?: readonly Container[];
+    readonly initContainers?: readonly Container[];
     readonly volumes?: readonly {
       readonly name: string;
       readonly persistentVolumeClaim?: { readonly claimName: string; readonly readOnly?: boolean };
@@ -167,8 +187,15 @@ export interface Pod extends KubeObject {
   readonly status?: {
     readonly phase?: string;
     readonly podIP?: string;
+    readonly containerStatuses?: readonly ContainerStatus[];
+    readonly initContainerStatuses?: readonly ContainerStatus[];
     readonly conditions?: readonly Condition[];
   };
+}
+
+/** Of policy/v1; created at `pods/<name>/eviction`. */
+export interface Eviction extends KubeObject {
+  readonly deleteOptions?: { readonly preconditions?: { readonly uid?: string } };
 }
 
 /** Of events.k8s.io/v1. */
@@ -200,6 +227,32 @@ export interface Secret extends KubeObject {
   readonly type?: string;
   /** In base64. */
   readonly data?: Texts;
+}
+
+export interface ConfigMap extends KubeObject {
+  readonly data?: Texts;
+}
+
+/** Of discovery.k8s.io/v1. */
+export interface EndpointSlice extends KubeObject {
+  /** It cannot be changed. */
+  readonly addressType: 'IPv4' | 'IPv6' | 'FQDN';
+  /** Null: none, which is how the API server says that of these two. */
+  readonly endpoints:
+    | readonly {
+        readonly addresses: readonly string[];
+        readonly conditions?: { readonly ready?: boolean; readonly serving?: boolean; readonly terminating?: boolean };
+      }[]
+    | null;
+  readonly ports?: readonly { readonly name?: string; readonly port?: number; readonly protocol?: string }[] | null;
+}
+
+/** Of the core's v1: what the API server's own proxy goes by. */
+export interface Endpoints extends KubeObject {
+  readonly subsets?: readonly {
+    readonly addresses?: readonly { readonly ip: string; readonly targetRef?: ObjectReference }[];
+    readonly ports?: readonly { readonly name?: string; readonly port: number; readonly protocol?: string }[];
+  }[];
 }
 
 export interface CsiStorageCapacity extends KubeObject {
@@ -250,6 +303,7 @@ export interface SubjectAccessReview extends KubeObject {
     readonly resourceAttributes?: Readonly<
       Partial<Record<'group' | 'version' | 'resource' | 'subresource' | 'verb' | 'namespace' | 'name', string>>
     >;
+    readonly nonResourceAttributes?: { readonly path: string; readonly verb: string };
   };
   readonly status?: { readonly allowed: boolean; readonly denied?: boolean; readonly reason?: string };
 }

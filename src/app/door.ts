@@ -1,0 +1,121 @@
+import { isIP } from 'node:net';
+import { hostname } from 'node:os';
+import process from 'node:process';
+import { aborted } from '#base/aborted.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { Agents } from '#controllers/agents.ts';
+import { StowageError } from '#core/errors.ts';
+import { keepLeaderEndpoints, removeLeaderEndpoints } from '#front/cluster/access-endpoints.ts';
+import { createAdmission } from '#front/cluster/admission.ts';
+import { createAgents } from '#front/cluster/agents.ts';
+import { keepCredentials } from '#front/cluster/credentials.ts';
+import { createDoor, type Door, type Handle } from '#front/cluster/door.ts';
+import { keepLeaderSlice, removeLeaderSlice } from '#front/cluster/leader-slice.ts';
+import { audiences } from '#front/cluster/names.ts';
+import { createReviews } from '#front/cluster/reviews.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { listenTcp, parseListen } from './listen.ts';
+
+export interface DoorPlace {
+  readonly host: string;
+  readonly port: number;
+  /** What is said to others, where it listens on all addresses. */
+  readonly address: string;
+  /** The pod whose it is: the API server's proxy wants to know. */
+  readonly pod: string;
+}
+
+/** Undefined: there is no door, and no agent comes. `podIp`, `pod`: the environment's POD_IP and POD_NAME. */
+export function doorPlace(
+  listen: string | undefined,
+  podIp: string | undefined,
+  pod = process.env['POD_NAME'] || hostname(),
+): DoorPlace | undefined {
+  const at = parseListen(listen ?? 'none');
+  if (at === undefined) return undefined;
+  const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
+  const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
+  if (isIP(address) !== 0) return { ...at, address, pod };
+  throw new StowageError('it is not known at which address agents find the controller', {
+    code: 'invalid',
+    reason: 'door-address-unknown',
+    action: "Set POD_IP to the pod's address (status.podIP), or listen on one address: --listen 10.0.0.5:8443",
+  });
+}
+
+export interface DoorWish {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly namespace: string;
+  /** Undefined: none. */
+  readonly place: DoorPlace | undefined;
+  /** A Secret with a certificate that somebody else keeps. */
+  readonly tlsSecret?: string | undefined;
+  /** The API for users: whatever is no agent. */
+  readonly handle?: ((agents: Agents) => Handle) | undefined;
+}
+
+/** The door of whoever leads. */
+export interface OpenDoor {
+  readonly agents: Agents;
+  /**
+   * Lets agents and users in until `stop`, then takes the leader's address away and closes. Ends at once with the scope's signal:
+   * whoever leads by then has an address of its own.
+   */
+  run(scope: Scope, stop: AbortSignal): Promise<void>;
+}
+
+const graceMs = 2_000;
+
+export function createOpenDoor(wish: DoorWish, { log }: Pick<Scope, 'log'>): OpenDoor {
+  const { client, clock, namespace, place, handle } = wish;
+  const agents = createAgents({ clock, log });
+  const common = { client, clock, namespace };
+
+  async function listen(door: Door, at: DoorPlace): Promise<number> {
+    await listenTcp(door.server, at);
+    const address = door.server.address();
+    return typeof address === 'object' && address !== null ? address.port : at.port;
+  }
+
+  async function serve(at: DoorPlace, scope: Scope, stop: AbortSignal): Promise<void> {
+    const ending = new AbortController();
+    const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
+    const reviews = createReviews({ client, clock, audience: audiences.agents });
+    const turn = createAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
+    const door = createDoor({ clock, turn, handle: handle?.(agents) });
+    const first = Promise.withResolvers<void>();
+    const use: Door['use'] = (credential) => {
+      door.use(credential);
+      first.resolve();
+    };
+    const either = AbortSignal.any([scope.signal, stop]);
+    const keeping = [keepCredentials({ ...common, secret: wish.tlsSecret, use }, beside)];
+    try {
+      await Promise.race([first.promise, aborted(either)]);
+      if (either.aborted) return;
+      const slice = { ...common, address: at.address, port: await listen(door, at) };
+      const behind = { ...slice, pod: at.pod };
+      keeping.push(keepLeaderSlice(slice, beside), keepLeaderEndpoints(behind, beside));
+      await aborted(either);
+      ending.abort();
+      await Promise.all(keeping);
+      // Who no longer leads has nothing more to say.
+      if (!scope.signal.aborted)
+        await Promise.all([removeLeaderSlice(slice, scope), removeLeaderEndpoints(behind, scope)]);
+    } finally {
+      ending.abort();
+      agents[Symbol.dispose]();
+      await door.close(scope.signal.aborted ? 0 : graceMs);
+      await Promise.all(keeping);
+    }
+  }
+
+  return {
+    agents,
+    run: async (scope, stop) => {
+      if (place !== undefined) await serve(place, scope, stop);
+    },
+  };
+}

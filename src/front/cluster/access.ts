@@ -1,0 +1,154 @@
+import { createHash } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
+import type { Clock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { subjectAccessReviews } from '#wire/kube/resources.ts';
+import type { SubjectAccessReview } from '#wire/kube/types.ts';
+import { createRemembering } from './access-memory.ts';
+import { audiences } from './names.ts';
+import { bearerOf, type Reviewed, type Reviews } from './reviews.ts';
+
+/** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; or on a path. */
+export type Wanted =
+  | { readonly resource: string; readonly verb: string }
+  | { readonly path: string; readonly verb: string };
+
+/** A user of the cluster, as the API knows those who ask. */
+export interface AdmittedUser {
+  readonly id: string;
+  readonly role: 'user';
+  /** They may read Store objects, in which it stands how stores are reached. */
+  readonly informed: boolean;
+  readonly stores: readonly [];
+}
+
+/** Who may use the API is for Kubernetes to say: by the token, and by rules of its own. */
+export interface ClusterAccess {
+  /** `subject`: the name of what it is about. Throws 'unauthenticated', 'denied', or 'unavailable' where Kubernetes could not be asked. */
+  admit(
+    headers: IncomingHttpHeaders,
+    wanted: Wanted,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<AdmittedUser>;
+}
+
+export interface ClusterAccessOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  /** Of the audience of users. */
+  readonly reviews: Reviews;
+}
+
+const group = 'stowage.dev';
+/** The API server keeps `authorization` for itself: who comes through its proxy has this one. */
+const ownHeader = 'stowage-authorization';
+const callMs = 10_000;
+/** A right that is taken away counts that much later. */
+export const rememberMs = 5_000;
+const mostRemembered = 5_000;
+
+export function createClusterAccess({ client, clock, reviews }: ClusterAccessOptions): ClusterAccess {
+  const answers = createRemembering<boolean>({ clock, ms: rememberMs, most: mostRemembered });
+
+  async function ask(
+    user: Reviewed,
+    wanted: Wanted,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<boolean> {
+    using limit = clock.deadline(callMs, signal);
+    const { username, uid, groups, extra } = user;
+    const spec = { user: username, uid, groups, extra, ...attributesOf(wanted, subject) };
+    try {
+      const review = await client.create(subjectAccessReviews, { metadata: {}, spec }, limit.signal);
+      return review.status?.allowed === true && review.status.denied !== true;
+    } catch (cause) {
+      signal.throwIfAborted();
+      throw unasked(cause);
+    }
+  }
+
+  const may = (user: Reviewed, wanted: Wanted, subject: string | undefined, signal: AbortSignal): Promise<boolean> => {
+    const key = createHash('sha256')
+      .update(JSON.stringify([user, wanted, subject ?? null]))
+      .digest('base64');
+    return answers.of(key, () => ask(user, wanted, subject, signal));
+  };
+
+  return {
+    admit: async (headers, wanted, subject, signal) => {
+      const user = await reviews.review(tokenIn(headers), { signal, log: silentLog() });
+      const [isAllowed, informed] = await Promise.all([
+        may(user, wanted, subject, signal),
+        may(user, { resource: 'stores', verb: 'get' }, undefined, signal),
+      ]);
+      if (!isAllowed) throw forbidden(user.username, wanted, subject);
+      return { id: `user:${user.username}`, role: 'user', informed, stores: [] };
+    },
+  };
+}
+
+function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
+  const { verb } = wanted;
+  if ('path' in wanted) return { nonResourceAttributes: { path: wanted.path, verb } };
+  const [resource = '', subresource] = wanted.resource.split('/');
+  return {
+    resourceAttributes: {
+      ...{ group, version: 'v1', resource, verb },
+      ...(subresource === undefined ? {} : { subresource }),
+      ...(name === undefined ? {} : { name }),
+    },
+  };
+}
+
+/** One of two headers: with both it could not be told who is meant. */
+function tokenIn(headers: IncomingHttpHeaders): string | undefined {
+  const own = headers[ownHeader];
+  if (own !== undefined && headers.authorization !== undefined) throw ambiguous();
+  const given = own ?? headers.authorization;
+  const token = typeof given === 'string' ? bearerOf(given) : undefined;
+  if (token !== undefined) return token;
+  throw missing();
+}
+
+const howToGet = `kubectl create token ACCOUNT --namespace NAMESPACE --audience ${audiences.users}`;
+
+const ambiguous = (): StowageError =>
+  new StowageError('two tokens were given, in Authorization and in Stowage-Authorization', {
+    code: 'unauthenticated',
+    reason: 'token-ambiguous',
+    action: 'Send one of the two headers.',
+  });
+
+const missing = (): StowageError =>
+  new StowageError('a bearer token is required here', {
+    code: 'unauthenticated',
+    reason: 'token-missing',
+    action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${howToGet}`,
+  });
+
+function forbidden(user: string, wanted: Wanted, subject: string | undefined): StowageError {
+  const what = 'path' in wanted ? wanted.path : `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}`;
+  const about = subject === undefined || 'path' in wanted ? '' : ` '${subject}'`;
+  const rule =
+    'path' in wanted
+      ? `nonResourceURLs: ["${wanted.path}"], verbs: ["${wanted.verb}"]`
+      : `apiGroups: ["${group}"], resources: ["${wanted.resource}"], verbs: ["${wanted.verb}"]`;
+  return new StowageError(`${user} may not ${wanted.verb} ${what}${about}`, {
+    code: 'denied',
+    reason: 'rule-missing',
+    action: `Ask the administrator of the cluster for a ClusterRole with the rule {${rule}}, and a ClusterRoleBinding to it.`,
+  });
+}
+
+const unasked = (cause: unknown): StowageError =>
+  new StowageError('Kubernetes could not be asked whether this is allowed', {
+    code: 'unavailable',
+    reason: 'review-failed',
+    cause,
+    action:
+      "Try again in a moment. If it persists, look at the controller's log, and whether it may create SubjectAccessReviews.",
+  });

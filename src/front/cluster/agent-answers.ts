@@ -1,0 +1,67 @@
+import { DeadlineExceeded } from '#base/clock.ts';
+import { harmless } from '#base/harmless.ts';
+import { type ErrorCode, errorCodes, StowageError } from '#core/errors.ts';
+import { type Answer, TooLong, Unanswered } from './exchange.ts';
+
+export const absent = (node: string): StowageError =>
+  new StowageError(`the agent of node ${node} is not connected`, {
+    code: 'unavailable',
+    reason: 'agent-absent',
+    action: `See how Stowage's pod on that node is: kubectl get pods --all-namespaces --field-selector spec.nodeName=${node}`,
+  });
+
+/** What kept an answer from coming. Of a change nobody knows then whether it happened; asked for again as the same, it happens once. */
+export function lost(node: string, thrown: unknown): unknown {
+  if (thrown instanceof DeadlineExceeded) {
+    return new StowageError(`the agent of node ${node} gave no answer within ${thrown.ms / 1000} s`, {
+      code: 'deadline',
+      reason: 'agent-no-answer',
+      cause: thrown,
+      action: "What was begun goes on there. Try again; if it persists, look at that agent's log.",
+    });
+  }
+  if (thrown instanceof TooLong) return unreadable(node, thrown.message, thrown);
+  if (!(thrown instanceof Unanswered)) return thrown;
+  return new StowageError(`the agent of node ${node} was lost before it had answered`, {
+    code: 'unavailable',
+    reason: 'agent-lost',
+    cause: thrown,
+    action: 'Try again: it connects by itself. Whether it did what it was asked to is found out by that.',
+  });
+}
+
+const unreadable = (node: string, why: string, cause?: unknown): StowageError =>
+  new StowageError(`the agent of node ${node} gave an answer that cannot be read: ${why}`, {
+    code: 'internal',
+    reason: 'agent-answer-unreadable',
+    cause,
+    action: 'Check that the agents and the controller have the same version.',
+  });
+
+/** The parsed answer; or, thrown, what the agent said. */
+export function answered(node: string, { status, text }: Answer): unknown {
+  const body = parsed(node, status, text);
+  if (status >= 200 && status < 300) return body;
+  throw problem(body) ?? unreadable(node, `status ${status}`);
+}
+
+function parsed(node: string, status: number, text: string): unknown {
+  if (text === '') return undefined;
+  try {
+    return JSON.parse(text);
+  } catch (cause) {
+    throw unreadable(node, `it is not JSON (status ${status})`, cause);
+  }
+}
+
+const mostText = 4_096;
+const reasonPattern = /^[a-z][a-z0-9-]{0,63}$/;
+const isCode = (code: unknown): code is ErrorCode => typeof code === 'string' && Object.hasOwn(errorCodes, code);
+
+/** A node is trusted with what is on it, not with what the controller's log and Events look like. */
+function problem(body: unknown): StowageError | undefined {
+  const { code, reason, detail, action } = (body ?? {}) as Readonly<Record<string, unknown>>;
+  if (!isCode(code) || typeof reason !== 'string' || !reasonPattern.test(reason)) return undefined;
+  const text = (value: unknown): string => (typeof value === 'string' ? harmless(value.slice(0, mostText)) : '');
+  return new StowageError(text(detail), { code, reason, action: text(action) });
+}

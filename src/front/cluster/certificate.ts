@@ -1,0 +1,90 @@
+import { createPrivateKey, generateKeyPairSync, randomBytes, sign, X509Certificate } from 'node:crypto';
+import { createSecureContext } from 'node:tls';
+import { bits, explicit, implicit, integer, objectId, octets, sequence, set, time, utf8, yes } from './der.ts';
+
+/** In PEM. */
+export interface Credential {
+  /** The server's own, then those that it is signed by. */
+  readonly cert: string;
+  readonly key: string;
+}
+
+const ecdsaWithSha256 = sequence(objectId('1.2.840.10045.4.3.2'));
+const commonName = objectId('2.5.4.3');
+const extensionIds = {
+  subjectAltName: objectId('2.5.29.17'),
+  basicConstraints: objectId('2.5.29.19'),
+  keyUsage: objectId('2.5.29.15'),
+  extendedKeyUsage: objectId('2.5.29.37'),
+} as const;
+const serverAuthentication = objectId('1.3.6.1.5.5.7.3.1');
+const dnsName = 2;
+/** digitalSignature alone, with the number of bits that are left over. */
+const signatureOnly = Buffer.from([0x03, 0x02, 0x07, 0x80]);
+
+/** Machines whose clock is behind take it too. */
+const backdatedMs = 24 * 3_600_000;
+const lifeMs = 365 * 24 * 3_600_000;
+
+/**
+ * One that signs itself, by ECDSA on P-256. It is no authority: whoever has its key can be this server, and nobody else. Node can read
+ * certificates and not make them, and what is needed of X.509 is these few lines.
+ */
+export function makeCredential(names: readonly [string, ...string[]], now: number): Credential {
+  const { publicKey, privateKey } = generateKeyPairSync('ec', { namedCurve: 'P-256' });
+  const name = sequence(set(sequence(commonName, utf8(names[0]))));
+  const body = sequence(
+    ...[explicit(0, integer(Buffer.from([2]))), serial(), ecdsaWithSha256],
+    ...[name, sequence(time(now - backdatedMs), time(now + lifeMs)), name],
+    publicKey.export({ type: 'spki', format: 'der' }),
+    explicit(3, extensions(names)),
+  );
+  const signature = sign('sha256', body, privateKey);
+  const cert = pem('CERTIFICATE', sequence(body, ecdsaWithSha256, bits(signature)));
+  return { cert, key: privateKey.export({ type: 'pkcs8', format: 'pem' }).toString() };
+}
+
+/** RFC 5280, section 4.1.2.2: positive, and not zero. */
+function serial(): Buffer {
+  const bytes = randomBytes(16);
+  bytes[0] = ((bytes[0] ?? 0) & 0x7f) | 0x40;
+  return integer(bytes);
+}
+
+function extensions(names: readonly string[]): Buffer {
+  const extension = (id: Buffer, content: Buffer): Buffer => sequence(id, octets(content));
+  const critical = (id: Buffer, content: Buffer): Buffer => sequence(id, yes, octets(content));
+  return sequence(
+    extension(
+      extensionIds.subjectAltName,
+      sequence(...names.map((name) => implicit(dnsName, Buffer.from(name, 'ascii')))),
+    ),
+    critical(extensionIds.basicConstraints, sequence()),
+    critical(extensionIds.keyUsage, signatureOnly),
+    extension(extensionIds.extendedKeyUsage, sequence(serverAuthentication)),
+  );
+}
+
+function pem(label: string, der: Buffer): string {
+  const lines = der.toString('base64').match(/.{1,64}/g) ?? [];
+  return [`-----BEGIN ${label}-----`, ...lines, `-----END ${label}-----`, ''].join('\n');
+}
+
+/** What has to be known of one that somebody has kept. */
+export interface Kept extends Credential {
+  /** When two thirds of its life are over. */
+  readonly renewAt: number;
+  readonly endsAt: number;
+  readonly isFor: (name: string) => boolean;
+}
+
+/** Throws what is wrong with it. */
+export function readCredential(cert: string, key: string): Kept {
+  const x509 = new X509Certificate(cert);
+  if (!x509.checkPrivateKey(createPrivateKey(key))) throw new Error('the key is not that of the certificate');
+  // Whatever else TLS does not like about them, such as a key that is too short.
+  createSecureContext({ cert, key });
+  const [from, to] = [x509.validFromDate.getTime(), x509.validToDate.getTime()];
+  const isFor = (name: string): boolean => x509.checkHost(name) !== undefined;
+  return { cert, key, endsAt: to, renewAt: from + ((to - from) * 2) / 3, isFor };
+}

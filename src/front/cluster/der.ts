@@ -1,0 +1,41 @@
+/** The few types of ASN.1 that a certificate is made of, as DER (X.690). */
+
+function value(tag: number, ...parts: readonly Buffer[]): Buffer {
+  const content = Buffer.concat(parts);
+  return Buffer.concat([Buffer.from([tag, ...lengthOf(content.length)]), content]);
+}
+
+function lengthOf(bytes: number): readonly number[] {
+  if (bytes < 0x80) return [bytes];
+  const digits = bytes < 0x100 ? [bytes] : [bytes >> 8, bytes & 0xff];
+  return [0x80 | digits.length, ...digits];
+}
+
+export const sequence = (...parts: readonly Buffer[]): Buffer => value(0x30, ...parts);
+export const set = (...parts: readonly Buffer[]): Buffer => value(0x31, ...parts);
+export const octets = (content: Buffer): Buffer => value(0x04, content);
+export const bits = (content: Buffer): Buffer => value(0x03, Buffer.from([0]), content);
+export const utf8 = (text: string): Buffer => value(0x0c, Buffer.from(text, 'utf8'));
+export const yes = value(0x01, Buffer.from([0xff]));
+/** Only positive ones. */
+export const integer = (bytes: Buffer): Buffer =>
+  value(0x02, (bytes[0] ?? 0) >= 0x80 ? Buffer.concat([Buffer.from([0]), bytes]) : bytes);
+/** `[number]`, around something. */
+export const explicit = (number: number, content: Buffer): Buffer => value(0xa0 | number, content);
+/** `[number]`, in place of the type's own tag. */
+export const implicit = (number: number, content: Buffer): Buffer => value(0x80 | number, content);
+
+export function objectId(text: string): Buffer {
+  const [first = 0, second = 0, ...rest] = text.split('.').map(Number);
+  const base128 = (number: number): readonly number[] =>
+    number < 0x80 ? [number] : [...base128(number >> 7).map((digit) => digit | 0x80), number & 0x7f];
+  return value(0x06, Buffer.from([first * 40 + second, ...rest.flatMap((number) => [...base128(number)])]));
+}
+
+/** RFC 5280, section 4.1.2.5: in two digits until 2049, in four from then on. */
+export function time(ms: number): Buffer {
+  const text = `${new Date(ms).toISOString().replaceAll(/[-:T]|\.\d+/g, '')}`;
+  return Number(text.slice(0, 4)) < 2050
+    ? value(0x17, Buffer.from(text.slice(2), 'ascii'))
+    : value(0x18, Buffer.from(text, 'ascii'));
+}

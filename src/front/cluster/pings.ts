@@ -1,0 +1,40 @@
+import type { Http2Session } from 'node:http2';
+import type { Clock } from '#base/clock.ts';
+
+/** Between them, and for the answer: so whoever is gone without a word is noticed within 20 s. */
+const pingMs = 10_000;
+
+/** Ends a session whose other side does not answer any more. */
+export function keepPinging(session: Http2Session, clock: Clock, lost: () => void): Disposable {
+  let next: Disposable | undefined;
+  let isOver = false;
+  const again = (): void => {
+    next = clock.after(pingMs, ping);
+  };
+  const gone = (): void => {
+    if (isOver) return;
+    isOver = true;
+    lost();
+    session.destroy();
+  };
+  function ping(): void {
+    if (isOver || session.destroyed) return;
+    next = clock.after(pingMs, gone);
+    const late = next;
+    const isSent = session.ping((error) => {
+      late[Symbol.dispose]();
+      if (isOver || session.destroyed) return;
+      if (error === null) again();
+      else gone();
+    });
+    // There are others that were not answered yet.
+    if (!isSent) gone();
+  }
+  again();
+  return {
+    [Symbol.dispose]: () => {
+      isOver = true;
+      next?.[Symbol.dispose]();
+    },
+  };
+}

@@ -1,0 +1,171 @@
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { type Scope, silentLog } from '#base/log.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import type { TokenReview } from '#wire/kube/types.ts';
+import { bearerOf, createReviews, nodeOfAgent, type Reviews } from './reviews.ts';
+
+const { signal } = new AbortController();
+const scope: Scope = { signal, log: silentLog() };
+const audience = 'stowage.dev';
+const user = { username: 'ann', uid: '7', groups: ['storage'], extra: { a: ['b'] } };
+
+let api: FakeKubeApi;
+let clock: FakeClock;
+let asked: TokenReview['spec'][];
+let status: TokenReview['status'];
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  clock = createFakeClock();
+  asked = [];
+  status = { authenticated: true, audiences: [audience], user };
+  api.intercept = ({ url }, response, body) => {
+    if (url !== '/apis/authentication.k8s.io/v1/tokenreviews') return false;
+    asked.push((JSON.parse(body) as TokenReview).spec);
+    response.writeHead(201, { 'content-type': 'application/json' }).end(JSON.stringify({ metadata: {}, status }));
+    return true;
+  };
+});
+
+function reviews(rememberMs = 0): Reviews {
+  const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  return createReviews({ client, clock, audience, rememberMs });
+}
+
+describe('a token', () => {
+  test('is reviewed for our audience, and is whose Kubernetes says it is', async () => {
+    expect(await reviews().review('t', scope)).toEqual(user);
+    expect(asked).toEqual([{ token: 't', audiences: [audience] }]);
+  });
+
+  test.each<[string, TokenReview['status']]>([
+    ['nobody vouches for', { authenticated: false, error: 'no' }],
+    ['nothing is said of', undefined],
+    ['is for another audience', { authenticated: true, audiences: ['https://kubernetes.default.svc'], user }],
+    ['was reviewed without regard to its audience', { authenticated: true, user }],
+    ['is nobody’s', { authenticated: true, audiences: [audience], user: {} }],
+  ])('that %s is refused', async (_, said) => {
+    status = said;
+    await expect(reviews().review('t', scope)).rejects.toMatchObject({
+      ...{ code: 'unauthenticated', reason: 'token-refused' },
+      action: expect.stringContaining(audience),
+    });
+  });
+
+  test.each([undefined])('that is missing is asked for', async (token) => {
+    await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-missing' });
+    expect(asked).toEqual([]);
+  });
+
+  test.each(['', 'a b', 'ä', 'x'.repeat(8_193)])('that cannot be one is refused unasked: %j', async (token) => {
+    await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-refused' });
+    expect(asked).toEqual([]);
+  });
+
+  test('cannot be judged while the API server is not there', async () => {
+    await api.down();
+    await expect(reviews().review('secret-one', scope)).rejects.toMatchObject({
+      ...{ code: 'unavailable', reason: 'review-failed' },
+      message: expect.not.stringContaining('secret-one'),
+    });
+  });
+
+  test('is refused at once when too many are being reviewed', async () => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    const answer = api.intercept;
+    api.intercept = (...all) => {
+      void promise.then(() => answer?.(...all));
+      return true;
+    };
+    const all = reviews();
+    const waiting = Array.from({ length: 256 }, (_, i) => all.review(`t${i}`, scope));
+    await expect(all.review('one-more', scope)).rejects.toMatchObject({ reason: 'review-failed' });
+    resolve();
+    expect(await Promise.all(waiting)).toHaveLength(256);
+    expect(await all.review('again', scope)).toEqual(user);
+  });
+});
+
+describe('an answer', () => {
+  test('is asked for each time, unless it may be remembered', async () => {
+    const all = reviews();
+    await all.review('t', scope);
+    await all.review('t', scope);
+    expect(asked).toHaveLength(2);
+  });
+
+  test('is remembered for a while, for that token', async () => {
+    const all = reviews(10_000);
+    await all.review('t', scope);
+    clock.advance(9_999);
+    expect(await all.review('t', scope)).toEqual(user);
+    expect(asked).toHaveLength(1);
+    await all.review('u', scope);
+    expect(asked).toHaveLength(2);
+    clock.advance(1);
+    await all.review('t', scope);
+    expect(asked).toHaveLength(3);
+  });
+
+  test('that refuses is not remembered', async () => {
+    const all = reviews(10_000);
+    status = { authenticated: false };
+    await expect(all.review('t', scope)).rejects.toMatchObject({ reason: 'token-refused' });
+    status = { authenticated: true, audiences: [audience], user };
+    expect(await all.review('t', scope)).toEqual(user);
+  });
+
+  test('is forgotten when there are too many', async () => {
+    const all = reviews(1_000_000);
+    for (let i = 0; i <= 1_000; i++) await all.review(`t${i}`, scope);
+    await all.review('t1000', scope);
+    expect(asked).toHaveLength(1_001);
+    await all.review('t0', scope);
+    expect(asked).toHaveLength(1_002);
+  });
+});
+
+test.each([
+  ['Bearer abc', 'abc'],
+  ['bearer  abc', 'abc'],
+  ['Basic abc', undefined],
+  ['Bearer a b', undefined],
+  [undefined, undefined],
+])('the token of %j', (header, token) => {
+  expect(bearerOf(header)).toBe(token);
+});
+
+describe('an agent', () => {
+  const agent = {
+    ...{ username: 'system:serviceaccount:stowage-system:stowage-agent', uid: '1', groups: [] },
+    extra: { 'authentication.kubernetes.io/node-name': ['node-1'] },
+  };
+
+  test('speaks for the node of its pod', () => {
+    expect(nodeOfAgent(agent, 'stowage-system')).toBe('node-1');
+  });
+
+  test.each([
+    'system:serviceaccount:stowage-system:stowage-controller',
+    'system:serviceaccount:default:stowage-agent',
+    'stowage-agent',
+  ])('is not %s', (username) => {
+    expect(() => nodeOfAgent({ ...agent, username }, 'stowage-system')).toThrow(
+      expect.objectContaining({ code: 'denied', reason: 'agent-account-other' }),
+    );
+  });
+
+  test.each([
+    [{}],
+    [{ 'authentication.kubernetes.io/node-name': [] }],
+    [{ 'authentication.kubernetes.io/node-name': ['a', 'b'] }],
+  ])('is refused where Kubernetes does not say which node that is: %j', (extra) => {
+    expect(() => nodeOfAgent({ ...agent, extra }, 'stowage-system')).toThrow(
+      expect.objectContaining({ reason: 'agent-node-unknown', action: expect.stringContaining('1.30') }),
+    );
+  });
+});

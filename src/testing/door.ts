@@ -1,0 +1,185 @@
+import { once } from 'node:events';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer as createHttpServer, type RequestListener } from 'node:http';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, onTestFinished } from 'vitest';
+import { type Clock, systemClock } from '#base/clock.ts';
+import { type Scope, silentLog } from '#base/log.ts';
+import { createAdmission } from '#front/cluster/admission.ts';
+import { type ConnectedAgents, createAgents } from '#front/cluster/agents.ts';
+import { type Credential, makeCredential } from '#front/cluster/certificate.ts';
+import { createDoor, type Door, type Handle } from '#front/cluster/door.ts';
+import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
+import { audiences, doorNames, serverNames } from '#front/cluster/names.ts';
+import { createReviews } from '#front/cluster/reviews.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import type { TokenReview } from '#wire/kube/types.ts';
+import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
+
+export const doorNamespace = 'stowage-system';
+const slices = `/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`;
+const maps = `/api/v1/namespaces/${doorNamespace}/configmaps`;
+
+export interface OpenedDoor {
+  readonly door: Door;
+  readonly agents: ConnectedAgents;
+  readonly port: number;
+  readonly credential: Credential;
+}
+
+/** For each test an API server in memory, doors, and agents that come to them. */
+export interface Doors {
+  api: FakeKubeApi;
+  client: KubeClient;
+  /** Has a token reviewed: `agent-of NODE`, with dashes, is an agent's; anything else nobody's. */
+  reviewed: string[];
+  open(how?: {
+    readonly clock?: Clock;
+    readonly handle?: Handle;
+    readonly maxAnswerBytes?: number;
+  }): Promise<OpenedDoor>;
+  /** Says that it leads. */
+  lead(door: OpenedDoor, port?: number): void;
+  /** An agent's API, as a Unix socket. */
+  serve(listener: RequestListener): Promise<string>;
+  link(how: { readonly node?: string; readonly socket: string; readonly clock?: Clock }): ControllerLink;
+  tokenFile: string;
+}
+
+export const scopeOf = (signal: AbortSignal = new AbortController().signal): Scope => ({ signal, log: silentLog() });
+
+export function doors(): Doors {
+  const it = {} as Doors;
+  let folder = '';
+  beforeEach(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'stowage-door-'));
+    onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+    it.api = await startKubeApi();
+    onTestFinished(() => it.api[Symbol.asyncDispose]());
+    it.client = createKubeClient({ access: it.api.access, clock: systemClock(), userAgent: 'test' });
+    onTestFinished(() => it.client[Symbol.dispose]());
+    it.reviewed = [];
+    it.tokenFile = join(folder, 'token');
+    it.api.intercept = ({ url }, response, body) => {
+      if (url !== '/apis/authentication.k8s.io/v1/tokenreviews') return false;
+      const { token } = (JSON.parse(body) as TokenReview).spec;
+      it.reviewed.push(token);
+      response.writeHead(201, { 'content-type': 'application/json' });
+      response.end(JSON.stringify({ metadata: {}, status: reviewOf(token) }));
+      return true;
+    };
+  });
+
+  it.open = async ({ clock = systemClock(), handle, maxAnswerBytes } = {}) => {
+    const log = silentLog();
+    const ending = new AbortController();
+    const agents = createAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
+    const reviews = createReviews({ client: it.client, clock: systemClock(), audience: audiences.agents });
+    const about = { reviews, agents, namespace: doorNamespace, clock, log, signal: ending.signal };
+    const door = createDoor({ clock, turn: createAdmission(about), handle });
+    const credential = makeCredential(serverNames(doorNamespace), Date.now());
+    door.use(credential);
+    door.server.listen(0, '127.0.0.1');
+    await once(door.server, 'listening');
+    onTestFinished(async () => {
+      ending.abort();
+      agents[Symbol.dispose]();
+      const closed = door.close(0);
+      door.server.closeAllConnections();
+      await closed;
+    });
+    return { door, agents, credential, port: (door.server.address() as AddressInfo).port };
+  };
+  it.lead = ({ credential, port: own }, port = own) => {
+    it.api.put(maps, { metadata: { name: doorNames.authority }, data: { 'ca.crt': credential.cert } } as never);
+    it.api.put(slices, {
+      metadata: { name: doorNames.slice },
+      addressType: 'IPv4',
+      endpoints: [{ addresses: ['127.0.0.1'], conditions: { ready: true } }],
+      ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
+    } as never);
+  };
+  let sockets = 0;
+  it.serve = async (listener) => {
+    const path = join(folder, `${sockets++}.sock`);
+    const server = createHttpServer(listener).listen(path);
+    await once(server, 'listening');
+    onTestFinished(() => {
+      server.close();
+      server.closeAllConnections();
+    });
+    return path;
+  };
+  it.link = ({ node = 'node-1', socket, clock = systemClock() }) => {
+    writeFileSync(it.tokenFile, `agent-of-${node}\n`);
+    const { client, tokenFile } = it;
+    const link = startControllerLink({
+      ...{ client, clock, log: silentLog(), namespace: doorNamespace, tokenFile, socket },
+      // Twice as quickly as ever.
+      random: () => 0,
+    });
+    onTestFinished(() => link[Symbol.asyncDispose]());
+    return link;
+  };
+  return it;
+}
+
+function reviewOf(token: string): TokenReview['status'] {
+  const [, node] = /^agent-of-(.+)$/.exec(token) ?? [];
+  if (node === undefined) return { authenticated: false };
+  return {
+    ...{ authenticated: true, audiences: [audiences.agents] },
+    user: {
+      username: `system:serviceaccount:${doorNamespace}:stowage-agent`,
+      extra: { 'authentication.kubernetes.io/node-name': [node] },
+    },
+  };
+}
+
+export interface Way {
+  readonly port: number;
+  /** Nothing goes through any more, and nobody is told. */
+  freeze(): void;
+  cut(): void;
+}
+
+/** Another way to a port of this machine. */
+export async function startWay(to: number): Promise<Way> {
+  const open = new Set<Socket>();
+  let isFrozen = false;
+  const listener = createServer((here) => {
+    const there = connect(to, '127.0.0.1');
+    for (const [one, other] of [
+      [here, there],
+      [there, here],
+    ] as const) {
+      open.add(one);
+      one
+        .on('error', () => undefined)
+        .on('close', () => {
+          open.delete(one);
+          if (!isFrozen) other.destroy();
+        });
+      one.on('data', (chunk) => {
+        if (!isFrozen) other.write(chunk);
+      });
+    }
+  }).listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  const cut = (): void => {
+    for (const socket of open) socket.destroy();
+  };
+  onTestFinished(() => {
+    cut();
+    listener.close();
+  });
+  return {
+    port: (listener.address() as AddressInfo).port,
+    freeze: () => {
+      isFrozen = true;
+    },
+    cut,
+  };
+}

@@ -1,0 +1,90 @@
+import { createBackOff } from '#base/back-off.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { KubeClient } from './client.ts';
+import { KubeError } from './errors.ts';
+import type { Resource } from './resources.ts';
+import type { KubeObject } from './types.ts';
+
+/** One object, as the API server had it a moment ago. */
+export interface Followed<T> {
+  /** Whether it was looked for once. */
+  readonly synced: boolean;
+  /** Undefined: there is none, or it was not looked for yet. */
+  readonly object: T | undefined;
+  /** Called after each change, also when it was looked for the first time. */
+  on(changed: () => void): Disposable;
+  /** Keeps it up to date until the signal ends it. To be called once. */
+  run(scope: Scope): Promise<void>;
+}
+
+export interface FollowedOptions<T extends KubeObject> {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly resource: Resource<T>;
+  readonly namespace: string;
+  readonly name: string;
+  readonly random?: () => number;
+}
+
+/** Asked for by its name only, so that the right to see that one object is enough. */
+export function followOne<T extends KubeObject>(options: FollowedOptions<T>): Followed<T> {
+  const { client, clock, resource, namespace, name, random = Math.random } = options;
+  const select = { namespace, fieldSelector: `metadata.name=${name}` };
+  const listeners = new Set<() => void>();
+  const backOff = createBackOff({ firstMs: 500, mostMs: 15_000, random });
+  let object: T | undefined;
+  let isSynced = false;
+
+  function see(found: T | undefined): void {
+    const isSame = isSynced && found?.metadata.resourceVersion === object?.metadata.resourceVersion;
+    object = found;
+    isSynced = true;
+    if (!isSame) for (const changed of listeners) changed();
+  }
+
+  async function look(signal: AbortSignal): Promise<string> {
+    let found: T | undefined;
+    let resourceVersion = '';
+    for await (const page of client.list(resource, select, signal)) {
+      ({ resourceVersion } = page);
+      found ??= page.items.find((one) => one.metadata.name === name);
+    }
+    see(found);
+    return resourceVersion;
+  }
+
+  async function follow(resourceVersion: string, signal: AbortSignal): Promise<void> {
+    for await (const change of client.watch(resource, { ...select, resourceVersion }, signal)) {
+      backOff.reset();
+      if (change.kind === 'bookmark' || change.object.metadata.name !== name) continue;
+      see(change.kind === 'deleted' ? undefined : change.object);
+    }
+  }
+
+  return {
+    get synced() {
+      return isSynced;
+    },
+    get object() {
+      return object;
+    },
+    on: (changed) => {
+      listeners.add(changed);
+      return { [Symbol.dispose]: () => listeners.delete(changed) };
+    },
+    run: async ({ signal, log }) => {
+      while (!signal.aborted) {
+        let askedMs = 0;
+        try {
+          await follow(await look(signal), signal);
+        } catch (error) {
+          if (signal.aborted) return;
+          log.warn('an object cannot be followed', { resource: resource.plural, name, error });
+          askedMs = error instanceof KubeError ? error.retryAfterMs : 0;
+        }
+        await clock.sleep(Math.max(askedMs, backOff.next()), signal).catch(() => undefined);
+      }
+    },
+  };
+}
