@@ -12,7 +12,8 @@ const show = 'console.log(JSON.stringify({ argv: process.argv.slice(1), cache: p
 /** An installed Stowage: the wrapper and a bundle that shows how it was called. */
 function install(folder: string, bundle = true): void {
   mkdirSync(join(folder, 'bin'), { recursive: true });
-  copyFileSync(join(repository, 'bin', 'stowage'), join(folder, 'bin', 'stowage'));
+  for (const name of ['stowage', 'kubectl-stowage'])
+    copyFileSync(join(repository, 'bin', name), join(folder, 'bin', name));
   if (!bundle) return;
   mkdirSync(join(folder, 'dist'));
   writeFileSync(join(folder, 'dist', 'stowage.mjs'), show);
@@ -51,6 +52,19 @@ test('a link to a link finds the program, and arguments stay as they are', async
   });
 });
 
+test('kubectl finds the same program by a name of its own, by which it goes', async () => {
+  await using home = await mkdtempDisposable(join(tmpdir(), 'stowage-wrapper-'));
+  install(join(home.path, 'opt'));
+  writeFileSync(
+    join(home.path, 'opt/dist/stowage.mjs'),
+    'console.log(process.env.STOWAGE_PROGRAM, ...process.argv.slice(2));\n',
+  );
+  symlinkSync('opt/bin/kubectl-stowage', join(home.path, 'kubectl-stowage'));
+  const called = join(home.path, 'kubectl-stowage');
+  const { status, out, err } = call(called, { PATH: ownNode, HOME: home.path }, 'volume', 'list');
+  expect({ status, out, err }).toEqual({ status: 0, out: `${called} volume list\n`, err: '' });
+});
+
 test.each([
   ['sources that were edited since the build', 60, 'src/app/main.ts'],
   ['the bundle that was built from them', -60, 'dist/stowage.mjs'],
@@ -85,6 +99,9 @@ test('what idles is started to be small, and what serves files to be fast, as th
   expect(serving).not.toContain('--optimize-for-size');
   expect(flags('--json', 'nfs', 'serve', '/srv/data')).toEqual(serving);
   expect(servingFlags(flags('up', '--nfs'))).toEqual(serving);
+  // It makes itself small when it has nothing to do.
+  expect(flags('controller')).toContain('--expose-gc');
+  expect(flags('controller')).not.toContain('--optimize-for-size');
 });
 
 test('an old Node is refused with what to do', async () => {

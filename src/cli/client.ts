@@ -29,9 +29,11 @@ const tones: Readonly<Record<DataPathJson['state'], Tone>> = {
 };
 
 function table({ out }: Session, all: readonly DataPathJson[]): void {
+  const hasNodes = all.some(({ node }) => node !== undefined);
   out.table(
-    ['NETWORK', 'STATE', 'MOUNTS', 'VERSION', 'PID', 'STANDBY', 'TAKEOVERS', 'REPORT'],
+    [...(hasNodes ? ['NODE'] : []), 'NETWORK', 'STATE', 'MOUNTS', 'VERSION', 'PID', 'STANDBY', 'TAKEOVERS', 'REPORT'],
     all.map((one) => [
+      ...(hasNodes ? [one.node ?? '-'] : []),
       one.name,
       { text: one.state, tone: tones[one.state] },
       String(one.mounts),
@@ -46,13 +48,14 @@ function table({ out }: Session, all: readonly DataPathJson[]): void {
 
 async function status(session: Session): Promise<void> {
   const { client, out } = session;
-  const { items } = await client.get<{ readonly items: readonly DataPathJson[] }>('/v1/client');
+  const { items, unreached } = await client.overStores<DataPathJson>('/v1/client');
+  out.unreached(unreached, 'what serves its mounts is missing');
   if (out.json) return out.value(items);
   if (out.quiet) return items.forEach((one) => void out.line(one.name));
   if (items.length === 0) return out.note('no data path runs: it is started with the first mount of a network store');
   table(session, items);
   const { version } = await client.get<StatusJson>('/v1/status');
-  if (items.some((one) => one.version !== null && one.version !== version))
+  if (session.injected.cluster === undefined && items.some((one) => one.version !== null && one.version !== version))
     out.note(`some are of another version than this server, ${version}; replace them with: stowage client upgrade`);
 }
 

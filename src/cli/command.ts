@@ -8,13 +8,17 @@ export interface Example {
 /** A class because commander makes subcommands through a method to override; it adds only the examples. */
 export class Verb extends Command {
   readonly examples: Example[] = [];
+  /** It is understood, and said no to. */
+  isRefused = false;
+  /** What the program is called, in what is said of it. */
+  spoken: (text: string) => string = (text) => text;
 
   constructor(name?: string) {
     super(name);
     this.addHelpText('after', () =>
       this.examples.length === 0
         ? ''
-        : `\nExamples:\n${this.examples.map(({ line, what }) => `  # ${what}\n  ${line}`).join('\n')}`,
+        : `\nExamples:\n${this.examples.map(({ line, what }) => `  # ${topOf(this).spoken(what)}\n  ${topOf(this).spoken(line)}`).join('\n')}`,
     );
   }
 
@@ -26,6 +30,10 @@ export class Verb extends Command {
     this.examples.push({ line, what });
     return this;
   }
+}
+
+function topOf(command: Verb): Verb {
+  return command.parent === null ? command : topOf(command.parent as Verb);
 }
 
 /** For options that may be given more than once. */

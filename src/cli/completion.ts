@@ -10,6 +10,7 @@ import type {
 import type { Verb } from './command.ts';
 import { bashScript } from './completion-bash.ts';
 import { fishScript } from './completion-fish.ts';
+import { wanted } from './completion-words.ts';
 import { zshScript } from './completion-zsh.ts';
 import type { Act, Session } from './session.ts';
 import { type CommandNode, commandNodes } from './tree.ts';
@@ -20,19 +21,21 @@ const shells: Readonly<Record<string, (nodes: readonly CommandNode[]) => string>
   fish: fishScript,
 };
 
-export function addCompletionCommands(program: Verb, act: Act): void {
-  program
-    .command('completion')
-    .description('Print a completion script for a shell; it completes the names of stores and volumes too.')
-    .addArgument(new Argument('<shell>', 'which shell').choices(Object.keys(shells)))
-    .example('source <(stowage completion bash)', 'bash, for this session; put it in ~/.bashrc to keep it')
-    .example('stowage completion zsh > "$fpath[1]/_stowage"', 'zsh')
-    .example('stowage completion fish > ~/.config/fish/completions/stowage.fish', 'fish')
-    .action(
-      act(async ({ out }, shell: string) => {
-        out.line(shells[shell]?.(commandNodes(program)) ?? '');
-      }),
-    );
+export function addCompletionCommands(program: Verb, act: Act, inCluster: boolean): void {
+  const command = program.command('completion');
+  if (inCluster) addKubectlCompletion(program, command, act);
+  else
+    command
+      .description('Print a completion script for a shell; it completes the names of stores and volumes too.')
+      .addArgument(new Argument('<shell>', 'which shell').choices(Object.keys(shells)))
+      .example('source <(stowage completion bash)', 'bash, for this session; put it in ~/.bashrc to keep it')
+      .example('stowage completion zsh > "$fpath[1]/_stowage"', 'zsh')
+      .example('stowage completion fish > ~/.config/fish/completions/stowage.fish', 'fish')
+      .action(
+        act(async ({ out }, shell: string) => {
+          out.line(shells[shell]?.(commandNodes(program)) ?? '');
+        }),
+      );
   program.command('__complete', { hidden: true }).argument('<what>').action(act(complete));
 }
 
@@ -53,9 +56,42 @@ const known: Readonly<Record<string, (session: Session) => Promise<string[]>>> =
   mounts: async ({ client }) => (await client.all<MountJson>('/v1/mounts')).map((mount) => mount.target),
 };
 
+/** kubectl completes for all shells, and runs a program of a certain name for what is its plugins'. */
+function addKubectlCompletion(program: Verb, command: Verb, act: Act): void {
+  command
+    .description('Print a program that completes for kubectl, to be put on the PATH as kubectl_complete-stowage.')
+    .example(
+      'stowage completion > ~/.local/bin/kubectl_complete-stowage && chmod +x ~/.local/bin/kubectl_complete-stowage',
+      "then kubectl's own completion knows it, in every shell",
+    )
+    .action(
+      act(async ({ out }) => {
+        out.line(
+          '#!/bin/sh\n# kubectl runs this to complete: kubectl stowage\nexec kubectl-stowage __complete_words -- "$@"',
+        );
+      }),
+    );
+  program
+    .command('__complete_words', { hidden: true })
+    .argument('[words...]')
+    .action(
+      act(async (session, words: readonly string[]) => {
+        const kind = wanted(commandNodes(program), words);
+        const typed = words.at(-1) ?? '';
+        const all = kind.kind === 'words' ? kind.words : kind.kind === 'ask' ? await namesOf(session, kind.what) : [];
+        for (const word of all) if (word.startsWith(typed)) session.out.line(word);
+        // What kubectl expects last: that the shell is to offer files, or nothing else.
+        session.out.line(kind.kind === 'files' ? ':0' : ':4');
+      }),
+    );
+}
+
 /** Runs while somebody types: silent, whatever happens, and only names that mean nothing to a shell. */
 async function complete(session: Session, what: string): Promise<void> {
-  const names = await known[what]?.(session).catch(() => []);
-  for (const name of names ?? [])
-    if (/^[A-Za-z0-9_./@:+-]+$/.test(name) && !name.startsWith('-')) session.out.line(name);
+  for (const name of await namesOf(session, what)) session.out.line(name);
+}
+
+async function namesOf(session: Session, what: string): Promise<readonly string[]> {
+  const names = (await known[what]?.(session).catch(() => [])) ?? [];
+  return names.filter((name) => /^[A-Za-z0-9_./@:+-]+$/.test(name) && !name.startsWith('-'));
 }

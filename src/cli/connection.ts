@@ -3,6 +3,7 @@ import { homedir } from 'node:os';
 import { resolve } from 'node:path';
 import { defaultFolders } from '#base/folders.ts';
 import { StowageError } from '#core/errors.ts';
+import { type ClusterWay, clusterPlace } from './cluster-connection.ts';
 import type { Io } from './io.ts';
 import { invalid } from './problem.ts';
 import { shellWord } from './text.ts';
@@ -16,9 +17,21 @@ export interface ConnectionOptions {
 /** Where the server is, and with what to show that we may ask. */
 export type Where =
   | { readonly kind: 'socket'; readonly path: string }
-  | { readonly kind: 'url'; readonly url: URL; readonly token: string | undefined };
+  | { readonly kind: 'url'; readonly url: URL; readonly token: string | undefined }
+  | ClusterWay;
 
-export const placeOf = (where: Where): string => (where.kind === 'socket' ? where.path : where.url.origin);
+export function placeOf(where: Where): string {
+  switch (where.kind) {
+    case 'socket':
+      return where.path;
+    case 'url':
+      return where.url.origin;
+    case 'cluster':
+      return clusterPlace(where);
+    default:
+      return where satisfies never;
+  }
+}
 
 /** An option beats the environment, and there an address beats a socket. */
 export async function findServer(options: ConnectionOptions, io: Io, warn: (text: string) => void): Promise<Where> {

@@ -1,5 +1,6 @@
 import { type ClientRequest, request as httpRequest, type IncomingMessage, type RequestOptions } from 'node:http';
 import { request as httpsRequest } from 'node:https';
+import type { ClusterWay } from './cluster-connection.ts';
 import type { Where } from './connection.ts';
 
 export interface Outgoing {
@@ -41,6 +42,7 @@ function start(where: Where, out: Outgoing, signal: AbortSignal): ClientRequest 
   // A connection for each request: a kept one may be closed by the server at the very moment it is used again.
   const common: RequestOptions = { method: out.method, headers, signal, agent: false };
   if (where.kind === 'socket') return httpRequest({ ...common, socketPath: where.path, path: out.path });
+  if (where.kind === 'cluster') return startInCluster(where, common, out);
   if (where.token !== undefined) headers['authorization'] = `Bearer ${where.token}`;
   const { protocol, hostname, port, pathname } = where.url;
   const to: RequestOptions = {
@@ -50,6 +52,22 @@ function start(where: Where, out: Outgoing, signal: AbortSignal): ClientRequest 
     ...(port === '' ? {} : { port }),
   };
   return protocol === 'https:' ? httpsRequest(to) : httpRequest(to);
+}
+
+/** Each token goes to the one whom it is for: what the kubeconfig has, to the API server only. */
+function startInCluster(way: ClusterWay, common: RequestOptions, out: Outgoing): ClientRequest {
+  const { protocol, hostname, port, pathname } = way.server;
+  const headers = {
+    ...(common.headers as Record<string, string>),
+    ...(way.authorization === undefined ? {} : { authorization: way.authorization }),
+    'stowage-authorization': `Bearer ${way.token}`,
+  };
+  const to: RequestOptions = {
+    ...{ ...common, headers, host: hostname.replace(/^\[|\]$/g, '') },
+    path: `${pathname.replace(/\/$/, '')}${way.prefix}${out.path}`,
+    ...(port === '' ? {} : { port }),
+  };
+  return protocol === 'https:' ? httpsRequest({ ...to, ...way.tls }) : httpRequest(to);
 }
 
 /** Sends it and waits for the head of the answer; the body is the caller's to read. */

@@ -1,6 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
+import type { UnreachedJson } from '#front/rest/schemas.ts';
+import { clusterRefusal } from './cluster-connection.ts';
 import { placeOf, type Where } from './connection.ts';
 import { Broken, type Outgoing, readBody, send, TooLarge } from './exchange.ts';
 import { Refused, refusal } from './problem.ts';
@@ -47,6 +49,8 @@ export interface OverStores<T> {
   readonly items: readonly T[];
   /** The stores that did not answer. */
   readonly unanswered: readonly string[];
+  /** In a cluster, the nodes that could not be asked. */
+  readonly unreached: readonly UnreachedJson[];
 }
 
 interface Page<T> extends Partial<OverStores<T>> {
@@ -100,6 +104,7 @@ export function createClient(
   async function overStores<T>(path: string, query: Query = {}): Promise<OverStores<T>> {
     const items: T[] = [];
     const unanswered = new Set<string>();
+    const unreached: UnreachedJson[] = [];
     const seen = new Set<string>();
     for (let after: string | undefined; ; ) {
       const page = await get<Page<T>>(path, { ...query, after });
@@ -107,8 +112,9 @@ export function createClient(
       items.push(...page.items);
       // A server of an earlier version does not say.
       for (const store of page.unanswered ?? []) unanswered.add(store);
+      unreached.push(...(page.unreached ?? []));
       after = page.next ?? undefined;
-      if (after === undefined) return { items, unanswered: [...unanswered] };
+      if (after === undefined) return { items, unanswered: [...unanswered], unreached };
       // A server at fault must not keep us here for ever.
       if (seen.has(after)) throw unreadable('the same page twice', await find());
       seen.add(after);
@@ -150,7 +156,7 @@ async function* follow(where: Where, last: string | undefined, until: AbortSigna
   if (last !== undefined) headers['last-event-id'] = last;
   const answer = await send(where, { method: 'GET', path: '/v1/events', headers }, until);
   const status = answer.statusCode ?? 0;
-  if (status !== 200) throw refusal(parse(await readBody(answer, until))) ?? unreadable(`status ${status}`, where);
+  if (status !== 200) throw refused({ status, body: parse(await readBody(answer, until)) }, where);
   yield* readEvents(answer);
 }
 
@@ -187,8 +193,12 @@ function parse(text: string): unknown {
 function checked(answer: Answer, where: Where): Answer {
   const ok = answer.status >= 200 && answer.status < 300;
   if (ok && answer.body !== unparsed) return answer;
-  const refused = ok ? undefined : refusal(answer.body);
-  throw refused ?? unreadable(`status ${answer.status}`, where);
+  throw ok ? unreadable(`status ${answer.status}`, where) : refused(answer, where);
+}
+
+function refused({ status, body }: Answer, where: Where): Error {
+  const said = refusal(body) ?? (where.kind === 'cluster' ? clusterRefusal(status, body, where) : undefined);
+  return said ?? unreadable(`status ${status}`, where);
 }
 
 function unreadable(cause: unknown, where: Where): StowageError {
@@ -237,6 +247,13 @@ function unreachable(where: Where, cause: Broken): StowageError {
       cause,
     });
   }
+  if (where.kind === 'cluster')
+    return new StowageError(`the API server at ${where.server.origin} cannot be reached (${cause.code})`, {
+      code: 'unavailable',
+      reason: 'kubernetes-unreachable',
+      action: 'See that this works: kubectl version. Another cluster is chosen with --context NAME.',
+      cause,
+    });
   const other = where.kind === 'socket' ? '--socket or STOWAGE_SOCKET' : '--url or STOWAGE_URL';
   return new StowageError(`no Stowage server answers at ${placeOf(where)} (${cause.code})`, {
     code: 'unavailable',

@@ -1,5 +1,6 @@
 import type { Writable } from 'node:stream';
 import type { FindingJson } from '#front/rest/schemas.ts';
+import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
 
 /** The world as the command line sees it; handed in, so that tests need no process. */
 export interface Io {
@@ -25,6 +26,8 @@ export interface UpOptions {
   readonly csi?: string;
   /** A kubelet's folder of plugins. */
   readonly csiRegistry?: string;
+  /** How many volumes of each CSI driver may be mounted. */
+  readonly maxVolumes?: number;
   /** A kubelet's own folder: where both of these are, unless they are said. */
   readonly kubelet?: string;
   /** What this machine is called, where it is not by its own name for itself. */
@@ -34,6 +37,12 @@ export interface UpOptions {
   readonly podmanSocket?: string;
   /** `stowage node`: no store of its own, no TCP port. */
   readonly bare?: boolean;
+  /** Stores are what the Store objects of a cluster say. */
+  readonly kubernetes?: boolean;
+  readonly kubeconfig?: string;
+  readonly namespace?: string;
+  /** `host:port` for probes, or `none`. */
+  readonly health?: string;
   /** With the embedded NFS server. */
   readonly nfs?: boolean;
   /** Its port, where it is not the one it had before. */
@@ -46,6 +55,10 @@ export interface ControllerOptions {
   readonly namespace?: string;
   /** `host:port`, or `none`. */
   readonly health?: string;
+  /** `host:port` of the door for agents and users, or `none`. */
+  readonly listen?: string;
+  /** A Secret with the door's certificate, kept by somebody else. */
+  readonly tlsSecret?: string;
   readonly logLevel?: string;
 }
 
@@ -114,6 +127,8 @@ export interface Injected {
   keeper(options: KeeperOptions): Promise<number>;
   /** Looks at this machine without a server. */
   doctor(): Promise<readonly FindingJson[]>;
+  /** Given: this is `kubectl stowage`, and speaks to the Stowage of a cluster, by the way that this finds. */
+  cluster?(options: ClusterOptions): Promise<ClusterWay>;
   readonly version: string;
   /** The name people call it by. */
   readonly program: string;

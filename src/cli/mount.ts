@@ -99,20 +99,31 @@ async function resolved({ clock, io }: Session, path: string): Promise<string> {
   return await Promise.race([realpath(path).catch(() => path), late]);
 }
 
-async function list({ client, out, clock }: Session): Promise<void> {
-  const mounts = await client.all<MountJson>('/v1/mounts');
+async function list({ client, out, clock, injected }: Session): Promise<void> {
+  const { items: mounts, unreached } = await client.overStores<MountJson>('/v1/mounts');
+  out.unreached(unreached, 'its mounts are missing');
   if (out.json) return out.value(mounts);
   if (out.quiet) return mounts.forEach((one) => void out.line(shown(one.target)));
-  if (mounts.length === 0) return out.note('nothing is mounted; mount a volume with: stowage mount VOLUME PATH');
+  if (mounts.length === 0) {
+    const how = injected.cluster === undefined ? '; mount a volume with: stowage mount VOLUME PATH' : ' on any node';
+    return out.note(`nothing is mounted${how}`);
+  }
+  const hasNodes = mounts.some(({ node }) => node !== undefined);
   out.table(
-    ['VOLUME', 'PATH', 'MODE', 'STATE', 'USER', 'SINCE'],
+    ['VOLUME', ...(hasNodes ? ['NODE'] : []), 'PATH', 'MODE', 'STATE', 'USER', 'SINCE'],
     mounts.map((one) => [
       one.name ?? one.volume,
+      ...(hasNodes ? [one.node ?? '-'] : []),
       one.target,
       one.readOnly ? 'ro' : 'rw',
       one.mounted ? { text: 'mounted', tone: 'good' } : { text: 'not mounted', tone: 'bad' },
-      one.user.kind === 'path' ? one.user.node : `${one.user.kind} ${one.user.name} on ${one.user.node}`,
+      userText(one, hasNodes),
       age(one.since, clock.now()),
     ]),
   );
+}
+
+function userText({ user }: MountJson, hasNodes: boolean): string {
+  if (user.kind === 'path') return user.node;
+  return hasNodes ? `${user.kind} ${user.name}` : `${user.kind} ${user.name} on ${user.node}`;
 }

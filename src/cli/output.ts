@@ -1,3 +1,4 @@
+import type { UnreachedJson } from '#front/rest/schemas.ts';
 import type { Io } from './io.ts';
 import { problemOf } from './problem.ts';
 import { type Cell, fields, type Paint, painter, table } from './table.ts';
@@ -25,6 +26,8 @@ export interface Output extends OutputOptions {
   note(text: string): void;
   /** What one must know to read the result as it is, also with --quiet and --json. */
   unanswered(stores: readonly string[], consequence: string): void;
+  /** The same of nodes of a cluster. */
+  unreached(nodes: readonly UnreachedJson[], consequence: string): void;
   warn(text: string): void;
   error(thrown: unknown): void;
 }
@@ -34,7 +37,7 @@ export function wantsColor(io: Io, flag: boolean): boolean {
   return flag && io.isTTY && !io.env['NO_COLOR'] && io.env['TERM'] !== 'dumb';
 }
 
-export function createOutput(io: Io, options: OutputOptions): Output {
+export function createOutput(io: Io, options: OutputOptions, spoken = (text: string): string => text): Output {
   const paint = painter(options.color);
   const line = (text: string): void => void io.stdout.write(`${text}\n`);
   const aside = (text: string): void => void io.stderr.write(`${text}\n`);
@@ -50,16 +53,20 @@ export function createOutput(io: Io, options: OutputOptions): Output {
       if (!options.quiet && !options.json) line(shown(text));
     },
     note: (text) => {
-      if (!options.quiet && !options.json) aside(shown(text));
+      if (!options.quiet && !options.json) aside(shown(spoken(text)));
     },
     unanswered: (stores, consequence) =>
       stores.forEach((store) => void aside(`note: store ${shown(store)} does not answer; ${consequence}`)),
-    warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(text)}`),
+    unreached: (nodes, consequence) =>
+      nodes.forEach(({ node, message }) => {
+        aside(`note: node ${shown(node)} could not be asked, ${consequence}: ${shown(message)}`);
+      }),
+    warn: (text) => aside(`${paint('warn', 'warning:')} ${shown(spoken(text))}`),
     error: (thrown) => {
       const problem = problemOf(thrown);
       if (options.json) return aside(shownJson(problem));
       aside(`${paint('bad', 'error:')} ${shown(problem.detail)}`);
-      if (problem.action !== '') aside(`${paint('strong', 'action:')} ${shown(problem.action)}`);
+      if (problem.action !== '') aside(`${paint('strong', 'action:')} ${shown(spoken(problem.action))}`);
     },
   };
 }

@@ -1,4 +1,5 @@
 import { addClientCommands } from './client.ts';
+import { addClusterOptions, refuseMachineCommands, spokenAs } from './cluster-program.ts';
 import { Verb } from './command.ts';
 import { addCompletionCommands } from './completion.ts';
 import { addControllerCommands } from './controller.ts';
@@ -28,19 +29,25 @@ export interface GlobalOptions {
   readonly url?: string;
   readonly tokenFile?: string;
   readonly timeout?: string;
+  /** Of `kubectl stowage`. */
+  readonly kubeconfig?: string;
+  readonly context?: string;
+  readonly namespace?: string;
+  readonly account?: string;
 }
 
 /** The whole tree of commands. `act` decides what running one means; reading the tree needs none of it. */
-export function createProgram(injected: Pick<Injected, 'version' | 'program'>, act: Act): Verb {
+export function createProgram(injected: Pick<Injected, 'version' | 'program' | 'cluster'>, act: Act): Verb {
+  const inCluster = injected.cluster !== undefined;
   const program = new Verb(injected.program)
     .description('Storage for containers with nothing installed on the host.')
     .version(injected.version, '-V, --version', 'print the version')
     .option('--json', 'print whole objects as JSON; errors too, on standard error')
     .option('-q, --quiet', 'print only ids or names, or what is wrong, or nothing')
-    .option('--no-color', 'no colours (as NO_COLOR does)')
-    .option('--socket <path>', 'the Unix socket of the server (or STOWAGE_SOCKET)')
-    .option('--url <url>', 'the address of the server in place of the socket (or STOWAGE_URL)')
-    .option('--token-file <file>', 'file with the token for --url (or the token itself in STOWAGE_TOKEN)')
+    .option('--no-color', 'no colours (as NO_COLOR does)');
+  if (inCluster) addClusterOptions(program);
+  else addServerOptions(program);
+  program
     .option('--timeout <duration>', 'how long to wait for an answer (default: 60s; long work: as long as it takes)')
     .helpOption('-h, --help', 'show help')
     .configureHelp({
@@ -48,10 +55,17 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
       subcommandDescription: (command) => firstSentence(command.description()),
     })
     .helpCommand(false)
-    .exitOverride()
-    .example('stowage up', 'run the server')
-    .example('stowage volume create demo --size 1G', 'a volume on the default store')
-    .example('stowage mount demo /mnt/demo', 'its files, under a path');
+    .exitOverride();
+  if (inCluster)
+    program
+      .example('stowage status', 'what runs in the cluster')
+      .example('stowage volume list', 'the volumes of all stores and nodes')
+      .example('stowage mounts', 'what is mounted on which node, and for whom');
+  else
+    program
+      .example('stowage up', 'run the server')
+      .example('stowage volume create demo --size 1G', 'a volume on the default store')
+      .example('stowage mount demo /mnt/demo', 'its files, under a path');
   addServingCommands(program, act);
   addControllerCommands(program, act);
   addStatusCommands(program, act);
@@ -64,11 +78,21 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program'>, a
   addOperationCommands(program, act);
   addEventCommands(program, act);
   addTokenCommands(program, act);
-  addCompletionCommands(program, act);
+  addCompletionCommands(program, act, inCluster);
   addHelp(program, act);
+  if (inCluster) {
+    refuseMachineCommands(program, act);
+    program.spoken = spokenAs(program);
+  }
   program.addHelpText('after', `\n${exitCodeLines().join('\n')}`);
   return program;
 }
+
+const addServerOptions = (program: Verb): Verb =>
+  program
+    .option('--socket <path>', 'the Unix socket of the server (or STOWAGE_SOCKET)')
+    .option('--url <url>', 'the address of the server in place of the socket (or STOWAGE_URL)')
+    .option('--token-file <file>', 'file with the token for --url (or the token itself in STOWAGE_TOKEN)');
 
 function addHelp(program: Verb, act: Act): void {
   program

@@ -1,3 +1,4 @@
+import { clusterReaching } from './cluster-program.ts';
 import type { Verb } from './command.ts';
 import { exitCodes } from './exit-codes.ts';
 import { createProgram } from './program.ts';
@@ -56,6 +57,30 @@ function section(path: readonly string[], command: Verb): string[] {
   ];
 }
 
+/** Only what is other than above. */
+function kubectlSection(): string[] {
+  const injected = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
+  const program = createProgram(injected, () => async () => undefined);
+  const own = program.options.filter(({ long }) => (clusterReaching as readonly (string | undefined)[]).includes(long));
+  const names = walk(program)
+    .filter(({ path, command }) => path.length > 0 && childrenOf(command).length === 0)
+    .map(({ path }) => `\`${path.join(' ')}\``);
+  return [
+    '## kubectl stowage',
+    '',
+    'The same command line for the Stowage of a Kubernetes cluster: `bin/kubectl-stowage` on the PATH makes it a plugin of kubectl.',
+    'It goes the way that the kubeconfig says, through the API server, with a token of a service account that it asks for each time.',
+    'In place of `--socket`, `--url` and `--token-file` it has:',
+    '',
+    ...rows(
+      ['Option', 'Meaning'],
+      own.map(({ flags, description }) => [flags, description] as const),
+    ),
+    `It has the commands ${names.join(', ')}. What makes sense on a machine only is refused, with what is done in a cluster instead.`,
+    '',
+  ];
+}
+
 /** Every command with its arguments, options and examples, as one page of Markdown. */
 export function cliReference(): string {
   const program = createProgram({ version: '', program: 'stowage' }, () => async () => undefined);
@@ -68,6 +93,7 @@ export function cliReference(): string {
     '',
     ...(root === undefined ? [] : section([], root.command).slice(2)),
     ...commands.flatMap(({ path, command }) => section(path, command)),
+    ...kubectlSection(),
     '## Exit status',
     '',
     '| Status | Meaning | Error codes |',

@@ -52,11 +52,8 @@ function dress(command: Verb, io: Io, to: { writeErr(text: string): void }): voi
 
 function output(program: Verb, io: Io, json: boolean): Output {
   const options = program.opts() as GlobalOptions;
-  return createOutput(io, {
-    json: json || options.json === true,
-    quiet: options.quiet === true,
-    color: wantsColor(io, options.color),
-  });
+  const how = { json: json || options.json === true, quiet: options.quiet === true };
+  return createOutput(io, { ...how, color: wantsColor(io, options.color) }, program.spoken);
 }
 
 function createSession(program: Verb, io: Io, injected: Injected, unread: AbortSignal): Session {
@@ -69,7 +66,7 @@ function createSession(program: Verb, io: Io, injected: Injected, unread: AbortS
       : { ms: durationIn(options.timeout), explicit: true };
   // Only when something is asked: completion and help need no server, and no valid address of one.
   let found: Promise<Where> | undefined;
-  const find = (): Promise<Where> => (found ??= findServer(options, io, out.warn));
+  const find = (): Promise<Where> => (found ??= injected.cluster?.(options) ?? findServer(options, io, out.warn));
   return {
     io,
     out,
@@ -78,7 +75,10 @@ function createSession(program: Verb, io: Io, injected: Injected, unread: AbortS
     unread,
     client: createClient(find, clock, io.signal, deadline, createWaiting(io, out.quiet, clock)),
     watched: io.isTTY && !out.json && !out.quiet && io.env['TERM'] !== 'dumb',
-    local: options.url === undefined && (options.socket !== undefined || !io.env['STOWAGE_URL']),
+    local:
+      injected.cluster === undefined &&
+      options.url === undefined &&
+      (options.socket !== undefined || !io.env['STOWAGE_URL']),
   };
 }
 

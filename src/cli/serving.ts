@@ -4,12 +4,12 @@ import type { UpOptions } from './io.ts';
 import { numberIn } from './names.ts';
 import type { Act, Session } from './session.ts';
 
-type Given = Omit<UpOptions, 'nfs'> & { readonly nfs?: string | true };
+type Given = Omit<UpOptions, 'nfs' | 'maxVolumes'> & { readonly nfs?: string | true; readonly maxVolumes?: string };
 
 /** Those that run the server, until Ctrl-C. */
 export function addServingCommands(program: Verb, act: Act): void {
   const run = (bare: boolean) =>
-    act((session: Session, { nfs, ...options }: Given) => {
+    act((session: Session, { nfs, maxVolumes, ...options }: Given) => {
       const { socket: given } = program.opts() as { readonly socket?: string };
       const socket = given ?? (session.io.env['STOWAGE_SOCKET'] || undefined);
       return session.injected.up({
@@ -17,6 +17,9 @@ export function addServingCommands(program: Verb, act: Act): void {
         ...(bare ? { bare } : {}),
         ...(socket === undefined ? {} : { socket }),
         ...(nfs === undefined ? {} : { nfs: true }),
+        ...(maxVolumes === undefined
+          ? {}
+          : { maxVolumes: numberIn('--max-volumes', maxVolumes, { from: 1, to: 1_000_000 }) }),
         ...(typeof nfs === 'string' ? { nfsPort: numberIn('--nfs', nfs, { from: 1, to: 65_535 }) } : {}),
       });
     });
@@ -39,11 +42,16 @@ export function addServingCommands(program: Verb, act: Act): void {
     )
     .option('--state <dir>', 'where it keeps its state')
     .option('--kubelet <dir>', 'serve a kubelet by CSI, and register with it, in its own folder: /var/lib/kubelet')
-    .option('--node-name <name>', "what this machine is called, as in Kubernetes (default: the machine's host name)");
+    .option('--node-name <name>', "what this machine is called, as in Kubernetes (default: the machine's host name)")
+    .option('--kubernetes', 'be the agent of a node: stores are what the Store objects of the cluster say')
+    .option('--kubeconfig <file>', 'with --kubernetes: how to reach the cluster (default: as the pod that it runs in)')
+    .option('--namespace <name>', "with --kubernetes: Stowage's own (default: the pod's or the file's)")
+    .option('--health <address>', 'with --kubernetes: host:port for /healthz and /readyz, or none (default)');
   withCommon(node)
     .example('stowage node', 'for the Docker and Podman engines that run here')
     .example('stowage node --docker-socket /run/docker.sock --podman-socket none', 'for this one engine')
     .example('stowage node --kubelet /var/lib/kubelet --node-name worker-1', 'for the pods of a node of Kubernetes')
+    .example('stowage node --kubernetes', 'the same as a pod of a DaemonSet, with NODE_NAME in its environment')
     .action(run(true));
 }
 
@@ -59,6 +67,7 @@ function withCommon(command: Verb): Verb {
     )
     .option('--csi <dir>', 'serve CSI drivers by sockets there: file.sock for shared stores, local.sock for the others')
     .option('--csi-registry <dir>', 'register them with a kubelet, by sockets in its folder of plugins; with --csi')
+    .option('--max-volumes <number>', 'how many volumes of each of them this machine may have mounted (default: 1000)')
     .option('--docker-socket <path>', "Docker's own socket, or none (default: /run/docker.sock, if it is there)")
     .option(
       '--podman-socket <path>',

@@ -36,7 +36,9 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ['state', status.ready ? { text: 'ready', tone: 'good' } : { text: 'starting', tone: 'warn' }],
     ['node', status.node],
     ['instance', status.instance],
-    ['listens on', status.listen],
+    ...(status.agents === undefined
+      ? [['listens on', status.listen] as const]
+      : [['nodes', agentTexts(status.agents)] as const]),
     // Not for everybody to know.
     ...(state === null
       ? []
@@ -44,19 +46,16 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
           ['state folder', state],
           ['configuration', status.config ?? 'none (defaults)'],
         ] as const)),
-    ['default store', status.defaultStore ?? 'none'],
-    [
-      'mounting',
-      mounting.able
-        ? { text: 'possible', tone: 'good' }
-        : [{ text: `not possible: ${mounting.why ?? 'unknown'}`, tone: 'warn' }, mounting.action ?? ''],
-    ],
+    // Both are of a machine.
+    ...(status.agents === undefined
+      ? [['default store', status.defaultStore ?? 'none'] as const, ['mounting', mountingCell(mounting)] as const]
+      : []),
     // A server of an earlier version does not say.
     ...((status.plugins ?? []).length === 0 ? [] : [['plugins', status.plugins] as const]),
     ...((status.engines ?? []).length === 0 ? [] : [['engines', status.engines.map(engineText)] as const]),
     [
       'holds',
-      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}, ${plural(status.mounts, 'mount')}`,
+      `${plural(status.stores, 'store')}, ${plural(status.volumes, 'volume')}${status.agents === undefined ? `, ${plural(status.mounts, 'mount')}` : ', beside what is on nodes'}`,
     ],
     // A server of an earlier version does not say.
     ...((status.storesInTrouble ?? []).length === 0
@@ -70,6 +69,20 @@ async function showStatus({ client, out, clock }: Session): Promise<void> {
     ['running now', plural(status.operations, 'operation')],
     ['memory', size(String(status.rssBytes))],
   ]);
+}
+
+const mountingCell = ({ able, why, action }: StatusJson['mounting']): Cell | readonly Cell[] =>
+  able
+    ? { text: 'possible', tone: 'good' }
+    : [{ text: `not possible: ${why ?? 'unknown'}`, tone: 'warn' }, action ?? ''];
+
+function agentTexts(agents: NonNullable<StatusJson['agents']>): readonly Cell[] {
+  const absent = agents.filter(({ connected }) => !connected).map(({ node }) => node);
+  const all: Cell = {
+    text: `${agents.length - absent.length} of ${agents.length} have an agent that is connected`,
+    tone: absent.length === 0 ? 'good' : 'bad',
+  };
+  return absent.length === 0 ? [all] : [all, `missing: ${absent.join(', ')}`];
 }
 
 const engineText = ({ kind, socket, reachable }: StatusJson['engines'][number]): Cell =>
@@ -87,7 +100,9 @@ async function diagnose(session: Session): Promise<number> {
 
 async function find({ client, out, injected }: Session): Promise<readonly FindingJson[]> {
   try {
-    return (await client.get<{ readonly items: readonly FindingJson[] }>('/v1/doctor')).items;
+    const { items, unreached } = await client.overStores<FindingJson>('/v1/doctor');
+    out.unreached(unreached, 'what it offers is missing');
+    return items;
   } catch (thrown) {
     if (!(thrown instanceof StowageError && thrown.reason === 'server-not-running')) throw thrown;
     out.note(`${thrown.message}; looking at this machine without it`);
@@ -104,6 +119,7 @@ const marks: Readonly<Record<string, readonly [string, Tone]>> = {
 function* findingLines(finding: FindingJson, { out }: Session): Generator<string> {
   const [word, tone] = marks[finding.ok] ?? [finding.ok, 'plain'];
   if (out.quiet && finding.ok === 'yes') return;
-  yield `${out.paint(tone, shown(word).padEnd(8))} ${shown(finding.check)}: ${shown(finding.detail)}`;
+  const where = finding.node === undefined ? '' : `${shown(finding.node)}: `;
+  yield `${out.paint(tone, shown(word).padEnd(8))} ${where}${shown(finding.check)}: ${shown(finding.detail)}`;
   if (finding.fix !== null && finding.ok !== 'yes') yield `         fix: ${shown(finding.fix)}`;
 }

@@ -100,18 +100,32 @@ function addChanging(store: Verb, act: Act): void {
 }
 
 async function list({ client, out }: Session): Promise<void> {
-  const stores = await client.all<StoreJson>('/v1/stores');
+  const { items: stores, unreached } = await client.overStores<StoreJson>('/v1/stores');
+  out.unreached(unreached, 'its own stores are missing');
   if (out.json) return out.value(stores);
   if (out.quiet) return stores.forEach((store) => void out.line(shown(store.name)));
   if (stores.length === 0) return out.note('no stores; add one with: stowage store add NAME URI');
+  const hasNodes = stores.some(({ nodes }) => nodes !== undefined);
   const hasNetworks = stores.some(({ network }) => network !== null);
   out.table(
-    ['NAME', 'DEFAULT', 'KIND', 'STATE', 'VOLUMES', 'SIZE', 'ON DELETE', ...(hasNetworks ? ['NETWORK'] : []), 'URI'],
+    [
+      'NAME',
+      'DEFAULT',
+      'KIND',
+      'STATE',
+      ...(hasNodes ? ['NODES'] : []),
+      'VOLUMES',
+      'SIZE',
+      'ON DELETE',
+      ...(hasNetworks ? ['NETWORK'] : []),
+      'URI',
+    ],
     stores.map((store) => [
       store.name,
       store.default ? 'yes' : '',
       store.kind,
       { text: stateOf(store), tone: store.state === 'open' ? 'good' : 'bad' },
+      ...(hasNodes ? [store.nodes === undefined ? 'all' : String(store.nodes.length)] : []),
       String(store.volumes),
       size(store.bytes),
       store.readOnly ? 'read-only' : store.onDelete,
@@ -122,6 +136,9 @@ async function list({ client, out }: Session): Promise<void> {
 }
 
 const stateOf = ({ state }: StoreJson): string => state.replace('-', ' ');
+
+const nodeText = ({ node, state, volumes, bytes }: NonNullable<StoreJson['nodes']>[number]): string =>
+  `${node}: ${state.replace('-', ' ')}, ${plural(volumes, 'volume')}, ${size(bytes)}`;
 
 const origins: Readonly<Record<string, string>> = {
   file: 'the configuration file',
@@ -146,6 +163,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
         ? { text: stateOf(store), tone: 'good' }
         : [{ text: `${stateOf(store)}: ${store.problem.message}`, tone: 'bad' }, `action: ${store.problem.action}`],
     ],
+    ...(store.nodes === undefined ? [] : [['on nodes', store.nodes.map(nodeText)] as const]),
     ...(store.pending === null ? [] : [['waiting', { text: store.pending, tone: 'bad' }] as const]),
     ...(store.network === null ? [] : [['network', store.network] as const]),
     ['read-only', store.readOnly ? 'yes' : 'no'],

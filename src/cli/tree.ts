@@ -67,7 +67,7 @@ function optionNode(option: Option): OptionNode {
 /** Enough for a list of commands. */
 export const firstSentence = (text: string): string => /^.*?(?=\.(?:\s|$))/s.exec(text)?.[0] ?? text;
 
-const hidden = (command: Verb): boolean => command.name().startsWith('__');
+const hidden = (command: Verb): boolean => command.name().startsWith('__') || command.isRefused;
 export const childrenOf = (command: Verb): Verb[] => (command.commands as Verb[]).filter((child) => !hidden(child));
 
 /** The program and every command below it, parents first. */

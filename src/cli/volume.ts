@@ -1,4 +1,4 @@
-import type { UsageJson, VolumeDetailJson, VolumeJson } from '#front/rest/schemas.ts';
+import type { MountJson, UsageJson, VolumeDetailJson, VolumeJson } from '#front/rest/schemas.ts';
 import { collect, type Verb } from './command.ts';
 import { addDeletionCommands } from './deletion.ts';
 import {
@@ -144,18 +144,21 @@ interface Filter {
 
 async function list(session: Session, options: Filter): Promise<void> {
   labelsIn(options.label ?? []);
-  const { items, unanswered } = await session.client.overStores<VolumeJson>('/v1/volumes', { ...options });
+  const { items, unanswered, unreached } = await session.client.overStores<VolumeJson>('/v1/volumes', { ...options });
   const nothing =
     Object.keys(options).length > 0
       ? 'no volume matches; see all with: stowage volume list'
       : 'no volumes; create one with: stowage volume create NAME';
   print(session, items, nothing);
   session.out.unanswered(unanswered, 'its volumes are shown as last seen');
+  session.out.unreached(unreached, 'its own volumes are missing');
 }
 
 function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing: string): void {
+  const hasNodes = volumes.some(({ node }) => node !== undefined);
   const row = (volume: VolumeJson): string[] => [
     `${volume.store}/${volume.name}`,
+    ...(hasNodes ? [volume.node ?? '-'] : []),
     size(volume.bytes),
     volume.access,
     labelList(volume.labels),
@@ -164,7 +167,7 @@ function print({ out, clock }: Session, volumes: readonly VolumeJson[], nothing:
   if (out.json) out.value(volumes);
   else if (out.quiet) volumes.forEach((volume) => void out.line(shown(volume.id)));
   else if (volumes.length === 0) out.note(nothing);
-  else out.table(['VOLUME', 'SIZE', 'ACCESS', 'LABELS', 'AGE'], volumes.map(row));
+  else out.table(['VOLUME', ...(hasNodes ? ['NODE'] : []), 'SIZE', 'ACCESS', 'LABELS', 'AGE'], volumes.map(row));
 }
 
 async function show({ client, out, clock }: Session, ref: string): Promise<void> {
@@ -176,6 +179,7 @@ async function show({ client, out, clock }: Session, ref: string): Promise<void>
   out.fields([
     ['volume', `${volume.store}/${volume.name}`],
     ['id', volume.id],
+    ...(volume.node === undefined ? [] : [['node', volume.node] as const]),
     ['size', size(volume.bytes) + enforced],
     ['access', volume.access],
     ['condition', { text: condition, tone: volume.condition === 'ok' ? 'good' : 'bad' }],
@@ -183,11 +187,15 @@ async function show({ client, out, clock }: Session, ref: string): Promise<void>
     ['labels', Object.entries(volume.labels).map(([key, value]) => `${key}=${value}`)],
     ['created', `${date(volume.createdAt)} (${age(volume.createdAt, clock.now())} ago)`],
     ['revision', String(volume.revision)],
-    ['mounts', volume.mounts.map(({ target, readOnly }) => target + (readOnly ? ' (read-only)' : ''))],
+    ['mounts', volume.mounts.map(mountText)],
     ['users', volume.users.map((user) => `${user.kind} ${user.name} on ${user.node}`)],
     ...useFields(volume.uses ?? null),
   ]);
+  out.unreached(volume.unreached ?? [], 'its mounts are missing');
 }
+
+const mountText = ({ target, readOnly, node }: MountJson): string =>
+  `${target}${readOnly ? ' (read-only)' : ''}${node === undefined ? '' : ` on ${node}`}`;
 
 async function usage({ client, out }: Session, ref: string): Promise<void> {
   const measured = await client.get<UsageJson>(`${volumePath(ref)}/usage`);

@@ -64,6 +64,7 @@ const routes: readonly { method: string; path: string; role: Role; body?: unknow
   { method: 'GET', path: '/v1/client', role: 'admin' },
   { method: 'POST', path: '/v1/client/upgrade', role: 'admin' },
   { method: 'GET', path: '/v1/mounts', role: 'viewer' },
+  { method: 'GET', path: '/v1/troubles', role: 'viewer' },
   { method: 'GET', path: '/v1/operations', role: 'viewer' },
   { method: 'GET', path: '/v1/operations/{id}', role: 'viewer' },
   { method: 'POST', path: '/v1/operations/{id}/cancel', role: 'user' },
@@ -393,6 +394,18 @@ describe.skipIf(needs('mount'))('a path where a volume of another store is mount
     expect((await server.admin.get('/v1/status')).body.mounts).toBe(1);
     expect((await server.admin.post('/v1/volumes/two..a/unmount', { target })).status).toBe(204);
   });
+});
+
+test('what Stowage itself notes of a volume is set by administrators only, and by no other name', async () => {
+  const own = { 'stowage.dev/claim-uid': 'u-1' };
+  const body = { name: 'noted', store: 'one', ownLabels: own };
+  expect((await client('user').post('/v1/volumes', body)).status).toBe(403);
+  const wrong = await client('admin').post('/v1/volumes', { ...body, ownLabels: { 'claim-uid': 'u-1' } });
+  expect(wrong.status).toBe(400);
+  const made = await client('admin').post('/v1/volumes', { ...body, labels: { team: 'red' } });
+  expect(made).toMatchObject({ status: 201, body: { labels: { ...own, team: 'red' } } });
+  const listed = await client('viewer').get('/v1/volumes?label=stowage.dev%2Fclaim-uid%3Du-1');
+  expect(listed.body.items.map(({ name }: { name: string }) => name)).toEqual(['noted']);
 });
 
 describe('without a token', () => {

@@ -2,6 +2,7 @@
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
 import type { Inspection, Operation, Orphan, SeenUse, StoreCheck, Token, Usage, Volume } from '#core/model.ts';
+import type { WatchedMount } from '#core/mount-health.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import type { Records } from '#core/ports.ts';
@@ -43,6 +44,13 @@ export function mountJson(mount: LiveMount, volume: Volume | undefined): wire.Mo
     mounted: mount.mounted,
   };
 }
+
+export const troubleJson = (mount: WatchedMount, volume: Volume | undefined): wire.TroubleJson => ({
+  ...mountJson(mount, volume),
+  condition: mount.health.state,
+  detail: mount.health.detail ?? null,
+  repairedAt: orNull(mount.health.repairedAt, time),
+});
 
 export function volumeDetailJson(
   found: Inspection,
@@ -86,6 +94,7 @@ export function storeJson(view: StoreView, { totals, isSilent }: StoreNow): wire
   return {
     name: config.name,
     kind: config.uri.slice(0, config.uri.indexOf(':')),
+    reach: view.shared ? 'anywhere' : 'node',
     uri: config.uri,
     default: view.default,
     origin: config.origin,

@@ -1,19 +1,36 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
+import { errorCodes } from '#core/errors.ts';
 import type { Operation } from '#core/model.ts';
 import type { StoreView } from '#core/stores.ts';
+import type { DataPathJson } from './schemas.ts';
 
 export interface Metrics {
   readonly contentType: string;
   /** With the figures of the stores that are visible; those of the whole process are for everybody. */
   text(visible: (store: string) => boolean, scope: Scope): Promise<string>;
   request(method: string, route: string, status: number, seconds: number): void;
+  csiCall(call: CsiCall): void;
+}
+
+/** The code as gRPC counts them. */
+interface CsiCall {
+  readonly driver: string;
+  readonly method: string;
+  readonly code: number;
+  readonly seconds: number;
+}
+
+export interface MetricsOptions {
+  readonly engine: Engine;
+  readonly version: string;
+  readonly dataPaths: (signal: AbortSignal) => Promise<readonly DataPathJson[]>;
 }
 
 const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 
-export function createMetrics(engine: Engine, version: string): Metrics {
+export function createMetrics({ engine, version, dataPaths }: MetricsOptions): Metrics {
   const registry = new Registry();
   const registers = [registry];
   collectDefaultMetrics({ register: registry });
@@ -50,11 +67,16 @@ export function createMetrics(engine: Engine, version: string): Metrics {
   });
   return {
     contentType: registry.contentType,
-    text: async (visible, scope) => Registry.merge([registry, await storeGauges(engine, visible, scope)]).metrics(),
+    text: async (visible, scope) => {
+      const others = [storeGauges(engine, visible, scope), mountGauges(engine, visible, scope)];
+      const seen = await Promise.all([...others, dataPathGauges(dataPaths, scope)]);
+      return Registry.merge([registry, ...seen]).metrics();
+    },
     request: (method, route, status, took) => {
       requests.inc({ method, route, status });
       seconds.observe({ method, route }, took);
     },
+    csiCall: countCsiCalls(registry),
   };
 }
 
@@ -78,6 +100,81 @@ async function storeGauges(engine: Engine, visible: (store: string) => boolean, 
     for (const view of views) gauge.set({ store: view.config.name }, value(view));
   }
   return registry;
+}
+
+async function mountGauges(engine: Engine, visible: (store: string) => boolean, scope: Scope): Promise<Registry> {
+  const registry = new Registry();
+  const mounts = new Gauge({
+    name: 'stowage_mounts',
+    help: 'Mounts of this machine. condition: ok, or what is wrong with them',
+    labelNames: ['store', 'condition'],
+    registers: [registry],
+  });
+  for (const { config } of engine.stores.list())
+    if (visible(config.name)) mounts.set({ store: config.name, condition: 'ok' }, 0);
+  for (const { volumeId, health } of await engine.mountHealth(scope)) {
+    const store = engine.records.volumes.byId(volumeId)?.store;
+    if (store !== undefined && visible(store)) mounts.inc({ store, condition: health.state });
+  }
+  return registry;
+}
+
+async function dataPathGauges(dataPaths: MetricsOptions['dataPaths'], { signal }: Scope): Promise<Registry> {
+  const registry = new Registry();
+  const labelNames = ['name'] as const;
+  const registers = [registry];
+  const state = new Gauge({
+    name: 'stowage_data_path_state',
+    help: 'Always 1. By `name` (host, or its network) and `state`: what a process does that serves mounts of network stores',
+    labelNames: [...labelNames, 'state'],
+    registers,
+  });
+  const takeovers = new Gauge({
+    name: 'stowage_data_path_takeovers',
+    help: 'By `name`: how often one process took over from another',
+    labelNames,
+    registers,
+  });
+  const mounts = new Gauge({
+    name: 'stowage_data_path_mounts',
+    help: 'By `name`: mounts that it serves',
+    labelNames,
+    registers,
+  });
+  for (const one of await dataPaths(signal)) {
+    state.set({ name: one.name, state: one.state }, 1);
+    takeovers.set({ name: one.name }, one.takeovers);
+    mounts.set({ name: one.name }, one.mounts);
+  }
+  return registry;
+}
+
+/** By the words that people know codes by. */
+const codes: ReadonlyMap<number, string> = new Map([
+  [0, 'ok'],
+  [12, 'unimplemented'],
+  ...Object.entries(errorCodes).map(([name, { grpc }]) => [grpc, name] as const),
+]);
+
+function countCsiCalls(registry: Registry): Metrics['csiCall'] {
+  const registers = [registry];
+  const calls = new Counter({
+    name: 'stowage_csi_calls_total',
+    help: 'Calls of CSI that were answered',
+    labelNames: ['driver', 'method', 'code'],
+    registers,
+  });
+  const lasting = new Histogram({
+    name: 'stowage_csi_call_seconds',
+    help: 'Time to answer a call of CSI',
+    labelNames: ['driver', 'method'],
+    buckets,
+    registers,
+  });
+  return ({ driver, method, code, seconds }) => {
+    calls.inc({ driver, method, code: codes.get(code) ?? String(code) });
+    lasting.observe({ driver, method }, seconds);
+  };
 }
 
 function countOperations(engine: Engine, registry: Registry): void {

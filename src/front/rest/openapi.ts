@@ -1,5 +1,7 @@
 import type { TObject } from 'typebox';
+import { ruleText } from './access.ts';
 import type { Route } from './route.ts';
+import * as bodies from './schema-bodies.ts';
 import * as schemas from './schemas.ts';
 
 const problemAnswer = {
@@ -59,7 +61,7 @@ function operationOf(route: Route): object {
     operationId: route.id,
     tags: [route.tag],
     summary: route.summary,
-    description: `Role: ${route.role}.`,
+    description: `Role: ${route.role}. ${'instead' in route.access ? 'Not in a cluster.' : `In a cluster: ${ruleText(route.access)}.`}`,
     parameters: [...parametersOf(route.params, 'path'), ...parametersOf(route.query, 'query'), ...headersOf(route)],
     ...(route.body && {
       requestBody: { required: !route.bodyOptional, content: { 'application/json': { schema: route.body } } },
@@ -161,7 +163,7 @@ const isSchema = (value: unknown): value is object => typeof value === 'object' 
 
 /** Every schema that has a name of its own, so that the document can be read. */
 const names = new Map<object, string>(
-  Object.entries(schemas).flatMap(([name, schema]: [string, unknown]) =>
+  [...Object.entries(schemas), ...Object.entries(bodies)].flatMap(([name, schema]: [string, unknown]) =>
     isSchema(schema) ? [[schema, `${name.charAt(0).toUpperCase()}${name.slice(1)}`] as const] : [],
   ),
 );

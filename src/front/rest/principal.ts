@@ -3,10 +3,12 @@ import { StowageError } from '#core/errors.ts';
 import type { Role } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 
-/** Who is asking: the owner of the socket, or a token. */
+/** Who is asking: the owner of the socket, a token, or a user of the cluster. */
 export interface Principal {
   readonly id: string;
   readonly role: Role;
+  /** They may know how stores are reached, whatever their role: it is in objects that they may read. */
+  readonly informed?: boolean;
   /** Empty: every store. */
   readonly stores: readonly string[];
 }
@@ -46,7 +48,8 @@ export function requireRole(principal: Principal, role: Role): void {
 export const isEverywhere = (principal: Principal): boolean => principal.stores.length === 0;
 
 /** Who may know how stores are reached, and what else is there. */
-export const isAdministrator = (principal: Principal): boolean => principal.role === 'admin' && isEverywhere(principal);
+export const isAdministrator = (principal: Principal): boolean =>
+  (principal.role === 'admin' || principal.informed === true) && isEverywhere(principal);
 
 /** What concerns no store in particular is for those who see all. */
 export const maySee = (principal: Principal, store: string | undefined): boolean =>

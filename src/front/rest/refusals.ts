@@ -18,15 +18,8 @@ function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {
 export function answerErrors(
   app: FastifyInstance,
   log: Log,
-  principalOf: (request: FastifyRequest) => Principal,
+  whoever: (request: FastifyRequest) => Principal | undefined,
 ): void {
-  const whoever = (request: FastifyRequest): Principal | undefined => {
-    try {
-      return principalOf(request);
-    } catch {
-      return undefined;
-    }
-  };
   app.setErrorHandler((thrown, request, reply) => {
     const problem = problemFrom(thrown, request.id, whoever(request));
     const about = { request: request.id, url: request.url };

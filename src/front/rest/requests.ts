@@ -5,8 +5,10 @@ import { patiently } from '#base/patience.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
+import type { Admission } from './admission.ts';
 import type { Mutations } from './mutations.ts';
-import { type Principal, requireRole } from './principal.ts';
+import type { Nodes } from './nodes.ts';
+import { hereOrOnNode } from './passing-on.ts';
 import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';
 
@@ -15,7 +17,8 @@ export interface RequestParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly mutations: Mutations;
-  readonly principalOf: (request: FastifyRequest) => Principal;
+  readonly admission: Admission;
+  readonly nodes?: Nodes | undefined;
   /** Ends what only reads: the server stops. */
   readonly stopping: AbortSignal;
   /** Ends what changes something. Later than `stopping`: work that has begun gets its time to end. */
@@ -37,8 +40,7 @@ export function createHandler(
   const checkBody = route.body && bodyCheck(route.body, route.bodyOptional ?? false);
 
   return async (request, reply) => {
-    const principal = parts.principalOf(request);
-    requireRole(principal, route.role);
+    const principal = await parts.admission.admit(request, route, parts.stopping);
     const input = {
       engine,
       principal,
@@ -46,9 +48,15 @@ export function createHandler(
       query: checkQuery(request.query),
       body: checkBody?.(request.body),
       expected: route.conditional ? expectedRevision(request) : undefined,
+      nodes: parts.nodes,
     };
     const log = parts.log.with({ request: request.id });
-    const handle = (call: Call) => route.handle({ ...input, call } as unknown as Request<never, never, never>);
+    const handle = (call: Call): Promise<Answer> => {
+      const permit: Request<never, never, never>['permit'] = async (right) => {
+        await parts.admission.admit(request, right, call.signal);
+      };
+      return hereOrOnNode(route, { ...input, permit, call } as unknown as Request<never, never, never>);
+    };
     if (route.method === 'GET') {
       using limit = clock.deadline(readDeadlineMs, parts.stopping);
       const read = Promise.resolve(handle({ signal: limit.signal, log, requestId: request.id }));

@@ -1,7 +1,8 @@
 import type { Static, TObject, TSchema } from 'typebox';
 import type { Engine } from '#core/engine.ts';
-import type { Role } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
+import type { Right } from './access.ts';
+import type { Nodes } from './nodes.ts';
 import type { Principal } from './principal.ts';
 
 /** What a handler gets: everything validated, nothing of HTTP. */
@@ -14,6 +15,10 @@ export interface Request<P, Q, B> {
   readonly body: B;
   /** From If-Match. */
   readonly expected: number | undefined;
+  /** Throws 'denied' unless they may do that, too. */
+  readonly permit: (right: Right) => Promise<void>;
+  /** Where a cluster's volumes are mounted, and those are that no other place can work on. Undefined: there is only this machine. */
+  readonly nodes: Nodes | undefined;
 }
 
 export interface Answer {
@@ -22,13 +27,12 @@ export interface Answer {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
-export interface Route {
+export interface Route extends Right {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly id: string;
   readonly tag: string;
   readonly summary: string;
-  readonly role: Role;
   readonly params?: TObject;
   readonly query?: TObject;
   readonly body?: TObject;
@@ -42,6 +46,8 @@ export interface Route {
   readonly conditional?: boolean;
   /** Where the usual time is not enough. */
   readonly deadlineMs?: number;
+  /** About a volume that may be a node's: what is unknown here is passed on to the node that has it. */
+  readonly onNodes?: boolean;
   readonly success: { readonly status: number; readonly description: string; readonly schema?: TSchema };
   handle(request: Request<never, never, never>): Promise<Answer> | Answer;
 }

@@ -25,3 +25,9 @@ export const labels = Type.Record(labelKey, labelValue, {
   maxProperties: 64,
   additionalProperties: false,
 });
+/** Those that only Stowage itself sets: core/labels.ts. */
+export const ownLabels = Type.Record(Type.String({ pattern: '^stowage\\.dev/[a-z-]{1,64}$' }), labelValue, {
+  maxProperties: 16,
+  additionalProperties: false,
+  description: 'What Stowage itself notes, such as the claim that it is for; administrators only',
+});

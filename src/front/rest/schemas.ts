@@ -4,18 +4,7 @@
  */
 
 import { type Static, type TSchema, Type } from 'typebox';
-import {
-  bytes,
-  labelKey,
-  labels,
-  labelValue,
-  nullable,
-  object,
-  oneOf,
-  storeName,
-  time,
-  volumeName,
-} from './schema-parts.ts';
+import { bytes, labels, nullable, object, oneOf, time } from './schema-parts.ts';
 
 export const access = oneOf('filesystem', 'block');
 export const role = oneOf('viewer', 'user', 'admin');
@@ -23,7 +12,12 @@ export const role = oneOf('viewer', 'user', 'admin');
 const userKind = oneOf('path', 'container', 'pod', 'kubelet');
 export const user = object({ kind: userKind, name: Type.String(), node: Type.String() });
 
+/** A node that could not be asked, and why. */
+const unreached = object({ node: Type.String(), reason: Type.String(), message: Type.String() });
+const onNode = Type.Optional(Type.String({ description: 'In a cluster: the node whose it is' }));
+
 export const mount = object({
+  node: onNode,
   volume: Type.String({ description: 'Volume id' }),
   name: nullable(Type.String({ description: 'store/name' })),
   target: Type.String(),
@@ -33,10 +27,21 @@ export const mount = object({
   mounted: Type.Boolean({ description: "What the kernel's mount table says" }),
 });
 
+export const trouble = object({
+  ...mount.properties,
+  condition: oneOf('ok', 'unmounted', 'dead', 'client-failing', 'store-silent'),
+  detail: nullable(Type.String({ description: 'What is wrong' })),
+  repairedAt: nullable({
+    ...time,
+    description: 'It was mounted anew then: who had it before sees errors until it is started again',
+  }),
+});
+
 export const volume = object({
   id: Type.String({ description: 'sv1-<uuid>; never used again' }),
   store: Type.String(),
   name: Type.String(),
+  node: onNode,
   bytes: nullable(bytes),
   enforced: Type.Boolean({ description: 'Whether the volume is held to its size' }),
   access,
@@ -63,6 +68,7 @@ export const volumeDetail = object({
   ),
   users: Type.Array(user),
   mounts: Type.Array(mount),
+  unreached: Type.Optional(Type.Array(unreached, { description: 'In a cluster: nodes that could not be asked' })),
   uses: nullable(
     Type.Array(use, {
       description: 'Hosts that use it, by their records on the store; null: the store has no such records',
@@ -77,29 +83,6 @@ export const usage = object({
   measuredAt: time,
 });
 
-export const newVolume = object({
-  name: volumeName,
-  store: Type.Optional(storeName),
-  bytes: Type.Optional(bytes),
-  enforce: Type.Optional(Type.Boolean({ description: 'Hold it to its size (default: as the store does)' })),
-  access: Type.Optional(access),
-  labels: Type.Optional(labels),
-});
-
-export const expansion = object({ bytes });
-export const renaming = object({ name: volumeName });
-export const volumeChange = object({
-  labels: Type.Optional(
-    Type.Record(labelKey, nullable(labelValue), {
-      title: 'Labels',
-      maxProperties: 64,
-      additionalProperties: false,
-      description: 'Merged into the labels; null removes one',
-    }),
-  ),
-  enforce: Type.Optional(Type.Boolean({ description: 'true: hold it to its size from now on, for good' })),
-});
-
 export const deletion = object({
   outcome: oneOf('deleted', 'archived', 'retained'),
   expiresAt: nullable(time),
@@ -110,28 +93,16 @@ export const trashEntry = object({
   deletedAt: time,
   expiresAt: time,
 });
-export const restoring = object({ name: Type.Optional(volumeName) });
 
-export const mounting = object({
-  target: Type.String({ minLength: 1, maxLength: 4096, description: "Absolute path on the server's machine" }),
-  readOnly: Type.Optional(Type.Boolean()),
-});
-export const unmounting = object({
-  target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's machine" }),
-  force: Type.Optional(
-    Type.Boolean({
-      description: 'Also when in use or when its server is silent: who uses it gets errors from then on',
-    }),
-  ),
-});
-
+const storeState = oneOf('open', 'not-answering', 'unavailable');
 export const store = object({
   name: Type.String(),
   kind: Type.String(),
+  reach: oneOf('anywhere', 'node'),
   uri: Type.String(),
   default: Type.Boolean(),
   origin: oneOf('file', 'api', 'builtin', 'cluster'),
-  state: oneOf('open', 'not-answering', 'unavailable'),
+  state: storeState,
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
   pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),
   network: nullable(
@@ -147,16 +118,14 @@ export const store = object({
   defaultSize: nullable(bytes),
   volumes: Type.Integer(),
   bytes: Type.String({ description: 'The sum of the sizes asked for' }),
-});
-
-export const newStore = object({
-  name: storeName,
-  uri: Type.String({
-    minLength: 1,
-    maxLength: 4096,
-    description: 'e.g. local:///srv/data?layout=image&onDelete=archive',
-  }),
-  default: Type.Optional(Type.Boolean()),
+  nodes: Type.Optional(
+    Type.Array(
+      object({
+        ...{ node: Type.String(), state: storeState, volumes: Type.Integer(), bytes: Type.String() },
+      }),
+      { description: 'In a cluster, of a store that each node has for itself' },
+    ),
+  ),
 });
 
 export const storeCheck = object({
@@ -169,23 +138,6 @@ export const storeCheck = object({
   freeBytes: nullable(bytes),
 });
 
-export const checking = object({
-  from: Type.Optional(
-    Type.String({
-      pattern: '^(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$',
-      description:
-        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone',
-    }),
-  ),
-});
-
-export const adopting = object({
-  dryRun: Type.Optional(Type.Boolean()),
-  directories: Type.Optional(Type.Boolean({ description: 'Also take in data that have no record (default true)' })),
-  names: Type.Optional(
-    Type.Array(volumeName, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' }),
-  ),
-});
 export const adoption = object({
   adopted: Type.Array(object({ name: Type.String(), id: nullable(Type.String()), how: oneOf('record', 'data') })),
   skipped: Type.Array(object({ name: Type.String(), reason: Type.String() })),
@@ -222,21 +174,6 @@ export const token = object({
   createdAt: time,
   expiresAt: nullable(time),
 });
-export const newToken = object({
-  name: Type.String({
-    minLength: 1,
-    maxLength: 128,
-    pattern: '^[^\\u0000-\\u001f\\u007f]*$',
-    description: '1 to 128 characters, none of them a control character',
-  }),
-  role,
-  stores: Type.Optional(
-    Type.Array(storeName, { minItems: 1, maxItems: 64, description: 'One or more; leave it out for every store' }),
-  ),
-  expiresIn: Type.Optional(
-    Type.String({ pattern: '^[1-9][0-9]{0,4}(s|m|h|d|w)$', description: 'A number and s, m, h, d or w; e.g. 30d' }),
-  ),
-});
 export const createdToken = object({
   ...token.properties,
   secret: Type.String({ description: 'Shown once, kept only as a hash' }),
@@ -263,9 +200,15 @@ export const status = object({
   mounts: Type.Integer(),
   operations: Type.Integer({ description: 'Running now' }),
   rssBytes: Type.Integer(),
+  agents: Type.Optional(
+    Type.Array(object({ node: Type.String(), connected: Type.Boolean() }), {
+      description: 'In a cluster: of its nodes',
+    }),
+  ),
 });
 
 export const dataPath = object({
+  node: onNode,
   name: Type.String({ description: 'host, or the network that its connections start in' }),
   state: oneOf('settling', 'idle', 'serving', 'taking over', 'failing', 'moving', 'not answering'),
   mounts: Type.Integer(),
@@ -279,6 +222,7 @@ export const dataPath = object({
 export type DataPathJson = Static<typeof dataPath>;
 
 export const finding = object({
+  node: onNode,
   check: Type.String(),
   ok: oneOf('yes', 'no', 'warn'),
   detail: Type.String(),
@@ -310,14 +254,26 @@ export const listOf = <T extends TSchema>(item: T) =>
     next: nullable(Type.String({ description: 'Pass as `after` for the next page' })),
   });
 
+/** In a cluster, a list of what all nodes have. */
+export const listOverNodes = <T extends TSchema>(item: T) =>
+  object({
+    ...listOf(item).properties,
+    unreached: Type.Optional(
+      Type.Array(unreached, {
+        description: 'In a cluster: nodes that could not be asked; what is theirs is not in the list',
+      }),
+    ),
+  });
+
 /** A list over several stores, which does not fail with one of them. */
 export const listOverStores = <T extends TSchema>(item: T, unanswered: string) =>
-  object({ ...listOf(item).properties, unanswered: Type.Array(Type.String(), { description: unanswered }) });
+  object({ ...listOverNodes(item).properties, unanswered: Type.Array(Type.String(), { description: unanswered }) });
 
 export type VolumeJson = Static<typeof volume>;
 export type VolumeDetailJson = Static<typeof volumeDetail>;
 export type UsageJson = Static<typeof usage>;
 export type MountJson = Static<typeof mount>;
+export type TroubleJson = Static<typeof trouble>;
 export type StoreJson = Static<typeof store>;
 export type StoreCheckJson = Static<typeof storeCheck>;
 export type AdoptionJson = Static<typeof adoption>;
@@ -330,4 +286,5 @@ export type CreatedTokenJson = Static<typeof createdToken>;
 export type StatusJson = Static<typeof status>;
 export type FindingJson = Static<typeof finding>;
 export type ProblemJson = Static<typeof problem>;
+export type UnreachedJson = Static<typeof unreached>;
 export type EventJson = Static<typeof event>;

@@ -1,22 +1,27 @@
-import { createServer, type IncomingMessage, type Server } from 'node:http';
-import fastify, { type FastifyInstance, type FastifyRequest } from 'fastify';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import fastify, { type FastifyInstance } from 'fastify';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import { stoppingNow } from '#core/stopping.ts';
+import type { Right } from './access.ts';
+import { type Admission, createAdmission, type Guard } from './admission.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import { createMetrics, type Metrics } from './metrics.ts';
 import { createMutations } from './mutations.ts';
+import type { Nodes } from './nodes.ts';
 import { openApi } from './openapi.ts';
-import { authenticate, maySee, type Principal, requireRole } from './principal.ts';
+import { maySee } from './principal.ts';
 import { httpFailure } from './problems.ts';
 import { answerErrors, refuseAddress, refuseExpectation, refuseOtherMethods, refuseUnparsable } from './refusals.ts';
 import { createHandler } from './requests.ts';
 import type { Route } from './route.ts';
+import { mountRoutes } from './routes/mounts.ts';
 import { type Surroundings, serverRoutes } from './routes/server.ts';
 import { storeRoutes } from './routes/stores.ts';
+import { volumeListRoutes } from './routes/volume-list.ts';
 import { volumeRoutes } from './routes/volumes.ts';
 
 export interface RestServer {
@@ -24,7 +29,11 @@ export interface RestServer {
   readonly local: Server;
   /** For TCP: a bearer token is required. */
   readonly remote: Server;
+  /** The same for a server that is another's. */
+  handle(request: IncomingMessage, response: ServerResponse): void;
   ready(): Promise<void>;
+  /** What `/metrics` says, for who serves it elsewhere too. */
+  readonly metrics: Metrics;
   /**
    * Takes no new requests, ends reads and event streams, and waits for the answers to what is being changed. Connections
    * that are still open after `graceMs` are cut.
@@ -43,13 +52,17 @@ export interface RestOptions {
   readonly status: Surroundings['status'];
   readonly doctor: Surroundings['doctor'];
   readonly dataPaths: Surroundings['dataPaths'];
+  /** Who is let in that does not come through the socket. Left out: Stowage's own tokens. */
+  readonly guard?: Guard;
+  /** In a cluster: those that have what is not here. */
+  readonly nodes?: Nodes;
 }
 
 /** What every part of the server shares. */
 interface Shared extends RestOptions {
   readonly app: FastifyInstance;
   readonly stopping: AbortController;
-  readonly principalOf: (request: FastifyRequest) => Principal;
+  readonly admission: Admission;
 }
 
 const bodyLimit = 64 * 1024;
@@ -59,12 +72,12 @@ const timeouts = { requestTimeout: 30_000, headersTimeout: 10_000, keepAliveTime
 export function createRestServer(options: RestOptions): RestServer {
   const trusted = new WeakSet<IncomingMessage>();
   const app = createApp();
-  const principalOf = (request: FastifyRequest): Principal =>
-    authenticate(options.engine, request.headers.authorization, trusted.has(request.raw));
-  const shared: Shared = { ...options, app, stopping: new AbortController(), principalOf };
-  const metrics = createMetrics(options.engine, options.version);
+  const { engine, guard } = options;
+  const admission = createAdmission({ engine, guard, isTrusted: (request) => trusted.has(request) });
+  const shared: Shared = { ...options, app, stopping: new AbortController(), admission };
+  const metrics = createMetrics({ ...options, dataPaths: options.dataPaths.list });
   addHooks(shared, metrics);
-  answerErrors(app, options.log, principalOf);
+  answerErrors(app, options.log, admission.known);
   const allowedAt = addApi(shared);
   for (const path of addPlain(shared, metrics)) allowedAt.set(path, new Set(['GET', 'HEAD']));
   addEvents(shared);
@@ -84,6 +97,8 @@ export function createRestServer(options: RestOptions): RestServer {
   return {
     local,
     remote,
+    metrics,
+    handle: (request, response) => void remote.emit('request', request, response),
     ready: async () => {
       await app.ready();
     },
@@ -138,7 +153,9 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   const { app, engine, clock, version } = shared;
   const mutations = createMutations(engine, clock);
   const routes: readonly Route[] = [
+    ...volumeListRoutes,
     ...volumeRoutes,
+    ...mountRoutes,
     ...storeRoutes,
     ...serverRoutes({ ...shared, resultOf: mutations.resultOf }),
   ];
@@ -157,7 +174,11 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   return allowedAt;
 }
 
-function addPlain({ app, log, stopping, isReady, principalOf }: Shared, metrics: Metrics): readonly string[] {
+/** As for every program that Prometheus asks. */
+const metricsRight: Right = { role: 'viewer', access: { path: '/metrics', verb: 'get' } };
+const eventsRight: Right = { role: 'viewer', access: { resource: 'events', verb: 'watch' } };
+
+function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: Metrics): readonly string[] {
   app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));
   app.get('/readyz', (_request, reply) => {
     if (isReady()) return reply.type('text/plain').send('ready\n');
@@ -168,26 +189,18 @@ function addPlain({ app, log, stopping, isReady, principalOf }: Shared, metrics:
     });
   });
   app.get('/metrics', async (request, reply) => {
-    const principal = principalOf(request);
-    requireRole(principal, 'viewer');
+    const principal = await admission.admit(request, metricsRight, stopping.signal);
     const scope = { signal: stopping.signal, log };
     return reply.type(metrics.contentType).send(await metrics.text((store) => maySee(principal, store), scope));
   });
   return ['/healthz', '/readyz', '/metrics'];
 }
 
-function addEvents({ app, engine, stopping, principalOf }: Shared): void {
+function addEvents({ app, engine, stopping, admission }: Shared): void {
   // No HEAD: it would be a stream without an end.
-  app.get('/v1/events', { exposeHeadRoute: false }, (request, reply) => {
-    const principal = principalOf(request);
-    requireRole(principal, 'viewer');
-    const stillAllowed = (): boolean => {
-      try {
-        return principalOf(request).id === principal.id;
-      } catch {
-        return false;
-      }
-    };
+  app.get('/v1/events', { exposeHeadRoute: false }, async (request, reply) => {
+    const principal = await admission.admit(request, eventsRight, stopping.signal);
+    const stillAllowed = (): boolean => admission.still(request, eventsRight, principal);
     reply.hijack();
     const options = { principal, requestId: request.id, signal: stopping.signal, stillAllowed };
     streamEvents(engine, request.raw, reply.raw, options);

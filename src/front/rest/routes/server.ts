@@ -1,13 +1,17 @@
 import { Type } from 'typebox';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
-import type { OperationId, Role } from '#core/model.ts';
+import type { OperationId } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { OperationView } from '#core/operations.ts';
-import { mountJson, operationJson, tokenJson } from '../json.ts';
-import { isEverywhere, maySee, type Principal, requireEverywhere, requireRole } from '../principal.ts';
+import type { Right } from '../access.ts';
+import { operationJson, tokenJson } from '../json.ts';
+import { listOfNodes } from '../nodes.ts';
+import { isEverywhere, maySee, type Principal, requireEverywhere } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
+import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
+import { mountRoutes, nodesQuery } from './mounts.ts';
 import { storeRoutes } from './stores.ts';
 import { volumeRoutes } from './volumes.ts';
 
@@ -24,6 +28,9 @@ export interface Surroundings {
   resultOf(operation: OperationId): unknown;
 }
 
+/** Nobody has tokens of Stowage's own there. */
+const byRules = 'Kubernetes says who may do what there: by service accounts, and rules for the group stowage.dev.';
+
 const idParams = Type.Object({ id: Type.String({ minLength: 1, maxLength: 64 }) }, { additionalProperties: false });
 const operationQuery = Type.Object(
   {
@@ -34,11 +41,12 @@ const operationQuery = Type.Object(
 );
 
 /** Who may not begin such work may not stop it either. */
-const roleFor = new Map<string, Role>(
-  [...volumeRoutes, ...storeRoutes].flatMap(({ operation, role }) =>
-    [operation ?? []].flat().map((kind) => [kind, role] as const),
+const rightTo = new Map<string, Right>(
+  [...volumeRoutes, ...mountRoutes, ...storeRoutes].flatMap(({ operation, role, access }) =>
+    [operation ?? []].flat().map((kind) => [kind, { role, access }] as const),
   ),
 );
+const rightToOther: Right = { role: 'admin', access: { resource: 'operations', verb: 'update' } };
 
 function operationOf(engine: Engine, principal: Principal, id: string): OperationView {
   const view = engine.operations.get(id as OperationId);
@@ -58,6 +66,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'What runs, where, and how much of it',
     role: 'viewer',
+    access: { resource: 'status', verb: 'get' },
     success: { status: 200, description: 'The status', schema: schemas.status },
     handle: async ({ principal }) => ok(await around.status(principal)),
   }),
@@ -68,9 +77,13 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'What this machine offers, and how to get what is missing',
     role: 'admin',
-    success: { status: 200, description: 'The findings', schema: schemas.listOf(schemas.finding) },
-    handle: async ({ principal, call }) => {
+    access: { resource: 'doctor', verb: 'get' },
+    query: nodesQuery,
+    success: { status: 200, description: 'The findings', schema: schemas.listOverNodes(schemas.finding) },
+    handle: async ({ principal, query, nodes, call }) => {
       requireEverywhere(principal);
+      if (nodes !== undefined)
+        return ok(await listOfNodes<schemas.FindingJson>(nodes, '/v1/doctor', query.after, { principal, call }));
       return ok({ items: await around.doctor(call.signal), next: null });
     },
   }),
@@ -81,9 +94,15 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'The processes that serve the mounts of network stores',
     role: 'admin',
-    success: { status: 200, description: 'One entry for each network', schema: schemas.listOf(schemas.dataPath) },
-    handle: async ({ principal, call }) => {
+    access: { resource: 'clients', verb: 'list' },
+    query: nodesQuery,
+    success: {
+      ...{ status: 200, description: 'One entry for each network', schema: schemas.listOverNodes(schemas.dataPath) },
+    },
+    handle: async ({ principal, query, nodes, call }) => {
       requireEverywhere(principal);
+      if (nodes !== undefined)
+        return ok(await listOfNodes<schemas.DataPathJson>(nodes, '/v1/client', query.after, { principal, call }));
       return ok({ items: await around.dataPaths.list(call.signal), next: null });
     },
   }),
@@ -94,28 +113,12 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'Replace those processes by ones of this version, under mounts that are in use',
     role: 'admin',
+    access: { instead: 'Roll out the DaemonSet of the keepers: it replaces them one after the other.' },
     deadlineMs: 120_000,
     success: { status: 200, description: 'They serve', schema: schemas.listOf(schemas.dataPath) },
     handle: async ({ principal, call }) => {
       requireEverywhere(principal);
       return ok({ items: await around.dataPaths.upgrade(call.signal), next: null });
-    },
-  }),
-  route({
-    method: 'GET',
-    path: '/v1/mounts',
-    id: 'listMounts',
-    tag: 'mounts',
-    summary: 'What is mounted where, for whom',
-    role: 'viewer',
-    success: { status: 200, description: 'The mounts of this node', schema: schemas.listOf(schemas.mount) },
-    handle: async ({ engine, principal, call }) => {
-      const mounts = (await engine.mounts.list(call)).map((mount) => ({
-        mount,
-        volume: engine.records.volumes.byId(mount.volumeId),
-      }));
-      const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
-      return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
     },
   }),
 ];
@@ -128,6 +131,7 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'operations',
     summary: 'What is being done, and what was done lately, newest first',
     role: 'viewer',
+    access: { resource: 'operations', verb: 'list' },
     query: operationQuery,
     success: { status: 200, description: 'A page of operations', schema: schemas.listOf(schemas.operation) },
     handle: ({ engine, principal, query }) => {
@@ -149,6 +153,7 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'operations',
     summary: 'Show an operation, its progress and its result',
     role: 'viewer',
+    access: { resource: 'operations', verb: 'get' },
     params: idParams,
     success: { status: 200, description: 'The operation', schema: schemas.operation },
     handle: ({ engine, principal, params }) =>
@@ -163,11 +168,12 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'operations',
     summary: 'Stop an operation, as who may begin such; what it had done is undone or can be repeated',
     role: 'user',
+    access: { resource: 'operations', verb: 'update' },
     params: idParams,
     success: { status: 200, description: 'The operation, which ends soon', schema: schemas.operation },
-    handle: ({ engine, principal, params }) => {
+    handle: async ({ engine, principal, params, permit }) => {
       const view = operationOf(engine, principal, params.id);
-      requireRole(principal, roleFor.get(view.operation.kind) ?? 'admin');
+      await permit(rightTo.get(view.operation.kind) ?? rightToOther);
       engine.operations.cancel(view.operation.id);
       return ok(operationJson(view, around.resultOf(view.operation.id), principal));
     },
@@ -182,6 +188,7 @@ const tokenRoutes: readonly Route[] = [
     tag: 'tokens',
     summary: 'List tokens, without their secrets',
     role: 'admin',
+    access: { instead: byRules },
     success: { status: 200, description: 'The tokens', schema: schemas.listOf(schemas.token) },
     handle: ({ engine, principal }) => {
       requireEverywhere(principal);
@@ -196,7 +203,8 @@ const tokenRoutes: readonly Route[] = [
     summary:
       'Create a token; its secret is in this answer and nowhere else, so a repeated Idempotency-Key gives a new one',
     role: 'admin',
-    body: schemas.newToken,
+    access: { instead: byRules },
+    body: bodies.newToken,
     secret: true,
     success: { status: 201, description: 'The token', schema: schemas.createdToken },
     handle: ({ engine, principal, body, call }) => {
@@ -214,6 +222,7 @@ const tokenRoutes: readonly Route[] = [
     tag: 'tokens',
     summary: 'Revoke a token at once',
     role: 'admin',
+    access: { instead: byRules },
     params: idParams,
     success: { status: 204, description: 'It is revoked' },
     handle: ({ engine, principal, params }) => {

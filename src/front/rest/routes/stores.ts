@@ -4,12 +4,15 @@ import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
+import { storesOfNodes } from '../node-lists.ts';
 import { isAdministrator, maySee, requireEverywhere, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
+import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
 import { adoptionFor, checkFor, orphanFor, viewFor } from '../told.ts';
 
 const tag = 'stores';
+const byObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
 const params = Type.Object({ store: Type.String({ minLength: 1, maxLength: 128 }) }, { additionalProperties: false });
 const trashParams = Type.Object(
   { volume: Type.String({ minLength: 1, maxLength: 64, description: 'Volume id' }) },
@@ -40,11 +43,18 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'List stores',
     role: 'viewer',
-    success: { status: 200, description: 'All stores', schema: schemas.listOf(schemas.store) },
-    handle: async ({ engine, principal, call }) => {
+    access: { resource: 'stores', verb: 'list' },
+    success: { status: 200, description: 'All stores', schema: schemas.listOverNodes(schemas.store) },
+    handle: async ({ engine, principal, nodes, call }) => {
       const visible = engine.stores.list().filter((view) => maySee(principal, view.config.name));
       const seen = visible.map((view) => viewFor(principal, view));
-      return ok({ items: await json(engine, seen, call), next: null });
+      const [own, theirs] = await Promise.all([
+        json(engine, seen, call),
+        nodes && storesOfNodes(nodes, { principal, call }),
+      ]);
+      if (theirs === undefined) return ok({ items: own, next: null });
+      const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
+      return ok({ items, next: null, unreached: [...theirs.unreached] });
     },
   }),
   route({
@@ -54,7 +64,8 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Add a store',
     role: 'admin',
-    body: schemas.newStore,
+    access: { instead: byObjects },
+    body: bodies.newStore,
     success: { status: 201, description: 'The store', schema: schemas.store },
     handle: async ({ engine, principal, body, call }) => {
       requireEverywhere(principal);
@@ -71,11 +82,15 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Show a store',
     role: 'viewer',
+    access: { resource: 'stores', verb: 'get' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: async ({ engine, principal, params: p, call }) => {
+    handle: async ({ engine, principal, params: p, nodes, call }) => {
       requireStore(principal, p.store);
-      return ok(await one(engine, viewFor(principal, engine.stores.view(p.store)), call));
+      const isHere = engine.stores.list().some(({ config }) => config.name === p.store);
+      const theirs = nodes === undefined || isHere ? undefined : await storesOfNodes(nodes, { principal, call });
+      const found = theirs?.stores.find(({ name }) => name === p.store);
+      return ok(found ?? (await one(engine, viewFor(principal, engine.stores.view(p.store)), call)));
     },
   }),
   route({
@@ -85,6 +100,7 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Forget a store that was added here; its volumes stay on it',
     role: 'admin',
+    access: { instead: byObjects },
     params,
     success: { status: 204, description: 'It is forgotten' },
     handle: async ({ engine, principal, params: p, call }) => {
@@ -100,6 +116,7 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Make it the store for volumes that name none',
     role: 'admin',
+    access: { instead: 'Name the store in a StorageClass, and make that the default one.' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
     handle: async ({ engine, principal, params: p, call }) => {
@@ -114,8 +131,9 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Is it reachable and writable, and how much room is there?',
     role: 'user',
+    access: { resource: 'stores/check', verb: 'create' },
     params,
-    body: schemas.checking,
+    body: bodies.checking,
     bodyOptional: true,
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
     handle: async ({ engine, principal, params: p, body, call }) => {
@@ -137,8 +155,9 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Rebuild the catalogue from the store, and take in existing directories as volumes',
     role: 'admin',
+    access: { resource: 'stores/adopt', verb: 'create' },
     params,
-    body: schemas.adopting,
+    body: bodies.adopting,
     bodyOptional: true,
     success: { status: 200, description: 'What was taken in, and what was not', schema: schemas.adoption },
     handle: async ({ engine, principal, params: p, body, call }) => {
@@ -154,6 +173,7 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'What lies on the store and belongs to no volume, or lacks a part',
     role: 'viewer',
+    access: { resource: 'stores', verb: 'get' },
     params,
     success: { status: 200, description: 'The orphans', schema: schemas.listOf(schemas.orphan) },
     handle: async ({ engine, principal, params: p, call }) => {
@@ -169,6 +189,7 @@ export const storeRoutes: readonly Route[] = [
     tag: 'trash',
     summary: 'List deleted volumes that can be restored',
     role: 'viewer',
+    access: { resource: 'trash', verb: 'list' },
     query: trashQuery,
     success: {
       status: 200,
@@ -195,8 +216,9 @@ export const storeRoutes: readonly Route[] = [
     tag: 'trash',
     summary: 'Bring a deleted volume back',
     role: 'user',
+    access: { resource: 'trash', verb: 'update' },
     params: trashParams,
-    body: schemas.restoring,
+    body: bodies.restoring,
     bodyOptional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, params: p, body, call }) => {
@@ -212,6 +234,7 @@ export const storeRoutes: readonly Route[] = [
     tag: 'trash',
     summary: 'Destroy a deleted volume for good',
     role: 'admin',
+    access: { resource: 'trash', verb: 'delete' },
     params: trashParams,
     success: { status: 204, description: 'It is gone' },
     handle: async ({ engine, principal, params: p, call }) => {

@@ -1,0 +1,65 @@
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { Agents } from '#controllers/agents.ts';
+import type { Engine } from '#core/engine.ts';
+import { createClusterAccess, rememberMs } from '#front/cluster/access.ts';
+import { audiences } from '#front/cluster/names.ts';
+import { createReviews } from '#front/cluster/reviews.ts';
+import type { Nodes } from '#front/rest/nodes.ts';
+import type { Principal } from '#front/rest/principal.ts';
+import type { StatusJson } from '#front/rest/schemas.ts';
+import { createRestServer } from '#front/rest/server.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { statusOf } from './status.ts';
+import { version } from './version.ts';
+
+export interface ClusterApiParts {
+  readonly engine: Engine;
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly signal: AbortSignal;
+  readonly agents: Agents;
+  /** The nodes of the cluster, with and without an agent. */
+  readonly nodes: () => readonly string[];
+}
+
+export interface ClusterApi extends AsyncDisposable {
+  handle(request: IncomingMessage, response: ServerResponse): void;
+}
+
+/** For a node that is only asked how things are: one that is silent is not to hold up a list. */
+const askMs = 5_000;
+
+/** The API of a cluster: for whom Kubernetes lets in, over what the controller and all nodes have. */
+export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
+  const { engine, client, clock, log, signal, agents } = parts;
+  const startedAt = clock.now();
+  const reviews = createReviews({ client, clock, audience: audiences.users, rememberMs });
+  const names = (): readonly string[] => [...new Set([...parts.nodes(), ...agents.nodes()])].sort();
+  const nodes: Nodes = {
+    names,
+    ask: (node, request, scope) =>
+      agents.call(node, request.method === 'GET' ? { ...request, deadlineMs: askMs } : request, scope),
+  };
+  const status = async (principal: Principal): Promise<StatusJson> => {
+    const about = { engine, startedAt, ready: true, addresses: [], sockets: [], state: '', config: undefined };
+    const found = await statusOf({ ...about, plugins: { sockets: [] } }, principal);
+    const connected = new Set(agents.nodes());
+    // Of the controller's own pod there is nothing to be known.
+    return {
+      ...{ ...found, pid: null, state: null, config: null },
+      agents: names().map((node) => ({ node, connected: connected.has(node) })),
+    };
+  };
+  const rest = createRestServer({
+    ...{ engine, clock, log, version, signal, nodes, status, isReady: () => true },
+    guard: createClusterAccess({ client, clock, reviews }),
+    // Both are the nodes'.
+    doctor: async () => [],
+    dataPaths: { list: async () => [], upgrade: async () => [] },
+  });
+  await rest.ready();
+  return { handle: rest.handle, [Symbol.asyncDispose]: () => rest.close(0) };
+}

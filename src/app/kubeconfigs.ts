@@ -1,0 +1,99 @@
+import { readFile } from 'node:fs/promises';
+import { delimiter, dirname, isAbsolute, join, resolve } from 'node:path';
+import { parseDocument } from 'yaml';
+import { StowageError } from '#core/errors.ts';
+
+type Entry = Readonly<Record<string, unknown>>;
+const entryOf = (value: unknown): Entry => (typeof value === 'object' && value !== null ? (value as Entry) : {});
+const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
+
+export interface KubeconfigWish {
+  /** The only one to read. */
+  readonly file: string | undefined;
+  readonly env: Readonly<Record<string, string | undefined>>;
+  readonly home: string;
+}
+
+/** As kubectl looks for them; those of a list need not all be there. */
+function pathsFor({ file, env, home }: KubeconfigWish): { readonly paths: readonly string[]; readonly must: boolean } {
+  if (file !== undefined) return { paths: [resolve(file)], must: true };
+  const listed = (env['KUBECONFIG'] ?? '').split(delimiter).filter((path) => path !== '');
+  const paths = listed.length > 0 ? listed : [join(home, '.kube', 'config')];
+  return { paths: [...new Set(paths.map((path) => resolve(path)))], must: false };
+}
+
+/** What the files say together, with every path in it whole; undefined: there is no such file. */
+export async function readKubeconfigs(wish: KubeconfigWish): Promise<object | undefined> {
+  const { paths, must } = pathsFor(wish);
+  const found: Entry[] = [];
+  for (const path of paths) {
+    const text = await readText(path, must);
+    if (text !== undefined) found.push(rooted(parsed(text, path), dirname(path)));
+  }
+  return found.length === 0 ? undefined : merged(found);
+}
+
+async function readText(path: string, must: boolean): Promise<string | undefined> {
+  try {
+    return await readFile(path, 'utf8');
+  } catch (cause) {
+    const code = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    if (code === 'ENOENT' && !must) return undefined;
+    throw unreadable(path, code, cause);
+  }
+}
+
+function parsed(text: string, path: string): Entry {
+  const document = parseDocument(text);
+  // Not what the parser says: it repeats lines, and there are credentials in them.
+  if (document.errors.length > 0) throw unreadable(path, 'it is not YAML');
+  return entryOf(document.toJS());
+}
+
+const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
+  new StowageError(`the kubeconfig ${path} cannot be read (${why})`, {
+    code: 'invalid',
+    reason: 'kubeconfig-unreadable',
+    action: 'Give one that can: --kubeconfig FILE, or KUBECONFIG.',
+    cause,
+  });
+
+const pathFields = ['certificate-authority', 'client-certificate', 'client-key', 'tokenFile'];
+
+/** What a file names is meant from its own folder; after joining them that could not be told. */
+function rooted(config: Entry, folder: string): Entry {
+  const place = (path: unknown): unknown =>
+    typeof path === 'string' && path !== '' && !isAbsolute(path) ? join(folder, path) : path;
+  const inside = (value: unknown): Entry => {
+    const entry = { ...entryOf(value) };
+    for (const field of pathFields) if (entry[field] !== undefined) entry[field] = place(entry[field]);
+    const exec = entryOf(entry['exec']);
+    // A bare name is looked for on the PATH.
+    if (typeof exec['command'] === 'string' && exec['command'].includes('/'))
+      entry['exec'] = { ...exec, command: place(exec['command']) };
+    return entry;
+  };
+  const each = (list: unknown, field: string): readonly Entry[] =>
+    listOf(list).map((one) => ({ ...entryOf(one), [field]: inside(entryOf(one)[field]) }));
+  return {
+    ...config,
+    clusters: each(config['clusters'], 'cluster'),
+    users: each(config['users'], 'user'),
+    contexts: listOf(config['contexts']),
+  };
+}
+
+/** The first file that says something wins, of each cluster, user and context as a whole. */
+function merged(configs: readonly Entry[]): object {
+  const first = (list: string): readonly Entry[] => {
+    const known = new Map<unknown, Entry>();
+    for (const one of configs.flatMap((config) => listOf(config[list]).map(entryOf)))
+      if (!known.has(one['name'])) known.set(one['name'], one);
+    return [...known.values()];
+  };
+  const current = configs.map((config) => config['current-context']).find((name) => name !== undefined && name !== '');
+  return {
+    ...{ clusters: first('clusters'), users: first('users'), contexts: first('contexts') },
+    ...(current === undefined ? {} : { 'current-context': current }),
+  };
+}

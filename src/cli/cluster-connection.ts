@@ -1,0 +1,65 @@
+import type { ConnectionOptions } from 'node:tls';
+import { StowageError } from '#core/errors.ts';
+
+/** What can be said about the cluster on the command line. */
+export interface ClusterOptions {
+  readonly kubeconfig?: string;
+  readonly context?: string;
+  /** Where Stowage is. */
+  readonly namespace?: string;
+  /** Whose token is asked for. */
+  readonly account?: string;
+}
+
+/** To Stowage in a cluster, through the proxy of its API server. */
+export interface ClusterWay {
+  readonly kind: 'cluster';
+  readonly server: URL;
+  /** What stands before the paths of the API. */
+  readonly prefix: string;
+  /** For the API server; it does not pass it on. */
+  readonly authorization?: string;
+  readonly tls: Pick<ConnectionOptions, 'ca' | 'cert' | 'key' | 'servername' | 'rejectUnauthorized'>;
+  /** For Stowage. */
+  readonly token: string;
+  readonly namespace: string;
+  readonly account: string;
+}
+
+export const clusterPlace = ({ server, namespace }: ClusterWay): string => `Stowage in ${namespace} of ${server.host}`;
+
+/** What the API server itself answers, in place of Stowage: a Status object, or a line of its proxy. */
+export function clusterRefusal(status: number, body: unknown, way: ClusterWay): StowageError | undefined {
+  if (status < 400) return undefined;
+  const { kind, message } = (typeof body === 'object' && body !== null ? body : {}) as {
+    readonly kind?: unknown;
+    readonly message?: unknown;
+  };
+  const isStatus = kind === 'Status';
+  const said = typeof message === 'string' ? message : `status ${status}`;
+  const { namespace } = way;
+  const about = (text: string): string => `${text} (${said.slice(0, 300)})`;
+  // What comes from Stowage is a problem document, and was looked for before.
+  // Without a leader the proxy says that the service is not found: the account, which is asked first, would be missing too.
+  const isLeaderless = isStatus && status === 404;
+  if (status === 502 || status === 503 || status === 504 || isLeaderless)
+    return new StowageError(about(`no controller of Stowage can be reached in the namespace ${namespace}`), {
+      code: 'unavailable',
+      reason: 'controller-unreachable',
+      action: `See whether one runs and leads: kubectl get pods,leases,service/stowage --namespace ${namespace}; and what it says: kubectl logs deployment/stowage-controller --namespace ${namespace}`,
+    });
+  if (!isStatus) return undefined;
+  if (status === 403)
+    return new StowageError(about(`you may not reach Stowage through the API server`), {
+      code: 'denied',
+      reason: 'proxy-denied',
+      action: `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}. For changes its rule for services/proxy, https:stowage:443, needs the verbs create, patch and delete too.`,
+    });
+  if (status === 401)
+    return new StowageError('the API server does not accept the credentials of the kubeconfig', {
+      code: 'unauthenticated',
+      reason: 'kubernetes-refused',
+      action: 'Log in to the cluster anew, so that this works: kubectl version',
+    });
+  return undefined;
+}

@@ -1,0 +1,71 @@
+import type { Verb } from './command.ts';
+import { invalid } from './problem.ts';
+import type { Act } from './session.ts';
+import { childrenOf } from './tree.ts';
+
+/** In place of those that say where a server on a machine is. */
+export const clusterReaching = ['--kubeconfig', '--context', '--namespace', '--account'] as const;
+
+export const addClusterOptions = (program: Verb): Verb =>
+  program
+    .option('--kubeconfig <file>', 'how to reach the cluster (or KUBECONFIG; default: ~/.kube/config)')
+    .option('--context <name>', "which of the kubeconfig's contexts (default: the current one)")
+    .option('-n, --namespace <name>', 'where Stowage is (default: stowage-system)')
+    .option('--account <name>', 'the service account there whose rights are used (default: stowage-viewer)');
+
+const machine = 'it runs on a machine, and kubectl stowage only speaks to a cluster';
+const byObject = 'stores of a cluster are objects of it';
+const byPods = 'pods mount volumes, by their claims';
+const byRules = 'Kubernetes says who may do what in a cluster';
+
+/** What makes no sense in a cluster: why, and what does. */
+const refused: Readonly<Record<string, readonly [why: string, action: string]>> = {
+  up: [machine, 'Run it there: stowage up'],
+  node: [machine, 'The chart runs it on every node of the cluster.'],
+  controller: [machine, 'The chart runs it in the cluster.'],
+  keeper: [machine, 'The chart runs it on every node of the cluster.'],
+  nfs: [machine, 'Run it there: stowage nfs serve; in a cluster, see embeddedNFS in the values of the chart.'],
+  mount: [byPods, 'Name a PersistentVolumeClaim in a pod.'],
+  unmount: [byPods, 'Delete the pod that uses it.'],
+  token: [byRules, 'Give rules for the group stowage.dev to a service account, and name it: --account NAME'],
+  'store add': [byObject, 'Write a Store and apply it: see docs/kubernetes.md'],
+  'store remove': [byObject, 'Delete the object: kubectl delete store NAME. Its volumes stay where they are.'],
+  'store default': [byObject, 'Make a StorageClass of the store the default one of the cluster.'],
+  'client upgrade': ['the keepers of a cluster are a DaemonSet', 'kubectl rollout restart daemonset/stowage-keeper'],
+};
+
+/** They are still understood, for whoever tries them: with the reason why not, and what is done instead. */
+export function refuseMachineCommands(program: Verb, act: Act): void {
+  for (const [path, [why, action]] of Object.entries(refused)) {
+    const words = path.split(' ');
+    const name = words.at(-1) ?? '';
+    const parent = words
+      .slice(0, -1)
+      .reduce((at: Verb, word) => childrenOf(at).find((c) => c.name() === word) ?? at, program);
+    const all = parent.commands as Verb[];
+    const at = all.findIndex((child) => child.name() === name);
+    const aliases = all[at]?.aliases() ?? [];
+    if (at >= 0) all.splice(at, 1);
+    const stub = parent.command(name, { hidden: true }) as Verb;
+    stub.isRefused = true;
+    for (const alias of aliases) stub.alias(alias);
+    stub
+      .description(`Not here: ${why}.`)
+      .argument('[words...]')
+      .allowUnknownOption()
+      .helpOption(false)
+      .action(
+        act(async () => {
+          throw invalid(`'${path}' is not possible here: ${why}`, 'command-not-in-cluster', action);
+        }),
+      );
+  }
+}
+
+/** In examples and actions the program is called by another name; what runs on machines keeps its own. */
+export function spokenAs(program: Verb): (text: string) => string {
+  const commands = childrenOf(program).flatMap((child) => [child.name(), ...child.aliases()]);
+  const words = [...commands, 'help'].map((word) => word.replaceAll('-', '\\-')).join('|');
+  const pattern = new RegExp(`(?<![\\w/.-]|kubectl )stowage(?= (?:--?\\w|(?:${words})\\b))`, 'g');
+  return (text) => text.replaceAll(pattern, 'kubectl stowage');
+}

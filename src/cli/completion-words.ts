@@ -1,0 +1,30 @@
+import { valued } from './completion-bash.ts';
+import type { CommandNode, Kind } from './tree.ts';
+
+const anything: Kind = { kind: 'anything' };
+
+/** What may stand in place of the last of these words, which is being typed: the same as the shells' own scripts find. */
+export function wanted(nodes: readonly CommandNode[], words: readonly string[]): Kind {
+  const options = valued(nodes);
+  const byPath = new Map(nodes.flatMap((node) => [node.path, ...node.aliases].map((path) => [path, node] as const)));
+  let at = byPath.get('');
+  let position = 0;
+  let option: string | undefined;
+  for (const word of words.slice(0, -1)) {
+    if (option !== undefined) option = undefined;
+    else if (options.has(word)) option = word;
+    else if (!word.startsWith('-')) {
+      const next = byPath.get([at?.path ?? '', word].filter((part) => part !== '').join('/'));
+      if (next === undefined) position++;
+      else at = next;
+    }
+  }
+  if (option !== undefined) return options.get(option) ?? anything;
+  const top = byPath.get('')?.options ?? [];
+  if (words.at(-1)?.startsWith('-') === true)
+    return { kind: 'words', words: [...new Set([...(at?.options ?? []), ...top].map(({ long }) => long))] };
+  if (at === undefined) return anything;
+  if (at.children.length > 0) return { kind: 'words', words: at.children.map(({ name }) => name) };
+  const last = at.arguments.length - 1;
+  return at.arguments[at.repeats ? Math.min(position, last) : position] ?? anything;
+}

@@ -1,0 +1,98 @@
+import type { IncomingHttpHeaders, IncomingMessage } from 'node:http';
+import type { FastifyRequest } from 'fastify';
+import type { Engine } from '#core/engine.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import { type Access, type Right, subjectOf } from './access.ts';
+import { authenticate, type Principal, requireRole } from './principal.ts';
+
+/** Whoever else than Stowage knows who somebody is, and what they may do. */
+export interface Guard {
+  /** Who sends it, if they may do this, with what it is about. Throws 'unauthenticated', 'denied', 'unavailable'. */
+  admit(
+    headers: IncomingHttpHeaders,
+    access: Access,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<Principal>;
+}
+
+export interface Admission {
+  /** Throws 'unauthenticated' or 'denied'. */
+  admit(request: FastifyRequest, right: Right, signal: AbortSignal): Promise<Principal>;
+  /** Whether somebody who was let in still is who they were: asked again and again, it answers at once. */
+  still(request: FastifyRequest, right: Right, principal: Principal): boolean;
+  /** Who it was, as far as that is known. */
+  known(request: FastifyRequest): Principal | undefined;
+}
+
+export interface AdmissionParts {
+  readonly engine: Engine;
+  /** It came through the socket. */
+  readonly isTrusted: (request: IncomingMessage) => boolean;
+  /** Left out: by Stowage's own tokens. */
+  readonly guard: Guard | undefined;
+}
+
+export function createAdmission({ engine, isTrusted, guard }: AdmissionParts): Admission {
+  const seen = new WeakMap<IncomingMessage, Principal>();
+  const asking = new WeakMap<IncomingMessage, { isRefused: boolean; isAsked: boolean }>();
+  const isByToken = (raw: IncomingMessage): boolean => guard === undefined || isTrusted(raw);
+  const byToken = ({ raw, headers }: FastifyRequest): Principal =>
+    authenticate(engine, headers.authorization, isTrusted(raw));
+
+  async function admit(request: FastifyRequest, right: Right, signal: AbortSignal): Promise<Principal> {
+    const { raw } = request;
+    if (guard === undefined || isByToken(raw)) {
+      const principal = byToken(request);
+      seen.set(raw, principal);
+      requireRole(principal, right.role);
+      return principal;
+    }
+    if ('instead' in right.access) throw elsewhere(right.access.instead);
+    const principal = await guard.admit(raw.headers, right.access, subjectOf(request.params), signal);
+    seen.set(raw, principal);
+    return principal;
+  }
+
+  /** The guard is asked beside; what it said last counts. That it cannot be asked takes no right away. */
+  function stillByGuard(request: FastifyRequest, right: Right, principal: Principal): boolean {
+    const state = asking.get(request.raw) ?? { isRefused: false, isAsked: false };
+    asking.set(request.raw, state);
+    if (!state.isAsked) {
+      state.isAsked = true;
+      void admit(request, right, AbortSignal.timeout(10_000))
+        .then(({ id }) => id !== principal.id)
+        .catch((thrown: unknown) => ['unauthenticated', 'denied'].includes(stowageError(thrown).code))
+        .then((isRefused) => Object.assign(state, { isRefused, isAsked: false }));
+    }
+    return !state.isRefused;
+  }
+
+  return {
+    admit,
+    still: (request, right, principal) => {
+      if (!isByToken(request.raw)) return stillByGuard(request, right, principal);
+      try {
+        return byToken(request).id === principal.id;
+      } catch {
+        return false;
+      }
+    },
+    known: (request) => {
+      const found = seen.get(request.raw);
+      if (found !== undefined || !isByToken(request.raw)) return found;
+      try {
+        return byToken(request);
+      } catch {
+        return undefined;
+      }
+    },
+  };
+}
+
+const elsewhere = (instead: string): StowageError =>
+  new StowageError('this is not done here in a cluster', {
+    code: 'unsupported',
+    reason: 'not-in-a-cluster',
+    action: instead,
+  });

@@ -1,0 +1,259 @@
+import { once } from 'node:events';
+import { mkdir, mkdtempDisposable } from 'node:fs/promises';
+import { Agent } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
+import type { Access } from './access.ts';
+import type { Guard } from './admission.ts';
+import type { NodeRequest, Nodes } from './nodes.ts';
+import { createRestServer, type RestServer } from './server.ts';
+
+/** Real servers are the nodes; the controller has a store that is its own. */
+let controller: TestServer;
+let agents: Map<string, TestServer>;
+let rest: RestServer;
+let api: Api;
+const connections = new Agent({ keepAlive: true });
+let silent: Set<string>;
+let asked: { readonly access: Access; readonly subject: string | undefined }[];
+let sent: { readonly node: string; readonly request: NodeRequest }[];
+let allows: (access: Access, subject: string | undefined) => boolean;
+
+const guard: Guard = {
+  admit: async (headers, access, subject) => {
+    asked.push({ access, subject });
+    if (headers['authorization'] === undefined)
+      throw new StowageError('who?', { code: 'unauthenticated', reason: 'token-missing', action: '' });
+    if (!allows(access, subject))
+      throw new StowageError('no', { code: 'denied', reason: 'rule-missing', action: 'Ask.' });
+    return { id: 'user:me', role: 'user', stores: [] };
+  },
+};
+
+const nodes: Nodes = {
+  names: () => [...agents.keys()],
+  ask: async (node, request) => {
+    sent.push({ node, request });
+    if (silent.has(node))
+      throw new StowageError(`the agent of ${node} is not connected`, {
+        code: 'unavailable',
+        reason: 'agent-absent',
+        action: '',
+      });
+    const { requestId, method, path, body } = request;
+    const headers: Record<string, string> = requestId === undefined ? {} : { 'idempotency-key': requestId };
+    const answer = await (agents.get(node) as TestServer).admin.call(method, path, { body, headers });
+    if (answer.status < 400) return answer.body;
+    const { code, reason, detail, action } = answer.body;
+    throw new StowageError(detail, { code, reason, action });
+  },
+};
+
+beforeAll(async () => {
+  controller = await startServer();
+  await controller.admin.post('/v1/volumes', { name: 'shared-1' });
+  await controller.admin.post('/v1/volumes', { name: 'shared-2' });
+  agents = new Map();
+  for (const name of ['node-b', 'node-a', 'node-c']) agents.set(name, await startServer());
+  for (const [name, { admin }] of agents)
+    for (const volume of [`of-${name}`, 'same']) await admin.post('/v1/volumes', { name: volume, bytes: '1048576' });
+  rest = createRestServer({
+    ...{ engine: controller.engine, clock: systemClock(), log: silentLog(), version: '0', guard, nodes },
+    ...{ signal: new AbortController().signal, isReady: () => true },
+    status: async () => (await controller.admin.get('/v1/status')).body,
+    doctor: async () => [],
+    dataPaths: { list: async () => [], upgrade: async () => [] },
+  });
+  await rest.ready();
+  rest.remote.listen(0, '127.0.0.1');
+  await once(rest.remote, 'listening');
+  const { port } = rest.remote.address() as AddressInfo;
+  api = createApi({ host: '127.0.0.1', port, agent: connections }, 'anything');
+}, 60_000);
+afterAll(async () => {
+  connections.destroy();
+  await rest.close(0);
+  for (const one of [controller, ...agents.values()]) await one[Symbol.asyncDispose]();
+}, 60_000);
+beforeEach(() => {
+  silent = new Set();
+  asked = [];
+  sent = [];
+  allows = () => true;
+});
+
+const documented = async (): Promise<readonly { readonly method: string; readonly path: string }[]> => {
+  const { paths } = (await api.get('/openapi.json')).body;
+  return Object.entries<object>(paths).flatMap(([path, item]) =>
+    Object.keys(item).map((method) => ({ method: method.toUpperCase(), path })),
+  );
+};
+
+describe('whoever guards the API', () => {
+  test('is asked before anything else, for every route; tokens of Stowage count for nothing', async () => {
+    allows = () => false;
+    const all = (await documented()).filter(({ path }) => !['/healthz', '/readyz', '/openapi.json'].includes(path));
+    expect(all.length).toBeGreaterThan(30);
+    const { body: made } = await controller.admin.post('/v1/tokens', { name: 'admin', role: 'admin' });
+    const headers = { authorization: `Bearer ${made.secret}` };
+    for (const { method, path } of all) {
+      const { status, body } = await api.call(method, path.replaceAll(/\{\w+\}/g, 'nope'), { headers });
+      expect([method, path, status, body.reason]).toEqual([
+        ...[method, path],
+        ...(status === 422 ? [422, 'not-in-a-cluster'] : [403, 'rule-missing']),
+      ]);
+    }
+    expect((await api.get('/healthz')).status).toBe(200);
+  });
+
+  test('is told what it is about', async () => {
+    await api.get('/v1/volumes/local..shared-1');
+    await api.get('/v1/stores/local');
+    await api.get('/v1/volumes');
+    await api.get('/metrics');
+    expect(asked).toEqual([
+      { access: { resource: 'volumes', verb: 'get' }, subject: 'local..shared-1' },
+      { access: { resource: 'stores', verb: 'get' }, subject: 'local' },
+      { access: { resource: 'volumes', verb: 'list' }, subject: undefined },
+      { access: { path: '/metrics', verb: 'get' }, subject: undefined },
+    ]);
+  });
+
+  test('is asked again for who stops the work of others', async () => {
+    const { body } = await controller.admin.get('/v1/operations');
+    const { id } = body.items.find((one: { kind: string }) => one.kind === 'volume.create');
+    allows = (access) => 'resource' in access && access.resource === 'operations';
+    expect((await api.post(`/v1/operations/${id}/cancel`)).status).toBe(403);
+    allows = () => true;
+    expect((await api.post(`/v1/operations/${id}/cancel`)).status).toBe(200);
+  });
+
+  test('who lost the right to follow events does not get any more of them', async () => {
+    using stream = await api.follow();
+    await stream.until('hello');
+    allows = () => false;
+    // What it says is known when it is asked the next time.
+    for (let n = 0; n < 3; n++) await controller.admin.post('/v1/volumes', { name: `seen-${n}` });
+    for (let event = await stream.next(); event !== undefined; event = await stream.next());
+    for (let n = 0; n < 3; n++) await controller.admin.delete(`/v1/volumes/seen-${n}`);
+  });
+});
+
+describe('what nodes have', () => {
+  const names = (body: { items: readonly { name: string; node?: string }[] }): readonly string[] =>
+    body.items.map(({ name, node }) => (node === undefined ? name : `${name} on ${node}`));
+  const everything = [
+    ...['shared-1', 'shared-2'],
+    ...['node-a', 'node-b', 'node-c'].flatMap((node) => [`of-${node} on ${node}`, `same on ${node}`]),
+  ];
+
+  test('volumes: those that all share, then those of each node', async () => {
+    const { body } = await api.get('/v1/volumes');
+    expect([names(body), body.next, body.unreached]).toEqual([everything, null, []]);
+  });
+
+  test.each([1, 2, 3, 5, 7])('volumes in pages of %i: each once', async (limit) => {
+    const found: string[] = [];
+    let after: string | null = null;
+    do {
+      const query: string = after === null ? '' : `&after=${encodeURIComponent(after)}`;
+      const { status, body } = await api.get(`/v1/volumes?limit=${limit}${query}`);
+      expect(status).toBe(200);
+      expect(body.items.length).toBeLessThanOrEqual(limit);
+      found.push(...names(body));
+      after = body.next;
+    } while (after !== null);
+    expect(found).toEqual(everything);
+  });
+
+  test('volumes by name and store; a store that nobody has is unknown', async () => {
+    expect(names((await api.get('/v1/volumes?contains=of-node')).body)).toHaveLength(3);
+    expect(names((await api.get('/v1/volumes?store=local')).body)).toEqual(['shared-1', 'shared-2']);
+    expect((await api.get('/v1/volumes?store=nope')).body).toMatchObject({ status: 404, reason: 'store-unknown' });
+  });
+
+  test('a node that cannot be asked is named, and keeps nothing else back', async () => {
+    silent.add('node-b');
+    const { body } = await api.get('/v1/volumes');
+    expect(names(body)).toEqual(everything.filter((name) => !name.endsWith('node-b')));
+    expect(body.unreached).toMatchObject([{ node: 'node-b', reason: 'agent-absent' }]);
+    for (const path of ['/v1/mounts', '/v1/client', '/v1/doctor', '/v1/stores', '/v1/troubles'])
+      expect((await api.get(path)).body.unreached).toMatchObject([{ node: 'node-b' }]);
+  });
+
+  test('a list of what each node has for itself comes with its name', async () => {
+    const { body } = await api.get('/v1/doctor');
+    expect(new Set(body.items.map(({ node }: { node: string }) => node))).toEqual(new Set(agents.keys()));
+    expect((await api.get('/v1/doctor?after=node-b')).body.items[0].node).toBe('node-c');
+  });
+
+  test('a volume is shown, grown and deleted on the node that has it', async () => {
+    const shown = await api.get('/v1/volumes/of-node-a');
+    expect(shown).toMatchObject({ status: 200, body: { name: 'of-node-a', node: 'node-a', condition: 'ok' } });
+    const grown = await api.post(
+      '/v1/volumes/of-node-a/expand',
+      { bytes: '2097152' },
+      { 'idempotency-key': 'one two'.replace(' ', '-') },
+    );
+    expect(grown).toMatchObject({ status: 200, body: { bytes: '2097152', node: 'node-a' } });
+    expect((await api.get('/v1/volumes/of-node-a/usage')).status).toBe(200);
+    expect((await api.delete('/v1/volumes/of-node-a', { 'if-match': '"1"' })).body.reason).toBe(
+      'condition-unsupported',
+    );
+    expect((await api.delete('/v1/volumes/of-node-a')).body).toMatchObject({ outcome: 'deleted' });
+    await agents.get('node-a')?.admin.post('/v1/volumes', { name: 'of-node-a', bytes: '1048576' });
+  });
+
+  test('one that several have is asked for by its id, and one that nobody has is not found', async () => {
+    const { body } = await api.get('/v1/volumes/same');
+    expect(body).toMatchObject({
+      ...{ status: 409, reason: 'volume-ambiguous' },
+      detail: "several nodes have a volume 'same': node-a, node-b, node-c",
+    });
+    const [, id] = /(sv1-\S+) on node-a/.exec(body.action) ?? [];
+    expect((await api.get(`/v1/volumes/${id}`)).body).toMatchObject({ node: 'node-a', name: 'same' });
+    expect((await api.get('/v1/volumes/nope')).status).toBe(404);
+  });
+
+  test('nothing is said not to exist while a node is silent', async () => {
+    silent.add('node-c');
+    expect((await api.get('/v1/volumes/nope')).body).toMatchObject({
+      ...{ status: 503, reason: 'volume-lookup-incomplete' },
+      detail: "volume 'nope' was not found, but not every node could be asked: node-c",
+    });
+  });
+
+  test('a volume that all share is asked of no node, but for where it is mounted', async () => {
+    const { body } = await api.get('/v1/volumes/shared-1');
+    expect(body).toMatchObject({ name: 'shared-1', mounts: [], users: [], unreached: [] });
+    expect(new Set(sent.map(({ request }) => request.path))).toEqual(new Set([`/v1/mounts?volume=${body.id}`]));
+  });
+
+  test('what only its agent can do with a store of a node is said so', async () => {
+    await using places = await mkdtempDisposable(join(tmpdir(), 'stowage-disks-'));
+    for (const [node, { admin }] of agents) {
+      await mkdir(join(places.path, node));
+      await admin.post('/v1/stores', { name: 'disks', uri: `local://${join(places.path, node)}` });
+    }
+    const refused = { status: 422, reason: 'store-of-nodes' };
+    expect((await api.post('/v1/stores/disks/check')).body).toMatchObject(refused);
+    expect((await api.post('/v1/volumes', { name: 'x', store: 'disks' })).body).toMatchObject(refused);
+    expect((await api.post('/v1/volumes', { name: 'x', store: 'nope' })).body).toMatchObject({ status: 404 });
+    expect((await api.get('/v1/stores/disks')).body).toMatchObject({ name: 'disks', nodes: [{}, {}, {}] });
+    for (const { admin } of agents.values()) await admin.delete('/v1/stores/disks');
+  });
+
+  test('stores that each node has are one, with what there is on each', async () => {
+    // The controller of a cluster has none that is called so.
+    const { body } = await api.get('/v1/stores');
+    const joined = body.items.find(({ nodes: on }: { nodes?: unknown }) => on !== undefined);
+    expect(joined).toMatchObject({ name: 'local', reach: 'node', state: 'open', volumes: 6, bytes: '6291456' });
+    expect(joined.nodes.map(({ node }: { node: string }) => node)).toEqual(['node-a', 'node-b', 'node-c']);
+  });
+});

@@ -1,0 +1,61 @@
+import { describe, expect, test } from 'vitest';
+import { clusterResources, ruleText } from './access.ts';
+import type { Route } from './route.ts';
+import { mountRoutes } from './routes/mounts.ts';
+import { serverRoutes } from './routes/server.ts';
+import { storeRoutes } from './routes/stores.ts';
+import { volumeListRoutes } from './routes/volume-list.ts';
+import { volumeRoutes } from './routes/volumes.ts';
+
+const nothing = async (): Promise<never> => {
+  throw new Error('nobody is asked here');
+};
+const around = { status: nothing, doctor: nothing, dataPaths: { list: nothing, upgrade: nothing }, resultOf: nothing };
+const routes: readonly Route[] = [
+  ...[...volumeListRoutes, ...volumeRoutes, ...mountRoutes, ...storeRoutes, ...serverRoutes(around)],
+];
+
+/** What a client may mean by each. */
+const verbs: Readonly<Record<Route['method'], readonly string[]>> = {
+  GET: ['get', 'list', 'watch'],
+  POST: ['create', 'update'],
+  PATCH: ['patch'],
+  DELETE: ['delete'],
+};
+
+describe.each(routes.map((route) => ({ name: `${route.method} ${route.path}`, route })))('$name', ({ route }) => {
+  test('says which rule of a cluster it needs, or what is done there instead', () => {
+    const { access, method } = route;
+    if ('instead' in access) return expect(access.instead).toMatch(/^[A-Z].{20,}$/);
+    if ('path' in access) throw new Error('only what is for every program has a rule for its path');
+    expect(clusterResources).toContain(access.resource);
+    expect(verbs[method]).toContain(access.verb);
+  });
+});
+
+test('what only looks needs no verb that changes, and there are these rules in all', () => {
+  const rules = routes.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
+  expect([...new Set(rules)].sort()).toEqual([
+    'create stores.stowage.dev/adopt',
+    'create stores.stowage.dev/check',
+    'create volumes.stowage.dev',
+    'delete trash.stowage.dev',
+    'delete volumes.stowage.dev',
+    'delete volumes.stowage.dev/uses',
+    'get doctor.stowage.dev',
+    'get operations.stowage.dev',
+    'get status.stowage.dev',
+    'get stores.stowage.dev',
+    'get volumes.stowage.dev',
+    'list clients.stowage.dev',
+    'list mounts.stowage.dev',
+    'list operations.stowage.dev',
+    'list stores.stowage.dev',
+    'list trash.stowage.dev',
+    'list volumes.stowage.dev',
+    'patch volumes.stowage.dev',
+    'update operations.stowage.dev',
+    'update trash.stowage.dev',
+    'update volumes.stowage.dev',
+  ]);
+});

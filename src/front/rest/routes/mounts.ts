@@ -1,0 +1,137 @@
+import { Type } from 'typebox';
+import { stowageError } from '#core/errors.ts';
+import type { VolumeId } from '#core/model.ts';
+import { isVolumeId } from '#core/names.ts';
+import { mountJson, troubleJson } from '../json.ts';
+import { askEach, listOfNodes, type Nodes, nodesAfter } from '../nodes.ts';
+import { isEverywhere, maySee } from '../principal.ts';
+import { nothing, ok, type Request, type Route, route } from '../route.ts';
+import * as bodies from '../schema-bodies.ts';
+import * as schemas from '../schemas.ts';
+import { allowed, params } from './volume-refs.ts';
+
+const tag = 'mounts';
+const byPods = 'Pods mount volumes, by their claims.';
+
+const afterNode = Type.Optional(
+  Type.String({ minLength: 1, maxLength: 253, description: 'The `next` of the page before' }),
+);
+export const nodesQuery = Type.Object({ after: afterNode }, { additionalProperties: false });
+const query = Type.Object(
+  {
+    volume: Type.Optional(Type.String({ minLength: 1, maxLength: 64, description: 'Only of this volume, by its id' })),
+    after: afterNode,
+  },
+  { additionalProperties: false },
+);
+
+/** Where a volume that nodes share is mounted, and by whom it is used. */
+export async function mountedOnNodes(
+  nodes: Nodes,
+  volume: VolumeId,
+  request: Pick<Request<never, never, never>, 'principal' | 'call'>,
+): Promise<Pick<schemas.VolumeDetailJson, 'mounts' | 'users' | 'unreached'>> {
+  const path = `/v1/mounts?volume=${encodeURIComponent(volume)}`;
+  const all = nodesAfter(nodes, undefined);
+  const asked = await askEach<{ items: readonly schemas.MountJson[] }>(nodes, all, path, request);
+  const mounts = asked.answers.flatMap(({ node, answer }) => answer.items.map((mount) => ({ ...mount, node })));
+  const users = mounts.filter(({ mounted }) => mounted).map(({ user }) => user);
+  return { mounts, users, unreached: [...asked.unreached] };
+}
+
+export const mountRoutes: readonly Route[] = [
+  route({
+    method: 'POST',
+    path: '/v1/volumes/{volume}/mount',
+    id: 'mountVolume',
+    operation: 'volume.mount',
+    tag,
+    summary: "Mount a volume at a path of the server's machine",
+    role: 'admin',
+    access: { instead: byPods },
+    params,
+    body: bodies.mounting,
+    success: { status: 200, description: 'The mount', schema: schemas.mount },
+    handle: async ({ engine, principal, params: p, body, call }) => {
+      const volume = await allowed(engine, principal, p.volume, call);
+      const mount = await engine.mounts.publish(
+        volume.id,
+        body.target,
+        { readOnly: body.readOnly ?? false, user: undefined },
+        call,
+      );
+      return ok(mountJson(mount, volume));
+    },
+  }),
+  route({
+    method: 'POST',
+    path: '/v1/volumes/{volume}/unmount',
+    id: 'unmountVolume',
+    operation: 'volume.unmount',
+    tag,
+    summary: 'Unmount a volume from a path',
+    role: 'admin',
+    access: { instead: byPods },
+    params,
+    body: bodies.unmounting,
+    success: { status: 204, description: 'It is unmounted' },
+    handle: async ({ engine, principal, params: p, body, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call).catch((thrown: unknown) => {
+        // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
+        const isGone = stowageError(thrown).reason === 'volume-unknown';
+        const { volume } = p;
+        if (isGone && isEverywhere(principal) && isVolumeId(volume)) return { id: volume };
+        throw thrown;
+      });
+      await engine.mounts.unpublish(body.target, id, call, { force: body.force ?? false });
+      return nothing;
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/mounts',
+    id: 'listMounts',
+    tag,
+    summary: 'What is mounted where, for whom',
+    role: 'viewer',
+    access: { resource: 'mounts', verb: 'list' },
+    query,
+    success: {
+      status: 200,
+      description: 'The mounts of this node; in a cluster of all nodes, some of them on each page',
+      schema: schemas.listOverNodes(schemas.mount),
+    },
+    handle: async ({ engine, principal, query: q, nodes, call }) => {
+      const only = q.volume;
+      if (nodes !== undefined) {
+        const path = `/v1/mounts${only === undefined ? '' : `?volume=${encodeURIComponent(only)}`}`;
+        return ok(await listOfNodes<schemas.MountJson>(nodes, path, q.after, { principal, call }));
+      }
+      const mounts = (await engine.mounts.list(call))
+        .filter(({ volumeId }) => only === undefined || volumeId === only)
+        .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));
+      const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
+      return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
+    },
+  }),
+  route({
+    method: 'GET',
+    path: '/v1/troubles',
+    id: 'listTroubles',
+    tag,
+    summary: 'The mounts that something is wrong with, or was: they were mounted anew under whoever uses them',
+    role: 'viewer',
+    access: { resource: 'mounts', verb: 'list' },
+    query: nodesQuery,
+    success: { status: 200, description: 'Nothing, when all is well', schema: schemas.listOverNodes(schemas.trouble) },
+    handle: async ({ engine, principal, query: q, nodes, call }) => {
+      if (nodes !== undefined)
+        return ok(await listOfNodes<schemas.TroubleJson>(nodes, '/v1/troubles', q.after, { principal, call }));
+      const ill = (await engine.mountHealth(call))
+        .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
+        .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));
+      const seen = ill.filter(({ volume }) => maySee(principal, volume?.store));
+      return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
+    },
+  }),
+];

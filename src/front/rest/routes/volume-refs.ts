@@ -1,0 +1,24 @@
+import { Type } from 'typebox';
+import type { Scope } from '#base/log.ts';
+import type { Engine } from '#core/engine.ts';
+import type { Volume } from '#core/model.ts';
+import { partsOfQualified } from '#core/names.ts';
+import { volumeJson } from '../json.ts';
+import { maySee, type Principal, requireStore } from '../principal.ts';
+import type { VolumeJson } from '../schemas.ts';
+
+export const params = Type.Object(
+  { volume: Type.String({ minLength: 1, maxLength: 300, description: 'A volume id, store..name, or a name' }) },
+  { additionalProperties: false },
+);
+
+export const byStore = (engine: Engine, store: string): boolean =>
+  engine.stores.view(store).store?.enforcesCapacity ?? false;
+export const json = (engine: Engine, volume: Volume): VolumeJson => volumeJson(volume, byStore(engine, volume.store));
+
+/** A volume the principal may work on. */
+export async function allowed(engine: Engine, principal: Principal, ref: string, call: Scope): Promise<Volume> {
+  const store = partsOfQualified(ref)?.store;
+  if (store !== undefined) requireStore(principal, store);
+  return await engine.catalogue.resolve(ref, call, (one) => maySee(principal, one));
+}

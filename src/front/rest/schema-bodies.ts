@@ -1,0 +1,100 @@
+/** What is sent with requests; as schemas.ts, which has what is answered. */
+import { Type } from 'typebox';
+import {
+  bytes,
+  labelKey,
+  labels,
+  labelValue,
+  nullable,
+  object,
+  ownLabels,
+  storeName,
+  volumeName,
+} from './schema-parts.ts';
+import { access, role } from './schemas.ts';
+
+export const newVolume = object({
+  name: volumeName,
+  store: Type.Optional(storeName),
+  bytes: Type.Optional(bytes),
+  enforce: Type.Optional(Type.Boolean({ description: 'Hold it to its size (default: as the store does)' })),
+  access: Type.Optional(access),
+  labels: Type.Optional(labels),
+  ownLabels: Type.Optional(ownLabels),
+});
+
+export const expansion = object({ bytes });
+
+export const renaming = object({ name: volumeName });
+
+export const volumeChange = object({
+  labels: Type.Optional(
+    Type.Record(labelKey, nullable(labelValue), {
+      title: 'Labels',
+      maxProperties: 64,
+      additionalProperties: false,
+      description: 'Merged into the labels; null removes one',
+    }),
+  ),
+  enforce: Type.Optional(Type.Boolean({ description: 'true: hold it to its size from now on, for good' })),
+});
+
+export const restoring = object({ name: Type.Optional(volumeName) });
+
+export const mounting = object({
+  target: Type.String({ minLength: 1, maxLength: 4096, description: "Absolute path on the server's machine" }),
+  readOnly: Type.Optional(Type.Boolean()),
+});
+
+export const unmounting = object({
+  target: Type.String({ maxLength: 4096, pattern: '^/', description: "Absolute path on the server's machine" }),
+  force: Type.Optional(
+    Type.Boolean({
+      description: 'Also when in use or when its server is silent: who uses it gets errors from then on',
+    }),
+  ),
+});
+
+export const newStore = object({
+  name: storeName,
+  uri: Type.String({
+    minLength: 1,
+    maxLength: 4096,
+    description: 'e.g. local:///srv/data?layout=image&onDelete=archive',
+  }),
+  default: Type.Optional(Type.Boolean()),
+});
+
+export const checking = object({
+  from: Type.Optional(
+    Type.String({
+      pattern: '^(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$',
+      description:
+        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone',
+    }),
+  ),
+});
+
+export const adopting = object({
+  dryRun: Type.Optional(Type.Boolean()),
+  directories: Type.Optional(Type.Boolean({ description: 'Also take in data that have no record (default true)' })),
+  names: Type.Optional(
+    Type.Array(volumeName, { minItems: 1, maxItems: 1000, description: 'Only these (default: all)' }),
+  ),
+});
+
+export const newToken = object({
+  name: Type.String({
+    minLength: 1,
+    maxLength: 128,
+    pattern: '^[^\\u0000-\\u001f\\u007f]*$',
+    description: '1 to 128 characters, none of them a control character',
+  }),
+  role,
+  stores: Type.Optional(
+    Type.Array(storeName, { minItems: 1, maxItems: 64, description: 'One or more; leave it out for every store' }),
+  ),
+  expiresIn: Type.Optional(
+    Type.String({ pattern: '^[1-9][0-9]{0,4}(s|m|h|d|w)$', description: 'A number and s, m, h, d or w; e.g. 30d' }),
+  ),
+});
