@@ -8,7 +8,12 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 
 const kinds = [createLocalStoreKind(), createNfsStoreKind()];
 
-export const storesFile = join(import.meta.dirname, '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
+const folder = join(import.meta.dirname, '..', 'deploy', 'kubernetes');
+/** For Helm, and for those who use none: it has to be there before any store is. */
+export const storesFiles = [join(folder, 'chart', 'crds', 'stores.yaml'), join(folder, 'crds', 'stores.yaml')];
+
+/** Counted up when something is added to it: a chart that needs it says so where an older one is in the cluster. */
+const schema = 1;
 
 const text = (description: string, more: object = {}): object => ({ type: 'string', description, ...more });
 const isTrue = (description: string): object => ({ type: 'boolean', description });
@@ -72,7 +77,7 @@ const quantity = (description: string): object => ({
 export const storeDefinition = {
   apiVersion: 'apiextensions.k8s.io/v1',
   kind: 'CustomResourceDefinition',
-  metadata: { name: 'stores.stowage.dev' },
+  metadata: { name: 'stores.stowage.dev', annotations: { 'stowage.dev/schema': `${schema}` } },
   spec: {
     group: 'stowage.dev',
     scope: 'Cluster',
@@ -160,4 +165,4 @@ export const storeDefinition = {
 export const storesYaml = (): string =>
   `# Made by scripts/crds.ts of what the program knows of stores; do not edit.\n${stringify(storeDefinition, { lineWidth: 0 })}`;
 
-if (process.argv[1] === import.meta.filename) await writeFile(storesFile, storesYaml());
+if (process.argv[1] === import.meta.filename) for (const file of storesFiles) await writeFile(file, storesYaml());

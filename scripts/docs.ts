@@ -4,7 +4,7 @@ import { cliReference } from '#cli/reference.ts';
 import { apiPage } from './docs/api.ts';
 import { configurationPage } from './docs/configuration.ts';
 import { errorPage, failuresIn } from './docs/errors.ts';
-import { askServer } from './docs/live.ts';
+import { askController, askServer } from './docs/live.ts';
 import { metricPage } from './docs/metrics.ts';
 import { parse, type Source } from './docs/syntax.ts';
 
@@ -30,7 +30,7 @@ async function pages(): Promise<Readonly<Record<string, string>>> {
     'api.md': apiPage(told.openApi),
     'errors.md': errorPage(failuresIn(sources)),
     'configuration.md': configurationPage(sources),
-    'metrics.md': metricPage(told.metrics),
+    'metrics.md': metricPage(told.metrics, await askController()),
   };
 }
 

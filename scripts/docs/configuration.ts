@@ -29,6 +29,16 @@ const variables: Readonly<Record<string, string>> = {
   STOWAGE_TOKEN: 'the token for that address (`--token-file` wins)',
   STOWAGE_KEEPERS:
     'where data paths run: `process`, beside the server; `container`, in containers of their own, or not at all; `pod`, where Kubernetes starts them, by `stowage keeper` (default: in containers, where the server runs in one that an engine made whose socket it has)',
+  STOWAGE_CONTROLLER_TOKEN_FILE:
+    'with `stowage node --kubernetes`: the file with the token for the controller (default: `/var/run/secrets/stowage.dev/token`)',
+  POD_IP:
+    'with `stowage controller --listen`: the address that is said to agents (default: the one that it listens on, if it is one)',
+  POD_NAME: 'with `stowage controller --listen`: the pod whose address that is (default: the name of the machine)',
+  KUBECONFIG:
+    'with `kubectl stowage`: how to reach the cluster, in one file or several with colons between them (default: `~/.kube/config`; `--kubeconfig` wins)',
+  KUBERNETES_SERVICE_HOST:
+    'with `kubectl stowage`: set in pods, whose own account is used where there is no kubeconfig',
+  NODE_NAME: 'with `stowage node --kubernetes`: the name of the node (`--node-name` wins)',
   NO_COLOR: 'anything but empty: no colours, as `--no-color`',
   TERM: '`dumb`: no colours',
   XDG_STATE_HOME: 'for an ordinary user: the state folder is `stowage` below it (default: `~/.local/state`)',

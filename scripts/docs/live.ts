@@ -4,6 +4,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createLog } from '#app/logger.ts';
 import { startUp } from '#app/up.ts';
+import type { Events } from '#controllers/engine/events.ts';
+import { createControllerMetrics } from '#controllers/metrics.ts';
 
 /** What a running server says of itself; nothing can be more true. */
 export interface Told {
@@ -28,6 +30,7 @@ export async function askServer(): Promise<Told> {
   });
   try {
     await ask(socket, 'POST', '/v1/volumes', signal, { name: 'example' });
+    running.metrics.csiCall({ driver: 'file.stowage.dev', method: 'NodeStageVolume', code: 0, seconds: 0 });
     return {
       openApi: JSON.parse(await ask(socket, 'GET', '/openapi.json', signal)),
       metrics: await ask(socket, 'GET', '/metrics', signal),
@@ -35,6 +38,28 @@ export async function askServer(): Promise<Told> {
   } finally {
     await running.stop();
   }
+}
+
+/** The figures of a controller, of which each has been counted once. */
+export async function askController(): Promise<string> {
+  const metrics = createControllerMetrics('', () => true);
+  metrics.request({ verb: 'get', code: '200' });
+  const nothing: Events = { waiting: 0, dropped: 0, report: () => undefined, run: async () => undefined };
+  const events = metrics.counting(nothing);
+  events.report({ regarding: {}, type: 'Normal', reason: 'Example', action: 'Example', note: '' });
+  let timed = (_seconds: number): void => undefined;
+  const counts = { done: 1, again: 0, retried: 0, terminal: 0, waiting: 0, running: 0, delayed: 0 };
+  const controller = {
+    ...{ name: 'example', add: () => undefined, follow: () => undefined, counts: () => counts },
+    timed: (listener: (seconds: number) => void) => {
+      timed = listener;
+    },
+    run: async () => undefined,
+  };
+  const caches = { claims: { size: 0, synced: true } };
+  metrics.working({ controllers: [controller], caches, agents: { nodes: () => [] }, events });
+  timed(0);
+  return await metrics.text();
 }
 
 async function ask(

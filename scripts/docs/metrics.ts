@@ -22,17 +22,27 @@ function metricsIn(text: string): readonly Metric[] {
   return [...metrics.values()].map((metric) => ({ ...metric, labels: [...metric.labels] }));
 }
 
-export function metricPage(text: string): string {
-  const own = metricsIn(text).filter(({ name }) => name.startsWith('stowage_'));
-  const rows = own.map(({ name, type, help, labels }) => [code(name), type, labels.map(code).join(', '), help]);
+const rowsOf = (text: string): readonly (readonly string[])[] =>
+  metricsIn(text)
+    .filter(({ name }) => name.startsWith('stowage_'))
+    .map(({ name, type, help, labels }) => [code(name), type, labels.map(code).join(', '), help]);
+const columns = ['Metric', 'Type', 'Labels', 'Meaning'] as const;
+
+export function metricPage(text: string, ofController: string): string {
   return [
     '# Metrics',
     '',
     'Served at `/metrics` in the Prometheus text format, on the socket and to any token, which sees the figures of its own stores only ([how to scrape](../operations.md#metrics)).',
     'Beside these there are the usual `process_*` and `nodejs_*` ones of the Prometheus client: memory, CPU, event loop,',
-    'garbage collection.',
+    'garbage collection. In a cluster, agents serve the same at the address of `--health`, without a token and with the figures of all stores.',
     '',
-    ...table(['Metric', 'Type', 'Labels', 'Meaning'], rows),
+    ...table(columns, rowsOf(text)),
+    '',
+    '## Of the controller',
+    '',
+    'Served by `stowage controller` at the address of `--health`, without a token. One that waits to lead has few of them.',
+    '',
+    ...table(columns, rowsOf(ofController)),
     '',
   ].join('\n');
 }

@@ -11,7 +11,7 @@ const words = (text: string): string[] => text.trim().split(/\s+/);
 
 /** Said in short to those who are not administrators: their texts name servers, exports, paths, devices, processes. */
 const inShort = words(`
-  block-mode command-deadline container-not-running engine-answer engine-denied engine-network-hidden
+  agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other block-mode command-deadline container-not-running engine-answer engine-denied engine-network-hidden
   engine-network-missing engine-place-unknown engine-refused engine-unknown engine-unreachable keeper-container-impossible keeper-place-unknown
   keeper-pod-missing keeper-pod-network keeper-pod-upgrade mount-held
   data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded
@@ -30,16 +30,17 @@ const inShort = words(`
 
 /** Only ever said by the command line, or before the server listens. */
 const neverSent = words(`
-  answer-unreadable config-invalid config-missing config-unreadable confirmation-required csi-registry-alone connection-ambiguous
-  connection-broken interrupted keeper-not-ready keeper-unsupported kubernetes-unconfigured listen-failed listen-invalid log-level-invalid node-name-invalid number-invalid plugin-folder-unusable plugin-socket-in-use port-in-use
+  answer-unreadable config-invalid config-missing config-unreadable confirmation-required door-address-unknown csi-registry-alone connection-ambiguous
+  connection-broken interrupted keeper-not-ready keeper-unsupported kubernetes-unconfigured listen-failed listen-invalid log-level-invalid node-name-invalid node-name-required number-invalid plugin-folder-unusable plugin-socket-in-use port-in-use
   revision-ambiguous server-no-answer server-not-running socket-denied socket-in-use socket-path-long socket-path-taken
   state-folder-unusable store-ambiguous token-file token-malformed trash-ambiguous trash-not-found url-credentials
-  url-invalid usage`);
+  url-invalid usage account-unknown controller-unreachable kubeconfig-missing kubeconfig-unreadable kubeconfig-unusable
+  command-not-in-cluster kubernetes-refused kubernetes-unreachable proxy-denied stowage-not-installed token-request-denied`);
 
 /** What may stand in a harmless text: what the asker gave, names of what they may see, numbers and states. */
 const filledIn = words(`
-  access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group help host id key kind known length
-  limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name now number other pair plugin ref
+  about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
+  limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
   reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong`);
 
 let failures: readonly Failure[];

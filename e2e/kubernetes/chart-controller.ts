@@ -1,0 +1,59 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { rmSync } from 'node:fs';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Cluster } from '#testbed/kubernetes/cluster.ts';
+import { addresses } from '#testbed/kubernetes/network.ts';
+import { program } from '../stowage.ts';
+import { namespace } from './chart-ground.ts';
+
+/** `stowage controller` with the rights of its account and no others, where agents reach it. */
+export interface AccountController extends AsyncDisposable {
+  readonly output: () => string;
+  /** SIGTERM, and its end. */
+  stop(): Promise<void>;
+}
+
+export const door = { host: addresses.controlPlane, port: 8443 } as const;
+
+/** A kubeconfig with which one has the rights of an account, from the network of the control plane. */
+export async function accountConfig(cluster: Cluster, account: string): Promise<string> {
+  const token = await cluster.kubectl('create', 'token', account, '--namespace', namespace, '--duration=3h');
+  const admin: { readonly clusters: readonly [{ readonly cluster: { readonly 'certificate-authority': string } }] } =
+    JSON.parse(await readFile(cluster.kubeconfig, 'utf8'));
+  const own = {
+    server: `https://${addresses.controlPlane}:${addresses.apiPort}`,
+    'certificate-authority': admin.clusters[0].cluster['certificate-authority'],
+  };
+  const file = join(cluster.folder, `${account}.kubeconfig`);
+  const config = {
+    ...{ apiVersion: 'v1', kind: 'Config', 'current-context': 'own' },
+    clusters: [{ name: 'own', cluster: own }],
+    users: [{ name: account, user: { token } }],
+    contexts: [{ name: 'own', context: { cluster: 'own', user: account } }],
+  };
+  await writeFile(file, JSON.stringify(config), { mode: 0o600 });
+  return file;
+}
+
+export async function startAsAccount(cluster: Cluster, kubeconfig: string): Promise<AccountController> {
+  const folder = join(cluster.folder, 'controller');
+  await mkdir(folder, { recursive: true });
+  const [first, ...inside] = cluster.network.inside;
+  const words = ['--kubeconfig', kubeconfig, '--namespace', namespace, '--state', join(folder, 'state')];
+  const own = [...words, '--listen', `${door.host}:${door.port}`, '--log-level', 'debug'];
+  const child = spawn(first, [...inside, program, 'controller', ...own], { stdio: ['ignore', 'pipe', 'pipe'] });
+  const ended = once(child, 'close');
+  let output = '';
+  for (const stream of [child.stdout, child.stderr])
+    stream.setEncoding('utf8').on('data', (chunk: string) => {
+      output += chunk;
+    });
+  const end = async (signal: NodeJS.Signals): Promise<void> => {
+    child.kill(signal);
+    await ended;
+    rmSync(folder, { recursive: true, force: true });
+  };
+  return { output: () => output, stop: () => end('SIGTERM'), [Symbol.asyncDispose]: () => end('SIGKILL') };
+}

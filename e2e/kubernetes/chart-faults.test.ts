@@ -1,0 +1,175 @@
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type Filer, startFiler } from './agent-filer.ts';
+import { usingPod } from './agent-objects.ts';
+import { type ChartGround, chart, claim, startChartGround } from './chart-ground.ts';
+
+const { signal } = new AbortController();
+const wait = { interval: 250, timeout: 90_000 };
+const long = 300_000;
+const components = [
+  ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
+  'fio',
+] as const;
+
+/** Writes at random, reads back and compares, until told to stop: the first byte that is another ends it with an error. */
+const verifies = [
+  'while [ ! -e /tmp/stop ]; do',
+  'fio --name=x --directory=/data --rw=randrw --bs=4k-128k --size=4m --verify=crc32c --verify_fatal=1 --ioengine=psync',
+  '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
+  'echo round >>/tmp/rounds; done; sleep 100000',
+].join(' ');
+/** Programs of the node itself, which fio is one of. */
+const programs = ['/usr', '/lib', '/lib64'];
+
+describe.skipIf(needs(...components))('pods that use a shared volume, when something ends', () => {
+  let ground: ChartGround;
+  let filer: Filer;
+  let kubectl: ChartGround['cluster']['kubectl'];
+
+  beforeAll(async () => {
+    ground = await startChartGround(signal);
+    ({ kubectl } = ground.cluster);
+    filer = await startFiler(ground.cluster, signal);
+    const { pathname, host, searchParams } = new URL(filer.uri);
+    const store = {
+      name: 'files',
+      uri: `nfs://${host}${pathname}`,
+      options: Object.fromEntries(searchParams),
+      storageClass: {},
+    };
+    const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
+    await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
+    for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
+      await ground.own('rollout', 'status', one, '--timeout=120s');
+  }, 400_000);
+  afterAll(async () => {
+    await ground?.[Symbol.asyncDispose]();
+    await filer?.[Symbol.asyncDispose]();
+  }, 60_000);
+
+  const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
+  const ready = (...names: readonly string[]): Promise<string> =>
+    kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
+  const nodeName = (node: number): string => ground.cluster.nodes[node]?.name ?? '';
+  const pod = (name: string, node: number, script: string): object => {
+    const made = usingPod({ name, node: nodeName(node), image: ground.busybox, script, volume: name }) as {
+      readonly spec: {
+        readonly containers: readonly [{ readonly volumeMounts: readonly object[] }];
+        readonly volumes: readonly object[];
+      };
+    };
+    const names = programs.map((path) => ({ path, name: path.slice(1) }));
+    const [main] = made.spec.containers;
+    const mounts = names.map(({ path, name: which }) => ({ name: which, mountPath: path, readOnly: true }));
+    const env = [{ name: 'PATH', value: '/bin:/usr/bin' }];
+    return {
+      ...made,
+      spec: {
+        ...made.spec,
+        containers: [{ ...main, env, volumeMounts: [...main.volumeMounts, ...mounts] }],
+        volumes: [...made.spec.volumes, ...names.map(({ path, name: which }) => ({ name: which, hostPath: { path } }))],
+      },
+    };
+  };
+  const rounds = (name: string): Promise<number> => exec(name, 'cat /tmp/rounds 2>/dev/null | wc -l').then(Number);
+  /** A whole round that began after now was without an error. */
+  const verifiesOn = async (name: string): Promise<void> => {
+    const before = await rounds(name);
+    await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
+  };
+  const onNode = (component: string, node: number): Promise<string> =>
+    ground.own(
+      ...['get', 'pods', `--selector=app.kubernetes.io/component=${component}`],
+      ...[`--field-selector=spec.nodeName=${nodeName(node)}`, '--output=jsonpath={.items[*].metadata.name}'],
+    );
+  const isReady = (component: string): Promise<string> =>
+    ground.own('rollout', 'status', `daemonset/stowage-${component}`, '--timeout=120s');
+  const restartsOf = (name: string): Promise<string> =>
+    kubectl('get', 'pod', name, '--output=jsonpath={.status.containerStatuses[*].restartCount} {.status.phase}');
+
+  test(
+    'read back what they wrote while the pods of the data path are killed',
+    async () => {
+      await ground.cluster.apply(
+        claim({ name: 'checked', storageClassName: 'files', mode: 'ReadWriteMany' }),
+        pod('checked', 0, verifies),
+      );
+      await ready('checked');
+      await verifiesOn('checked');
+      for (let kill = 0; kill < 3; kill++) {
+        const before = await onNode('keeper', 0);
+        await ground.own('delete', 'pod', before, '--grace-period=0', '--force');
+        await verifiesOn('checked');
+        await expect.poll(() => onNode('keeper', 0), wait).not.toContain(before);
+        await isReady('keeper');
+      }
+      expect(await restartsOf('checked')).toBe('0 Running');
+    },
+    long,
+  );
+
+  test(
+    'read back what they wrote while agent and keeper are upgraded',
+    async () => {
+      const before = await onNode('agent', 0);
+      await ground.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'image.tag=next');
+      await isReady('agent');
+      await isReady('keeper');
+      expect(await onNode('agent', 0)).not.toContain(before);
+      await verifiesOn('checked');
+      expect(await restartsOf('checked')).toBe('0 Running');
+    },
+    long,
+  );
+
+  test(
+    'leave their nodes in bounded time when these are drained while the server is silent',
+    async () => {
+      await ground.cluster.apply(
+        claim({ name: 'drained', storageClassName: 'files', mode: 'ReadWriteOnce' }),
+        pod('drained', 1, 'while :; do echo line >>/data/log; sleep 0.05; done'),
+      );
+      await ready('drained');
+      await expect.poll(() => exec('drained', 'wc -l </data/log').then(Number), wait).toBeGreaterThan(3);
+      await filer.freeze();
+      try {
+        await kubectl(
+          'drain',
+          nodeName(1),
+          '--force',
+          '--ignore-daemonsets',
+          '--delete-emptydir-data',
+          '--timeout=90s',
+        );
+        expect(await kubectl('get', 'pods', '--output=jsonpath={.items[*].metadata.name}')).toBe('checked');
+        expect(await onNode('keeper', 1)).not.toBe('');
+      } finally {
+        filer.thaw();
+      }
+      await kubectl('uncordon', nodeName(1));
+      await verifiesOn('checked');
+      // It was the only one that had it, and has given it back.
+      await ground.cluster.apply(pod('drained', 0, 'sleep 100000'));
+      await ready('drained');
+      expect(Number(await exec('drained', 'wc -l </data/log'))).toBeGreaterThan(3);
+    },
+    long,
+  );
+
+  test(
+    'and leave nothing behind',
+    async () => {
+      await exec('checked', 'touch /tmp/stop');
+      expect(await restartsOf('checked')).toBe('0 Running');
+      await kubectl('delete', 'pod', 'checked', 'drained', '--timeout=90s');
+      await kubectl('delete', 'pvc', 'checked', 'drained', '--timeout=60s');
+      await expect.poll(() => kubectl('get', 'pv', '--output=name'), wait).toBe('');
+      for (const node of ground.cluster.nodes)
+        await expect
+          .poll(() => node.inside('sh', '-c', 'grep -c "/csi/.*stowage" /proc/self/mountinfo; :'), wait)
+          .toBe('0');
+    },
+    long,
+  );
+});

@@ -1,0 +1,109 @@
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { repository } from '#testbed/component.ts';
+import { buildImage } from '#testbed/image.ts';
+import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
+import { importBusybox } from '#testbed/kubernetes/images.ts';
+import { toolPath } from '#testbed/needs.ts';
+import { type ClusterDns, dnsArgs, startDns } from './chart-dns.ts';
+
+export const chart = join(repository, 'deploy', 'kubernetes', 'chart');
+export const namespace = 'stowage-system';
+
+/** A cluster of two nodes that has the image, and a real Helm for it. */
+export interface ChartGround extends AsyncDisposable {
+  readonly cluster: Cluster;
+  readonly dns: ClusterDns;
+  readonly busybox: string;
+  /** With the namespace. */
+  helm(...words: readonly string[]): Promise<string>;
+  /** `kubectl` in Stowage's namespace. */
+  own(...words: readonly string[]): Promise<string>;
+}
+
+/** The names that the one image has: versions that differ in nothing but their name. */
+const tags = ['testbed', 'next'] as const;
+
+export async function startChartGround(signal: AbortSignal): Promise<ChartGround> {
+  const tar = await buildImage(signal);
+  await using ground = new AsyncDisposableStack();
+  const cluster = ground.use(
+    await startCluster(signal, { nodes: 2, folders: ['/var/lib/stowage'], args: { kubelet: dnsArgs } }),
+  );
+  const dns = ground.use(await startDns(cluster, signal));
+  await cluster.importImage(tar, ...tags.map((tag) => `docker.io/library/stowage:${tag}`));
+  const busybox = await importBusybox(cluster, signal);
+  const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
+  const all = ground.move();
+  return {
+    ...{ cluster, dns, busybox },
+    helm: async (...words) => {
+      const whole = [...words, '--namespace', namespace];
+      return (await promisify(execFile)(toolPath('helm'), whole, { env, signal, timeout: 180_000 })).stdout;
+    },
+    own: (...words) => cluster.kubectl('--namespace', namespace, ...words),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+/** What of the Prometheus operator's definitions the API server looks at. */
+export const podMonitors: object = {
+  apiVersion: 'apiextensions.k8s.io/v1',
+  kind: 'CustomResourceDefinition',
+  metadata: {
+    name: 'podmonitors.monitoring.coreos.com',
+    annotations: { 'api-approved.kubernetes.io': 'unapproved, for tests' },
+  },
+  spec: {
+    group: 'monitoring.coreos.com',
+    scope: 'Namespaced',
+    names: { kind: 'PodMonitor', listKind: 'PodMonitorList', plural: 'podmonitors', singular: 'podmonitor' },
+    versions: [
+      {
+        ...{ name: 'v1', served: true, storage: true },
+        schema: {
+          openAPIV3Schema: {
+            type: 'object',
+            properties: {
+              spec: {
+                type: 'object',
+                required: ['selector'],
+                properties: {
+                  selector: { type: 'object', 'x-kubernetes-preserve-unknown-fields': true },
+                  podMetricsEndpoints: {
+                    type: 'array',
+                    items: {
+                      type: 'object',
+                      properties: {
+                        port: { type: 'string' },
+                        path: { type: 'string' },
+                        interval: {
+                          type: 'string',
+                          pattern: '^(0|(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$',
+                        },
+                      },
+                    },
+                  },
+                },
+              },
+            },
+          },
+        },
+      },
+    ],
+  },
+};
+
+export interface ClaimWish {
+  readonly name: string;
+  readonly storageClassName: string;
+  readonly mode: 'ReadWriteOnce' | 'ReadWriteMany';
+}
+
+export const claim = ({ name, storageClassName, mode }: ClaimWish): object => ({
+  apiVersion: 'v1',
+  kind: 'PersistentVolumeClaim',
+  metadata: { name, namespace: 'default' },
+  spec: { accessModes: [mode], storageClassName, resources: { requests: { storage: '64Mi' } } },
+});

@@ -1,0 +1,304 @@
+import { execFile } from 'node:child_process';
+import { mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type Filer, startFiler } from './agent-filer.ts';
+import { usingPod } from './agent-objects.ts';
+import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
+import { type ChartGround, chart, claim, namespace, startChartGround } from './chart-ground.ts';
+import { type Right, refusalOf, rightsOf, titleOf, without } from './chart-rights.ts';
+
+const { signal } = new AbortController();
+const wait = { interval: 100, timeout: 60_000 };
+const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
+
+/** Shown elsewhere, since it takes too long here. */
+const elsewhere = {
+  // Five minutes after the same was said last: src/controllers/engine/events.test.ts
+  controller: ['patch events'],
+};
+
+/** Rights that are taken away at once, since none of them hides that another is missing; and what makes them be needed. */
+interface Round {
+  readonly rights: readonly string[];
+  /** Before the controller is started. */
+  readonly before?: () => Promise<unknown>;
+  /** When it runs. */
+  readonly meanwhile?: (controller: AccountController) => Promise<unknown>;
+}
+
+describe.skipIf(needs(...components))('every right of an account', () => {
+  let ground: ChartGround;
+  let filer: Filer;
+  let config: string;
+  let number = 0;
+
+  beforeAll(async () => {
+    ground = await startChartGround(signal);
+    filer = await startFiler(ground.cluster, signal);
+    // No controller of its own: here it is a process, so that it starts and ends quickly.
+    const values = 'image.tag=testbed,controller.nodeSelector.nowhere=true';
+    await ground.helm('install', 'stowage', chart, '--create-namespace', '--set-string', values);
+    config = await accountConfig(ground.cluster, 'stowage-controller');
+    const [uri = '', query = ''] = filer.uri.split('?');
+    for (const name of ['silver', 'gold']) await mkdir(join(filer.exported, name));
+    const options = Object.fromEntries(new URLSearchParams(query));
+    await ground.cluster.apply(
+      ...['silver', 'gold'].map((name) => ({
+        ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name } },
+        spec: { uri: `${uri}/${name}`, options, storageClass: {} },
+      })),
+    );
+    await using _ = await startAsAccount(ground.cluster, config);
+    await ground.cluster.apply(...['grows', 'goes-1', 'goes-2', 'goes-3'].map((name) => wanted(name)));
+    await bound('grows', 'goes-1', 'goes-2', 'goes-3');
+  }, 400_000);
+  afterAll(async () => {
+    await filer?.[Symbol.asyncDispose]();
+    await ground?.[Symbol.asyncDispose]();
+  }, 60_000);
+
+  const wanted = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
+  const bound = (...names: readonly string[]): Promise<string> =>
+    ground.cluster.kubectl(
+      ...['wait', '--for=jsonpath={.status.phase}=Bound', '--timeout=90s'],
+      ...names.map((name) => `pvc/${name}`),
+    );
+  const { kubectl, own, apply } = {
+    kubectl: (...words: readonly string[]) => ground.cluster.kubectl(...words),
+    own: (...words: readonly string[]) => ground.own(...words),
+    apply: (...objects: readonly object[]) => ground.cluster.apply(...objects),
+  };
+  const remove = (...what: readonly string[]): Promise<string> => own('delete', ...what, '--ignore-not-found');
+  const merge = (what: readonly string[], body: object): Promise<string> =>
+    kubectl('patch', ...what, '--type=merge', '--patch', JSON.stringify(body));
+  const grow = (): Promise<string> =>
+    merge(['pvc', 'grows'], { spec: { resources: { requests: { storage: `${64 + ++number}Mi` } } } });
+  const goes = (which: number): Promise<string> => kubectl('delete', 'pvc', `goes-${which}`, '--wait=false');
+  const comes = (): Promise<string> => apply(wanted(`comes-${++number}`));
+  const slice = (addressType: 'IPv4' | 'IPv6', address: string): object => ({
+    ...{ apiVersion: 'discovery.k8s.io/v1', kind: 'EndpointSlice', addressType },
+    metadata: { name: 'stowage-leader', namespace, labels: { 'kubernetes.io/service-name': 'stowage' } },
+    endpoints: [{ addresses: [address] }],
+    ports: [{ name: 'https', port: 8443, protocol: 'TCP' }],
+  });
+  const others = {
+    ...{ apiVersion: 'v1', kind: 'Endpoints', metadata: { name: 'stowage', namespace } },
+    subsets: [{ addresses: [{ ip: '10.1.2.3' }], ports: [{ name: 'https', port: 8443 }] }],
+  };
+  const secret = (type: string, data: object): object => ({
+    ...{ apiVersion: 'v1', kind: 'Secret', metadata: { name: 'stowage-tls', namespace }, type, data },
+  });
+  const empty = Buffer.from('nothing').toString('base64');
+  const capacity = (storageClassName: string): object => ({
+    ...{ apiVersion: 'storage.k8s.io/v1', kind: 'CSIStorageCapacity', storageClassName, capacity: '1Ki' },
+    metadata: { name: 'left', namespace, labels: { 'app.kubernetes.io/managed-by': 'stowage' } },
+    nodeTopology: {},
+  });
+  const ghost = {
+    ...{ apiVersion: 'v1', kind: 'Node', metadata: { name: 'ghost' } },
+    spec: { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] },
+  };
+  /** A local volume on a node that is not there. */
+  const astray = (): object => {
+    const { metadata, ...rest } = claim({
+      ...{ name: `astray-${++number}`, storageClassName: 'local', mode: 'ReadWriteOnce' },
+    }) as { readonly metadata: object };
+    return { ...rest, metadata: { ...metadata, annotations: { 'volume.kubernetes.io/selected-node': 'nowhere' } } };
+  };
+  /** What a user of the cluster does who may look. */
+  const asViewer = async (path: string): Promise<string> => {
+    const account = ['create', 'token', 'stowage-viewer', '--namespace', namespace, '--audience=stowage.dev'];
+    const [first, ...inside] = ground.cluster.network.inside;
+    const asks = `const { status } = await fetch(process.argv[1], { headers: { authorization: process.argv[2] } }); console.log(status)`;
+    const node = [process.execPath, '--input-type=module', '--eval', asks];
+    const url = `https://${door.host}:${door.port}${path}`;
+    const env = { ...process.env, NODE_TLS_REJECT_UNAUTHORIZED: '0' };
+    const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
+    return (await promisify(execFile)(first, words, { env, signal, timeout: 30_000 })).stdout.trim();
+  };
+  /** A pod whose claim says that it may be evicted. */
+  async function used(): Promise<void> {
+    const name = `used-${++number}`;
+    const annotations = { 'stowage.dev/restart-consumers': 'true' };
+    const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
+    const script = 'while :; do date >/data/now; sleep 0.1; done';
+    const node = ground.cluster.nodes[0]?.name ?? '';
+    await apply({ ...rest, metadata: { ...metadata, annotations } });
+    await using _ = await startAsAccount(ground.cluster, config);
+    await apply(usingPod({ name, volume: name, script, node, image: ground.busybox }));
+    await kubectl('wait', '--for=condition=Ready', `pod/${name}`, '--timeout=90s');
+  }
+  /** As when agent and keeper end at once: the kernel ends the mounts, and they are made anew. Only those of this node's pods. */
+  async function loseMount(): Promise<void> {
+    const ours = 's#^[0-9]* [0-9]* 0:\\([0-9]*\\) [^ ]* /var/lib/kubelet/.* - fuse[^ ]* stowage:.*#\\1#p';
+    const find = `sed -n '${ours}' /proc/self/mountinfo | sort -u`;
+    const abort = `for id in $(${find}); do echo 1 >/sys/fs/fuse/connections/$id/abort; done`;
+    await ground.cluster.nodes[0]?.inside('sh', '-c', abort);
+  }
+  const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
+  const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
+
+  const rounds: readonly Round[] = [
+    { rights: followed.map((what) => `list ${what}`) },
+    { rights: [...followed, 'endpointslices stowage-leader', 'endpoints stowage'].map((what) => `watch ${what}`) },
+    { rights: ['get leases stowage-controller'] },
+    { rights: ['create leases'], before: () => remove('lease', 'stowage-controller') },
+    { rights: ['update leases stowage-controller'] },
+    { rights: ['get namespaces kube-system'] },
+    {
+      rights: [
+        ...['create secrets', 'create storageclasses', 'patch stores/status', 'create persistentvolumes'],
+        ...['get nodes', 'get configmaps stowage-nodes'],
+      ],
+      before: async () => {
+        await remove('secret', 'stowage-tls');
+        await kubectl('delete', 'storageclass', 'gold');
+        await merge(['store', 'silver', '--subresource=status'], { status: null });
+        await apply(ghost);
+        await comes();
+      },
+    },
+    {
+      rights: [
+        ...['create configmaps', 'delete storageclasses', 'get persistentvolumes'],
+        ...['patch persistentvolumeclaims/status', 'patch persistentvolumeclaims'],
+        // The claim of the round before gets its volume now, and is told so.
+        ...['get csidrivers file.stowage.dev,local.stowage.dev', 'create events'],
+      ],
+      before: async () => {
+        await remove('configmap', 'stowage-ca');
+        await remove('csistoragecapacity', '--all');
+        await merge(['store', 'local'], { spec: { storageClass: { reclaimPolicy: 'Retain' } } });
+        await goes(1);
+        await grow();
+        await apply(astray());
+      },
+    },
+    {
+      rights: ['create endpointslices', 'create endpoints', 'patch persistentvolumes', 'create csistoragecapacities'],
+      before: async () => {
+        await remove('endpointslice/stowage-leader', 'endpoints/stowage');
+        await remove('csistoragecapacity', '--all');
+        await goes(2);
+      },
+    },
+    {
+      rights: ['update secrets stowage-tls', 'delete persistentvolumes', 'delete csistoragecapacities'],
+      before: async () => {
+        await remove('secret', 'stowage-tls');
+        await apply(secret('kubernetes.io/tls', { 'tls.crt': empty, 'tls.key': empty }), capacity('none-such'));
+        await goes(3);
+      },
+    },
+    {
+      rights: ['delete secrets stowage-tls', 'get persistentvolumeclaims', 'create persistentvolumes'],
+      before: async () => {
+        await remove('secret', 'stowage-tls');
+        await apply(secret('Opaque', { more: empty }), wanted('abandoned'));
+      },
+      meanwhile: async (controller) => {
+        // It was made, and before it is written down nobody wants it any more.
+        await expect.poll(controller.output, wait).toMatch(/cannot create resource \\"persistentvolumes\\"/);
+        await kubectl('delete', 'pvc', 'abandoned', '--wait=false');
+      },
+    },
+    {
+      rights: ['update configmaps stowage-ca', 'patch csistoragecapacities'],
+      before: async () => {
+        await remove('secret', 'stowage-tls');
+        const [name = ''] = (await own('get', 'csistoragecapacity', '--output=name')).split('\n');
+        await own('patch', name, '--type=merge', '--patch', JSON.stringify({ capacity: '1Ki' }));
+      },
+    },
+    {
+      rights: ['update endpointslices stowage-leader', 'update endpoints stowage'],
+      before: async () => {
+        await remove('endpointslice/stowage-leader', 'endpoints/stowage');
+        await apply(slice('IPv4', '10.1.2.3'), others);
+      },
+    },
+    {
+      rights: ['delete endpointslices stowage-leader', 'delete endpoints stowage'],
+      before: async () => {
+        await remove('endpointslice', 'stowage-leader');
+        await apply(slice('IPv6', 'fd00::1'));
+      },
+      meanwhile: async (controller) => {
+        await expect.poll(controller.output, wait).toMatch(/cannot delete resource \\"endpointslices\\"/);
+        await controller.stop();
+      },
+    },
+    { rights: ['list endpointslices stowage-leader', 'list endpoints stowage'] },
+    {
+      rights: ['get endpointslices stowage-leader', 'get endpoints stowage'],
+      meanwhile: async (controller) => {
+        await expect.poll(controller.output, wait).toContain('the service leads here');
+        await controller.stop();
+      },
+    },
+    { rights: ['create tokenreviews'] },
+    {
+      rights: ['create subjectaccessreviews', 'patch configmaps stowage-nodes'],
+      before: () => remove('configmap', 'stowage-nodes'),
+      meanwhile: async (controller) => {
+        await expect.poll(controller.output, wait).toContain('the service leads here');
+        await asViewer('/v1/stores');
+      },
+    },
+    { rights: ['get pods'], before: used, meanwhile: loseMount },
+    { rights: ['create pods/eviction'], before: used, meanwhile: loseMount },
+  ];
+
+  const all = rightsOf('stowage-controller');
+  const find = (title: string): Right => {
+    const found = all.find((right) => titleOf(right) === title);
+    if (found === undefined) throw new Error(`there is no right '${title}'`);
+    return found;
+  };
+
+  test('is taken away in some round', () => {
+    const taken = [...rounds.flatMap(({ rights }) => rights), ...elsewhere.controller];
+    expect([...new Set(taken)].sort()).toEqual(all.map(titleOf).sort());
+  });
+
+  test.each(rounds.map((round) => [round.rights.join(', '), round] as const))(
+    'is needed: %s',
+    async (_, { rights: titles, before, meanwhile }) => {
+      const rights = titles.map(find);
+      await own('delete', 'lease', 'stowage-controller', '--ignore-not-found');
+      await before?.();
+      await using _taken = await without(ground.cluster, rights);
+      await using controller = await startAsAccount(ground.cluster, config);
+      const missed = (): readonly string[] =>
+        rights.filter((right) => !controller.output().includes(refusalOf(right))).map(titleOf);
+      await meanwhile?.(controller);
+      await expect.poll(missed, wait).toEqual([]);
+    },
+    90_000,
+  );
+
+  test.each(['list', 'watch'])(
+    'of agents is needed: %s',
+    async (verb) => {
+      const rights = rightsOf('stowage-agent').filter((right) => right.verb === verb);
+      expect(rights.length).toBe(3);
+      await using _taken = await without(ground.cluster, rights);
+      const agents = ['--selector=app.kubernetes.io/component=agent', '--field-selector=spec.nodeName=node-2'];
+      await own('delete', 'pod', ...agents, '--wait');
+      const output = (): Promise<string> => own('logs', ...agents.slice(0, 1), '--tail=-1', '--prefix').catch(String);
+      const missed = async (): Promise<readonly string[]> => {
+        const said = await output();
+        return rights.filter((right) => !said.includes(refusalOf(right))).map(titleOf);
+      };
+      await expect.poll(missed, wait).toEqual([]);
+    },
+    90_000,
+  );
+
+  test('of agents is to list or to watch', () => {
+    expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
+  });
+});

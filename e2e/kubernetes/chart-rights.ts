@@ -1,0 +1,78 @@
+import type { Cluster } from '#testbed/kubernetes/cluster.ts';
+import { roles } from '../../scripts/rbac-rules.ts';
+import { namespace } from './chart-ground.ts';
+
+/** One verb on one kind of object that an account of Stowage's has. */
+export interface Right {
+  readonly account: string;
+  readonly where: 'cluster' | 'own';
+  readonly resource: string;
+  readonly verb: string;
+  /** Of the objects that it is for; empty: all. */
+  readonly names: string;
+}
+
+/** For people, and to be compared by. */
+export const titleOf = ({ resource, verb, names }: Omit<Right, 'account' | 'where'>): string =>
+  [verb, resource, ...(names === '' ? [] : [names])].join(' ');
+
+/** Where the chart may be told another name, the usual one. */
+const usual = (name: string): string => /`(.+)`/.exec(name)?.[1] ?? name;
+
+export const rightsOf = (account: string): readonly Right[] =>
+  roles
+    .filter((role) => role.account === account)
+    .flatMap(({ where, rules }) =>
+      rules.flatMap(({ resource, verbs, names = [] }) =>
+        verbs.map((verb) => ({ account, where, resource, verb, names: names.map(usual).join(',') })),
+      ),
+    );
+
+/** What the API server says to whoever does not have it. */
+export const refusalOf = ({ verb, resource }: Right): string => `cannot ${verb} resource \\"${resource}\\"`;
+
+interface Rule {
+  readonly resources: readonly string[];
+  readonly resourceNames?: readonly string[];
+  readonly verbs: readonly string[];
+}
+interface Role {
+  readonly metadata: { readonly name: string };
+  readonly rules: readonly Rule[];
+}
+
+const isIn = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
+  resources.includes(resource) && resourceNames.join(',') === names;
+
+/** Takes rights away, and gives them back. */
+export async function without(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
+  const before: Role[] = [];
+  for (const [where, kind] of [
+    ['cluster', ['clusterrole']],
+    ['own', ['role', '--namespace', namespace]],
+  ] as const) {
+    const [first] = rights.filter((right) => right.where === where);
+    if (first === undefined) continue;
+    const role: Role = JSON.parse(await cluster.kubectl('get', ...kind, first.account, '--output=json'));
+    const missing = rights.filter((right) => right.where === where && !role.rules.some((rule) => isIn(right, rule)));
+    if (missing.length > 0) throw new Error(`the role lacks ${missing.map(titleOf).join(', ')}`);
+    before.push(role);
+    const rules = role.rules.flatMap((rule) => {
+      const gone = new Set(
+        rights.filter((right) => right.where === where && isIn(right, rule)).map(({ verb }) => verb),
+      );
+      const verbs = rule.verbs.filter((verb) => !gone.has(verb));
+      return verbs.length === 0 ? [] : [{ ...rule, verbs }];
+    });
+    await cluster.apply({ ...role, rules });
+  }
+  return {
+    [Symbol.asyncDispose]: async () => {
+      for (const role of before) {
+        const { metadata, ...rest } = role as Role & { readonly metadata: { readonly resourceVersion?: string } };
+        const { resourceVersion: _, ...kept } = metadata;
+        await cluster.apply({ ...rest, metadata: kept });
+      }
+    },
+  };
+}

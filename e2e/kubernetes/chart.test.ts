@@ -1,0 +1,267 @@
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type Filer, startFiler } from './agent-filer.ts';
+import { usingPod } from './agent-objects.ts';
+import { type ChartGround, chart, claim, namespace, podMonitors, startChartGround } from './chart-ground.ts';
+
+const { signal } = new AbortController();
+const wait = { interval: 250, timeout: 90_000 };
+const long = 240_000;
+const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
+/** A line each, in order; it ends at the first that cannot be written. */
+const addsLines = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';
+
+describe.skipIf(needs(...components))('the chart on a real cluster', () => {
+  let ground: ChartGround;
+  let filer: Filer;
+  let kubectl: ChartGround['cluster']['kubectl'];
+  let values: string;
+
+  beforeAll(async () => {
+    ground = await startChartGround(signal);
+    ({ kubectl } = ground.cluster);
+    filer = await startFiler(ground.cluster, signal);
+    values = join(ground.cluster.folder, 'values.json');
+    const [uri = '', query = ''] = filer.uri.split('?');
+    const options = Object.fromEntries(new URLSearchParams(query));
+    const silver = { name: 'silver', uri, options, storageClass: {} };
+    const embeddedNFS = { enabled: true, volume: { size: '1Gi' } };
+    await writeFile(values, JSON.stringify({ embeddedNFS, monitoring: { enabled: true }, stores: [silver] }));
+    await ground.cluster.apply(podMonitors);
+    await kubectl('wait', '--for=condition=Established', 'crd/podmonitors.monitoring.coreos.com', '--timeout=30s');
+  }, 400_000);
+  afterAll(async () => {
+    await filer?.[Symbol.asyncDispose]();
+    await ground?.[Symbol.asyncDispose]();
+  }, 60_000);
+
+  const withTag = (tag: string): readonly string[] => ['--values', values, '--set', `image.tag=${tag}`];
+  const rolledOut = async (): Promise<void> => {
+    const all = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
+    for (const one of [...all, 'statefulset/stowage-nfs']) await ground.own('rollout', 'status', one, '--timeout=120s');
+  };
+  /** As the cluster's own DNS does at once. */
+  const tellDns = async (): Promise<void> => {
+    const address = await ground.own('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
+    await ground.dns.tell({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
+  };
+  const pod = (name: string, node: number, volume: string, script = 'sleep 100000'): object =>
+    usingPod({ name, volume, script, node: ground.cluster.nodes[node]?.name ?? '', image: ground.busybox });
+  const ready = (...names: readonly string[]): Promise<string> =>
+    kubectl('wait', '--for=condition=Ready', '--timeout=120s', ...names.map((name) => `pod/${name}`));
+  const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);
+  const lines = (name: string): Promise<number> => exec(name, 'wc -l </data/log').then(Number);
+  const goesOn = async (...names: readonly string[]): Promise<void> => {
+    for (const name of names) {
+      const before = await lines(name);
+      await expect.poll(() => lines(name), wait).toBeGreaterThan(before);
+    }
+  };
+  const isWhole = async (...names: readonly string[]): Promise<void> => {
+    for (const name of names) {
+      const log = (await exec(name, 'cat /data/log')).split('\n');
+      expect(log).toEqual(log.map((_, at) => `line ${at + 1}`));
+    }
+  };
+  const restarts = (...names: readonly string[]): Promise<string> =>
+    kubectl('get', 'pod', ...names, '--output=jsonpath={.items[*].status.containerStatuses[*].restartCount}');
+  const images = (): Promise<string> =>
+    ground.own(
+      'get',
+      'pods',
+      '--field-selector=status.phase=Running',
+      '--output=jsonpath={.items[*].spec.containers[*].image}',
+    );
+
+  test(
+    'is installed, and all of it becomes ready',
+    async () => {
+      await ground.helm('install', 'stowage', chart, '--create-namespace', ...withTag('testbed'));
+      await tellDns();
+      await rolledOut();
+      const status = (): Promise<string> =>
+        kubectl(
+          'get',
+          'stores',
+          '--output=jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}',
+        );
+      await expect.poll(status, wait).toBe('local=True network=True silver=True');
+      const classes = await kubectl(
+        'get',
+        'storageclasses',
+        '--output=jsonpath={range .items[*]}{.metadata.name}={.provisioner},{.volumeBindingMode} {end}',
+      );
+      expect(classes).toBe(
+        'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate',
+      );
+      const made = await ground.own('get', 'podmonitors,networkpolicies,poddisruptionbudgets', '--output=name');
+      for (const kind of ['podmonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
+    },
+    long,
+  );
+
+  test('shows figures where the monitors say', async () => {
+    for (const [component, port] of [
+      ['controller', 8081],
+      ['agent', 7879],
+    ]) {
+      const which = [
+        '--selector',
+        `app.kubernetes.io/component=${component}`,
+        '--output=jsonpath={.items[0].metadata.name}',
+      ];
+      const name = await ground.own('get', 'pods', ...which);
+      const path = `/api/v1/namespaces/${namespace}/pods/${name}:${port}/proxy/metrics`;
+      expect(await kubectl('get', '--raw', path)).toContain('stowage_info');
+    }
+  });
+
+  test(
+    'gives a pod a volume of its node without any configuration, and one of a store that values name',
+    async () => {
+      await ground.cluster.apply(
+        claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
+        claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
+        ...[pod('own', 0, 'own', addsLines), pod('remote', 1, 'remote', addsLines)],
+      );
+      await ready('own', 'remote');
+      await goesOn('own', 'remote');
+    },
+    long,
+  );
+
+  test(
+    'gives pods on two nodes the same volume, by the embedded NFS server',
+    async () => {
+      await ground.cluster.apply(
+        claim({ name: 'shared', storageClassName: 'network', mode: 'ReadWriteMany' }),
+        ...[pod('writer', 0, 'shared', addsLines), pod('reader', 1, 'shared')],
+      );
+      await ready('writer', 'reader');
+      await expect.poll(() => lines('reader'), wait).toBeGreaterThan(3);
+      await exec('reader', 'echo back >/data/back && sync');
+      await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
+    },
+    long,
+  );
+
+  test(
+    'holds the accounts to what is theirs',
+    async () => {
+      const as = (account: string): string => `--as=system:serviceaccount:${namespace}:stowage-${account}`;
+      const create = async (account: string, object: object): Promise<string> => {
+        const file = join(ground.cluster.folder, 'wanted.json');
+        await writeFile(file, JSON.stringify(object));
+        return await kubectl('create', '--filename', file, as(account));
+      };
+      const volume = (source: object): object => ({
+        ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: 'wanted' } },
+        spec: { capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'], ...source },
+      });
+      const refused = 'may only have PersistentVolumes of its own drivers';
+      const csi = { driver: 'file.stowage.dev', volumeHandle: 'x' };
+      await expect(create('controller', volume({ hostPath: { path: '/' } }))).rejects.toThrow(refused);
+      await expect(create('controller', volume({ csi: { ...csi, driver: 'other' } }))).rejects.toThrow(refused);
+      const nodePublishSecretRef = { name: 'token', namespace: 'kube-system' };
+      await expect(create('controller', volume({ csi: { ...csi, nodePublishSecretRef } }))).rejects.toThrow(
+        'may not name Secrets in PersistentVolumes',
+      );
+      const kind = {
+        apiVersion: 'storage.k8s.io/v1',
+        kind: 'StorageClass',
+        metadata: { name: 'x' },
+        provisioner: 'other',
+      };
+      await expect(create('controller', kind)).rejects.toThrow('may only have StorageClasses of its own drivers');
+      await expect(kubectl('get', 'secrets', '--all-namespaces', as('agent'))).rejects.toThrow('forbidden');
+      // Even with all rights.
+      const all = ['clusterrolebinding', 'agents-may-all'];
+      await kubectl('create', ...all, '--clusterrole=cluster-admin', `--serviceaccount=${namespace}:stowage-agent`);
+      const map = { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name: 'x', namespace: 'default' } };
+      await expect
+        .poll(() => create('agent', map).catch(String), wait)
+        .toContain('agents change nothing in the cluster');
+      await kubectl('delete', ...all);
+    },
+    long,
+  );
+
+  test('says what to do first where the definition of stores is an older one', async () => {
+    await kubectl('annotate', 'crd', 'stores.stowage.dev', 'stowage.dev/schema=0', '--overwrite');
+    const said = await ground.helm('upgrade', 'stowage', chart, ...withTag('testbed')).catch(String);
+    expect(said).toContain('helm show crds CHART | kubectl apply --server-side --force-conflicts -f -');
+    const definitions = ['--server-side', '--force-conflicts', '--filename', join(chart, 'crds')];
+    await kubectl('apply', ...definitions);
+  });
+
+  test(
+    'goes to another version and back while pods write, and they do not notice',
+    async () => {
+      await ground.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
+      await rolledOut();
+      await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:next']));
+      await goesOn('own', 'remote', 'writer');
+      await ground.helm('rollback', 'stowage');
+      await rolledOut();
+      await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
+      await goesOn('own', 'remote', 'writer');
+      await isWhole('own', 'remote', 'writer');
+      expect(await restarts('own', 'remote', 'writer', 'reader')).toBe('0 0 0 0');
+    },
+    long,
+  );
+
+  test(
+    'leaves volumes, stores and mounts alone when it is uninstalled, and takes them up again',
+    async () => {
+      await ground.helm('uninstall', 'stowage');
+      await expect
+        .poll(
+          () =>
+            ground.own('get', 'pods', '--selector=app.kubernetes.io/component in (controller, agent)', '--output=name'),
+          wait,
+        )
+        .toBe('');
+      expect(await kubectl('get', 'stores', '--output=jsonpath={.items[*].metadata.name}')).toBe(
+        'local network silver',
+      );
+      const phases = await kubectl('get', 'pv', '--output=jsonpath={.items[*].status.phase}');
+      expect(phases).toBe('Bound Bound Bound Bound');
+      await goesOn('own', 'remote', 'writer');
+      await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
+      await tellDns();
+      await rolledOut();
+      await goesOn('own', 'remote', 'writer');
+      await isWhole('own', 'remote', 'writer');
+      expect(await restarts('own', 'remote', 'writer', 'reader')).toBe('0 0 0 0');
+      // The keepers that had stayed are gone, since others have taken over.
+      await expect
+        .poll(
+          () =>
+            ground.own(
+              'get',
+              'pods',
+              '--selector=app.kubernetes.io/component=keeper',
+              '--output=jsonpath={.items[*].metadata.deletionTimestamp}',
+            ),
+          wait,
+        )
+        .toBe('');
+    },
+    long,
+  );
+
+  test(
+    'leaves nothing of what pods had, when they and their claims are gone',
+    async () => {
+      await kubectl('delete', 'pod', 'own', 'remote', 'writer', 'reader', '--timeout=90s');
+      await kubectl('delete', 'pvc', 'own', 'remote', 'shared', '--timeout=60s');
+      await expect
+        .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
+        .toBe('stowage-nfs');
+    },
+    long,
+  );
+});

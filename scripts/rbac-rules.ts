@@ -1,0 +1,274 @@
+/** One right: what, and for which purpose. */
+export interface RbacRule {
+  /** Of the API; empty: the first one. */
+  readonly group: string;
+  readonly resource: string;
+  /** Only these objects. */
+  readonly names?: readonly string[];
+  readonly verbs: readonly string[];
+  readonly why: string;
+}
+
+export const own = 'own';
+
+export interface RbacRole {
+  readonly name: string;
+  readonly title: string;
+  readonly about: string;
+  readonly where: 'cluster' | typeof own;
+  /** Who has it: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody yet. */
+  readonly account?: string;
+  readonly value?: string;
+  readonly extraLabels?: Readonly<Record<string, string>>;
+  readonly rules: readonly RbacRule[];
+}
+
+const [core, storage, stowage, discovery] = ['', 'storage.k8s.io', 'stowage.dev', 'discovery.k8s.io'];
+/** Who has a certificate of their own says so to the chart. */
+const tlsSecret = '{{ .Values.tls.secretName | default `stowage-tls` }}';
+const watched = ['get', 'list', 'watch'];
+const followed = ['list', 'watch'];
+
+const controller: RbacRole = {
+  name: 'stowage-controller',
+  title: 'Controller',
+  about: 'What is asked for is anywhere in the cluster.',
+  where: 'cluster',
+  account: 'stowage-controller',
+  rules: [
+    {
+      ...{ group: core, resource: 'persistentvolumeclaims', verbs: watched },
+      why: 'Claims are what volumes are made for. One that seems to be gone is asked for again before its volume is taken away.',
+    },
+    {
+      ...{ group: core, resource: 'persistentvolumeclaims', verbs: ['patch'] },
+      why: 'A claim whose node has no room or no agent gets another: the annotation by which the scheduler chose is taken back.',
+    },
+    {
+      ...{ group: core, resource: 'persistentvolumeclaims/status', verbs: ['patch'] },
+      why: 'A claim says how large its volume is after it has grown.',
+    },
+    {
+      ...{ group: core, resource: 'persistentvolumes', verbs: [...watched, 'create', 'patch', 'delete'] },
+      why: 'A PersistentVolume is written for each volume that was made, says its new size, and is taken away with its volume: first the finalizer, then the object.',
+    },
+    {
+      ...{ group: storage, resource: 'storageclasses', verbs: [...followed, 'create', 'delete'] },
+      why: 'Claims name a class, and that the store. Stores that ask for a class have one, made anew when its store says something else.',
+    },
+    {
+      ...{ group: stowage, resource: 'stores', verbs: followed },
+      why: 'Stores are what the administrator says.',
+    },
+    {
+      ...{ group: stowage, resource: 'stores/status', verbs: ['patch'] },
+      why: 'They say whether they can be reached, and how full they are.',
+    },
+    {
+      ...{ group: core, resource: 'pods', verbs: ['get'] },
+      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one.',
+    },
+    {
+      ...{ group: core, resource: 'pods/eviction', verbs: ['create'] },
+      why: 'Pods whose claim asks for it are evicted when only a new pod sees the mount that was made anew. Disruption budgets hold.',
+    },
+    {
+      ...{ group: core, resource: 'nodes', verbs: watched },
+      why: 'Volumes are made on nodes, and a node that is gone for good, which is asked for again, no longer holds any.',
+    },
+    {
+      ...{ group: storage, resource: 'csidrivers', names: ['file.stowage.dev', 'local.stowage.dev'], verbs: ['get'] },
+      why: 'What is said of the room on nodes goes with the driver.',
+    },
+    {
+      ...{ group: core, resource: 'namespaces', names: ['kube-system'], verbs: ['get'] },
+      why: 'Its uid tells this cluster from others that share a store.',
+    },
+    {
+      ...{ group: 'events.k8s.io', resource: 'events', verbs: ['create', 'patch'] },
+      why: 'Users read on their claims and pods what went wrong, and what to do.',
+    },
+    {
+      ...{ group: 'authentication.k8s.io', resource: 'tokenreviews', verbs: ['create'] },
+      why: 'Whoever comes to the door shows a token, and the API server says whose it is, and of an agent on which node it runs.',
+    },
+    {
+      ...{ group: 'authorization.k8s.io', resource: 'subjectaccessreviews', verbs: ['create'] },
+      why: 'The API server says what a user may look at.',
+    },
+  ],
+};
+
+const controllerAtHome: RbacRole = {
+  name: 'stowage-controller',
+  title: 'Controller, at home',
+  about: '',
+  where: own,
+  account: 'stowage-controller',
+  rules: [
+    {
+      ...{ group: 'coordination.k8s.io', resource: 'leases', verbs: ['create'] },
+      why: 'Of several controllers one leads, by a Lease, which the first one makes.',
+    },
+    {
+      ...{
+        group: 'coordination.k8s.io',
+        resource: 'leases',
+        names: ['stowage-controller'],
+        verbs: ['get', 'update'],
+      },
+      why: 'Whoever leads renews it, and gives it back at its end.',
+    },
+    {
+      ...{ group: core, resource: 'secrets', verbs: ['create'] },
+      why: 'The first leader makes a certificate for the door. It reads no other Secret than the following one.',
+    },
+    {
+      ...{ group: core, resource: 'secrets', names: [tlsSecret], verbs: [...followed, 'update', 'delete'] },
+      why: 'The certificate is kept there, is made anew in time, and takes the place of one of another type.',
+    },
+    {
+      ...{ group: core, resource: 'configmaps', verbs: ['create'] },
+      why: 'Agents have to know the certificate; and which machine each node is, is written down.',
+    },
+    {
+      ...{ group: core, resource: 'configmaps', names: ['stowage-ca'], verbs: [...followed, 'update'] },
+      why: 'It is published there, without its key.',
+    },
+    {
+      ...{ group: core, resource: 'configmaps', names: ['stowage-nodes'], verbs: ['get', 'patch'] },
+      why: 'Which machine each node is: when a node is gone for good, what that machine said on stores is taken back.',
+    },
+    {
+      ...{ group: discovery, resource: 'endpointslices', verbs: ['create'] },
+      why: 'The service leads to whoever leads.',
+    },
+    {
+      ...{
+        group: discovery,
+        resource: 'endpointslices',
+        names: ['stowage-leader'],
+        verbs: [...watched, 'update', 'delete'],
+      },
+      why: 'Its address is there, for as long as it leads.',
+    },
+    {
+      ...{ group: core, resource: 'endpoints', verbs: ['create'] },
+      why: 'The proxy of the API server, by which users come, goes by Endpoints and not by EndpointSlices.',
+    },
+    {
+      ...{ group: core, resource: 'endpoints', names: ['stowage'], verbs: [...watched, 'update', 'delete'] },
+      why: 'The same address once more, for that proxy.',
+    },
+    {
+      ...{ group: storage, resource: 'csistoragecapacities', verbs: [...followed, 'create', 'patch', 'delete'] },
+      why: 'They say how much room there is on which node, so that pods are scheduled to where it is.',
+    },
+  ],
+};
+
+const agent: RbacRole = {
+  name: 'stowage-agent',
+  title: 'Agents',
+  about: 'Whoever takes over a node has as much.',
+  where: 'cluster',
+  account: 'stowage-agent',
+  rules: [
+    {
+      ...{ group: stowage, resource: 'stores', verbs: followed },
+      why: 'An agent mounts volumes of the stores that there are, and makes those of the local ones on its node.',
+    },
+  ],
+};
+
+const agentAtHome: RbacRole = {
+  name: 'stowage-agent',
+  title: 'Agents, at home',
+  about: '',
+  where: own,
+  account: 'stowage-agent',
+  rules: [
+    {
+      ...{ group: discovery, resource: 'endpointslices', names: ['stowage-leader'], verbs: followed },
+      why: 'The address of the controller that leads.',
+    },
+    {
+      ...{ group: core, resource: 'configmaps', names: ['stowage-ca'], verbs: followed },
+      why: 'The certificate by which it is known.',
+    },
+  ],
+};
+
+const viewer: RbacRole = {
+  name: 'stowage-viewer',
+  title: 'Viewer',
+  about:
+    'The account by which `kubectl stowage` looks. The controller asks the API server for these rights; no object of these kinds but stores is in Kubernetes.',
+  where: 'cluster',
+  account: 'stowage-viewer',
+  rules: [
+    {
+      ...{ group: stowage, resource: 'stores', verbs: ['get', 'list'] },
+      why: 'To show stores and how full they are.',
+    },
+    {
+      ...{ group: stowage, resource: 'volumes', verbs: ['get', 'list'] },
+      why: 'To show volumes, on stores that are shared and on those of the nodes.',
+    },
+    {
+      ...{ group: stowage, resource: 'mounts', verbs: ['get', 'list'] },
+      why: 'To show what is mounted on which node, and for whom.',
+    },
+    {
+      ...{ group: stowage, resource: 'clients', verbs: ['get', 'list'] },
+      why: 'To show what serves the mounts, and how it is.',
+    },
+  ],
+};
+
+const looking: RbacRole = {
+  name: 'stowage-viewers',
+  title: 'Who may look',
+  about: 'Nobody has it but those in the value `viewers`, and administrators of the cluster, who may everything.',
+  where: own,
+  value: 'viewers',
+  rules: [
+    {
+      ...{ group: core, resource: 'serviceaccounts/token', names: ['stowage-viewer'], verbs: ['create'] },
+      why: '`kubectl stowage` asks for a token of the viewer, which is good for minutes.',
+    },
+    {
+      ...{
+        group: core,
+        resource: 'services/proxy',
+        names: ['https:stowage:443'],
+        verbs: ['get'],
+      },
+      why: 'It reaches the controller through the API server, without a way into the cluster’s network.',
+    },
+  ],
+};
+
+const everybody: RbacRole = {
+  name: 'stowage-stores-view',
+  title: 'Whoever may view',
+  about: 'It is added to the usual roles `view`, `edit` and `admin` of Kubernetes.',
+  where: 'cluster',
+  extraLabels: { 'rbac.authorization.k8s.io/aggregate-to-view': 'true' },
+  rules: [
+    {
+      ...{ group: stowage, resource: 'stores', verbs: watched },
+      why: '`kubectl get stores` shows which stores there are, and why one cannot be used.',
+    },
+  ],
+};
+
+export const roles: readonly RbacRole[] = [
+  controller,
+  controllerAtHome,
+  agent,
+  agentAtHome,
+  viewer,
+  looking,
+  everybody,
+].filter(({ rules }) => rules.length > 0);

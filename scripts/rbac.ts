@@ -1,0 +1,103 @@
+// What each part may do in a cluster, with its reason: node scripts/rbac.ts
+// It makes the chart's roles and docs/reference/rbac.md of it.
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { stringify } from 'yaml';
+import { own, type RbacRole, type RbacRule, roles } from './rbac-rules.ts';
+
+const repository = join(import.meta.dirname, '..');
+export const files = {
+  chart: join(repository, 'deploy', 'kubernetes', 'chart', 'templates', 'rbac.yaml'),
+  page: join(repository, 'docs', 'reference', 'rbac.md'),
+};
+
+const group = 'rbac.authorization.k8s.io';
+const labels = '{{- include "stowage.labels" . | nindent 4 }}';
+/** A namespace of Helm's, which no YAML library would write. */
+const namespace = '{{ .Release.Namespace }}';
+
+const ruleObject = ({ group: apiGroup, resource, names, verbs }: RbacRule): object => ({
+  apiGroups: [apiGroup],
+  resources: [resource],
+  ...(names === undefined ? {} : { resourceNames: names }),
+  verbs,
+});
+
+const indented = (value: unknown, by: number): string =>
+  stringify(value, { lineWidth: 0 })
+    .trimEnd()
+    .split('\n')
+    .map((line) => `${' '.repeat(by)}${line}`)
+    .join('\n');
+
+function head(kind: string, { name, where, extraLabels = {} }: RbacRole): string {
+  return [
+    `apiVersion: ${group}/v1`,
+    `kind: ${kind}`,
+    'metadata:',
+    `  name: ${name}`,
+    ...(where === own ? [`  namespace: ${namespace}`] : []),
+    '  labels:',
+    `    ${labels}`,
+    ...Object.entries(extraLabels).map(([key, value]) => `    ${key}: ${JSON.stringify(value)}`),
+  ].join('\n');
+}
+
+const rulesOf = ({ rules }: RbacRole): string =>
+  ['rules:', ...rules.map((rule) => `  # ${rule.why}\n${indented([ruleObject(rule)], 2)}`)].join('\n');
+
+function roleText(role: RbacRole): string {
+  const [kind, bindingKind] = role.where === own ? ['Role', 'RoleBinding'] : ['ClusterRole', 'ClusterRoleBinding'];
+  const binding = (subjects: string): string =>
+    [
+      head(bindingKind, role),
+      `roleRef: {apiGroup: ${group}, kind: ${kind}, name: ${role.name}}`,
+      'subjects:',
+      subjects,
+    ].join('\n');
+  const itself = `${head(kind, role)}\n${rulesOf(role)}`;
+  if (role.account === undefined && role.value === undefined) return itself;
+  if (role.account !== undefined) {
+    const subject = `  - {kind: ServiceAccount, name: ${role.account}, namespace: ${namespace}}`;
+    return `${itself}\n---\n${binding(subject)}`;
+  }
+  const given = `  {{- toYaml .Values.${role.value} | nindent 2 }}`;
+  return `${itself}\n{{- if .Values.${role.value} }}\n---\n${binding(given)}\n{{- end }}`;
+}
+
+export const chartText = (): string =>
+  `# Made by scripts/rbac.ts; do not edit. What is here, and why: docs/reference/rbac.md\n${roles.map(roleText).join('\n---\n')}\n`;
+
+/** Where the chart may be told another, the usual one. */
+const shownName = (name: string): string => /`(.+)`/.exec(name)?.[1] ?? name;
+
+const shownResource = ({ group: apiGroup, resource, names }: RbacRule): string => {
+  const whole = apiGroup === '' ? resource : `${resource}.${apiGroup}`;
+  return names === undefined
+    ? `\`${whole}\``
+    : `\`${whole}\`: ${names.map((name) => `\`${shownName(name)}\``).join(', ')}`;
+};
+
+function section(role: RbacRole): string {
+  const rows = role.rules.map((rule) => `| ${shownResource(rule)} | ${rule.verbs.join(', ')} | ${rule.why} |`);
+  const where = role.where === own ? "in Stowage's own namespace" : 'in the whole cluster';
+  return [
+    `## ${role.title}`,
+    `\`${role.name}\`, ${where}. ${role.about}`,
+    ['| what | may | why |', '| --- | --- | --- |', ...rows].join('\n'),
+  ].join('\n\n');
+}
+
+export const pageText = (): string =>
+  `${[
+    '<!-- Made by `node scripts/rbac.ts` from the sources. Do not edit. -->',
+    '# What each part may do in a cluster',
+    'Every right has its reason here, and a test (`e2e/kubernetes/chart-rbac.test.ts`) takes each of them away and sees something fail. What is not in these tables nobody of Stowage may do. Keepers and the embedded NFS server have no rights, and no token.',
+    'Beyond that, the API server holds the accounts to less than their roles say (ValidatingAdmissionPolicy, `admissionPolicy.enabled`): the controller makes and changes only PersistentVolumes and StorageClasses of `file.stowage.dev` and `local.stowage.dev`, names no Secrets in them, and leaves what claims ask for as it is; agents change nothing at all.',
+    ...roles.map(section),
+  ].join('\n\n')}\n`;
+
+if (process.argv[1] === import.meta.filename) {
+  await writeFile(files.chart, chartText());
+  await writeFile(files.page, pageText());
+}
