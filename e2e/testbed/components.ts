@@ -7,7 +7,7 @@ import { byTestbed, type Component, fails, missingPrograms, onPath, repository }
 import { compose } from './compose.ts';
 import { ganesha } from './ganesha.ts';
 import { goNfs } from './go-nfs.ts';
-import { csiSanity, helm, kubernetes, kubernetesSuite } from './kubernetes/build.ts';
+import { csiSanity, ginkgo, helm, kubernetes, kubernetesSuite } from './kubernetes/build.ts';
 import { libnfsBench } from './libnfs-bench.ts';
 import { slaveMounts } from './mount-namespace.ts';
 import { rustNfs } from './nfs3-server.ts';
@@ -155,6 +155,7 @@ export const components = {
   'csi-sanity': csiSanity,
   helm,
   'k8s-e2e': kubernetesSuite,
+  ginkgo,
 } satisfies Readonly<Record<string, Component>>;
 
 export type ComponentName = keyof typeof components;

@@ -27,6 +27,8 @@ const place = {
   suite: kept('k8s-e2e', `${version}-${kubernetesModule.key}`, 'e2e.test'),
   sanity: kept('csi-sanity', `5.6.0-${sanityModule.key}`, 'csi-sanity'),
   helm: kept('helm', `3.20.2-${helmModule.key}`, 'helm'),
+  // Of the version that the end-to-end tests are written with, which is why go.mod has it.
+  ginkgo: kept('ginkgo', `2.27.2-${kubernetesModule.key}`, 'ginkgo'),
 };
 
 const stamps = ['k8s.io/component-base/version', 'k8s.io/client-go/pkg/version'].flatMap((name) => [
@@ -93,6 +95,16 @@ export const kubernetesSuite: Component = {
       const tests = 'k8s.io/kubernetes/test/e2e';
       await go(run, kubernetesModule, ['test', '-c', ...flags, '-o', join(folder, 'e2e.test'), tests]);
     }),
+};
+
+/** Runs several of the end-to-end tests at once. */
+export const ginkgo: Component = {
+  ...built(place.ginkgo),
+  what: 'Ginkgo 2.27.2, which runs the end-to-end tests of Kubernetes beside each other',
+  make: (run) =>
+    make(place.ginkgo, (folder) =>
+      go(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, 'github.com/onsi/ginkgo/v2/ginkgo']),
+    ),
 };
 
 /** Where the programs of the cluster are. */

@@ -7,6 +7,7 @@ import { cacheFolder, onPath, type Run } from '../component.ts';
 import { pack } from '../pack-image.ts';
 import { digest } from '../rootfs.ts';
 import { runner } from '../run.ts';
+import { populator } from './populator.ts';
 
 /** What of a cluster is asked here: images are made before there is one. */
 export interface ImageUser {
@@ -42,6 +43,7 @@ export interface SuiteImages {
   /** The end-to-end tests, which tell what images they use. */
   readonly suite: string;
   readonly agnhost: string;
+  readonly kubectl: string;
 }
 
 /** Makes those images known that Kubernetes' own tests of storage use, by the names that they ask for. */
@@ -52,23 +54,29 @@ export async function importSuiteImages(cluster: ImageUser, from: SuiteImages, s
   // Of some there are older ones too.
   const named = (name: string): readonly string[] => listed.filter((image) => image.includes(`/${name}:`));
   const config = { Entrypoint: ['/agnhost'], Cmd: ['pause'] };
-  const tar = await busyboxWith({ name: 'agnhost:testbed', config, program: from.agnhost, signal });
+  const tar = await busyboxWith({ name: 'agnhost:testbed', config, programs: { agnhost: from.agnhost }, signal });
   await cluster.importImage(tar, ...named('agnhost'));
   await cluster.importImage(await pauseTar(signal), ...named('pause'));
-  await importBusybox({ importImage: (busybox) => cluster.importImage(busybox, ...named('busybox')) }, signal);
+  const filling = { Entrypoint: ['/bin/sh', '-c', populator, 'populator'] };
+  const programs = { kubectl: from.kubectl };
+  const filler = await busyboxWith({ name: 'populator:testbed', config: filling, programs, signal });
+  await cluster.importImage(filler, ...named('hello-populator'));
+  // One that knows no users: the tests look for their numbers. Of nginx only the shell is used.
+  const shell = await busyboxWith({ name: 'shell:testbed', config: { Cmd: ['/bin/sh'] }, signal });
+  await cluster.importImage(shell, ...named('busybox'), ...named('nginx'));
 }
 
 interface BusyboxWith {
   readonly name: string;
-  readonly config: { readonly Entrypoint: readonly string[]; readonly Cmd?: readonly string[] };
-  /** A further program, put at the top. */
-  readonly program?: string;
+  readonly config: { readonly Entrypoint?: readonly string[]; readonly Cmd?: readonly string[] };
+  /** Further programs, put at the top by these names. */
+  readonly programs?: Readonly<Record<string, string>>;
   readonly signal: AbortSignal;
 }
 
-async function busyboxWith({ name, config, program, signal }: BusyboxWith): Promise<string> {
+async function busyboxWith({ name, config, programs = {}, signal }: BusyboxWith): Promise<string> {
   const busybox = onPath('busybox') ?? 'busybox';
-  const base64 = [busybox, ...(program === undefined ? [] : [program])].map((file) => readFileSync(file, 'base64'));
+  const base64 = [busybox, ...Object.values(programs)].map((file) => readFileSync(file, 'base64'));
   const key = digest(`${format}`, JSON.stringify(config), ...base64);
   const tar = join(cacheFolder(), `${name.split(':')[0]}-${key}.tar`);
   if (existsSync(tar)) return tar;
@@ -76,7 +84,7 @@ async function busyboxWith({ name, config, program, signal }: BusyboxWith): Prom
   await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-image-'));
   const root = join(work.path, 'root');
   await layOut(root, busybox, run);
-  if (program !== undefined) await copyFile(program, join(root, config.Entrypoint[0] ?? ''));
+  for (const [called, program] of Object.entries(programs)) await copyFile(program, join(root, called));
   const environment = { Env: ['PATH=/bin'] };
   const half = await pack({ root, name, config: { ...config, ...environment }, work: work.path, run });
   await mkdir(cacheFolder(), { recursive: true });

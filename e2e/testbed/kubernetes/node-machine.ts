@@ -55,6 +55,8 @@ export async function startNodeMachine(options: NodeMachineOptions, signal: Abor
       'set -e',
       `ip address add ${addresses.node(number)}/24 dev eth0`,
       'ip link set eth0 up',
+      // Of no machine; kube-proxy turns them into others, which it only does with what has a way to go.
+      `ip route add ${addresses.services} via ${addresses.controlPlane}`,
       ...Array.from({ length: count }, (_, index) => index + 1)
         .filter((other) => other !== number)
         .map((other) => `ip route add ${addresses.podsOf(other)} via ${addresses.node(other)}`),

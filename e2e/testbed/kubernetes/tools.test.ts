@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '../needs.ts';
-import { agnhost } from './build.ts';
+import { agnhost, binaries } from './build.ts';
 import { type Cluster, startCluster } from './cluster.ts';
 import { importSuiteImages } from './images.ts';
 
@@ -43,7 +43,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     'passes a test of Kubernetes’ own',
     async () => {
       const suite = toolPath('k8s-e2e');
-      await importSuiteImages(cluster, { suite, agnhost: agnhost() }, signal);
+      await importSuiteImages(cluster, { suite, agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') }, signal);
       const focus = 'EmptyDir volumes should support \\(root,0644,tmpfs\\)';
       const words = [
         '--kubeconfig',

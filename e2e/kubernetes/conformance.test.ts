@@ -1,0 +1,52 @@
+import { mkdtempDisposable } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type ConformanceGround, components, startGround } from './conformance/ground.ts';
+import { type Driver, runSuite } from './conformance/suite.ts';
+
+const { signal } = new AbortController();
+describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () => {
+  let ground: ConformanceGround;
+
+  beforeAll(async () => {
+    ground = await startGround(signal);
+  }, 400_000);
+  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+
+  // A few that are quick; `npm run e2e:conformance` runs all of them.
+  test.each<[Driver, readonly string[]]>([
+    [
+      'file',
+      [
+        'Dynamic PV (default fs)] volumes should store data',
+        'Dynamic PV (default fs)] subPath should support existing directory',
+        'CSI Ephemeral-volume (default fs)] ephemeral should create read/write inline ephemeral volume',
+        'Dynamic PV (default fs)(allowExpansion)] volume-expand should resize volume when PVC is edited while pod is using it',
+      ],
+    ],
+    [
+      'local',
+      [
+        'Dynamic PV (default fs)] volumes should store data',
+        'Dynamic PV (block volmode)] volumes should store data',
+        'Dynamic PV (default fs)] capacity provides storage capacity information',
+        'Dynamic PV (delayed binding)] topology should provision a volume and schedule a pod with AllowedTopologies',
+      ],
+    ],
+  ])(
+    'pass with %s.stowage.dev',
+    async (driver, names) => {
+      await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-conformance-'));
+      const focus = `(${names.map((name) => `${RegExp.escape(name)}$`).join('|')})`;
+      const specs = await runSuite({
+        ...{ driver, focus, signal, atOnce: names.length, minutes: 5 },
+        ...{ folder: work.path, kubeconfig: ground.cluster.kubeconfig },
+      });
+      expect(specs.filter(({ state }) => state !== 'passed')).toEqual([]);
+      expect(specs).toHaveLength(names.length);
+    },
+    360_000,
+  );
+});

@@ -1,0 +1,43 @@
+import { join } from 'node:path';
+import { agnhost, binaries } from '#testbed/kubernetes/build.ts';
+import { importSuiteImages } from '#testbed/kubernetes/images.ts';
+import { toolPath } from '#testbed/needs.ts';
+import { startFiler } from '../agent-filer.ts';
+import { type ChartGround, chart, startChartGround } from '../chart-ground.ts';
+
+/** What has to be on this machine. */
+export const components = [
+  ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha', 'fuse', 'loop', 'xfs'] as const),
+  ...(['helm', 'k8s-e2e', 'ginkgo'] as const),
+] as const;
+
+export type ConformanceGround = Pick<ChartGround, 'cluster'> & AsyncDisposable;
+
+/** More than all others need at once. */
+const mostVolumes = 40;
+
+/** All that Kubernetes' own tests need: a cluster with Stowage, its classes, and their images. */
+export async function startGround(signal: AbortSignal): Promise<ConformanceGround> {
+  await using ground = new AsyncDisposableStack();
+  const { cluster, helm, own } = ground.use(await startChartGround(signal));
+  const filer = ground.use(await startFiler(cluster, signal));
+  const images = { suite: toolPath('k8s-e2e'), agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') };
+  await importSuiteImages(cluster, images, signal);
+  const { protocol, host, pathname, searchParams } = new URL(filer.uri);
+  const stores = [
+    store('files', { uri: `${protocol}//${host}${pathname}`, options: Object.fromEntries(searchParams) }),
+    store('images', { uri: 'local:///var/lib/stowage/stores/images', options: { layout: 'image', filesystem: 'xfs' } }),
+  ];
+  // One of the tests makes as many volumes as a node may have.
+  const most = ['--set-json', `agent.extraArgs=["--max-volumes","${mostVolumes}"]`];
+  const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`, ...most];
+  await helm('install', 'stowage', chart, '--create-namespace', ...values);
+  const parts = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
+  for (const part of parts) await own('rollout', 'status', part, '--timeout=150s');
+  for (const { storageClass } of stores)
+    await cluster.kubectl('wait', '--for=create', `storageclass/${storageClass.name}`, '--timeout=60s');
+  const all = ground.move();
+  return { cluster, [Symbol.asyncDispose]: () => all.disposeAsync() };
+}
+
+const store = (name: string, spec: object) => ({ name, ...spec, storageClass: { name: `stowage-${name}` } });

@@ -1,0 +1,85 @@
+import { cp, mkdir, writeFile } from 'node:fs/promises';
+import { basename, join, resolve } from 'node:path';
+import { parseArgs } from 'node:util';
+import { component } from '#testbed/components.ts';
+import type { Cluster } from '#testbed/kubernetes/cluster.ts';
+import { namespace } from '../chart-ground.ts';
+import { components, startGround } from './ground.ts';
+import { type Driver, drivers, runSuite, summaryOf } from './suite.ts';
+
+const usage = 'usage: npm run e2e:conformance [-- --driver file|local] [--focus REGEXP] [--at-once N] [--minutes N]';
+
+interface Wish {
+  readonly chosen: readonly Driver[];
+  readonly focus: string | undefined;
+  readonly atOnce: number;
+  readonly minutes: number;
+}
+
+function wishOf(args: readonly string[]): Wish | undefined {
+  const text = { type: 'string' } as const;
+  const options = { driver: text, focus: text, 'at-once': text, minutes: text };
+  const { values } = parseArgs({ args: [...args], options });
+  const chosen = drivers.filter((driver) => values.driver === undefined || values.driver === driver);
+  const [atOnce, minutes] = [Number(values['at-once'] ?? '4'), Number(values.minutes ?? '60')];
+  const isRight = chosen.length > 0 && [atOnce, minutes].every((value) => Number.isSafeInteger(value) && value > 0);
+  return isRight ? { chosen, focus: values.focus, atOnce, minutes } : undefined;
+}
+
+async function main(args: readonly string[], signal: AbortSignal): Promise<number> {
+  const wish = wishOf(args);
+  if (wish === undefined) {
+    console.error(usage);
+    return 2;
+  }
+  const lacking = components.flatMap((name) => {
+    const { probe, command } = component(name);
+    const why = probe();
+    return why === undefined ? [] : [`${name} is needed: ${why}. Get it: ${command}`];
+  });
+  if (lacking.length > 0) {
+    console.error(lacking.join('\n'));
+    return 1;
+  }
+  const top = resolve('.stowage-conformance');
+  await mkdir(top, { recursive: true });
+  await using ground = await startGround(signal);
+  const { cluster } = ground;
+  const { focus, atOnce, minutes } = wish;
+  let hasFailed = false;
+  for (const driver of wish.chosen) {
+    const folder = join(top, driver);
+    const specs = await runSuite({
+      ...{ driver, folder, atOnce, minutes, signal, kubeconfig: cluster.kubeconfig },
+      ...(focus === undefined ? {} : { focus }),
+    });
+    const lines = summaryOf(driver, specs);
+    await writeFile(join(folder, 'summary.txt'), `${lines.join('\n')}\n`);
+    await keepLogs(cluster, join(folder, 'cluster'));
+    console.log(lines.join('\n'));
+    // When nothing ran, nothing was shown.
+    if (!specs.some(({ state }) => state === 'passed') || specs.some(({ state }) => state === 'failed'))
+      hasFailed = true;
+  }
+  console.log(`Logs and reports are in ${top}`);
+  return hasFailed ? 1 : 0;
+}
+
+/** Of Kubernetes and of Stowage: they go with the cluster. */
+async function keepLogs({ folder, kubectl }: Cluster, to: string): Promise<void> {
+  await cp(join(folder, 'log'), to, { recursive: true });
+  const own = ['--namespace', namespace];
+  const pods = (await kubectl('get', 'pods', ...own, '--output=name')).split('\n').filter((name) => name !== '');
+  for (const pod of pods) await writeFile(join(to, basename(pod)), await kubectl('logs', pod, ...own));
+}
+
+const stop = new AbortController();
+for (const name of ['SIGINT', 'SIGTERM'] as const)
+  process.once(name, () => stop.abort(new Error(`stopped by ${name}`)));
+try {
+  process.exitCode = await main(process.argv.slice(2), stop.signal);
+} catch (thrown) {
+  if (!stop.signal.aborted) throw thrown;
+  console.error(stop.signal.reason instanceof Error ? stop.signal.reason.message : 'stopped');
+  process.exitCode = 1;
+}

@@ -1,0 +1,37 @@
+import { expect, test } from 'vitest';
+import { ended, specsOf, summaryOf } from './suite.ts';
+
+const spec = (text: string, State: string, Message = '') => ({
+  ...{ ContainerHierarchyTexts: ['External Storage', 'a suite'], LeafNodeType: 'It', LeafNodeText: text },
+  ...{ State, RunTime: 12_000_000_000, Failure: { Message } },
+});
+const setUp = (State: string) => ({ ...spec('', State), ContainerHierarchyTexts: null, LeafNodeType: 'BeforeSuite' });
+const read = (...SpecReports: readonly object[]) => specsOf(JSON.stringify([{ SpecReports }]));
+
+test('of a report those are counted that ran, or say why not', () => {
+  const specs = read(
+    spec('writes', 'passed'),
+    spec('grows', 'timedout', 'too late\nby far'),
+    spec('shrinks', 'skipped', 'nobody can'),
+    spec('flies', 'skipped', 'nobody can'),
+    spec('is not asked for', 'skipped'),
+    setUp('passed'),
+  );
+  expect(summaryOf('file', specs)).toEqual([
+    'file.stowage.dev: 1 passed, 1 failed, 2 skipped',
+    '✗ External Storage a suite grows (12 s)',
+    '    too late',
+    '    by far',
+    '· 2 skipped: nobody can',
+  ]);
+});
+
+test('what fails before any test is a failure', () => {
+  expect(read(setUp('failed'))).toMatchObject([{ name: 'BeforeSuite', state: 'failed' }]);
+});
+
+test('a run that was ended before all had their turn is a failure', () => {
+  const specs = read(spec('writes', 'passed'), spec('had no turn', 'skipped'));
+  expect(ended(specs, 0)).toMatchObject([{ state: 'passed' }]);
+  expect(ended(specs, 1)).toMatchObject([{ state: 'passed' }, { state: 'failed', why: 'it ended with 1' }]);
+});

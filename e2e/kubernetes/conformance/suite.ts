@@ -1,0 +1,119 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createWriteStream } from 'node:fs';
+import { mkdir, mkdtempDisposable, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { toolPath } from '#testbed/needs.ts';
+
+export const drivers = ['file', 'local'] as const;
+export type Driver = (typeof drivers)[number];
+
+export interface Selection {
+  readonly driver: Driver;
+  /** Those whose whole name has it, as a regular expression. Undefined: all that the driver's definition selects. */
+  readonly focus?: string;
+}
+
+/** What became of a test of Kubernetes' own. */
+export interface Spec {
+  readonly name: string;
+  readonly state: 'passed' | 'failed' | 'skipped';
+  readonly seconds: number;
+  /** Why it was skipped, or how it failed. */
+  readonly why: string;
+}
+
+export interface SuiteOptions extends Selection {
+  readonly kubeconfig: string;
+  /** Where the log and the report go. */
+  readonly folder: string;
+  /** How many tests run at once: most of their time is spent waiting. */
+  readonly atOnce: number;
+  /** All of them together. */
+  readonly minutes: number;
+  readonly signal: AbortSignal;
+}
+
+/** Those take long, or restart kubelets; what a driver lacks the tests see for themselves. */
+const outside = '!Slow && !Disruptive';
+
+/** Runs those tests of External.Storage that the driver's definition selects. */
+export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> {
+  const { driver, focus, kubeconfig, folder, atOnce, minutes, signal } = options;
+  await mkdir(folder, { recursive: true });
+  // It leaves temporary folders behind.
+  await using own = await mkdtempDisposable(join(tmpdir(), 'stowage-suite-'));
+  const report = 'report.json';
+  // Of another run.
+  await rm(join(folder, report), { force: true });
+  const words = [
+    ...['run', '-v', '--no-color', '--silence-skips', `--procs=${atOnce}`, `--timeout=${minutes}m`],
+    ...[`--label-filter=${outside}`, `--focus=External.Storage.*(${focus ?? ''})`],
+    ...[`--output-dir=${folder}`, `--json-report=${report}`, toolPath('k8s-e2e'), '--'],
+    ...[`--kubeconfig=${kubeconfig}`, '--provider=skeleton', `--storage.testdriver=${definition(driver)}`],
+  ];
+  const log = createWriteStream(join(folder, 'log'));
+  const child = spawn(toolPath('ginkgo'), words, {
+    env: { ...process.env, TMPDIR: own.path },
+    stdio: ['ignore', 'pipe', 'pipe'],
+    signal,
+  });
+  for (const stream of [child.stdout, child.stderr]) stream.pipe(log, { end: false });
+  const [code] = (await once(child, 'close')) as [number | null];
+  log.end();
+  return ended(specsOf(await readFile(join(folder, report), 'utf8')), code);
+}
+
+/** When the time is up, those that had no turn look as if nobody had asked for them. */
+export function ended(specs: readonly Spec[], code: number | null): readonly Spec[] {
+  if (code === 0 || specs.some(({ state }) => state === 'failed')) return specs;
+  return [...specs, { name: 'the whole run', state: 'failed', seconds: 0, why: `it ended with ${code ?? 'a signal'}` }];
+}
+
+const definition = (driver: Driver): string => join(import.meta.dirname, `${driver}.yaml`);
+
+/** As Ginkgo writes them. */
+interface Reported {
+  readonly SpecReports: readonly {
+    readonly ContainerHierarchyTexts: readonly string[] | null;
+    readonly LeafNodeType: string;
+    readonly LeafNodeText: string;
+    readonly State: string;
+    readonly RunTime: number;
+    readonly Failure?: { readonly Message?: string; readonly ForwardedPanic?: string };
+  }[];
+}
+
+/** Of a report, without what the words that were given left out. What is no test but failed is a failure too. */
+export function specsOf(report: string): readonly Spec[] {
+  const suites: readonly Reported[] = JSON.parse(report);
+  return suites
+    .flatMap(({ SpecReports }) => SpecReports)
+    .flatMap((one): readonly Spec[] => {
+      const { State, Failure } = one;
+      const why = [Failure?.Message, Failure?.ForwardedPanic].filter(Boolean).join('\n');
+      if (State === 'passed' && one.LeafNodeType !== 'It') return [];
+      // Those have no reason.
+      if (State === 'pending' || (State === 'skipped' && why === '')) return [];
+      const state = State === 'passed' || State === 'skipped' ? State : 'failed';
+      const name = [...(one.ContainerHierarchyTexts ?? []), one.LeafNodeText].filter(Boolean).join(' ');
+      return [{ name: name || one.LeafNodeType, state, seconds: one.RunTime / 1e9, why }];
+    });
+}
+
+/** For people, as lines: how many of each, what failed, and why the others were skipped. */
+export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly string[] {
+  const of = (state: Spec['state']): readonly Spec[] => specs.filter((spec) => spec.state === state);
+  const [passed, failed, skipped] = [of('passed'), of('failed'), of('skipped')];
+  const reasons = Object.groupBy(skipped, ({ why }) => why.trim());
+  const known = Object.entries(reasons).map(([why, those = []]) => ({ why, count: those.length }));
+  return [
+    `${driver}.stowage.dev: ${passed.length} passed, ${failed.length} failed, ${skipped.length} skipped`,
+    ...failed.flatMap(({ name, seconds, why }) => [
+      `✗ ${name} (${seconds.toFixed(0)} s)`,
+      ...why.split('\n').map((line) => `    ${line}`),
+    ]),
+    ...known.sort((a, b) => b.count - a.count).map(({ why, count }) => `· ${count} skipped: ${why}`),
+  ];
+}
