@@ -6,6 +6,8 @@ import { bench as engine } from './engine.ts';
 import { bench as nfs } from './nfs.ts';
 import { bench as nfsServer } from './nfs-server.ts';
 import { bench as nfsVolumes } from './nfs-volumes.ts';
+import { bench as provision } from './provision.ts';
+import { bench as publish } from './publish.ts';
 import { bench as recovery } from './recovery.ts';
 import { report } from './report.ts';
 
@@ -17,6 +19,8 @@ const benches: Readonly<Record<string, Bench>> = {
   datapath,
   recovery,
   docker,
+  provision,
+  publish,
 };
 
 const known = {

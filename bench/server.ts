@@ -70,7 +70,7 @@ const quietSamples = 12;
 const mostSamples = 120;
 
 /** The least of many samples, taken until none has been lower for 3 s: garbage is collected some time after the work. */
-async function restingMemory(child: ChildProcess, signal: AbortSignal): Promise<number> {
+export async function restingMemory(child: Pick<ChildProcess, 'pid'>, signal: AbortSignal): Promise<number> {
   let least = Number.POSITIVE_INFINITY;
   for (let quiet = 0, samples = 0; quiet < quietSamples && samples < mostSamples; quiet++, samples++) {
     const now = await residentMemory(child);
@@ -82,7 +82,7 @@ async function restingMemory(child: ChildProcess, signal: AbortSignal): Promise<
   return least;
 }
 
-async function residentMemory(child: ChildProcess): Promise<number> {
+async function residentMemory(child: Pick<ChildProcess, 'pid'>): Promise<number> {
   const status = await readFile(`/proc/${child.pid}/status`, 'utf8');
   const kib = /^VmRSS:\s+(\d+) kB$/m.exec(status)?.[1];
   if (kib === undefined) throw new Error(`process ${child.pid} has ended`);

@@ -1,0 +1,127 @@
+import type { Bench } from './bench.ts';
+import { requireComponents } from './needed.ts';
+import { byTime, type Created, type Ground, type Side, startGround, stores } from './provision/ground.ts';
+import { type Row, toRow } from './report.ts';
+
+const usualRounds = 5;
+const warmUp = 50;
+const claims = 300;
+/** Those of the memory that is told after work. */
+const some = 1_000;
+const many = 10_000;
+
+export const bench: Bench = {
+  about: 'claims that become volumes, against a loop that only creates the objects; and what the controller holds',
+  options: ['rounds', 'only'],
+  run: async (signal, note, { rounds = usualRounds, only }) => {
+    requireComponents('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha', 'helm', 'fuse');
+    await using ground = await startGround(signal);
+    const parts = [
+      { names: ['claims', 'requests'], rows: () => speedRows(ground, rounds, note) },
+      { names: ['memory'], rows: () => memoryRows(ground, note) },
+    ];
+    const rows: Row[] = [];
+    for (const { names, rows: measure } of parts)
+      if (names.some((name) => name.includes(only))) rows.push(...(await measure()));
+    return rows;
+  },
+};
+
+interface Round extends Created {
+  readonly goneMs: number;
+  /** Of whoever makes them, Events included. */
+  readonly cpuMs: number;
+  /** Of Stowage, for all claims. */
+  readonly requests: ReadonlyMap<string, number>;
+}
+
+/** Both are started anew for each, and have made some volumes before it counts. */
+async function speedRows(ground: Ground, rounds: number, note: (text: string) => void): Promise<readonly Row[]> {
+  const all: Record<Side, Round[]> = { nfs: [], local: [], bare: [] };
+  const sides: readonly Side[] = [...stores, 'bare'];
+  for (let round = 1; round <= rounds; round++) {
+    for (const side of round % 2 === 0 ? sides : sides.toReversed()) {
+      const one = await roundOf(ground, side, round);
+      const seconds = [one.claimsMs, one.madeMs, one.boundMs, one.goneMs].map((ms) => (ms / 1000).toFixed(2));
+      note(
+        `round ${round}/${rounds}, ${side}: claims ${seconds[0]} s, PVs ${seconds[1]} s, bound ${seconds[2]} s, gone ${seconds[3]} s`,
+      );
+      if (side !== 'bare') note([...one.requests].map(([what, times]) => `${what}: ${times}`).join(', '));
+      all[side].push(one);
+    }
+  }
+  return stores.flatMap((side) => rowsOf(side, all[side], all.bare));
+}
+
+const named: Readonly<Record<(typeof stores)[number], string>> = { nfs: 'NFS store', local: 'local store' };
+
+function rowsOf(side: keyof typeof named, ours: readonly Round[], bare: readonly Round[]): readonly Row[] {
+  const ratio = (what: string, pick: (round: Round) => number, most: number): Row =>
+    toRow({
+      ...{ name: `${claims} claims, ${named[side]}: ${what}`, unit: 's' },
+      ...{ values: ours.map((one) => pick(one) / 1000), yardsticks: bare.map((one) => pick(one) / 1000) },
+      goal: { ratioAtMost: most },
+    });
+  return [
+    ratio('all PVs made', ({ madeMs }) => madeMs, 1.25),
+    ratio('all bound', ({ boundMs }) => boundMs, 1.1),
+    toRow({
+      ...{ name: `requests for a claim, ${named[side]}`, unit: '' },
+      values: ours.map(({ requests }) => perClaim(requests)),
+      goal: { valueBelow: 2.01 },
+    }),
+    toRow({
+      ...{ name: `processor time of the controller for a claim, ${named[side]}`, unit: 'ms' },
+      values: ours.map(({ cpuMs }) => cpuMs / claims),
+      yardsticks: bare.map(({ cpuMs }) => cpuMs / claims),
+    }),
+    toRow({
+      ...{ name: `${claims} claims deleted, ${named[side]}: all volumes gone`, unit: 's' },
+      values: ours.map(({ goneMs }) => goneMs / 1000),
+    }),
+  ];
+}
+
+function perClaim(requests: ReadonlyMap<string, number>): number {
+  let sum = 0;
+  for (const [what, times] of requests) if (!byTime.test(what)) sum += times;
+  return sum / claims;
+}
+
+async function roundOf(ground: Ground, side: Side, round: number): Promise<Round> {
+  await using running = await ground.begin(side);
+  const warm = `warm-${side}-${round}`;
+  await ground.create(side, warm, warmUp);
+  await ground.remove(side, warm, warmUp);
+  await ground.settled();
+  const prefix = `claim-${side}-${round}`;
+  const before = await running.cpuMs();
+  const created = await ground.create(side, prefix, claims);
+  const requests = await ground.settled();
+  const cpuMs = (await running.cpuMs()) - before;
+  const goneMs = await ground.remove(side, prefix, claims);
+  return { ...created, goneMs, requests, cpuMs };
+}
+
+async function memoryRows(ground: Ground, note: (text: string) => void): Promise<readonly Row[]> {
+  const rows: Row[] = [];
+  const add = async (when: string, below: number, measured: Promise<number>): Promise<void> => {
+    const value = await measured;
+    note(`memory of the controller, ${when}: ${value.toFixed(0)} MB`);
+    rows.push(
+      toRow({ name: `memory of the controller, ${when}`, unit: 'MB', values: [value], goal: { valueBelow: below } }),
+    );
+  };
+  {
+    await using controller = await ground.begin('nfs');
+    await add('idle', 130, controller.restingMemory());
+    await ground.create('nfs', 'some', some);
+    await add(`after ${some} claims`, 130, controller.restingMemory());
+    await ground.createMany('nfs', 'many', many - some);
+    await add(`${many} volumes`, 150, controller.restingMemory());
+  }
+  // Another has made them.
+  await using controller = await ground.begin('nfs');
+  await add(`${many} volumes, begun anew`, 150, controller.restingMemory());
+  return rows;
+}

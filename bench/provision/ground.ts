@@ -1,0 +1,201 @@
+import { readdir, readFile, writeFile } from 'node:fs/promises';
+import { basename, join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { setTimeout as delay } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { repository } from '#testbed/component.ts';
+import { buildImage } from '#testbed/image.ts';
+import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
+import { addresses } from '#testbed/kubernetes/network.ts';
+import { toolPath } from '#testbed/needs.ts';
+import { createGround } from '#testing/ground.ts';
+import { startFiler } from '../../e2e/kubernetes/agent-filer.ts';
+import { makeFolder, places } from '../nfs/folder.ts';
+import { type Audit, createAudit } from './audit.ts';
+import { processOf, type Running, start } from './process.ts';
+
+/** Who makes the volumes of a round: Stowage on a store, or the loop that only creates the objects. */
+export const stores = ['nfs', 'local'] as const;
+export type Side = (typeof stores)[number] | 'bare';
+
+const accounts = ['load', 'bare'] as const;
+type Account = (typeof accounts)[number];
+/** Of the chart. */
+const namespace = 'stowage-system';
+const controller = 'deployment/stowage-controller';
+const silver = 'silver';
+/** Of the class and its provisioner. */
+const classOf: Readonly<Record<Side, string>> = { nfs: silver, local: 'local', bare: 'bare.bench' };
+/** What is asked as time goes by, and not for a claim. */
+export const byTime =
+  /^(watch |\S+ (leases|endpoints|stores|stores\/status|endpointslices|secrets|configmaps|csistoragecapacities)$)/;
+const quietMs = 1_500;
+
+export interface Created {
+  readonly claimsMs: number;
+  readonly madeMs: number;
+  readonly boundMs: number;
+}
+
+/** Makes volumes for claims. */
+export type Provisioning = AsyncDisposable & Pick<Running, 'restingMemory' | 'cpuMs'>;
+
+/** A cluster of one node, an NFS server, and a Stowage by its chart. Its controller runs only while it is wanted. */
+export interface Ground extends AsyncDisposable {
+  /** Ready to work. */
+  begin(side: Side): Promise<Provisioning>;
+  create(side: Side, prefix: string, count: number): Promise<Created>;
+  /** Deletes what was created: until the last PersistentVolume is gone, in milliseconds. */
+  remove(side: Side, prefix: string, count: number): Promise<number>;
+  /** Creates claims and binds them in place of Kubernetes, which takes its time. */
+  createMany(side: Side, prefix: string, count: number): Promise<void>;
+  /** Waits until Stowage asks nothing more of the API server but what it asks all the time. Gives what it has asked since the last time. */
+  settled(): Promise<ReadonlyMap<string, number>>;
+}
+
+export async function startGround(signal: AbortSignal): Promise<Ground> {
+  const tar = await buildImage(signal);
+  await using stack = new AsyncDisposableStack();
+  const { folder } = stack.use(createGround('st-bench-'));
+  const audit = await createAudit(folder, `system:serviceaccount:${namespace}:stowage-controller`);
+  // The controller that binds would be measured instead.
+  const controllerManager = ['--kube-api-qps=500', '--kube-api-burst=1000'];
+  const cluster = stack.use(
+    await startCluster(signal, {
+      ...{ nodes: 1, folders: ['/var/lib/stowage'], args: { apiServer: audit.words, controllerManager } },
+    }),
+  );
+  // In memory, where there is some to lie in: nothing but the programs counts.
+  const [place] = places();
+  if (place === undefined) throw new Error('there is no file system to measure on');
+  const exported = stack.use(await makeFolder(place, []));
+  const filer = stack.use(await startFiler(cluster, signal, exported.path));
+  await cluster.importImage(tar, 'docker.io/library/stowage:bench');
+  await installChart(cluster, filer.uri, signal);
+  await cluster.apply(bareClass);
+  const ways = new Map<Account, string>();
+  const ca = join(cluster.folder, 'pki', 'ca.crt');
+  for (const name of accounts) {
+    await cluster.apply(...account(name));
+    const token = await cluster.kubectl('create', 'token', name, '--duration=24h');
+    ways.set(name, await accessOf(join(folder, name), { token, ca }));
+  }
+  const { inside } = cluster.network;
+  const script = (file: URL, ...words: readonly string[]) =>
+    [...inside, process.execPath, fileURLToPath(file), ...words] as const;
+  const load = async <T>(what: string, side: Side, prefix: string, count: number): Promise<T> => {
+    const words = [ways.get('load') ?? '', what, classOf[side], prefix, `${count}`];
+    const running = start(script(new URL('./load.ts', import.meta.url), ...words), signal);
+    const output = text(running.stdout);
+    const { status, errors } = await running.ended;
+    if (status !== 0) throw new Error(`${what} ended with ${status}: ${errors}`);
+    return JSON.parse(await output) as T;
+  };
+  const own = (...words: readonly string[]): Promise<string> => cluster.kubectl('--namespace', namespace, ...words);
+  const all = stack.move();
+  return {
+    settled: () => settled(audit, signal),
+    begin: async (side) => {
+      if (side === 'bare') {
+        const running = start(
+          script(new URL('./bare.ts', import.meta.url), ways.get('bare') ?? '', classOf.bare),
+          signal,
+        );
+        await running.said('the loop watches');
+        return { ...running, [Symbol.asyncDispose]: running.stop };
+      }
+      await own('scale', controller, '--replicas=1');
+      await own('rollout', 'status', controller, '--timeout=100s');
+      return {
+        ...processOf(await controllerOf(cluster), signal),
+        [Symbol.asyncDispose]: () => noController(cluster),
+      };
+    },
+    create: (side, prefix, count) => load<Created>('create', side, prefix, count),
+    remove: async (side, prefix, count) => {
+      const what = side === 'bare' ? 'sweep' : 'remove';
+      return (await load<{ readonly goneMs: number }>(what, side, prefix, count)).goneMs;
+    },
+    createMany: async (side, prefix, count) => {
+      await cluster.controllerManager.stop();
+      await load('bind', side, prefix, count);
+      await cluster.controllerManager.start();
+    },
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+/** With both stores, and with no controller in the end. */
+async function installChart(cluster: Cluster, uri: string, signal: AbortSignal): Promise<void> {
+  const { host, pathname, searchParams } = new URL(uri);
+  const options = Object.fromEntries(searchParams);
+  const nfs = { name: silver, uri: `nfs://${host}${pathname}`, options, storageClass: {} };
+  const values = [
+    ...['--set', 'image.tag=bench,controller.replicas=1,defaultStore.storageClass.volumeBindingMode=Immediate'],
+    ...['--set-json', `stores=${JSON.stringify([nfs])}`, '--set', 'logLevel=warn'],
+  ];
+  const chart = join(repository, 'deploy', 'kubernetes', 'chart');
+  const words = ['install', 'stowage', chart, '--namespace', namespace, '--create-namespace', ...values];
+  const env = { HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
+  const helm = start([toolPath('helm'), ...words], signal, env);
+  helm.stdout.resume();
+  const { status, errors } = await helm.ended;
+  if (status !== 0) throw new Error(`helm ended with ${status}: ${errors}`);
+  for (const one of [controller, 'daemonset/stowage-agent'])
+    await cluster.kubectl('--namespace', namespace, 'rollout', 'status', one, '--timeout=100s');
+  await noController(cluster);
+}
+
+async function noController({ kubectl }: Cluster): Promise<void> {
+  await kubectl('--namespace', namespace, 'scale', controller, '--replicas=0');
+  const pods = '--selector=app.kubernetes.io/component=controller';
+  await kubectl('--namespace', namespace, 'wait', '--for=delete', 'pod', pods, '--timeout=60s');
+}
+
+/** The process id of the one that runs in this cluster's pods. */
+async function controllerOf({ folder }: Cluster): Promise<number> {
+  for (const name of await readdir('/proc')) {
+    if (!/^[0-9]+$/.test(name)) continue;
+    const [words, groups] = await Promise.all(
+      ['cmdline', 'cgroup'].map((file) => readFile(`/proc/${name}/${file}`, 'utf8').catch(() => '')),
+    );
+    if (words?.includes('stowage.mjs\0controller') === true && groups?.includes(basename(folder)) === true)
+      return Number(name);
+  }
+  throw new Error('there is no process of the controller');
+}
+
+/** Events are written when there is time. */
+async function settled(audit: Audit, signal: AbortSignal): Promise<ReadonlyMap<string, number>> {
+  const counts = new Map<string, number>();
+  for (let isQuiet = false; !isQuiet; ) {
+    await delay(quietMs, undefined, { signal });
+    isQuiet = true;
+    for (const [what, times] of await audit.taken()) {
+      isQuiet &&= byTime.test(what);
+      counts.set(what, (counts.get(what) ?? 0) + times);
+    }
+  }
+  return counts;
+}
+
+/** To the API server, without the forwarder. */
+async function accessOf(path: string, { token, ca }: { readonly token: string; readonly ca: string }): Promise<string> {
+  const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
+  await writeFile(`${path}.json`, JSON.stringify({ server, token, ca }), { mode: 0o600 });
+  return `${path}.json`;
+}
+
+const account = (name: Account): readonly object[] => [
+  { apiVersion: 'v1', kind: 'ServiceAccount', metadata: { name, namespace: 'default' } },
+  {
+    ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRoleBinding', metadata: { name: `bench-${name}` } },
+    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'cluster-admin' },
+    subjects: [{ kind: 'ServiceAccount', name, namespace: 'default' }],
+  },
+];
+
+const bareClass = {
+  ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: classOf.bare } },
+  ...{ provisioner: classOf.bare, volumeBindingMode: 'Immediate', reclaimPolicy: 'Delete' },
+} as const;

@@ -1,0 +1,79 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import type { Readable } from 'node:stream';
+import { restingMemory } from '../server.ts';
+
+export interface Ended {
+  readonly status: number | string | null;
+  /** The end of what it wrote as such. */
+  readonly errors: string;
+}
+
+export interface Running {
+  readonly stdout: Readable;
+  readonly ended: Promise<Ended>;
+  /** Resolves when it has printed this. */
+  said(text: string): Promise<void>;
+  restingMemory(): Promise<number>;
+  /** Of the processor, that it has had since its start, in milliseconds. */
+  cpuMs(): Promise<number>;
+  /** Tells it to end, and waits for that. */
+  stop(): Promise<void>;
+}
+
+const shown = 2_000;
+const stopMs = 15_000;
+const patienceMs = 120_000;
+
+/** What is told of any process. */
+export const processOf = (pid: number | undefined, signal: AbortSignal): Pick<Running, 'restingMemory' | 'cpuMs'> => ({
+  restingMemory: () => restingMemory({ pid }, signal),
+  cpuMs: async () => {
+    const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
+    // After the name, which may have blanks in it; in hundredths of a second, of programs and of the kernel for them.
+    const [user, system] = stat
+      .slice(stat.lastIndexOf(')') + 2)
+      .split(' ')
+      .slice(11, 13);
+    return (Number(user) + Number(system)) * 10;
+  },
+});
+
+export function start(
+  [file, ...words]: readonly [string, ...string[]],
+  signal: AbortSignal,
+  env: Readonly<Record<string, string>> = {},
+): Running {
+  const child = spawn(file, words, { stdio: ['ignore', 'pipe', 'pipe'], env: { ...process.env, ...env }, signal });
+  child.on('error', () => undefined);
+  let errors = '';
+  child.stderr.setEncoding('utf8').on('data', (chunk: string) => {
+    // Of a bundle that throws, Node prints the line: most of the program.
+    errors = `${errors}${chunk.replaceAll(/^.{400,}$/gm, '…')}`.slice(-shown);
+  });
+  const ended = once(child, 'close').then(([code, by]): Ended => ({ status: code ?? by, errors }));
+  return {
+    stdout: child.stdout,
+    ended,
+    said: async (wanted) => {
+      const { promise, resolve, reject } = Promise.withResolvers<void>();
+      let output = '';
+      child.stdout.setEncoding('utf8').on('data', (chunk: string) => {
+        output += chunk;
+        if (output.includes(wanted)) resolve();
+      });
+      const late = AbortSignal.timeout(patienceMs);
+      late.addEventListener('abort', () => reject(new Error(`it did not say “${wanted}”: ${errors}`)), { once: true });
+      void ended.then(({ status }) => reject(new Error(`it ended with ${status}: ${errors}`)));
+      await promise;
+    },
+    ...processOf(child.pid, signal),
+    stop: async () => {
+      child.kill('SIGTERM');
+      const timer = setTimeout(() => child.kill('SIGKILL'), stopMs);
+      await ended;
+      clearTimeout(timer);
+    },
+  };
+}

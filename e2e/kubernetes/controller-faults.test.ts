@@ -1,0 +1,185 @@
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type FaultGround, startFaultGround } from './controller-faults-ground.ts';
+
+const { signal } = new AbortController();
+/** How long anything may take on a machine that has much else to do. */
+const wait = { interval: 100, timeout: 90_000 };
+const long = 300_000;
+/** A leader that cannot renew gives up after 10 s, and has 3 s to end. */
+const givesUpMs = 20_000;
+/** A Lease runs out 15 s after the last time that it was renewed, and is looked at every 2 s. */
+const takesOverMs = 30_000;
+
+const named = (prefix: string, count: number): readonly string[] =>
+  Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
+
+describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha'))(
+  'the controller of a real cluster, when something ends',
+  () => {
+    let ground: FaultGround;
+
+    beforeAll(async () => {
+      ground = await startFaultGround(signal);
+    }, 400_000);
+    afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+    afterEach(() => ground.killAll(), 60_000);
+
+    /** As if nothing had happened. */
+    const allBoundOnce = async (names: readonly string[]): Promise<void> => {
+      const phases = async () => new Set((await ground.claims()).map(({ status }) => status?.phase));
+      await expect.poll(phases, wait).toEqual(new Set(['Bound']));
+      const [claims, volumes] = [await ground.claims(), await ground.volumes()];
+      expect(claims.map(({ metadata }) => metadata.name).sort()).toEqual([...names].sort());
+      expect(volumes.map(({ spec }) => spec.claimRef?.uid).sort()).toEqual(
+        claims.map(({ metadata }) => metadata.uid).sort(),
+      );
+      expect(new Set(volumes.map(({ spec }) => spec.csi?.volumeHandle)).size).toBe(names.length);
+      expect([...ground.onStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
+    };
+    const allGone = async (names: readonly string[]): Promise<void> => {
+      await ground.remove(names);
+      await expect.poll(() => ground.left(), wait).toEqual([]);
+    };
+    /** Without a pause: as many volumes were made. */
+    const made = (count: number): Promise<void> =>
+      expect.poll(() => ground.onStore().length, { ...wait, interval: 1 }).toBeGreaterThanOrEqual(count);
+
+    test(
+      'many claims have one volume each although it is killed again and again, and nothing is left of them although it is killed meanwhile',
+      async () => {
+        const names = named('many', 200);
+        const creating = ground.create(names);
+        // At moments that nobody has chosen, in the first, the second and the last third.
+        const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
+        for (const moment of moments) {
+          await ground.start().leads();
+          await made(moment);
+          await ground.killAll();
+        }
+        await creating;
+        await ground.start().leads();
+        await allBoundOnce(names);
+        await ground.remove(names);
+        const few = Math.floor(Math.random() * 150);
+        await expect.poll(() => ground.onStore().length, { ...wait, interval: 1 }).toBeLessThanOrEqual(few + 40);
+        await ground.killAll();
+        await ground.start().leads();
+        await expect.poll(() => ground.left(), wait).toEqual([]);
+      },
+      long,
+    );
+
+    test(
+      'another takes over in bounded time from one that is killed in the middle',
+      async () => {
+        const names = named('over', 60);
+        const first = ground.start();
+        await first.leads();
+        const second = ground.start();
+        await expect.poll(() => second.output(), wait).toContain('waits to lead');
+        const creating = ground.create(names);
+        await made(5);
+        const killedAt = performance.now();
+        await first.kill();
+        await creating;
+        await second.leads();
+        expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
+        await allBoundOnce(names);
+        await allGone(names);
+      },
+      long,
+    );
+
+    test(
+      'an API server that is away for half a minute is waited for, by one that ends once and begins anew once',
+      async () => {
+        const names = named('away', 60);
+        const first = ground.start();
+        await first.leads();
+        // What was not asked for in time is asked for afterwards.
+        const creating = ground.create(names).catch(() => undefined);
+        await made(10);
+        const stoppedAt = performance.now();
+        await ground.cluster.apiServer.stop();
+        await creating;
+        // As a kubelet does with a container that ends.
+        expect(await first.ended()).toBe(1);
+        expect(performance.now() - stoppedAt).toBeLessThan(givesUpMs);
+        const second = ground.start();
+        await expect.poll(() => second.output(), wait).toContain('waits to lead');
+        await expect.poll(() => performance.now() - stoppedAt, wait).toBeGreaterThan(30_000);
+        await ground.cluster.apiServer.start();
+        await second.leads();
+        const there = new Set((await ground.claims()).map(({ metadata }) => metadata.name));
+        await ground.create(names.filter((name) => !there.has(name)));
+        await allBoundOnce(names);
+        await allGone(names);
+      },
+      long,
+    );
+
+    test(
+      'a leader that an API server does not answer ends in bounded time, and whoever comes next finishes its work',
+      async () => {
+        const names = named('frozen', 60);
+        const first = ground.start();
+        await first.leads();
+        await ground.create(names);
+        const frozenAt = performance.now();
+        await ground.cluster.apiServer.freeze();
+        try {
+          expect(await first.ended()).toBe(1);
+          expect(performance.now() - frozenAt).toBeLessThan(givesUpMs);
+        } finally {
+          ground.cluster.apiServer.thaw();
+        }
+        expect(first.output()).toContain('another may lead by now');
+        await ground.start().leads();
+        await allBoundOnce(names);
+        await allGone(names);
+      },
+      long,
+    );
+
+    test(
+      'claims that are deleted while their volumes are made leave nothing',
+      async () => {
+        const names = named('brief', 100);
+        await ground.start().leads();
+        const creating = ground.create(names);
+        await made(1);
+        // Some are not there yet, some have a volume and no object, some are bound.
+        await ground.remove(names);
+        await creating;
+        await ground.remove(names);
+        await expect.poll(() => ground.left(), wait).toEqual([]);
+      },
+      long,
+    );
+
+    test(
+      'volumes whose server is away stay, with what to do about it on their objects, until it is back',
+      async () => {
+        const names = named('behind', 5);
+        await ground.start().leads();
+        await ground.create(names);
+        await allBoundOnce(names);
+        await ground.nfs.stop();
+        try {
+          await ground.remove(names);
+          const phases = async () => (await ground.volumes()).map(({ status }) => status?.phase);
+          await expect.poll(phases, wait).toEqual(names.map(() => 'Released'));
+          for (const { metadata } of await ground.volumes())
+            await expect.poll(() => ground.notes(metadata.name ?? ''), wait).toContain('kubectl get stores');
+          expect(await ground.volumes()).toHaveLength(names.length);
+          expect(ground.onStore()).toHaveLength(names.length);
+        } finally {
+          await ground.nfs.restart();
+        }
+        await expect.poll(() => ground.left(), { ...wait, timeout: 120_000 }).toEqual([]);
+      },
+      long,
+    );
+  },
+);

@@ -1,0 +1,111 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { apiVersionOf, pathOf, type Resource } from '#wire/kube/resources.ts';
+import type { KubeObject } from '#wire/kube/types.ts';
+
+/** Whatever it is: tests look at what the API server says. */
+export interface Thing extends KubeObject {
+  readonly apiVersion: string;
+  readonly kind: string;
+  readonly spec?: Readonly<Record<string, unknown>>;
+  readonly status?: Readonly<Record<string, unknown>>;
+}
+
+/** A cluster of which nothing is known but a way to its API server. */
+export interface AnyCluster {
+  /** Makes it what is said, whatever it was. */
+  apply(object: object): Promise<void>;
+  /** Undefined: there is none. */
+  find(object: object): Promise<Thing | undefined>;
+  list(apiVersion: string, kind: string, namespace?: string): Promise<readonly Thing[]>;
+  /** Absent is success. Does not wait until it is gone. */
+  remove(object: object): Promise<void>;
+  /** What a pod printed. */
+  logOf(namespace: string, pod: string): Promise<string>;
+  /** Looks until it is so; otherwise throws what it was instead. */
+  until<T>(what: string, look: () => Promise<T>, isSo: (seen: T) => boolean, limitMs?: number): Promise<T>;
+}
+
+const manager = 'stowage-e2e';
+const usualMs = 180_000;
+const pauseMs = 500;
+const podLog = { group: '', version: 'v1', plural: 'pods', kind: 'Pod', namespaced: true } as const;
+
+interface Listing {
+  readonly resources: readonly { readonly name: string; readonly kind: string; readonly namespaced: boolean }[];
+}
+
+export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCluster {
+  const known = new Map<string, Resource<Thing>>();
+
+  async function resourceOf(apiVersion: string, kind: string): Promise<Resource<Thing>> {
+    const before = known.get(`${apiVersion} ${kind}`);
+    if (before !== undefined) return before;
+    const [group, version] = apiVersion.includes('/') ? apiVersion.split('/') : ['', apiVersion];
+    const path = group === '' ? `/api/${version}` : `/apis/${apiVersion}`;
+    const { resources } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as Listing;
+    const found = resources.find((one) => one.kind === kind && !one.name.includes('/'));
+    if (found === undefined) throw new Error(`the cluster has no ${kind} in ${apiVersion}`);
+    const { name: plural, namespaced } = found;
+    const resource = { group: group ?? '', version: version ?? '', plural, kind, namespaced };
+    known.set(`${apiVersion} ${kind}`, resource);
+    return resource;
+  }
+
+  const placeOf = ({ metadata: { namespace, name } }: Thing) => ({ namespace, name });
+  const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
+    try {
+      return await asking;
+    } catch (thrown) {
+      if (reasonOf(thrown) === 'NotFound') return undefined;
+      throw thrown;
+    }
+  };
+
+  async function until<T>(
+    what: string,
+    look: () => Promise<T>,
+    isSo: (seen: T) => boolean,
+    limitMs = usualMs,
+  ): Promise<T> {
+    const began = performance.now();
+    for (;;) {
+      const seen = await look();
+      if (isSo(seen)) return seen;
+      if (performance.now() - began > limitMs)
+        throw new Error(`${what} was waited for in vain. It is: ${JSON.stringify(seen)?.slice(0, 2_000)}`);
+      await delay(pauseMs, undefined, { signal });
+    }
+  }
+
+  return {
+    until,
+    apply: async (object) => {
+      const thing = object as Thing;
+      const resource = await resourceOf(thing.apiVersion, thing.kind);
+      await client.patch(
+        resource,
+        placeOf(thing),
+        { kind: 'apply', body: { ...thing, apiVersion: apiVersionOf(resource) }, manager, force: true },
+        signal,
+      );
+    },
+    find: async (object) => {
+      const thing = object as Thing;
+      return await orAbsent(client.get(await resourceOf(thing.apiVersion, thing.kind), placeOf(thing), signal));
+    },
+    list: async (apiVersion, kind, namespace) => {
+      const pages = await Array.fromAsync(client.list(await resourceOf(apiVersion, kind), { namespace }, signal));
+      return pages.flatMap(({ items }) => items);
+    },
+    remove: async (object) => {
+      const thing = object as Thing;
+      const resource = await resourceOf(thing.apiVersion, thing.kind).catch(() => undefined);
+      if (resource === undefined) return;
+      await orAbsent(client.delete(resource, placeOf(thing), { propagation: 'Background' }, signal));
+    },
+    logOf: (namespace, name) =>
+      client.raw({ method: 'GET', path: `${pathOf(podLog, { namespace, name })}/log` }, signal),
+  };
+}

@@ -1,0 +1,102 @@
+/**
+ * Our end-to-end tests on any cluster:
+ *
+ *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …]
+ *
+ * Stowage is installed if it is not there, and removed again. Everything that tests make has a name of its own, and is removed.
+ */
+import { randomBytes } from 'node:crypto';
+import { parseArgs } from 'node:util';
+import { kubeAccess } from '#app/kube.ts';
+import { systemClock } from '#base/clock.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import { type AnyCluster, createAnyCluster, type Thing } from './cluster.ts';
+import { install, usualHelm } from './install.ts';
+import { type ClassOfStore, type Ground, runAll, summaryOf } from './run.ts';
+import { nothingLeft, tests } from './tests.ts';
+
+const usage =
+  'npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM, or none] [--set VALUE …]';
+
+async function main(): Promise<number> {
+  const { values } = parseArgs({
+    options: {
+      ...{ kubeconfig: { type: 'string' }, image: { type: 'string' }, helm: { type: 'string' } },
+      ...{ 'shell-image': { type: 'string', default: 'busybox' }, set: { type: 'string', multiple: true } },
+    },
+  });
+  const { kubeconfig, image } = values;
+  if (kubeconfig === undefined || image === undefined) {
+    console.error(usage);
+    return 2;
+  }
+  const stop = new AbortController();
+  for (const name of ['SIGINT', 'SIGTERM'] as const)
+    process.once(name, () => stop.abort(new Error(`stopped by ${name}`)));
+  const clock = systemClock();
+  const access = await kubeAccess({ kubeconfig, env: process.env, clock });
+  using client = createKubeClient({ access, clock, userAgent: 'stowage-e2e' });
+  const cluster = createAnyCluster(client, stop.signal);
+  const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
+  const installed = await install(cluster, { kubeconfig, image, helm, values: values.set ?? [] });
+  console.log(`Stowage: ${installed.how}`);
+  // Whoever interrupts it wants the tests to end, and not that everything stays.
+  const after = createAnyCluster(client, new AbortController().signal);
+  const unique = `e2e-${randomBytes(4).toString('hex')}`;
+  const own = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: `stowage-${unique}` } };
+  const images = imageStore(unique);
+  try {
+    await cluster.apply(own);
+    await cluster.apply(images);
+    const shell = values['shell-image'];
+    const ground = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
+    const tally = await runAll(tests, ground, (line) => console.log(line));
+    await nothingLeft({ ...ground, cluster: after });
+    console.log(summaryOf(tally));
+    return tally.failed === 0 ? 0 : 1;
+  } finally {
+    await after.remove(images);
+    await after.remove(own);
+    await after.until(
+      'the end of what the tests made',
+      async () => [await after.find(own), await after.find(images)],
+      (left) => left.every((one) => one === undefined),
+    );
+    await installed.uninstall();
+  }
+}
+
+/** For block volumes: none that is there need be one of images. On nodes an empty folder is left of it. */
+const imageStore = (unique: string): object => ({
+  ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: `${unique}-images` } },
+  spec: {
+    uri: `local:///var/lib/stowage/stores/${unique}-images`,
+    options: { layout: 'image' },
+    storageClass: {},
+  },
+});
+
+async function groundOf(cluster: AnyCluster, about: Pick<Ground, 'namespace' | 'unique' | 'shell'>): Promise<Ground> {
+  const mine = `${about.unique}-images`;
+  const all = async (): Promise<readonly (ClassOfStore & { readonly isMine: boolean })[]> =>
+    (await cluster.list('storage.k8s.io/v1', 'StorageClass')).map((one) => {
+      const { parameters, provisioner } = one as Thing & Readonly<Record<string, unknown>>;
+      const store = (parameters as Readonly<Record<string, string>> | undefined)?.['store'] ?? '';
+      return { name: one.metadata.name ?? '', driver: String(provisioner), store, isMine: store === mine };
+    });
+  const classes = await cluster.until('the class of images', all, (seen) => seen.some(({ isMine }) => isMine));
+  const of = (driver: string, isMine: boolean): ClassOfStore | undefined =>
+    classes.find((one) => one.driver === driver && one.isMine === isMine && one.store !== '');
+  const nodes = (await cluster.list('v1', 'Node')).filter(
+    ({ spec }) => spec?.['unschedulable'] !== true && spec?.['taints'] === undefined,
+  );
+  return {
+    ...{ ...about, cluster },
+    nodes: nodes.map(({ metadata }) => metadata.labels?.['kubernetes.io/hostname'] ?? metadata.name ?? ''),
+    shared: of('file.stowage.dev', false),
+    local: of('local.stowage.dev', false),
+    images: of('local.stowage.dev', true),
+  };
+}
+
+process.exitCode = await main();

@@ -1,0 +1,66 @@
+import type { AnyCluster } from './cluster.ts';
+
+/** What tests work with. */
+export interface Ground {
+  readonly cluster: AnyCluster;
+  /** Theirs alone. */
+  readonly namespace: string;
+  /** For names that the whole cluster has. */
+  readonly unique: string;
+  /** Of an image with a shell. */
+  readonly shell: string;
+  /** Of nodes on which pods can run. */
+  readonly nodes: readonly string[];
+  /** Names of classes and their stores. Undefined: there is none of that kind. */
+  readonly shared: ClassOfStore | undefined;
+  readonly local: ClassOfStore | undefined;
+  readonly images: ClassOfStore | undefined;
+}
+
+export interface ClassOfStore {
+  readonly name: string;
+  readonly store: string;
+  readonly driver: string;
+}
+
+export interface PortableTest {
+  readonly name: string;
+  /** Why it cannot be run there. */
+  readonly unless?: (ground: Ground) => string | undefined;
+  run(ground: Ground): Promise<void>;
+}
+
+export interface Tally {
+  readonly passed: number;
+  readonly failed: number;
+  readonly skipped: number;
+}
+
+export async function runAll(
+  tests: readonly PortableTest[],
+  ground: Ground,
+  print: (line: string) => void,
+): Promise<Tally> {
+  const tally = { passed: 0, failed: 0, skipped: 0 };
+  for (const test of tests) {
+    const why = test.unless?.(ground);
+    if (why !== undefined) {
+      tally.skipped++;
+      print(`skipped  ${test.name}: ${why}`);
+      continue;
+    }
+    const began = performance.now();
+    try {
+      await test.run(ground);
+      tally.passed++;
+      print(`passed   ${test.name} (${((performance.now() - began) / 1000).toFixed(1)} s)`);
+    } catch (thrown) {
+      tally.failed++;
+      print(`FAILED   ${test.name}: ${thrown instanceof Error ? thrown.message : String(thrown)}`);
+    }
+  }
+  return tally;
+}
+
+export const summaryOf = ({ passed, failed, skipped }: Tally): string =>
+  `${passed} passed, ${failed} failed, ${skipped} skipped`;
