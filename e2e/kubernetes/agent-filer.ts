@@ -23,14 +23,17 @@ const preload = (): string => {
   return kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
 };
 
-/** It goes with the cluster, at the latest. */
-export async function startFiler(cluster: Cluster, signal: AbortSignal): Promise<Filer> {
-  const folder = join(cluster.folder, 'filer');
+/** It goes with the cluster, at the latest. `folder`: where it keeps everything. */
+export async function startFiler(
+  cluster: Cluster,
+  signal: AbortSignal,
+  folder = join(cluster.folder, 'filer'),
+): Promise<Filer> {
   const exported = join(folder, 'export');
   await mkdir(exported, { recursive: true });
   const lines = readFileSync('/proc/self/mounts', 'utf8').split('\n');
-  // The export lies on the root of this machine, or on /tmp.
-  const mounts = lines.filter((line) => ['/', '/tmp'].includes(line.split(' ')[1] ?? ''));
+  // The export lies on the root of this machine, on /tmp, or in memory.
+  const mounts = lines.filter((line) => ['/', '/tmp', '/dev/shm'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(folder, 'mounts'), `${mounts.join('\n')}\n`);
   const daemon = await ganeshaDaemon({
     ...{ folder, signal, inside: cluster.network.inside },

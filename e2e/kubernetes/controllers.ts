@@ -13,6 +13,8 @@ export interface RunningController {
   leads(): Promise<void>;
   /** At once. */
   kill(): Promise<void>;
+  /** Resolves when it has ended by itself, with its exit status. */
+  ended(): Promise<number | null>;
   /** SIGTERM; gives the exit status. */
   stop(): Promise<number | null>;
 }
@@ -40,6 +42,10 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
     kill: async () => {
       child.kill('SIGKILL');
       await ended;
+    },
+    ended: async () => {
+      await ended;
+      return child.exitCode;
     },
     stop: async () => {
       child.kill('SIGTERM');

@@ -8,6 +8,7 @@ import { createNfsClient } from '#clients/kinds/nfs.ts';
 import { createMounter } from '#clients/mounter/create.ts';
 import { createLook } from '#clients/mounter/look.ts';
 import { createTableReader } from '#clients/mounter/mountinfo.ts';
+import { createNear } from '#clients/mounter/near.ts';
 import { createRun } from '#clients/mounter/run.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
@@ -33,9 +34,11 @@ export async function assemble({ records, kinds, state, keepers, engines, node, 
   const run = createRun(clock, undefined, state.path);
   const roots = (only: (config: StoreConfig) => boolean): string[] =>
     engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
+  const readTable = createTableReader();
   const mounter = await createMounter({
     clock,
     run,
+    readTable,
     owner: state.path,
     // Loop devices on files of other stores are their users' own.
     storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
@@ -49,11 +52,11 @@ export async function assemble({ records, kinds, state, keepers, engines, node, 
     kinds,
     mounter,
     clients: {
-      directory: createDirectoryClient({ mounter }),
+      directory: createDirectoryClient({ mounter, readTable, near: createNear(state.mounts) }),
       loop: createLoopClient({ mounter, run, clock }),
       nfs: createNfsClient({
         ...{ mounter, run, clock, keepers, instance },
-        ...{ look: createLook(clock), readTable: createTableReader() },
+        ...{ look: createLook(clock), readTable },
       }),
     },
     mountsFolder: state.mounts,

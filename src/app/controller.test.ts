@@ -11,7 +11,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { leases, persistentVolumes } from '#wire/kube/resources.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { runController } from './controller.ts';
-import { serveHealth } from './health.ts';
+import { type Figures, serveHealth } from './health.ts';
 import { kubeAccess } from './kube.ts';
 
 let api: FakeKubeApi;
@@ -173,6 +173,24 @@ describe('the controller', () => {
     ending.abort();
     expect(await status).toBe(0);
   });
+});
+
+test('figures are served when there are some', async () => {
+  let figures: Figures | undefined;
+  await using health = await serveHealth(
+    '127.0.0.1:0',
+    () => undefined,
+    () => figures,
+  );
+  const ask = async (): Promise<readonly [number, string]> => {
+    const answer = await fetch(`${health.address}/metrics`);
+    return [answer.status, await answer.text()];
+  };
+  expect(await ask()).toEqual([503, 'there are none yet\n']);
+  figures = { contentType: 'text/plain', text: async () => 'a 1' };
+  expect(await ask()).toEqual([200, 'a 1']);
+  figures = { contentType: 'text/plain', text: () => Promise.reject(new Error('no')) };
+  expect(await ask()).toEqual([500, 'Error: no\n']);
 });
 
 test('health is served only where it is asked for', async () => {

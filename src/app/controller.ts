@@ -2,28 +2,42 @@ import { createHash, randomUUID } from 'node:crypto';
 import { rm } from 'node:fs/promises';
 import { hostname } from 'node:os';
 import process from 'node:process';
+import { aborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ControllerOptions } from '#cli/io.ts';
 import { createCaches } from '#controllers/caches.ts';
+import { createCapacity } from '#controllers/capacity.ts';
 import { createDeleting } from '#controllers/deleting.ts';
 import type { Controller } from '#controllers/engine/controller.ts';
 import { createEvents, type Events } from '#controllers/engine/events.ts';
 import { createLeader, LeadershipLost } from '#controllers/engine/leader.ts';
+import { createHealth } from '#controllers/health.ts';
+import { createLooks } from '#controllers/health-looks.ts';
+import { createStoreHealth } from '#controllers/health-stores.ts';
+import { type ControllerMetrics, createControllerMetrics } from '#controllers/metrics.ts';
 import { createNodeLoss } from '#controllers/node-loss.ts';
+import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
+import { createNodeStores } from '#controllers/node-stores.ts';
+import { createNodeVolumes } from '#controllers/node-volumes.ts';
 import { createOrphans } from '#controllers/orphans.ts';
 import { createCoreProvisioner } from '#controllers/provisioner.ts';
 import { createProvisioning } from '#controllers/provisioning.ts';
 import { createResizing } from '#controllers/resizing.ts';
+import { createRestarts } from '#controllers/restarts.ts';
 import { createStoresController } from '#controllers/stores.ts';
 import type { StoreKind } from '#core/ports.ts';
+import type { Handle } from '#front/cluster/door.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { namespaces } from '#wire/kube/resources.ts';
+import { type ClusterApi, startClusterApi } from './cluster-api.ts';
+import { createOpenDoor, type DoorPlace, doorPlace } from './door.ts';
+import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
@@ -47,8 +61,12 @@ export async function runController(
   const stop = new AbortController();
   interrupted.addEventListener('abort', () => stop.abort(), { once: true });
   process.once('SIGTERM', () => stop.abort());
+  const place = doorPlace(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
-  using client = createKubeClient({ access, clock, userAgent: `stowage-controller/${version}`, maxSockets: 48 });
+  using _memory = giveBackWhenIdle(clock);
+  const metrics = createControllerMetrics(version, () => leader.isLeading);
+  const userAgent = `stowage-controller/${version}`;
+  using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, observed: metrics.request });
   // No other has it, not even the same pod after a restart.
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
@@ -58,7 +76,7 @@ export async function runController(
     if (leader.isLeading) return state.isWorking ? undefined : 'it has just begun to lead';
     return leader.holder === '' ? 'it does not know yet who leads' : undefined;
   };
-  await using health = await serveHealth(options.health, whyNot);
+  await using health = await serveHealth(options.health, whyNot, () => metrics);
   const at = health.address === undefined ? '' : `, health at ${health.address}`;
   process.stdout.write(`stowage controller waits to lead, as ${identity}${at}\n`);
   const working = (): void => {
@@ -66,8 +84,9 @@ export async function runController(
     process.stdout.write('stowage controller leads\n');
   };
   try {
+    const door = { place, tlsSecret: options.tlsSecret };
     const work = (scope: Scope): Promise<void> =>
-      lead({ client, clock, folders, identity, log, working }, scope, stop.signal);
+      lead({ client, clock, folders, identity, log, metrics, working, namespace, door }, scope, stop.signal);
     // Its end is only ever asked for by `stop`: what is begun is finished.
     await leader.run(work, { signal: new AbortController().signal, log }, stop.signal);
     process.stderr.write('stowage controller stopped\n');
@@ -87,12 +106,16 @@ interface Leading {
   readonly folders: Folders;
   readonly identity: string;
   readonly log: Log;
+  readonly metrics: ControllerMetrics;
+  /** Its own. */
+  readonly namespace: string;
+  readonly door: { readonly place: DoorPlace | undefined; readonly tlsSecret: string | undefined };
   /** Called when it does its work. */
   readonly working: () => void;
 }
 
 async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<void> {
-  const { client, clock, folders, log } = parts;
+  const { client, clock, folders, log, namespace } = parts;
   await begin(folders, await clusterInstance(client, scope.signal));
   const all = controllerKinds(clock);
   const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
@@ -102,28 +125,50 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   });
   const { engine } = running;
   const caches = createCaches(client, clock);
-  const events = createEvents({ client, clock, controller: 'stowage.dev/controller', instance: parts.identity });
+  const about = { controller: 'stowage.dev/controller', instance: parts.identity };
+  const events = parts.metrics.counting(createEvents({ client, clock, ...about }));
+  // The API for users and the agents are each other's.
+  const late: { api?: ClusterApi } = {};
+  const handle = (): Handle => (request, response) => late.api?.handle(request, response);
+  const door = createOpenDoor({ ...parts.door, client, clock, namespace, handle }, { log });
   const isDeclared = (name: string): boolean => caches.stores.get(name) !== undefined;
   const file = createCoreProvisioner(engine, isDeclared);
-  const common = { client, clock, caches, events, engine, kinds, provisioners: new Map([[file.driver, file]]) };
-  const stores = createStoresController(common);
+  const { agents } = door;
+  const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);
+  await using api = await startClusterApi({ engine, client, clock, log, signal: scope.signal, agents, nodes });
+  late.api = api;
+  const base = { client, clock, caches, events, engine, kinds, agents, namespace, cluster: engine.instance };
+  const nodeStores = createNodeStores(agents, clock, caches);
+  const nodeVolumes = createNodeVolumes(base);
+  const local = createNodeProvisioner({ ...base, stores: nodeStores, volumes: nodeVolumes });
+  const provisioners = new Map([file, local].map((one) => [one.driver, one]));
+  const common = { ...base, nodeStores, provisioners };
+  const capacity = createCapacity({ ...base, stores: nodeStores });
+  const looks = createLooks(base);
+  const restarts = createRestarts(base);
+  const stores = createStoresController({ ...common, mountsOf: createStoreHealth({ ...base, looks }) });
   const others = [
     ...[createProvisioning(common), createDeleting(common), createResizing(common)],
-    ...[createOrphans(common), createNodeLoss(common)],
+    ...[createOrphans(common), createNodeLoss(common), nodeStores, nodeVolumes, capacity],
+    ...[looks, restarts, createHealth({ ...base, looks, restarts })],
   ];
+  parts.metrics.working({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();
   const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
-  const feeding = [...Object.values(caches).map((cache) => cache.run(beside)), events.run(beside)];
+  const feeding = [...Object.values(caches), capacity.cache, events].map((one) => one.run(beside));
   const either = AbortSignal.any([scope.signal, stop]);
   const begun = stores.whenConfigured().then(parts.working);
   const runAfter = async (controller: Controller): Promise<void> => {
     await Promise.race([begun, aborted(either)]);
     if (!either.aborted) await controller.run(scope, stop);
   };
-  await Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
+  const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
+  const opened = door.run(scope, ending.signal);
+  // What is begun is finished, with the agents that it needs; a door that cannot be opened ends all.
+  await Promise.race([working, opened.then(() => working)]);
   if (!scope.signal.aborted) await said(events, clock, scope.signal);
   ending.abort();
-  await Promise.all(feeding);
+  await Promise.all([...feeding, opened]);
   // Who no longer leads ends at once: whatever is left to do is another's.
   if (!scope.signal.aborted) await running.stop();
 }
@@ -153,13 +198,6 @@ async function begin(folders: Folders, instance: string): Promise<void> {
 /** Local stores are known only to be told from others: they are their nodes'. */
 function controllerKinds(clock: Clock): readonly StoreKind[] {
   return [keepApart(createNfsStoreKind(clock), nfsPlace), createLocalStoreKind()];
-}
-
-async function aborted(signal: AbortSignal): Promise<void> {
-  if (signal.aborted) return;
-  const { promise, resolve } = Promise.withResolvers<void>();
-  signal.addEventListener('abort', () => resolve(), { once: true });
-  await promise;
 }
 
 async function said(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {

@@ -4,9 +4,10 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
+import { createMetrics } from '#front/rest/metrics.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { collectingLog, startServer } from '#testing/server.ts';
-import { Identity } from '#wire/csi/generated/csi.ts';
+import { Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
 import { createSpaceOf, csiWish, startCsi } from './csi.ts';
 
@@ -28,7 +29,7 @@ test('each driver has a socket that only its owner can open, and is registered w
   onTestFinished(() => server[Symbol.asyncDispose]());
   const log = collectingLog();
   const parts = { engine: server.engine, clock: systemClock(), log, version: '1' };
-  const csi = await startCsi({ folder: join(folder, 'csi'), registry: folder }, parts);
+  const csi = await startCsi({ folder: join(folder, 'csi'), registry: folder, maxVolumes: 7 }, parts);
   onTestFinished(() => csi.close(0));
   expect(csi.sockets).toEqual([join(folder, 'csi', 'file.sock'), join(folder, 'csi', 'local.sock')]);
   for (const kind of ['file', 'local']) {
@@ -36,6 +37,7 @@ test('each driver has a socket that only its owner can open, and is registered w
     expect(statSync(endpoint).mode & 0o777).toBe(0o600);
     const name = `${kind}.stowage.dev`;
     expect(await client(endpoint).call(Identity.method.getPluginInfo, {})).toMatchObject({ name });
+    expect(await client(endpoint).call(Node.method.nodeGetInfo, {})).toMatchObject({ maxVolumesPerNode: 7n });
     const kubelet = client(join(folder, `${name}-reg.sock`));
     expect(await kubelet.call(Registration.method.getInfo, {})).toMatchObject({
       ...{ type: 'CSIPlugin', name, endpoint, supportedVersions: ['1.0.0'] },
@@ -50,11 +52,37 @@ test('each driver has a socket that only its owner can open, and is registered w
   });
 });
 
+test('calls are counted by method and by what became of them, and the figures say so', async () => {
+  await using server = await startServer({ listen: 'none' });
+  const { engine } = server;
+  const dataPath = { name: 'host', state: 'serving', mounts: 3, pid: 1, version: '1', standby: true } as const;
+  const dataPaths = async () => [{ ...dataPath, takeovers: 2, deaths: 0, report: '' }];
+  const metrics = createMetrics({ engine, version: '1', dataPaths });
+  const parts = { engine, clock: systemClock(), log: silentLog(), version: '1', observed: metrics.csiCall };
+  const csi = await startCsi({ folder: join(folder, 'csi'), registry: undefined }, parts);
+  onTestFinished(() => csi.close(0));
+  const file = client(join(folder, 'csi', 'file.sock'));
+  await file.call(Node.method.nodeGetInfo, {});
+  await expect(file.call(Node.method.nodeStageVolume, {})).rejects.toThrow();
+  const text = await metrics.text(() => true, { signal: AbortSignal.timeout(10_000), log: silentLog() });
+  for (const line of [
+    'stowage_csi_calls_total{driver="file.stowage.dev",method="NodeGetInfo",code="ok"} 1',
+    'stowage_csi_calls_total{driver="file.stowage.dev",method="NodeStageVolume",code="invalid"} 1',
+    'stowage_csi_call_seconds_count{driver="file.stowage.dev",method="NodeGetInfo"} 1',
+    'stowage_mounts{store="local",condition="ok"} 0',
+    'stowage_data_path_state{name="host",state="serving"} 1',
+    'stowage_data_path_mounts{name="host"} 3',
+    'stowage_data_path_takeovers{name="host"} 2',
+  ])
+    expect(text.split('\n')).toContain(line);
+});
+
 test('nothing is served that nobody asked for', async () => {
   expect(csiWish({})).toBeUndefined();
   expect(csiWish({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
   expect(csiWish({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
   expect(csiWish({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
+  expect(csiWish({ kubelet: '/k', csi: '/a', maxVolumes: 3 })).toMatchObject({ maxVolumes: 3 });
   expect(() => csiWish({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
 });
 

@@ -8,7 +8,7 @@ import type { UpOptions } from '#cli/io.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import { type DriverKind, driverNames, type Space } from '#front/csi/driver.ts';
-import { createCsiServer, createRegistrationServer } from '#front/csi/server.ts';
+import { type CsiOptions, createCsiServer, createRegistrationServer } from '#front/csi/server.ts';
 import type { GrpcServer } from '#wire/csi/server.ts';
 import { listenSocket } from './listen.ts';
 
@@ -23,16 +23,23 @@ export interface CsiWish {
   readonly folder: string;
   /** A kubelet's folder of plugins, to be registered there. Undefined: somebody else does that, or nobody. */
   readonly registry: string | undefined;
+  /** How many volumes each of them may have mounted. */
+  readonly maxVolumes?: number | undefined;
 }
 
 /** As the command line says it. */
-export function csiWish(options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet'>): CsiWish | undefined {
+export function csiWish(
+  options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet' | 'maxVolumes'>,
+): CsiWish | undefined {
   const { kubelet } = options;
   const within = (...path: readonly string[]) => (kubelet === undefined ? undefined : join(kubelet, ...path));
   const csi = options.csi ?? within('plugins', 'stowage.dev');
   const csiRegistry = options.csiRegistry ?? within('plugins_registry');
   if (csi !== undefined)
-    return { folder: resolve(csi), registry: csiRegistry === undefined ? undefined : resolve(csiRegistry) };
+    return {
+      ...{ folder: resolve(csi), registry: csiRegistry === undefined ? undefined : resolve(csiRegistry) },
+      ...(options.maxVolumes === undefined ? {} : { maxVolumes: options.maxVolumes }),
+    };
   if (csiRegistry === undefined) return undefined;
   throw new StowageError('there are no drivers to register', {
     code: 'invalid',
@@ -46,6 +53,7 @@ export interface CsiParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
+  readonly observed?: CsiOptions['observed'];
 }
 
 const kinds = Object.keys(driverNames) as readonly DriverKind[];
@@ -67,7 +75,7 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
     await makeFolders(wish.folder, 0o700);
     for (const kind of kinds) {
       const socket = join(wish.folder, `${kind}.sock`);
-      await serve(createCsiServer({ ...parts, kind, spaceOf }), socket);
+      await serve(createCsiServer({ ...parts, kind, spaceOf, maxVolumes: wish.maxVolumes }), socket);
       sockets.push(socket);
     }
     // Last: a kubelet calls a driver as soon as it knows of it.

@@ -1,16 +1,19 @@
 import { accessSync, constants, realpathSync } from 'node:fs';
 import { homedir } from 'node:os';
-import { delimiter, join, resolve } from 'node:path';
+import { basename, delimiter, join, resolve } from 'node:path';
 import process from 'node:process';
 import { defaultFolders, type Folders } from '#base/folders.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import { silentLog } from '#base/log.ts';
+import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
 import { usualKeeper } from '#clients/data-path/starting.ts';
+import { runAgent } from './agent.ts';
 import { runController } from './controller.ts';
 import { examineMachine } from './doctor.ts';
 import { runKeeper } from './keeper.ts';
+import { findCluster } from './kubectl.ts';
 import { runNfsServer } from './nfs-serve.ts';
 import { runServer } from './serve.ts';
 import { keepersFolder } from './state-folder.ts';
@@ -32,10 +35,14 @@ function nfsServerFolders(): { readonly states: string; readonly keepers: string
   return { states: join(state, 'nfs-server'), keepers: keepersFolder(process.env['STOWAGE_SOCKET'] || socket) };
 }
 
+/** kubectl runs its plugins by their names: bin/kubectl-stowage. */
+const isKubectl = basename(process.env['STOWAGE_PROGRAM'] ?? '') === 'kubectl-stowage';
+
 /** How the reader of our messages can call us: by name if that finds us on PATH, else as it was typed. */
 function programName(): string {
   const typed = process.env['STOWAGE_PROGRAM'];
   if (typed === undefined) return 'stowage';
+  if (isKubectl) return 'kubectl stowage';
   const found = (process.env['PATH'] ?? '')
     .split(delimiter)
     .map((folder) => join(folder, 'stowage'))
@@ -68,7 +75,19 @@ const status = await runCli(
   {
     version,
     program: programName(),
-    up: (options) => runServer(options, foldersFor(options), programName(), interrupt.signal),
+    ...(isKubectl
+      ? {
+          cluster: (options: ClusterOptions) =>
+            findCluster({ ...options, env: process.env, home: homedir(), signal: interrupt.signal }),
+        }
+      : {}),
+    up: (options) =>
+      (options.kubernetes === true ? runAgent : runServer)(
+        options,
+        foldersFor(options),
+        programName(),
+        interrupt.signal,
+      ),
     controller: ({ state, ...options }) =>
       runController(options, foldersFor(state === undefined ? {} : { state }), interrupt.signal),
     nfsServe: (options, ready) => runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),

@@ -11,7 +11,7 @@ import { csiWish } from './csi.ts';
 import { isListening } from './engines.ts';
 import { createLog, levelFrom } from './logger.ts';
 import { servingFlags } from './serving-flags.ts';
-import { type Running, startUp } from './up.ts';
+import { type Running, startUp, type UpSettings } from './up.ts';
 
 async function greeting(running: Running, program: string, seconds: number): Promise<string> {
   const { stores, mounter } = running.engine;
@@ -116,12 +116,20 @@ function createReloading(log: Log): Reloading {
   };
 }
 
+/** What runs beside the server. */
+export interface Beside {
+  readonly cluster: UpSettings['cluster'];
+  /** Called when the server is ready; what it gives is ended before the server is. */
+  started(running: Running): AsyncDisposable;
+}
+
 /** `stowage up`: runs until SIGINT or SIGTERM, reads its configuration again on SIGHUP. Gives the exit status. */
 export async function runServer(
   options: UpOptions,
   folders: Folders,
   program: string,
   interrupted: AbortSignal,
+  beside?: Beside,
 ): Promise<number> {
   const began = performance.now();
   const log = createLog(levelFrom(options.logLevel), process.stderr);
@@ -146,11 +154,14 @@ export async function runServer(
     keeperPlace: keeperPlaceFrom(process.env['STOWAGE_KEEPERS']),
     log,
     signal: stopping.signal,
+    cluster: beside?.cluster,
     ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
+  const along = beside?.started(running);
   process.stdout.write(await greeting(running, program, (performance.now() - began) / 1000));
   await told;
+  await along?.[Symbol.asyncDispose]();
   await reloading.end();
   process.stderr.write('stowage stopping\n');
   const left = await running.stop();

@@ -12,7 +12,7 @@ interface About {
   readonly startedAt: number;
   readonly ready: boolean;
   readonly addresses: readonly string[];
-  readonly plugins: Plugins;
+  readonly plugins: Pick<Plugins, 'sockets'>;
   readonly sockets: readonly EngineSocket[];
   readonly state: string;
   readonly config: string | undefined;

@@ -16,12 +16,14 @@ export interface StoreSources {
   readonly nfs: EmbeddedNfs | undefined;
   /** Without the local store that just works. */
   readonly bare: boolean;
+  /** Those that objects of a cluster say. */
+  readonly cluster: ((kinds: ReadonlyMap<string, StoreKind>) => Promise<readonly StoreConfig[]>) | undefined;
 }
 
 /** The file's stores and those added by hand; with neither file nor names in it, one local store that just works; that of the
  * embedded NFS server where it runs. */
 export async function storeConfigs(file: FileConfig | undefined, about: StoreSources): Promise<readonly StoreConfig[]> {
-  const { records, state, kinds, log, nfs, bare } = about;
+  const { records, state, kinds, log, nfs, bare, cluster } = about;
   const configs = new Map<string, StoreConfig>();
   if (!bare && (file === undefined || file.stores.length === 0)) {
     await makeFolders(state.defaultStore, 0o755);
@@ -35,9 +37,9 @@ export async function storeConfigs(file: FileConfig | undefined, about: StoreSou
       log.warn('a store added by hand is no longer valid', { store: name, why: stowageError(thrown).message });
     }
   }
-  for (const config of file?.stores ?? []) {
+  for (const config of [...(file?.stores ?? []), ...((await cluster?.(kinds)) ?? [])]) {
     if (configs.has(config.name))
-      log.warn('a store of the file hides one that was added by hand', { store: config.name });
+      log.warn(`a store of the ${config.origin} hides one that was added by hand`, { store: config.name });
     configs.set(config.name, config);
   }
   if (nfs !== undefined) {

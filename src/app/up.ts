@@ -31,7 +31,7 @@ import { nodeNameFrom } from './node-name.ts';
 import { type Plugins, startPlugins } from './plugins.ts';
 import { ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
-import { storeConfigs } from './store-configs.ts';
+import { type StoreSources, storeConfigs } from './store-configs.ts';
 import { beside, keepApart, localPlace, nfsPlace } from './store-places.ts';
 import { version } from './version.ts';
 
@@ -64,6 +64,8 @@ export interface UpSettings {
   readonly nodeName?: string | undefined;
   /** No store of its own, and no TCP port: what `stowage node` is. */
   readonly bare?: boolean;
+  /** The stores of a cluster, as they are known at the moment; `reload` asks again. */
+  readonly cluster?: StoreSources['cluster'];
 }
 
 export interface Running {
@@ -74,6 +76,7 @@ export interface Running {
   readonly plugins: Plugins;
   readonly csi: Csi;
   readonly engines: readonly EngineSocket[];
+  readonly metrics: RestServer['metrics'];
   /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
   reload(): Promise<void>;
   /** What was left mounted because somebody uses it. */
@@ -130,12 +133,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const engine = await assemble({ records, kinds, state, keepers, engines, node, clock, log });
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
+  const about = { records, state, kinds, log, nfs, bare: settings.bare === true, cluster: settings.cluster };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
-    await engine.stores.configure(
-      await storeConfigs(from, { records, state, kinds, log, nfs, bare: settings.bare === true }),
-      from?.defaultStore,
-      scope,
-    );
+    await engine.stores.configure(await storeConfigs(from, about), from?.defaultStore, scope);
   await engine.mounts.replay(scope);
   await nfs?.started;
   await configure(file);
@@ -179,7 +179,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     { engine, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
   );
   undo.defer(() => plugins.close(0));
-  const csi = await startCsi(settings.csi, { engine, clock, log, version });
+  const csi = await startCsi(settings.csi, { engine, clock, log, version, observed: rest.metrics.csiCall });
   undo.defer(() => csi.close(0));
   await listenSocket(rest.local, folders.socket);
   addresses.push(`unix:${folders.socket}`);
@@ -201,6 +201,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     plugins,
     csi,
     engines: sockets,
+    metrics: rest.metrics,
     reload: async () => configure(await readFile()),
     stop: () => stop({ engine, rest, plugins, csi, found, tending, nfs, keepers, clients, released, log }),
   };

@@ -50,7 +50,10 @@ export function createCaches(client: KubeClient, clock: Clock): Caches {
     }),
     nodes: createCache({
       ...{ client, clock, resource: nodes },
-      trim: ({ metadata, spec }) => ({ metadata: identityOf({ metadata }), spec: picked(spec ?? {}, 'taints') }),
+      trim: ({ metadata, spec }) => ({
+        metadata: { ...identityOf({ metadata }), ...picked(metadata, 'labels') },
+        spec: picked(spec ?? {}, 'taints', 'unschedulable'),
+      }),
     }),
   };
 }
@@ -102,7 +105,11 @@ function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
       ...{ ...identityOf(full), ...picked(metadata, 'deletionTimestamp', 'finalizers') },
       annotations: picked(metadata.annotations ?? {}, provisionedBy),
     },
-    spec: { ...about, csi: { driver, volumeHandle, volumeAttributes } },
+    spec: {
+      ...{ ...about, csi: { driver, volumeHandle, volumeAttributes } },
+      // Says which node it is on.
+      ...(driver === drivers.node ? picked(spec, 'nodeAffinity') : {}),
+    },
     status: picked(status ?? {}, 'phase'),
   };
 }

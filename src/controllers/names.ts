@@ -3,6 +3,14 @@ import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#
 /** The drivers, by where their stores can be worked on. */
 export const drivers = { anywhere: 'file.stowage.dev', node: 'local.stowage.dev' } as const;
 
+/** By it nodes say where a volume of the local driver can be used; kubelets put it on them when the driver is registered. */
+export const nodeTopologyKey = 'local.stowage.dev/node';
+/** Put on a node by whoever knows that it is off, and that nothing of it still writes. */
+export const outOfService = 'node.kubernetes.io/out-of-service';
+
+/** On a claim whose pods may be evicted when only a restart helps them. */
+export const restartConsumers = 'stowage.dev/restart-consumers';
+
 /** A PersistentVolume with it stays until its volume was seen to. */
 export const volumeFinalizer = 'stowage.dev/volume';
 /** Kubernetes itself looks for it: without it a released volume is said to have failed. */

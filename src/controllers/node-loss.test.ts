@@ -1,11 +1,20 @@
-import { beforeEach, expect, test } from 'vitest';
+import { beforeEach, describe, expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
 import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { aCall } from '#testing/server.ts';
+import { configMaps as configMapsOf, persistentVolumes } from '#wire/kube/resources.ts';
+import type { Controller } from './engine/controller.ts';
 import { createNodeLoss } from './node-loss.ts';
 
 const it = controlled();
 let volume: Volume;
+let agents: FakeAgents;
+
+const namespace = 'stowage-system';
+const configMaps = `/api/v1/namespaces/${namespace}/configmaps`;
+const start = (): Controller => it.start((parts) => createNodeLoss({ ...parts, agents, namespace }));
 
 const use = (host: string, node: string, kind: Use['users'][number]['kind'] = 'pod'): Promise<void> | undefined =>
   it.engine.stores
@@ -19,6 +28,7 @@ const node = (name: string, ...taints: readonly string[]) => ({
 });
 
 beforeEach(async () => {
+  agents = createFakeAgents();
   const spec = { store: 'silver', name: 'a', bytes: 1n, access: undefined, labels: {} };
   volume = await it.engine.volumes.create(spec, aCall());
   const csi = { driver: 'file.stowage.dev', volumeHandle: volume.id };
@@ -34,7 +44,7 @@ beforeEach(async () => {
 });
 
 test('a node that is deleted no longer uses anything; others, and machines of that name, do', async () => {
-  const controller = it.start(createNodeLoss);
+  const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
   it.api.remove(paths.nodes, 'node-1');
@@ -44,19 +54,19 @@ test('a node that is deleted no longer uses anything; others, and machines of th
 
 test('nor does one that is said to be out of service, also before we looked', async () => {
   it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service'));
-  it.start(createNodeLoss);
+  start();
   await eventually(hosts).toEqual(['host-1', 'host-3']);
 });
 
 test('one that is only unreachable still counts', async () => {
   it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/unreachable'));
-  const controller = it.start(createNodeLoss);
+  const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
 });
 
 test('one that only we do not see counts', async () => {
-  const controller = it.start(createNodeLoss);
+  const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
   it.api.intercept = ({ method, url }, response) => {
     if (method !== 'GET' || url !== `${paths.nodes}/node-1`) return false;
@@ -66,4 +76,149 @@ test('one that only we do not see counts', async () => {
   it.api.remove(paths.nodes, 'node-1');
   await eventually(() => controller.counts().done).toBe(3);
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
+});
+
+/** What is on record of which machines are nodes. */
+const known = async (): Promise<Readonly<Record<string, string>> | undefined> =>
+  (await it.list(configMapsOf)).find(({ metadata: { name } }) => name === 'stowage-nodes')?.data;
+const isMachine = (host: string) => () => ({ instance: host, node: 'whatever it says' });
+/** As an earlier leader left it. */
+const knew = (data: Readonly<Record<string, string>>): void =>
+  void it.api.put(configMaps, { metadata: { name: 'stowage-nodes' }, data });
+
+test('which machine a node is, is kept; also when it is another one by now', async () => {
+  const { uid } = it.api.put(paths.nodes, node('node-1')).metadata;
+  start();
+  agents.connect('node-1', isMachine('host-1'));
+  await eventually(known).toEqual({ 'host-1': `node-1 ${uid}` });
+  agents.lose('node-1');
+  agents.connect('node-1', isMachine('host-9'));
+  // Kubernetes did not say that the first one is gone.
+  await eventually(known).toEqual({ 'host-1': `node-1 ${uid}`, 'host-9': `node-1 ${uid}` });
+  expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
+});
+
+test('a node that was deleted while nobody led no longer uses anything; machines that never were nodes do', async () => {
+  await use('host-4', 'node-4');
+  await use('host-5', 'node-4');
+  await use('host-6', 'docker-1', 'container');
+  await use('host-7', 'node-of-another-cluster');
+  knew({ 'host-4': 'node-4 its-uid', 'host-2': 'node-2 its-uid' });
+  start();
+  await eventually(known).toEqual({ 'host-2': 'node-2 its-uid' });
+  expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3', 'host-5', 'host-6', 'host-7']);
+});
+
+test('of a node that is gone, what another machine of the same name says stays', async () => {
+  knew({ 'host-1': 'node-1 its-uid' });
+  await use('host-4', 'node-1');
+  const controller = start();
+  await eventually(() => controller.counts().done).toBe(2);
+  it.api.remove(paths.nodes, 'node-1');
+  await eventually(known).toEqual({});
+  expect(await hosts()).toEqual(['host-2', 'host-3', 'host-4']);
+});
+
+test('one that was deleted and made anew by another machine is gone; by itself, it is not', async () => {
+  knew({ 'host-1': 'node-1 an-older-uid', 'host-2': 'node-2 an-older-uid' });
+  start();
+  agents.connect('node-2', isMachine('host-2'));
+  agents.connect('node-1', isMachine('host-9'));
+  await eventually(hosts).toEqual(['host-2', 'host-3']);
+  await eventually(async () => Object.keys((await known()) ?? {}).sort()).toEqual(['host-2', 'host-9']);
+});
+
+test('a node does not become the machine of another one by saying so', async () => {
+  knew({ 'host-2': 'node-2 its-uid' });
+  const controller = start();
+  agents.connect('node-1', isMachine('host-2'));
+  await eventually(() => agents.asked).toContain('node-1 GET /v1/status');
+  it.api.remove(paths.nodes, 'node-1');
+  await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
+  await eventually(hosts).toEqual(['host-2', 'host-3']);
+  expect(await known()).toEqual({ 'host-2': 'node-2 its-uid' });
+});
+
+test('a store that does not answer keeps no other from being free, and is asked again', async () => {
+  await it.engine.stores.add('gold', it.place('gold'), aCall());
+  // More than are asked at once, and before those of the store that answers.
+  const silver = (await it.list(persistentVolumes)).find(({ metadata: { name } }) => name === 'pvc-1');
+  it.api.remove(paths.volumes, 'pvc-1');
+  const its = it.engine.stores.view('gold').store?.uses;
+  const gone = { host: 'host-1', node: 'node-1' as NodeName, users: [{ kind: 'pod', name: 'x' }] } as const;
+  const golden: Volume[] = [];
+  for (let index = 0; index < 10; index++) {
+    const spec = { store: 'gold', name: `b${index}`, bytes: 1n, access: undefined, labels: {} };
+    const made = await it.engine.volumes.create(spec, aCall());
+    const csi = { driver: 'file.stowage.dev', volumeHandle: made.id };
+    it.api.put(paths.volumes, { metadata: { name: made.name }, spec: { csi, claimRef: { uid: made.name } } });
+    await its?.put(made, gone, aCall());
+    golden.push(made);
+  }
+  it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { ...silver?.spec } });
+  let isSilent = true;
+  const silent = new StowageError('no answer', { code: 'unavailable', reason: 'store-silent', action: '' });
+  const of: typeof it.engine.uses.of = async (asked, scope) => {
+    if (isSilent && asked.store === 'gold') throw silent;
+    return await it.engine.uses.of(asked, scope);
+  };
+  const engine = { ...it.engine, uses: { ...it.engine.uses, of } };
+  it.api.remove(paths.nodes, 'node-1');
+  knew({ 'host-1': 'node-1 its-uid' });
+  const controller = it.start((parts) => createNodeLoss({ ...parts, engine, agents, namespace }));
+  await eventually(hosts).toEqual(['host-2', 'host-3']);
+  await eventually(() => controller.counts().retried).toBeGreaterThan(0);
+  expect(await known()).toEqual({ 'host-1': 'node-1 its-uid' });
+  isSilent = false;
+  await eventually(known).toEqual({});
+  for (const { id } of golden) expect(await its?.list(id, aCall())).toEqual([]);
+});
+
+test('a volume that was kept when its PersistentVolume went is freed too', async () => {
+  const spec = { store: 'silver', name: 'kept', bytes: 1n, access: undefined, labels: {} };
+  const ownLabels = { 'stowage.dev/cluster': it.engine.instance };
+  const kept = await it.engine.volumes.create({ ...spec, ownLabels }, aCall());
+  const its = it.engine.stores.view('silver').store?.uses;
+  await its?.put(kept, { host: 'host-1', node: 'node-1' as NodeName, users: [] }, aCall());
+  const controller = start();
+  await eventually(() => controller.counts().done).toBe(2);
+  it.api.remove(paths.nodes, 'node-1');
+  await eventually(() => its?.list(kept.id, aCall())).toEqual([]);
+});
+
+describe('a volume that lived with a pod', () => {
+  const ephemeral = async (name: string, host: string): Promise<Volume> => {
+    const spec = { store: 'silver', name, bytes: 1n, access: undefined, labels: {} };
+    const made = await it.engine.volumes.create({ ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } }, aCall());
+    // As if that machine had made it.
+    await it.engine.stores.view('silver').store?.claim(made, host, aCall());
+    await names();
+    expect(it.engine.records.volumes.byId(made.id)?.instance).toBe(host);
+    return made;
+  };
+  const names = async (): Promise<readonly string[]> => (await it.volumes()).map(({ name }) => name);
+
+  test('goes with its node, and no other does', async () => {
+    await ephemeral('x', 'host-4');
+    await ephemeral('y', 'host-5');
+    knew({ 'host-4': 'node-4 its-uid' });
+    start();
+    await eventually(names).toEqual(['a', 'y']);
+    await eventually(known).toEqual({});
+  });
+
+  test('stays while its machine still says that it uses it, or when the node is only out of service', async () => {
+    const used = await ephemeral('x', 'host-4');
+    await ephemeral('z', 'host-2');
+    await it.engine.stores
+      .view('silver')
+      .store?.uses?.put(used, { host: 'host-4', node: 'node-4' as NodeName, users: [] }, aCall());
+    knew({ 'host-4': 'node-4 its-uid', 'host-2': 'node-2 its-uid' });
+    it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service'));
+    const controller = start();
+    await eventually(() => controller.counts().again).toBe(2);
+    await eventually(hosts).toEqual(['host-1', 'host-3']);
+    expect(await names()).toEqual(['a', 'x', 'z']);
+    expect(Object.keys((await known()) ?? {})).toEqual(['host-4', 'host-2']);
+  });
 });

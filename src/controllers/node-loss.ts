@@ -2,72 +2,214 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
-import type { SeenUse } from '#core/model.ts';
+import { ownLabel } from '#core/labels.ts';
+import type { Labels, SeenUse, StoreName, Volume, VolumeId } from '#core/model.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node } from '#wire/kube/types.ts';
+import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
-import { type Again, type Done, done } from './engine/outcome.ts';
-import { drivers } from './names.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { drivers, outOfService } from './names.ts';
+import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
+import { claimLabels } from './provisioner.ts';
 
 export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly engine: Engine;
+  readonly agents: Agents;
+  /** Where it is kept which machines are nodes. */
+  readonly namespace: string;
 }
 
-/** Put on a node by whoever knows that it is off, and that nothing of it still writes. */
-const outOfService = 'node.kubernetes.io/out-of-service';
 const atOnce = 8;
+/** No node is called so: it stands for all that are known. */
+const everyNode = '';
+const everyMs = 900_000;
+const inPage = 500;
+/** Of what lives with a pod: core/ephemeral.ts. */
+const ephemeralLabel = ownLabel('ephemeral');
+const stillMs = 60_000;
 
 const isLost = (node: Node | undefined): boolean =>
   node === undefined || (node.spec?.taints ?? []).some(({ key }) => key === outOfService);
+
+type IsOf = (use: SeenUse) => boolean;
 
 /**
  * A node that Kubernetes declares gone, by deleting it or by the taint, no longer uses volumes: what it said on their stores
  * is taken back, so that others may have them. Nobody else does that. A node that is only silent still counts.
  */
-export function createNodeLoss({ client, clock, caches, events, engine }: NodeLossOptions): Controller {
+export function createNodeLoss(options: NodeLossOptions): Controller {
+  const { client, clock, caches, events, engine, agents } = options;
+  const hosts = createNodeHosts(client, options.namespace);
+  /** The nodes whose machine is on record, by their uid. */
+  const learned = new Map<string, string>();
+
   async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
+    if (name === everyNode) return await compare(scope);
+    const cached = caches.nodes.get(name);
+    if (cached !== undefined && !isLost(cached)) return await learn(name, cached, scope);
     // Keys are of nodes that were there: one that is not is one that was deleted.
-    if (!isLost(caches.nodes.get(name))) return done;
-    if (!isLost(await found(client.get(nodes, { name }, scope.signal)))) return done;
-    const handles = [...caches.volumes.all()].flatMap(({ spec: { csi } }) =>
-      csi?.driver === drivers.anywhere ? csi.volumeHandle : [],
-    );
-    let released = 0;
-    await eachBounded(handles, atOnce, async (handle) => {
-      released += await release(handle, name, scope);
-    });
-    if (released === 0) return done;
-    scope.log.warn('a node is gone: its volumes are free for others', { node: name, volumes: released });
-    const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
-    const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
-    events.report({ ...about, regarding: { apiVersion: 'v1', kind: 'Node', name } });
+    const node = await found(client.get(nodes, { name }, scope.signal));
+    if (!isLost(node)) return done;
+    const its = (await hosts.read(scope.signal)).filter((one) => one.node === name);
+    await release(name, its.length === 0 ? named(name) : ofHosts(its), scope);
+    if (node !== undefined || its.length === 0) return done;
+    if (!(await endEphemerals(name, its, scope))) return again(stillMs);
+    await hosts.forget(hostsOf(its), scope.signal);
     return done;
   }
 
-  /** How many records of that node there were. */
-  async function release(handle: string, node: string, scope: Scope): Promise<number> {
-    try {
-      const volume = await engine.catalogue.resolve(handle, scope);
+  /**
+   * What lived with pods of the node went with them, and the list of it with the node. False: the machine is not as dead as
+   * Kubernetes says, and still uses one; what it makes of its pods is not known, so that stays until it is silent.
+   */
+  async function endEphemerals(name: string, its: readonly NodeHost[], scope: Scope): Promise<boolean> {
+    const gone = new Set(hostsOf(its));
+    let isOver = true;
+    await bounded(volumesWith(engine, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
+      if (!gone.has(instance)) return;
+      const volume = await resolved(id, scope);
+      if (volume === undefined) return;
       const uses = (await engine.uses.of(volume, scope)) ?? [];
-      const gone = uses.filter((use) => isOf(use, node));
-      for (const { host } of gone) {
-        scope.log.info('breaking a record of use', { volume: volume.id, host, node });
-        await engine.uses.release(volume.id, host, { ...scope, requestId: `node-loss:${volume.id}:${host}` });
+      if (uses.some((use) => !use.stale || !gone.has(use.host))) {
+        isOver = false;
+        return;
       }
-      return gone.length;
+      for (const { host } of uses) await breakUse(volume, host, name, scope);
+      scope.log.info('deleting a volume that lived with a pod of a node that is gone', { volume: id, node: name });
+      await engine.deletions.delete(id, undefined, { ...scope, requestId: `node-loss:${id}` });
+    });
+    return isOver;
+  }
+
+  /** Those that went while nobody led: nobody tells us of them. */
+  async function compare({ signal }: Scope): Promise<Again> {
+    for (const { node } of await hosts.read(signal)) if (caches.nodes.get(node) === undefined) controller.add(node);
+    return again(everyMs);
+  }
+
+  /** Which machine it is. The agent's word counts for its own node alone. */
+  async function learn(name: string, { metadata: { uid = '' } }: Node, scope: Scope): Promise<Done> {
+    if (learned.get(name) === uid || !agents.nodes().includes(name)) return done;
+    const { instance: host } = (await agents.call(name, { method: 'GET', path: '/v1/status' }, scope)) as {
+      readonly instance?: unknown;
+    };
+    if (!isHost(host)) return done;
+    const all = await hosts.read(scope.signal);
+    const other = all.find((one) => one.host === host && one.node !== name);
+    if (other !== undefined && caches.nodes.get(other.node) !== undefined) {
+      scope.log.warn('two nodes say that they are the same machine', { node: name, other: other.node, host });
+      return done;
+    }
+    // The node of this name was deleted, and another machine has the name now.
+    const before = all.filter((one) => one.node === name && one.host !== host && one.uid !== uid);
+    if (before.length > 0) {
+      await release(name, ofHosts(before), scope);
+      await hosts.forget(hostsOf(before), scope.signal);
+    }
+    const isNoted = all.some((one) => one.host === host && one.node === name && one.uid === uid);
+    if (!isNoted) await hosts.note({ host, node: name, uid }, scope.signal);
+    learned.set(name, uid);
+    return done;
+  }
+
+  /** Of this cluster: those that have a PersistentVolume, and those that had one. */
+  function handles(): Iterable<Pick<Volume, 'id' | 'store'>> {
+    const own = new Map<string, Pick<Volume, 'id' | 'store'>>();
+    for (const { spec } of caches.volumes.all()) {
+      if (spec.csi?.driver !== drivers.anywhere) continue;
+      const id = spec.csi.volumeHandle as VolumeId;
+      own.set(id, { id, store: engine.records.volumes.byId(id)?.store ?? ('' as StoreName) });
+    }
+    for (const volume of volumesWith(engine, { [claimLabels.cluster]: engine.instance })) own.set(volume.id, volume);
+    return own.values();
+  }
+
+  async function release(name: string, isOf: IsOf, scope: Scope): Promise<void> {
+    let released = 0;
+    try {
+      await bounded(handles(), async ({ id }) => {
+        const volume = await resolved(id, scope);
+        const uses = volume === undefined ? [] : ((await engine.uses.of(volume, scope)) ?? []).filter(isOf);
+        for (const { host } of uses) await breakUse({ id }, host, name, scope);
+        released += uses.length;
+      });
+    } finally {
+      if (released > 0) tell(name, released, scope);
+    }
+  }
+
+  function tell(name: string, released: number, { log }: Scope): void {
+    log.warn('a node is gone: its volumes are free for others', { node: name, volumes: released });
+    const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
+    const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
+    events.report({ ...about, regarding: { apiVersion: 'v1', kind: 'Node', name } });
+  }
+
+  /** Undefined: it is gone, and its store has answered. */
+  async function resolved(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
+    try {
+      return await engine.catalogue.resolve(id, scope);
     } catch (thrown) {
-      if (stowageError(thrown).code === 'not-found') return 0;
+      if (stowageError(thrown).code === 'not-found') return undefined;
       throw thrown;
     }
   }
 
-  const controller = createController({ name: 'node-loss', clock, reconcile, workers: 2 });
+  async function breakUse({ id }: Pick<Volume, 'id'>, host: string, node: string, scope: Scope): Promise<void> {
+    scope.log.info('breaking a record of use', { volume: id, host, node });
+    try {
+      await engine.uses.release(id, host, { ...scope, requestId: `node-loss:${id}:${host}` });
+    } catch (thrown) {
+      if (stowageError(thrown).code !== 'not-found') throw thrown;
+    }
+  }
+
+  const controller = createController({ name: 'node-loss', clock, reconcile, workers: 2, mostRetryMs: 60_000 });
   controller.follow(caches.nodes);
   controller.follow(caches.volumes, () => []);
+  controller.add(everyNode);
+  // Its machine may be another since.
+  agents.follow((name) => {
+    learned.delete(name);
+    controller.add(name);
+  });
   return controller;
 }
 
-/** Machines that are no nodes may have the same name: theirs are not used by pods. */
-const isOf = ({ node, users }: SeenUse, name: string): boolean =>
-  node === name && users.every(({ kind }) => kind === 'pod' || kind === 'kubelet');
+/** A store that does not answer keeps only its own volumes, and is asked by a few. */
+async function bounded<T extends Pick<Volume, 'store'>>(
+  volumes: Iterable<T>,
+  work: (volume: T) => Promise<void>,
+): Promise<void> {
+  const groups = Map.groupBy(volumes, ({ store }) => store).values();
+  const settled = await Promise.allSettled(Array.from(groups, (those) => eachBounded(those, atOnce, work)));
+  for (const one of settled) if (one.status === 'rejected') throw one.reason;
+}
+
+/** On stores that are shared, as far as it is known. */
+function* volumesWith({ stores, records }: Engine, labels: Labels): Generator<Volume, void, undefined> {
+  const shared = stores.list().flatMap(({ shared: isShared, config }) => (isShared ? config.name : []));
+  const query = { stores: shared, labels, contains: undefined, limit: inPage };
+  for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
+    const page = records.volumes.page({ ...query, after });
+    yield* page;
+    const last = page.at(-1);
+    if (last === undefined || page.length < inPage) return;
+    after = { store: last.store, name: last.name };
+  }
+}
+
+const hostsOf = (all: readonly NodeHost[]): readonly string[] => all.map(({ host }) => host);
+
+function ofHosts(all: readonly NodeHost[]): IsOf {
+  const known = new Set(hostsOf(all));
+  return ({ host }) => known.has(host);
+}
+
+/** For nodes whose agent was never heard. Machines that are no nodes may have the same name: theirs are not used by pods. */
+const named =
+  (name: string): IsOf =>
+  ({ node, users }) =>
+    node === name && users.every(({ kind }) => kind === 'pod' || kind === 'kubelet');

@@ -2,10 +2,11 @@ import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
-import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
+import type { Access, Labels, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
-import type { NodeSelector } from '#wire/kube/types.ts';
+import type { NodeSelector, StorageClass } from '#wire/kube/types.ts';
+import type { Again } from './engine/outcome.ts';
 import { drivers } from './names.ts';
 
 /** A volume for a claim. */
@@ -20,6 +21,8 @@ export interface Wanted {
   readonly labels: Labels;
   /** The one that the scheduler chose for its first pod. */
   readonly node: string | undefined;
+  /** Where the class lets its volumes be. Empty: everywhere. */
+  readonly allowed: NonNullable<StorageClass['allowedTopologies']>;
 }
 
 export interface Made {
@@ -41,7 +44,11 @@ export interface Grown {
 export interface Provisioner {
   readonly driver: string;
   /** The same claim gets the same volume, whoever asks and however often. */
-  create(want: Wanted, scope: Scope): Promise<Made>;
+  create(want: Wanted, scope: Scope): Promise<Made | Again>;
+  /** Another node than the one that the scheduler chose may have what this one refused. */
+  isForAnother?(error: unknown): boolean;
+  /** Calls when what could not be made before may be made now. */
+  follow?(changed: () => void): void;
   /** Takes away what was made for a claim that is gone, and never got to be a PersistentVolume. None is success. */
   takeBack(uid: string, scope: Scope): Promise<void>;
   /** Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
@@ -60,6 +67,11 @@ export const claimLabels = {
   cluster: ownLabel('cluster'),
 } as const;
 
+export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'claim'>, cluster: string): Labels => ({
+  ...{ [claimLabels.namespace]: namespace, [claimLabels.name]: name },
+  ...{ [claimLabels.uid]: uid, [claimLabels.cluster]: cluster },
+});
+
 /** Somebody decided that the volume outlives its PersistentVolume. */
 export const retainedLabel = 'kubernetes.io/retained';
 
@@ -74,7 +86,12 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     if (wanted === undefined && only !== undefined && all.length === 1) return only;
     const found = all.find(({ config }) => config.name === wanted);
     if (found !== undefined) return found;
-    throw wanted !== undefined && isDeclared(wanted) ? notYet(wanted) : unknown(wanted, all);
+    throw wanted !== undefined && isDeclared(wanted)
+      ? notYet(wanted)
+      : noSuchStore(
+          wanted,
+          all.map(({ config }) => config.name),
+        );
   }
 
   const madeFor = (uid: string): Volume | undefined =>
@@ -84,11 +101,8 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
 
   async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Volume> {
     if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
-    const { namespace, name, uid } = want.claim;
-    const own = { namespace, name, uid, cluster: engine.instance };
-    const ownLabels = Object.fromEntries(
-      (Object.keys(claimLabels) as (keyof typeof claimLabels)[]).map((key) => [claimLabels[key], own[key]]),
-    );
+    const { uid } = want.claim;
+    const ownLabels = labelsFor(want, engine.instance);
     const spec = { store: config.name, name: want.name, bytes: want.bytes, access: want.access, labels: want.labels };
     try {
       const enforce = want.enforce ? { enforce: true } : {};
@@ -102,11 +116,28 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     }
   }
 
+  /**
+   * Asked for once more, as it was: where a leader was killed between a volume's record and its data, the record is all that
+   * there is of it, and the store makes the data now.
+   */
+  async function complete(known: Volume, scope: Scope): Promise<Volume> {
+    const { store, name, bytes, enforce, access, labels, requestId } = known;
+    const isOwn = ([key]: readonly [string, string]): boolean => key.startsWith(ownLabel(''));
+    const all = Object.entries(labels);
+    const others = Object.fromEntries(all.filter((label) => !isOwn(label)));
+    const ownLabels = Object.fromEntries(all.filter(isOwn));
+    return await engine.volumes.create(
+      { store, name, bytes, enforce, access, labels: others, ownLabels },
+      call(scope, requestId),
+    );
+  }
+
   return {
     driver: drivers.anywhere,
     create: async (want, scope) => {
       const known = madeFor(want.claim.uid);
-      return { volume: known ?? (await create(want, storeFor(want.store), scope)), where: undefined };
+      const making = known === undefined ? create(want, storeFor(want.store), scope) : complete(known, scope);
+      return { volume: await making, where: undefined };
     },
     takeBack: async (uid, scope) => {
       const volume = madeFor(uid);
@@ -136,8 +167,8 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
   };
 }
 
-function unknown(wanted: string | undefined, all: readonly StoreView[]): StowageError {
-  const stores = all.length === 0 ? 'there is none' : all.map(({ config }) => config.name).join(', ');
+export function noSuchStore(wanted: string | undefined, all: readonly string[]): StowageError {
+  const stores = all.length === 0 ? 'there is none' : all.join(', ');
   const what = wanted === undefined ? 'the class names no store' : `there is no store ${quoted(wanted)} for the class`;
   return new StowageError(what, {
     code: 'invalid',
@@ -146,14 +177,14 @@ function unknown(wanted: string | undefined, all: readonly StoreView[]): Stowage
   });
 }
 
-const notYet = (store: string): StowageError =>
+export const notYet = (store: string): StowageError =>
   new StowageError(`store '${store}' is not open yet`, {
     code: 'unavailable',
     reason: 'store-not-open',
     action: 'Wait a moment. If it persists, ask the administrator to look at it: kubectl get stores',
   });
 
-const gone = (store: string): StowageError =>
+export const gone = (store: string): StowageError =>
   new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
     code: 'conflict',
     reason: 'volume-store-gone',
@@ -161,7 +192,7 @@ const gone = (store: string): StowageError =>
       'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   });
 
-const noSuchMode = (store: StoreName, access: Access): StowageError =>
+export const noSuchMode = (store: string, access: Access): StowageError =>
   new StowageError(`store '${store}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'claim-unsupported',

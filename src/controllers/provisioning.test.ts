@@ -1,3 +1,5 @@
+import { readdirSync, rmdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import { aCall, startServer } from '#testing/server.ts';
@@ -72,6 +74,17 @@ describe('a claim', () => {
     expect(await it.volumes()).toHaveLength(1);
   });
 
+  test('whose volume has only a record, since a controller was killed while it made it, gets the rest of it', async () => {
+    const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
+    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    rmdirSync(join(it.silver, 'pvc-uid-of-cart'));
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(made).toMatchObject([{ spec: { csi: { volumeHandle: before.id } } }]);
+    expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
+  });
+
   test('whose volume was made when its class named another store gets that one', async () => {
     await it.engine.stores.add('gold', it.place('gold'), aCall());
     const spec = { store: 'gold', name: 'x', bytes: 1n << 30n, access: undefined, labels: {} };
@@ -138,6 +151,28 @@ describe('a claim', () => {
     await eventually(() => lost).toBe(1);
     await eventually(async () => (await made()).length).toBe(1);
     expect(await it.volumes()).toHaveLength(1);
+  });
+
+  test('that changes before the watch has told of its PersistentVolume is not worked on twice', async () => {
+    it.api.put(paths.classes, aClass());
+    const told: unknown[] = [];
+    it.api.intercept = ({ method, url = '' }, response) => {
+      // The list of what is there is answered, and of what changes nothing is told.
+      if (method !== 'GET' || !url.startsWith(`${paths.volumes}?`) || !url.includes('watch=true')) return false;
+      response.writeHead(200, { 'content-type': 'application/json' }).flushHeaders();
+      told.push(response);
+      return true;
+    };
+    const controller = it.start(createProvisioning);
+    await settled();
+    await eventually(() => told.length).toBe(1);
+    it.api.put(paths.claims, aClaim('cart'));
+    await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
+    const before = controller.counts().again;
+    // As Kubernetes does when it has found no volume that is there already.
+    it.api.put(paths.claims, aClaim('cart', {}, { annotations: { 'volume.kubernetes.io/storage-provisioner': 'x' } }));
+    await eventually(() => controller.counts().again).toBe(before + 1);
+    expect(it.changes().filter((one) => one === `POST ${paths.volumes}`)).toHaveLength(1);
   });
 
   test('that is deleted while its volume is made leaves nothing', async () => {
@@ -242,7 +277,12 @@ describe('a claim', () => {
     ],
     ['whose name would be none', { parameters: { nameTemplate: '..{name}' } }, {}, "would be called '..cart'"],
     ['with a data source', {}, { dataSource: { kind: 'PersistentVolumeClaim', name: 'a' } }, 'has a dataSource'],
-    ['with a data source of the other kind', {}, { dataSourceRef: { kind: 'X', name: 'a' } }, 'has a dataSource'],
+    [
+      'with a snapshot as its source',
+      {},
+      { dataSourceRef: { apiGroup: 'snapshot.storage.k8s.io', kind: 'VolumeSnapshot', name: 'a' } },
+      'has a dataSource',
+    ],
     ['with a selector', {}, { selector: { matchLabels: { a: 'b' } } }, 'has a selector'],
     ['for a block device', {}, { volumeMode: 'Block' }, "store 'silver' has no block volumes"],
   ])('%s is told so, waits, and leaves nothing', async (_, kind, spec, note) => {
@@ -251,6 +291,17 @@ describe('a claim', () => {
     it.start(createProvisioning);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(note);
     expect([await it.volumes(), await made()]).toEqual([[], []]);
+  });
+
+  test('that others fill is left to them, which is told', async () => {
+    it.api.put(paths.classes, aClass('fast'));
+    const dataSourceRef = { apiGroup: 'hello.example', kind: 'Hello', name: 'greeting' };
+    it.api.put(paths.claims, aClaim('cart', { dataSourceRef }));
+    it.start(createProvisioning);
+    await eventually(() => it.notes('WaitForPopulator')).toEqual([
+      "The claim waits for whoever makes volumes of a Hello, here of 'greeting': Stowage leaves that to them",
+    ]);
+    expect([await it.volumes(), await made(), await it.notes('ProvisioningFailed')]).toEqual([[], [], []]);
   });
 
   test('is given its volume when its class is mended', async () => {

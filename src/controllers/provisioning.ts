@@ -6,7 +6,7 @@ import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { keyOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
-import { type Again, type Done, done } from './engine/outcome.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { claimReference, classNameOf, provisionedBy, selectedNode, volumeFinalizer, volumeNameFor } from './names.ts';
 import { nameFor, parametersOf } from './parameters.ts';
 import { type ControllerParts, found } from './parts.ts';
@@ -20,6 +20,9 @@ interface Begun {
   readonly provisioner: Provisioner;
 }
 
+/** A watch that is so far behind is looked past. */
+const untoldMs = 10_000;
+
 /** Said by Kubernetes when it has looked for a volume that is there already, and found none. */
 const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kubernetes.io/storage-provisioner'];
 
@@ -30,6 +33,8 @@ const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kuber
 export function createProvisioning(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
   const begun = new Map<string, Begun>();
+  /** PersistentVolumes that are written and that the cache has not told of yet, by claim: others change a claim at that very moment. */
+  const written = new Map<string, { readonly uid: string; readonly at: number }>();
 
   /** The class of a claim that is ours, and waits for a volume. */
   function waiting(claim: PersistentVolumeClaim | undefined): [StorageClass, Provisioner] | undefined {
@@ -45,26 +50,67 @@ export function createProvisioning(parts: ControllerParts): Controller {
     const before = begun.get(key);
     if (before !== undefined && !isStill(claim, before)) await abandon(key, before, scope);
     const ours = waiting(claim);
-    if (claim === undefined || ours === undefined) return done;
+    if (claim === undefined || ours === undefined) {
+      written.delete(key);
+      return done;
+    }
     const [kind, provisioner] = ours;
     const { uid = '' } = claim.metadata;
-    if (caches.volumes.get(volumeNameFor(uid)) !== undefined || !isTime(claim, kind)) return done;
+    const isThere = caches.volumes.get(volumeNameFor(uid)) !== undefined;
+    if (isThere) written.delete(key);
+    if (isThere || !isTime(claim, kind)) return done;
+    const wroteMs = written.get(key)?.uid === uid ? clock.elapsed() - (written.get(key)?.at ?? 0) : untoldMs;
+    if (wroteMs < untoldMs) return again(untoldMs - wroteMs);
+    if (isFilledByOthers(claim)) {
+      tellFilledByOthers(claim);
+      return done;
+    }
     const want = wantedBy(claim, kind);
     if (mayBeGivenAnother(claim)) return done;
     begun.set(key, { uid, provisioner });
-    const made = await provisioner.create(want, scope);
+    const made = await create(claim, want, provisioner, scope);
+    if ('kind' in made) return made;
     await write(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
     begun.delete(key);
+    written.set(key, { uid, at: clock.elapsed() });
     const note = `Volume '${made.volume.store}/${made.volume.name}' was made`;
     const regarding = claimReference(claim);
     events.report({ regarding, type: 'Normal', reason: 'ProvisioningSucceeded', action: 'Provision', note });
     return done;
   }
 
+  async function create(
+    claim: PersistentVolumeClaim,
+    want: Wanted,
+    by: Provisioner,
+    scope: Scope,
+  ): Promise<Made | Again> {
+    try {
+      return await by.create(want, scope);
+    } catch (error) {
+      if (want.node !== undefined && by.isForAnother?.(error) === true) await letChooseAnew(claim, scope);
+      throw error;
+    }
+  }
+
+  /** The scheduler takes another look, as it has to when the one that it chose is not there any more. */
+  async function letChooseAnew({ metadata }: PersistentVolumeClaim, { signal }: Scope): Promise<void> {
+    const { namespace = '', name = '', uid = '', resourceVersion = '' } = metadata;
+    const body = { metadata: { uid, resourceVersion, annotations: { [selectedNode]: null } } };
+    await found(client.patch(claims, { namespace, name }, { kind: 'merge', body }, signal));
+  }
+
   /** There is one of that class that nobody has: Kubernetes takes it if it fits, and says so if it does not. */
   const mayBeGivenAnother = (claim: PersistentVolumeClaim): boolean =>
     caches.volumes.by('free', classNameOf(claim)).length > 0 &&
     !askedFor.some((key) => claim.metadata.annotations?.[key] !== undefined);
+
+  function tellFilledByOthers(claim: PersistentVolumeClaim): void {
+    const { kind = '', name = '' } = claim.spec.dataSourceRef ?? {};
+    const note = `The claim waits for whoever makes volumes of a ${kind}, here of '${name}': Stowage leaves that to them`;
+    const regarding = claimReference(claim);
+    events.report({ regarding, type: 'Normal', reason: 'WaitForPopulator', action: 'Provision', note });
+  }
 
   async function write(volume: PersistentVolume, { signal }: Scope): Promise<void> {
     try {
@@ -89,7 +135,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
   }
 
   const controller = createController({
-    ...{ name: 'provisioning', clock, reconcile, workers: 64, perGroup: 32 },
+    ...{ name: 'provisioning', clock, reconcile, workers: 96, perGroup: 48 },
     groupOf: (key) => waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? '',
     failed: (key, error) => {
       const claim = caches.claims.get(key);
@@ -99,6 +145,11 @@ export function createProvisioning(parts: ControllerParts): Controller {
   });
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
   controller.follow(caches.claims);
+  for (const [driver, { follow }] of provisioners)
+    follow?.(() => {
+      for (const { metadata, provisioner } of caches.classes.all())
+        if (provisioner === driver) for (const key of waitingFor(metadata.name ?? '')) controller.add(key);
+    });
   controller.follow(caches.classes, ({ metadata }) => waitingFor(metadata.name ?? ''));
   controller.follow(caches.stores, ({ metadata: { name } }) =>
     [...caches.classes.all()]
@@ -118,6 +169,13 @@ const isStill = (claim: PersistentVolumeClaim | undefined, { uid }: Pick<Begun, 
 /** Not before the scheduler knows where the first pod goes, where the class wants it so. */
 const isTime = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>
   volumeBindingMode !== 'WaitForFirstConsumer' || metadata.annotations?.[selectedNode] !== undefined;
+
+const sources: ReadonlySet<string> = new Set(['/PersistentVolumeClaim', 'snapshot.storage.k8s.io/VolumeSnapshot']);
+
+/** They fill a volume by a claim of their own, and then give it to this one. */
+function isFilledByOthers({ spec: { dataSourceRef } }: PersistentVolumeClaim): boolean {
+  return dataSourceRef !== undefined && !sources.has(`${dataSourceRef.apiGroup ?? ''}/${dataSourceRef.kind ?? ''}`);
+}
 
 /** Throws for what cannot be had. */
 function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
@@ -141,7 +199,9 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
   return {
     ...{ claim: { namespace, name, uid }, store, enforce, bytes, access },
     ...{ name: nameFor(claim, nameTemplate), labels: labelsOf(metadata.labels ?? {}) },
-    node: metadata.annotations?.[selectedNode],
+    // With any other binding mode it is what is left of another class, or of nobody.
+    node: kind.volumeBindingMode === 'WaitForFirstConsumer' ? metadata.annotations?.[selectedNode] : undefined,
+    allowed: kind.allowedTopologies ?? [],
   };
 }
 

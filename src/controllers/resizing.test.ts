@@ -70,6 +70,13 @@ test.each<[string, Parameters<typeof aPair>[1]]>([
   expect(it.changes()).toEqual([]);
 });
 
+test('a claim that has just got its volume, of which Kubernetes has yet to say the size, is left alone', async () => {
+  await aPair({ capacity: undefined }, { wants: '1Mi' });
+  const controller = it.start(createResizing);
+  await eventually(() => controller.counts().done).toBeGreaterThan(0);
+  expect(it.changes()).toEqual([]);
+});
+
 test('that there is no room is told, and nothing changes', async () => {
   await it.engine.stores.add('small', `${it.place('small')}?maxBytes=1M`, aCall());
   await aPair({});

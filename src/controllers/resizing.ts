@@ -22,6 +22,8 @@ export function createResizing(parts: ControllerParts): Controller {
     const claim = caches.claims.get(key);
     const volume = caches.volumes.get(claim?.spec.volumeName ?? '');
     if (claim === undefined || volume === undefined || !isTheirs(claim, volume)) return done;
+    // It has just got its volume, and Kubernetes has yet to say how large that is.
+    if (claim.status?.capacity === undefined) return done;
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
     const wanted = sizeIn(claim.spec.resources?.requests);
     // It has what it asks for: by far the most of them.

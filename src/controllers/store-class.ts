@@ -10,6 +10,8 @@ import type { StoreObject } from './store-object.ts';
 
 const defaultClass = 'storageclass.kubernetes.io/is-default-class';
 const managedBy = 'app.kubernetes.io/managed-by';
+/** The name that a class was made with: whoever copies one copies its labels and its owner, but not its name. */
+const madeAs = 'stowage.dev/made-as';
 
 /** The class that goes with a store, as its object wants it. Undefined: none. */
 function classFor({ metadata, spec }: StoreObject): StorageClass | undefined {
@@ -18,11 +20,12 @@ function classFor({ metadata, spec }: StoreObject): StorageClass | undefined {
   const { name = '', uid = '' } = metadata;
   const isOnNodes = spec.uri.startsWith('local:');
   const { nameTemplate, enforce = false } = wish;
+  const own = wish.name ?? name;
   return {
     metadata: {
-      name: wish.name ?? name,
+      name: own,
       labels: { [storeLabel]: name, [managedBy]: 'stowage' },
-      annotations: wish.default === true ? { [defaultClass]: 'true' } : {},
+      annotations: { [madeAs]: own, ...(wish.default === true ? { [defaultClass]: 'true' } : {}) },
       // It goes with its store.
       ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
     },
@@ -50,7 +53,9 @@ export async function keepClass(
   { signal }: Scope,
 ): Promise<ClassState> {
   const wanted = classFor(store);
-  const owned = caches.classes.by('store', store.metadata.name ?? '');
+  const owned = caches.classes
+    .by('store', store.metadata.name ?? '')
+    .filter(({ metadata }) => metadata.annotations?.[madeAs] === metadata.name);
   const right = owned.find((one) => wanted !== undefined && isSame(one, wanted));
   for (const { metadata } of owned.filter((one) => one !== right)) {
     const { name = '', uid } = metadata;

@@ -1,3 +1,4 @@
+import { type StowageError, stowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
@@ -43,8 +44,29 @@ export const storeReference = ({ metadata: { name = '', uid = '' } }: StoreObjec
   ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid },
 });
 
-/** Throws a StowageError for what no store can be. */
-export function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, StoreKind>): StoreConfig {
+/** What a core is told of all of them. */
+export interface Configured {
+  readonly configs: readonly StoreConfig[];
+  /** Those that no store can be, and why; they are no reason to leave out others. */
+  readonly invalid: ReadonlyMap<string, StowageError>;
+}
+
+/** The same for the controller and on every node. One that is being deleted is as good as gone. */
+export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<string, StoreKind>): Configured {
+  const [configs, invalid] = [[] as StoreConfig[], new Map<string, StowageError>()];
+  for (const object of objects) {
+    const { name = '', deletionTimestamp } = object.metadata;
+    if (deletionTimestamp !== undefined) continue;
+    try {
+      configs.push(configOf(object, kinds));
+    } catch (thrown) {
+      invalid.set(name, stowageError(thrown));
+    }
+  }
+  return { configs, invalid };
+}
+
+function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, StoreKind>): StoreConfig {
   const query = new URLSearchParams(spec.options);
   const uri = query.size === 0 ? spec.uri : `${spec.uri}?${query}`;
   return parseStoreConfig(metadata.name ?? '', uri, 'cluster', kinds);

@@ -5,6 +5,7 @@ import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { aCall } from '#testing/server.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
+import type { AgentRequest } from './agents.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
 
@@ -97,10 +98,37 @@ describe('a Store object', () => {
     expect(it.changes()).toHaveLength(before);
   });
 
+  test('of a place on nodes says what their agents say', async () => {
+    it.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data' }));
+    const answers = (isOpen: boolean) => (request: AgentRequest) => {
+      const listed = { name: 'disk', kind: 'local', state: 'open', problem: null, volumes: 2, access: [], bytes: '0' };
+      const steps = [{ step: 'look', ok: isOpen, detail: 'there is no directory', action: 'Make it.' }];
+      const sizes = { totalBytes: '4096', freeBytes: '1024' };
+      return request.path === '/v1/stores' ? { items: [listed] } : { steps, ...(isOpen ? sizes : {}) };
+    };
+    it.agents.connect('node-1', answers(true));
+    it.agents.connect('node-2', answers(false));
+    it.start(createStoresController);
+    it.start(({ nodeStores }) => nodeStores);
+    const ill = 'Open on 1 of 2 nodes; node-2: there is no directory. Make it.';
+    await eventually(() => conditions('disk')).toMatchObject({
+      Ready: { status: 'True', reason: 'OnNodes', message: ill },
+      Reachable: { status: 'False', reason: 'NotOnAllNodes', message: ill },
+    });
+    const [object] = await it.list(storeObjects);
+    expect(object?.status).toMatchObject({ capacity: { total: '4Ki', free: '1Ki' }, volumes: 4 });
+    it.agents.connect('node-2', answers(true));
+    const well = { status: 'True', message: 'Open on 2 of 2 nodes' };
+    await eventually(() => conditions('disk')).toMatchObject({ Ready: well, Reachable: well });
+    it.agents.lose('node-1');
+    it.agents.connect('node-2', answers(false));
+    await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'False', reason: 'OnNoNode' } });
+  });
+
   test('of a place on nodes is left to them', async () => {
     it.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data', storageClass: {} }));
     it.start(createStoresController);
-    await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'Unknown', reason: 'OnNodes' } });
+    await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'Unknown', reason: 'NoAgents' } });
     expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('disk');
     expect(await classes()).toMatchObject([
       { provisioner: 'local.stowage.dev', volumeBindingMode: 'WaitForFirstConsumer' },
@@ -141,6 +169,21 @@ describe('the class of a store', () => {
     await eventually(async () => (await classes()).map(({ metadata }) => metadata.name)).toEqual(['other']);
     it.api.put(paths.stores, aStore('gold', { uri }));
     await eventually(classes).toEqual([]);
+  });
+
+  test('can be copied: what somebody made of it under another name is theirs', async () => {
+    const uri = it.place('gold');
+    it.api.put(paths.stores, aStore('gold', { uri, storageClass: {} }));
+    it.start(createStoresController);
+    await eventually(async () => (await classes()).length).toBe(1);
+    const [made] = await classes();
+    // With its labels, annotations and owner, as tools copy objects.
+    const copy = { ...made, metadata: { ...made?.metadata, name: 'mine', uid: 'uid-of-mine' } };
+    it.api.put(paths.classes, copy as unknown as Thing);
+    it.api.put(paths.stores, aStore('gold', { uri, storageClass: { reclaimPolicy: 'Retain' } }));
+    const policies = async () => (await classes()).map(({ metadata, reclaimPolicy }) => [metadata.name, reclaimPolicy]);
+    await eventually(async () => (await policies()).find(([name]) => name === 'gold')).toEqual(['gold', 'Retain']);
+    expect(await policies()).toContainEqual(['mine', 'Delete']);
   });
 
   test('goes over to another store of the same name, since it would end with the one that is gone', async () => {

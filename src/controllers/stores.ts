@@ -1,18 +1,21 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
-import { type StowageError, stowageError } from '#core/errors.ts';
+import type { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import type { StoreHealth } from './health-stores.ts';
 import { storeLabel } from './names.ts';
+import type { NodeStores } from './node-stores.ts';
 import type { ControllerParts } from './parts.ts';
 import { bytesOf, quantityOf } from './quantity.ts';
 import { type ClassState, keepClass } from './store-class.ts';
-import { configOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
+import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
+import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-seen.ts';
 
 export interface StoresController extends Controller {
   /** When the core has the stores that the objects say, for the first time: until then it knows of no volume. */
@@ -22,41 +25,24 @@ export interface StoresController extends Controller {
 export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly engine: Engine;
   readonly kinds: ReadonlyMap<string, StoreKind>;
+  /** What agents say of stores that are their nodes' own. */
+  readonly nodeStores: Pick<NodeStores, 'all' | 'on'>;
+  /** How mounts of them are. Left out: nobody knows. */
+  readonly mountsOf?: StoreHealth;
 }
-
-/** What is seen of a store. */
-interface Seen {
-  readonly ready: Verdict;
-  readonly reachable: Verdict;
-  readonly capacity: { readonly total: bigint; readonly free: bigint } | undefined;
-  readonly volumes: number | undefined;
-}
-
-type Verdict = Required<Pick<Condition, 'status' | 'reason' | 'message'>>;
 
 const wellMs = 60_000;
 const illMs = 10_000;
 
 /** The core has the stores that Store objects say, and the objects say how they are. */
 export function createStoresController(options: StoresOptions): StoresController {
-  const { client, clock, caches, events, engine, kinds } = options;
+  const { client, clock, caches, events, engine, kinds, nodeStores, mountsOf } = options;
   const first = Promise.withResolvers<void>();
   /** What the core was last told: whoever comes meanwhile waits for the same. */
   let told: { readonly text: string; readonly work: Promise<void> } | undefined;
-  const invalid = new Map<string, StowageError>();
+  let invalid: ReadonlyMap<string, StowageError> = new Map();
 
-  /** Undefined: it is worked on by others, or cannot be one. */
-  function configFor(object: StoreObject): StoreConfig | undefined {
-    const { name = '' } = object.metadata;
-    invalid.delete(name);
-    try {
-      const config = configOf(object, kinds);
-      return kinds.get(schemeOf(config.uri))?.shared === true ? config : undefined;
-    } catch (thrown) {
-      invalid.set(name, stowageError(thrown));
-      return undefined;
-    }
-  }
+  const isShared = (uri: string): boolean => kinds.get(schemeOf(uri))?.shared === true;
 
   /** All of them at once: a directory may go from one to another. */
   async function configure(scope: Scope): Promise<void> {
@@ -73,8 +59,11 @@ export function createStoresController(options: StoresOptions): StoresController
   }
 
   async function tell(objects: readonly StoreObject[], scope: Scope): Promise<void> {
-    const configs = objects.flatMap((object) => configFor(object) ?? []);
-    await engine.stores.configure(configs, undefined, scope);
+    const found = configsOf(objects, kinds);
+    ({ invalid } = found);
+    // The others are worked on by the agents of their nodes.
+    const shared = found.configs.filter(({ uri }) => isShared(uri));
+    await engine.stores.configure(shared, undefined, scope);
     first.resolve();
   }
 
@@ -82,7 +71,7 @@ export function createStoresController(options: StoresOptions): StoresController
     const { name = '' } = object.metadata;
     const wrong = invalid.get(name);
     if (wrong !== undefined) return nothing(no('Invalid', wrong.message, wrong.action));
-    if (kinds.get(schemeOf(object.spec.uri))?.shared !== true) return nothing(onNodes);
+    if (!isShared(object.spec.uri)) return seenOnNodes(name, nodeStores);
     const check = await engine.stores.check(name, scope);
     const { store, problem, pending } = engine.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
@@ -103,7 +92,7 @@ export function createStoresController(options: StoresOptions): StoresController
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
     const seen = await look(object, scope);
     const kept = await keepClass(client, caches, object, scope);
-    const status = statusOf(object, seen, kept, clock.now());
+    const status = statusOf(object, seen, mountsOf?.of(key, mountsSaid(object)), kept, clock.now());
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(
         storeObjects,
@@ -127,6 +116,10 @@ export function createStoresController(options: StoresOptions): StoresController
     groupOf: (key) => key,
   });
   controller.follow(caches.stores);
+  followNodes(nodeStores, controller);
+  mountsOf?.on((store) => {
+    if (caches.stores.get(store) !== undefined) controller.add(store);
+  });
   controller.follow(caches.classes, ({ metadata: { name = '', labels } }) => [
     ...(labels?.[storeLabel] === undefined ? [] : [labels[storeLabel]]),
     ...[...caches.stores.all()].flatMap(({ metadata, spec }) =>
@@ -150,25 +143,6 @@ export function createStoresController(options: StoresOptions): StoresController
   };
 }
 
-const yes = (reason: string, message: string): Verdict => ({ status: 'True', reason, message });
-const no = (reason: string, message: string, action: string | undefined): Verdict => ({
-  ...{
-    status: 'False',
-    reason,
-    message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
-  },
-});
-const saying = ({ code, message, action }: StowageError): Verdict => no(words(code), message, action);
-const onNodes: Verdict = {
-  status: 'Unknown',
-  reason: 'OnNodes',
-  message: 'It is worked on by the agents of its nodes.',
-};
-const nothing = (ready: Verdict): Seen => ({ ready, reachable: ready, capacity: undefined, volumes: undefined });
-
-/** `not-found` → `NotFound` */
-const words = (code: string): string => code.replaceAll(/(?:^|-)([a-z])/g, (_, letter: string) => letter.toUpperCase());
-
 const sizesIn = ({
   totalBytes,
   freeBytes,
@@ -177,7 +151,16 @@ const sizesIn = ({
   readonly freeBytes?: bigint | undefined;
 }) => (totalBytes === undefined || freeBytes === undefined ? undefined : { total: totalBytes, free: freeBytes });
 
-function statusOf(object: StoreObject, seen: Seen, kept: ClassState, now: number): StoreStatus {
+const mountsSaid = ({ status }: StoreObject): Condition | undefined =>
+  status?.conditions?.find(({ type }) => type === 'MountsHealthy');
+
+function statusOf(
+  object: StoreObject,
+  seen: Seen,
+  mounts: Verdict | undefined,
+  kept: ClassState,
+  now: number,
+): StoreStatus {
   const { generation = 0 } = object.metadata;
   const before = object.status;
   const condition = (type: string, verdict: Verdict): Condition => {
@@ -197,6 +180,8 @@ function statusOf(object: StoreObject, seen: Seen, kept: ClassState, now: number
     conditions: [
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
+      // What was said before stays as long as nobody knows better.
+      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
     // Null takes away what was said before.

@@ -12,6 +12,7 @@ import { createEvents, type Events } from './events.ts';
 import { createHolds, type Holds } from './holds.ts';
 import { createLimits } from './limits.ts';
 import type { NodeName, Source, VolumeId } from './model.ts';
+import { createMountHealth } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import type { Client, Mounter, Records, StoreKind } from './ports.ts';
@@ -41,6 +42,8 @@ export interface Engine {
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
+  /** The mounts of this machine, and how each is. */
+  readonly mountHealth: ReturnType<typeof createMountHealth>;
   readonly ephemerals: Ephemerals;
   readonly uses: UseRecords;
   readonly engineNames: EngineNames;
@@ -137,9 +140,30 @@ export function createEngine(parts: EngineParts): Engine {
   const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });
   Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps, uses.steps);
   const tokens = createTokens(records, clock);
+  const mountHealth = createMountHealth({
+    records,
+    mounts,
+    clients: parts.clients,
+    stores: laterStores,
+    answers,
+    clock,
+  });
   return {
     ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
-    ...{ mounts, ephemerals, uses, engineNames, asks, holds, references, operations, tokens, events, records },
+    ...{
+      mounts,
+      mountHealth,
+      ephemerals,
+      uses,
+      engineNames,
+      asks,
+      holds,
+      references,
+      operations,
+      tokens,
+      events,
+      records,
+    },
     tend: async (scope) => {
       await stores.retry(scope);
       await mounts.repair(scope);

@@ -193,6 +193,8 @@ export interface Client<K extends Source['kind'] = Source['kind']> {
     staged: readonly { readonly source: Extract<Source, { kind: K }>; readonly at: string }[],
     scope: Scope,
   ): Promise<readonly string[]>;
+  /** Present where something serves mounts: what is wrong with what serves such ones. Undefined: nothing. */
+  trouble?(source: Extract<Source, { kind: K }>, scope: Scope): Promise<string | undefined>;
 }
 
 export interface Staged {

@@ -76,6 +76,13 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   const { records, catalogue, operations, clock, mounter, node } = parts;
   const regrouping = createRegrouping(parts, staging, binding);
 
+  /** Of a directory of this node that is staged, its store has nothing more to say: while it is used, it stays where it is. */
+  async function sourceOf(volume: Volume, store: Store, scope: Scope): Promise<Source> {
+    const [first] = records.mounts.of(volume.id);
+    const isThere = first?.source.kind === 'directory' && (await staging.isStaged(volume.id, scope));
+    return isThere ? first.source : await store.source(volume, scope);
+  }
+
   /** As it is staged already. */
   async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
     const mounts = found.kind === 'nfs' ? records.mounts.of(volume.id) : [];
@@ -85,7 +92,14 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     return isDead ? mountedAnew(first.source, found) : stagedAs(volume, found, first.source, scope.log);
   }
 
-  async function perform(mount: Mount, volume: Volume, store: Store, how: Publishing, work: Work): Promise<void> {
+  async function perform(
+    mount: Mount,
+    volume: Volume,
+    store: Store,
+    how: Publishing,
+    coming: Disposable,
+    work: Work,
+  ): Promise<void> {
     try {
       await uses.begin(volume, store, work, how.sole === true ? 'writer' : 'user');
       await giveToGroup(store, volume, mount, how.group, work);
@@ -93,6 +107,8 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
       using limit = clock.deadline(mountDeadlineMs, unending);
+      // It does not come any more: what is left to be said is without it.
+      coming[Symbol.dispose]();
       await binding
         .undo(mount, { ...work, signal: limit.signal })
         .catch((cause: unknown) => leftBehind(work.log, mount, cause));
@@ -128,7 +144,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
-      const found = mountedFor(await store.source(volume, call), how.group);
+      const found = mountedFor(await sourceOf(volume, store, call), how.group);
       if (!readOnly) await store.usable?.(found, call);
       const again = await regrouping.before(volume, found, call);
       const isBlock = found.kind === 'loop' && found.filesystem === undefined;
@@ -136,9 +152,9 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
-      using _coming = uses.coming(volume.id, user);
+      using coming = uses.coming(volume.id, user);
       return await operations.run(intent, call, async (work) => {
-        await perform(mount, volume, store, how, work);
+        await perform(mount, volume, store, how, coming, work);
         await regrouping.after(again, source, work);
         return {
           value: { ...mount, mounted: true },

@@ -7,6 +7,7 @@ import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createEvents } from './events.ts';
+import { repairedAt } from './mended-mounts.ts';
 import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
@@ -127,6 +128,8 @@ test('what nobody serves is mounted anew at each of its places, and told', async
   for (const target of ['/a', '/b']) expect(shown(id, target)).toBe(true);
   expect(shown(other, '/c')).toBe(true);
   expect(repaired.sort()).toEqual(['/a', '/b']);
+  const since = (target: string) => repairedAt(records, { target, since: 1 });
+  expect(['/a', '/b', '/c'].map((target) => since(target) !== undefined)).toEqual([true, true, false]);
 });
 
 test('a place that could not be made anew is tried again, though the volume is served by then', async () => {

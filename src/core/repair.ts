@@ -2,6 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { stageKey } from './keys.ts';
+import { noteRepaired } from './mended-mounts.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import { titled } from './publishing.ts';
@@ -69,6 +70,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
     await mounter.bind(staging.path(mount.volumeId), mount.target, { readOnly: mount.readOnly }, scope);
     const store = records.volumes.byId(mount.volumeId)?.store;
     const { user, target } = mount;
+    noteRepaired(records, mount, clock.now());
     events.publish('mount.repaired', target, store, { volume: mount.volumeId, target, user });
   }
 

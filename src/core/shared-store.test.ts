@@ -5,9 +5,10 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { needs } from '#testbed/needs.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
-import type { Volume } from './model.ts';
+import type { NodeName, Volume } from './model.ts';
 
 /** Two hosts, each with a state folder of its own, on one export. */
 let one: TestServer;
@@ -108,3 +109,20 @@ describe('two hosts on one store', () => {
     expect(await list(other)).toEqual([]);
   });
 });
+
+test.skipIf(needs('mount'))(
+  'a host that may not have a volume, since another writes to it, does not say that it uses it',
+  async () => {
+    const made = await create(one, 'a');
+    const use = { host: 'elsewhere', node: 'elsewhere' as NodeName, users: [] };
+    const { uses } = one.engine.stores.view('silver').store ?? {};
+    await uses?.takeWriter(made, use.host, aCall());
+    await uses?.put(made, use, aCall());
+    const target = `${one.folder}-m`;
+    const how = { readOnly: false, user: undefined, sole: true };
+    await expect(one.engine.mounts.publish(made.id, target, how, aCall())).rejects.toMatchObject({
+      reason: 'volume-written-elsewhere',
+    });
+    expect((await other.engine.uses.of(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
+  },
+);

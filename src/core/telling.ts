@@ -24,6 +24,8 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   plugin-other-scope plugin-overloaded plugin-request-invalid plugin-store-contradiction plugin-store-unnamed
   plugin-volume-differs plugin-without-store volume-root-squashed group-refused
   claim-name-incomplete claim-name-unfit claim-unsupported class-parameter-invalid class-store-unknown store-from-cluster
+  agent-absent node-not-registered node-unknown store-full-everywhere store-on-no-node volume-node-gone volume-node-unknown
+  condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous
   volume-still-used volume-store-gone`.split(/\s+/),
 );
 

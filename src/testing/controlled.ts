@@ -6,6 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { type Caches, createCaches } from '#controllers/caches.ts';
 import type { Controller } from '#controllers/engine/controller.ts';
 import { createEvents } from '#controllers/engine/events.ts';
+import { createNodeStores, type NodeStores } from '#controllers/node-stores.ts';
 import type { ControllerParts } from '#controllers/parts.ts';
 import { createCoreProvisioner } from '#controllers/provisioner.ts';
 import type { Engine } from '#core/engine.ts';
@@ -16,6 +17,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { events, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
+import { createFakeAgents, type FakeAgents } from './fakes/agents.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
 import type { Thing } from './fakes/kube-objects.ts';
@@ -25,6 +27,10 @@ import { aCall, startServer } from './server.ts';
 export type Parts = ControllerParts & {
   readonly engine: Engine;
   readonly kinds: ReadonlyMap<string, StoreKind>;
+  readonly agents: FakeAgents;
+  readonly nodeStores: NodeStores;
+  readonly namespace: string;
+  readonly cluster: string;
 };
 
 /** For each test an API server in memory, and a core with a shared store `silver`. */
@@ -38,6 +44,8 @@ export interface Controlled {
   /** Another place for a store, as a URI. */
   place(name: string): string;
   caches: Caches;
+  /** None is connected. */
+  agents: FakeAgents;
   /** Runs it, and what it needs; until the test ends. */
   start<C extends Controller>(make: (parts: Parts) => C, more?: Partial<Parts>): C;
   list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]>;
@@ -75,11 +83,14 @@ export function controlled(): Controlled {
     const client = createKubeClient({ access: it.api.access, clock, userAgent: 'test' });
     onTestFinished(() => client[Symbol.dispose]());
     it.caches = createCaches(client, clock);
+    it.agents = createFakeAgents();
     const told = createEvents({ client, clock, controller: 'test', instance: 'test' });
     const file = createCoreProvisioner(it.engine, (name) => it.caches.stores.get(name) !== undefined);
     it.parts = {
       ...{ client, clock, caches: it.caches, events: told, engine: it.engine },
       ...{ kinds: new Map(all.map((kind) => [kind.scheme, kind])), provisioners: new Map([[file.driver, file]]) },
+      ...{ agents: it.agents, nodeStores: createNodeStores(it.agents, clock, it.caches) },
+      ...{ namespace: 'stowage-system', cluster: it.engine.instance },
     };
     const ending = new AbortController();
     const scope = { ...aCall(), signal: ending.signal };

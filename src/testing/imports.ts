@@ -41,6 +41,8 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
   ],
   // What a data path is told, and no more of it.
   clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
+  // The port that the controller's door implements, and asks the agents by.
+  front: [{ path: 'src/controllers/agents.ts', typeOnly: true }],
   // The version stands in one place.
   app: [{ path: 'package.json', typeOnly: false }],
 };

@@ -1,10 +1,10 @@
+import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient, Selection } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import type { Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
-import { createBackOff } from './back-off.ts';
 import { createIndexed } from './indexed.ts';
 
 /** What is told of changes. Nothing is told while a handler runs: it is quick, and only notes which keys to look at. */

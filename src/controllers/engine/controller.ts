@@ -23,6 +23,8 @@ export interface Controller {
   /** Whatever changes in a cache: the keys that it concerns, its own unless said otherwise. To be called before `run`. */
   follow<T extends KubeObject>(cache: Cache<T>, keysOf?: (object: T) => Iterable<string>): void;
   counts(): ControllerCounts;
+  /** Called with how long each look at a key took. */
+  timed(listener: (seconds: number) => void): void;
   /**
    * Works as soon as the caches it follows have seen everything. Until `stop`; then it finishes what it has begun. The scope's
    * signal ends everything at once.
@@ -58,6 +60,7 @@ export function createController(options: ControllerOptions): Controller {
   const syncs: ((signal: AbortSignal) => Promise<void>)[] = [];
   const counts = { done: 0, again: 0, retried: 0, terminal: 0 };
   const add = (key: string): void => queue.add(key, groupOf(key));
+  const timers = new Set<(seconds: number) => void>();
 
   async function outcome(key: string, scope: Scope): Promise<Verdict> {
     try {
@@ -69,7 +72,9 @@ export function createController(options: ControllerOptions): Controller {
 
   async function work(key: string, outer: Scope): Promise<void> {
     const scope = { signal: outer.signal, log: outer.log.with({ controller: name, key }) };
+    const began = clock.elapsed();
     const verdict = await outcome(key, scope);
+    for (const timer of timers) timer((clock.elapsed() - began) / 1_000);
     if ('error' in verdict && verdict.kind !== 'stopped') failed?.(key, verdict.error);
     switch (verdict.kind) {
       case 'done':
@@ -114,6 +119,7 @@ export function createController(options: ControllerOptions): Controller {
       cache.on(handlers);
       syncs.push((signal) => cache.whenSynced(signal));
     },
+    timed: (listener) => void timers.add(listener),
     counts: () => ({ ...counts, waiting: queue.waiting, running: queue.running, delayed: queue.delayed }),
     run: async (scope, stop) => {
       const either = AbortSignal.any([scope.signal, stop]);

@@ -1,11 +1,11 @@
 import { randomUUID } from 'node:crypto';
+import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { KubeError, mayPass, reasonOf } from '#wire/kube/errors.ts';
 import { events } from '#wire/kube/resources.ts';
 import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
-import { waitAfter } from './back-off.ts';
 import { microTime } from './micro-time.ts';
 
 /** What is said on an object. */
@@ -23,7 +23,8 @@ export interface Report {
 
 /**
  * Events for people who look at objects. They are written when there is time, and may be lost: nobody's work depends on them.
- * The same reason on the same object is written once in a while, with how often it was meant.
+ * The same reason on the same object is written once in a while, with how often it was meant. What went wrong comes before what
+ * went well.
  */
 export interface Events {
   report(report: Report): void;
@@ -56,6 +57,12 @@ const quietMs = 300_000;
 const rememberedMs = 3_600_000;
 const maxRemembered = 4_096;
 const attempts = 8;
+/**
+ * So many that all is well are written at once; of more, one each time. Whoever made hundreds of claims looks at one or two, and
+ * what binds all of them waits for the same API server.
+ */
+const burst = 20;
+const paceMs = 50;
 
 /** One reason on one object. */
 interface Topic {
@@ -72,6 +79,7 @@ export function createEvents(options: EventsOptions): Events {
   const instance = options.instance.slice(0, maxInstance);
   /** The one that was meant longest ago is the first. */
   const topics = new Map<string, Topic>();
+  const urgent: Topic[] = [];
   const waiting: Topic[] = [];
   let dropped = 0;
   let underWay = 0;
@@ -97,13 +105,13 @@ export function createEvents(options: EventsOptions): Events {
     const topic = remember(keyOf(given), { ...given, note: shortened(given.note) });
     const isQuiet = topic.written !== undefined && clock.elapsed() - topic.written.at < quietMs;
     if (topic.isWaiting || isQuiet) return;
-    if (waiting.length >= maxWaiting) {
-      const lost = waiting.shift();
+    if (urgent.length + waiting.length >= maxWaiting) {
+      const lost = waiting.shift() ?? urgent.shift();
       if (lost !== undefined) lost.isWaiting = false;
       dropped++;
     }
     topic.isWaiting = true;
-    waiting.push(topic);
+    (given.type === 'Warning' ? urgent : waiting).push(topic);
     wake?.();
   }
 
@@ -175,7 +183,7 @@ export function createEvents(options: EventsOptions): Events {
   return {
     report,
     get waiting() {
-      return waiting.length + underWay;
+      return urgent.length + waiting.length + underWay;
     },
     get dropped() {
       return dropped;
@@ -183,20 +191,45 @@ export function createEvents(options: EventsOptions): Events {
     run: async (scope) => {
       const rouse = (): void => wake?.();
       scope.signal.addEventListener('abort', rouse, { once: true });
+      const pace = createPace(clock);
       while (!scope.signal.aborted) {
-        // One at a time: they never have more than one of the connections.
-        const topic = waiting.shift();
-        if (topic === undefined) {
-          await new Promise<void>((resolve) => {
-            wake = resolve;
-          });
+        const waitMs = urgent.length > 0 ? 0 : waiting.length > 0 ? pace.waitMs() : Number.POSITIVE_INFINITY;
+        if (waitMs > 0) {
+          const { promise, resolve } = Promise.withResolvers<void>();
+          wake = resolve;
+          using _timer = Number.isFinite(waitMs) ? clock.after(waitMs, resolve) : undefined;
+          await promise;
           continue;
         }
+        // One at a time: they never have more than one of the connections.
+        const topic = urgent.shift() ?? pace.taken(waiting.shift());
+        if (topic === undefined) continue;
         underWay = 1;
         await deliver(topic, scope);
         underWay = 0;
       }
       scope.signal.removeEventListener('abort', rouse);
+    },
+  };
+}
+
+/** So many at once, and then one each time. */
+function createPace(clock: Clock): { waitMs(): number; taken<T>(what: T): T } {
+  let left = burst;
+  let since = clock.elapsed();
+  const refill = (): void => {
+    const more = Math.floor((clock.elapsed() - since) / paceMs);
+    since += more * paceMs;
+    left = Math.min(burst, left + more);
+  };
+  return {
+    waitMs: () => {
+      refill();
+      return left > 0 ? 0 : since + paceMs - clock.elapsed();
+    },
+    taken: (what) => {
+      left--;
+      return what;
     },
   };
 }

@@ -1,6 +1,6 @@
+import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { waitAfter } from './back-off.ts';
 
 /**
  * Keys to be worked on. A key is with one worker at a time; whatever is said of it meanwhile makes it come again, once. Groups

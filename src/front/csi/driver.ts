@@ -35,6 +35,8 @@ export interface About {
   readonly underway: Underway;
   /** Undefined: it could not be said in time. */
   readonly spaceOf: (path: string) => Promise<Space | undefined>;
+  /** How many volumes may be mounted on this machine. Undefined: as many as usual. */
+  readonly maxVolumes?: number | undefined;
 }
 
 /** As core wants it. */

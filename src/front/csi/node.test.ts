@@ -217,10 +217,12 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
   });
 
-  test('asks no store to be taken back', async () => {
+  test('asks no store to be published where it is staged, nor to be taken back', async () => {
     await stage();
-    await publish('pod');
     const gates = (['get', 'source', 'names', 'usage'] as const).map((verb) => csi.local.close(verb));
+    await publish('pod');
+    writeFileSync(join(at('pod'), 'file'), 'text');
+    expect(readFileSync(join(at('stage/volume'), 'file'), 'utf8')).toBe('text');
     await unpublish('pod');
     await unstage();
     for (const gate of gates) gate.open();

@@ -36,7 +36,7 @@ const capabilitiesOf = ({ kind }: About): readonly Rpc[] =>
   kind === 'file' ? [...capabilities, Rpc.VOLUME_MOUNT_GROUP] : capabilities;
 
 /** Each is a mount or two, and with NFS a share of a data path's memory. */
-const mostVolumes = 1_000n;
+const mostVolumes = 1_000;
 
 /**
  * In the folder that is given for it, not on it. While the file system that is mounted on that folder is also mounted outside
@@ -55,7 +55,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
   }),
   nodeGetInfo: async () => ({
     nodeId: about.engine.node,
-    maxVolumesPerNode: mostVolumes,
+    maxVolumesPerNode: BigInt(about.maxVolumes ?? mostVolumes),
     ...(about.kind === 'local' ? { accessibleTopology: { segments: { ...topologyOf(about) } } } : {}),
   }),
   nodeStageVolume: async (request, given) => {

@@ -20,6 +20,16 @@ export interface CsiOptions {
   readonly log: Log;
   readonly version: string;
   readonly spaceOf: About['spaceOf'];
+  readonly maxVolumes?: number | undefined;
+  /** Of every call that was answered. The method is its name alone, such as `NodeStageVolume`; the code as gRPC counts them. */
+  readonly observed?: ((call: CsiCall) => void) | undefined;
+}
+
+export interface CsiCall {
+  readonly driver: string;
+  readonly method: string;
+  readonly code: number;
+  readonly seconds: number;
 }
 
 /** One driver: it translates; what is true is in core. */
@@ -32,7 +42,9 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
     ...methodsOf(Controller, controllerOf(about)),
     ...methodsOf(Node, nodeOf(about)),
   ]);
-  return createGrpcServer({ methods, clock, statusOf: answering(log) });
+  const observed = (method: string, code: number, seconds: number): void =>
+    options.observed?.({ driver: driverNames[kind], method: method.split('/').at(-1) ?? method, code, seconds });
+  return createGrpcServer({ methods, clock, statusOf: answering(log), observed });
 }
 
 /** Endpoint: where the driver itself is served, as the kubelet finds it. */

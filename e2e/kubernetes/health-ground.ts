@@ -1,0 +1,104 @@
+import { expect } from 'vitest';
+import { type Filer, startFiler } from './agent-filer.ts';
+import { type ChartGround, chart, claim, startChartGround } from './chart-ground.ts';
+
+/** A cluster with Stowage, and a shared store `files`. */
+export interface HealthGround extends ChartGround {
+  readonly filer: Filer;
+  /** With its claim of the same name: one pod that writes, begun on that node, and free to go elsewhere from then on. */
+  application(name: string, node: number, annotations?: Readonly<Record<string, string>>): Promise<void>;
+  /** In the application's pod. */
+  exec(name: string, script: string): Promise<string>;
+  /** The node of its pod that is ready. */
+  runsOn(name: string): Promise<string>;
+  nodeName(node: number): string;
+  /** What is said on an object, newest last. */
+  told(name: string): Promise<string>;
+}
+
+export const components = [
+  ...(['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse', 'ganesha'] as const),
+] as const;
+export const wait = { interval: 500, timeout: 150_000 };
+export const long = 400_000;
+
+export async function startHealthGround(signal: AbortSignal): Promise<HealthGround> {
+  await using parts = new AsyncDisposableStack();
+  const ground = parts.use(await startChartGround(signal));
+  const { cluster } = ground;
+  const filer = parts.use(await startFiler(cluster, signal));
+  const { pathname, host, searchParams } = new URL(filer.uri);
+  const uri = `nfs://${host}${pathname}`;
+  const store = { name: 'files', uri, options: Object.fromEntries(searchParams), storageClass: {} };
+  const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
+  await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
+  for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])
+    await ground.own('rollout', 'status', one, '--timeout=120s');
+  const nodeName = (node: number): string => cluster.nodes[node]?.name ?? '';
+  const { kubectl } = cluster;
+  const all = parts.move();
+  return {
+    ...{ ...ground, filer, nodeName },
+    application: async (name, node, annotations = {}) => {
+      const wanted = claim({ name, storageClassName: 'files', mode: 'ReadWriteOnce' }) as { readonly metadata: object };
+      const others = cluster.nodes.filter((_, index) => index !== node).map((one) => one.name);
+      await kubectl('cordon', ...others);
+      const metadata = { ...wanted.metadata, annotations };
+      await cluster.apply({ ...wanted, metadata }, deployment(name, ground.busybox));
+      await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=120s');
+      await kubectl('uncordon', ...others);
+    },
+    exec: async (name, script) => {
+      const pod = await readyPod(kubectl, name);
+      return await kubectl('exec', pod?.metadata.name ?? '', '--', 'sh', '-c', script);
+    },
+    runsOn: async (name) => (await readyPod(kubectl, name))?.spec.nodeName ?? '',
+    told: (name) =>
+      kubectl(
+        ...['get', 'events', '--sort-by=.metadata.creationTimestamp', `--field-selector=involvedObject.name=${name}`],
+        '--output=jsonpath={range .items[*]}{.type} {.reason}: {.message}{"\\n"}{end}',
+      ),
+    [Symbol.asyncDispose]: () => all.disposeAsync(),
+  };
+}
+
+interface ListedPod {
+  readonly metadata: { readonly name: string; readonly deletionTimestamp?: string };
+  readonly spec: { readonly nodeName?: string };
+  readonly status: { readonly conditions?: readonly { readonly type: string; readonly status: string }[] };
+}
+
+async function readyPod(kubectl: ChartGround['cluster']['kubectl'], name: string): Promise<ListedPod | undefined> {
+  const list = await kubectl('get', 'pods', `--selector=app=${name}`, '--output=json');
+  const { items } = JSON.parse(list) as { readonly items: readonly ListedPod[] };
+  expect(items.length).toBeLessThan(5);
+  return items.find(
+    ({ metadata, status }) =>
+      metadata.deletionTimestamp === undefined &&
+      status.conditions?.some(({ type, status: is }) => type === 'Ready' && is === 'True') === true,
+  );
+}
+
+const deployment = (name: string, image: string): object => ({
+  apiVersion: 'apps/v1',
+  kind: 'Deployment',
+  metadata: { name },
+  spec: {
+    replicas: 1,
+    strategy: { type: 'Recreate' },
+    selector: { matchLabels: { app: name } },
+    template: {
+      metadata: { labels: { app: name } },
+      spec: {
+        terminationGracePeriodSeconds: 0,
+        containers: [
+          {
+            ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', 'sleep 1000000'] },
+            volumeMounts: [{ name: 'data', mountPath: '/data' }],
+          },
+        ],
+        volumes: [{ name: 'data', persistentVolumeClaim: { claimName: name } }],
+      },
+    },
+  },
+});

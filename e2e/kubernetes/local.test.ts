@@ -1,0 +1,268 @@
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { type UsingPod, usingPod } from './agent-objects.ts';
+import { type ChartGround, chart, startChartGround } from './chart-ground.ts';
+
+const { signal } = new AbortController();
+const wait = { interval: 250, timeout: 90_000 };
+const long = 240_000;
+const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
+const place = '/var/lib/stowage/stores';
+const mib = 1024 * 1024;
+
+interface Listed {
+  readonly items: readonly {
+    readonly metadata: { readonly name: string };
+    readonly spec: {
+      readonly claimRef?: { readonly name: string };
+      readonly nodeAffinity?: {
+        readonly required: {
+          readonly nodeSelectorTerms: readonly {
+            readonly matchExpressions: readonly { readonly values: string[] }[];
+          }[];
+        };
+      };
+    };
+    readonly capacity?: string;
+    readonly storageClassName?: string;
+    readonly nodeTopology?: { readonly matchLabels?: Readonly<Record<string, string>> };
+  }[];
+}
+
+describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
+  let ground: ChartGround;
+  let kubectl: ChartGround['cluster']['kubectl'];
+  let names: readonly string[];
+
+  /** `small` has room for one, `quick` does not wait for pods. */
+  const stores = [
+    { name: 'small', uri: `local://${place}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
+    { name: 'quick', uri: `local://${place}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
+  ];
+
+  beforeAll(async () => {
+    ground = await startChartGround(signal);
+    ({ kubectl } = ground.cluster);
+    names = ground.cluster.nodes.map(({ name }) => name);
+    const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify(stores)}`];
+    await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
+    for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
+      await ground.own('rollout', 'status', one, '--timeout=120s');
+  }, 400_000);
+  afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
+  afterEach(async () => {
+    // What a test that failed has left is no other's trouble.
+    await kubectl('delete', 'statefulset,pod,pvc', '--all', '--wait', '--timeout=90s');
+  }, 120_000);
+
+  const list = async (kind: string): Promise<Listed['items']> =>
+    (JSON.parse(await kubectl('get', kind, '--all-namespaces', '--output=json')) as Listed).items;
+  const claim = (name: string, storageClassName: string, storage = '64Mi'): object => ({
+    ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata: { name, namespace: 'default' } },
+    spec: { accessModes: ['ReadWriteOnce'], storageClassName, resources: { requests: { storage } } },
+  });
+  const pod = (name: string, more: Partial<UsingPod> = {}): object =>
+    usingPod({
+      ...{ name, volume: name, image: ground.busybox, node: '' },
+      script: 'echo "$HOSTNAME" >>/data/who; sleep 100000',
+      ...more,
+    });
+  const anywhere = (affinity: object = {}): Partial<UsingPod> => ({ more: { nodeSelector: {}, affinity } });
+  const ready = (...pods: readonly string[]): Promise<string> =>
+    kubectl('wait', '--for=condition=Ready', '--timeout=110s', ...pods.map((name) => `pod/${name}`));
+  const nodeOfPod = (name: string): Promise<string> =>
+    kubectl('get', 'pod', name, '--output=jsonpath={.spec.nodeName}');
+  /** By the name of the claim. */
+  const nodesOfVolumes = async (): Promise<Readonly<Record<string, string | undefined>>> =>
+    Object.fromEntries(
+      (await list('pv')).map(({ spec: { claimRef, nodeAffinity } }) => [
+        claimRef?.name ?? '',
+        nodeAffinity?.required.nodeSelectorTerms[0]?.matchExpressions[0]?.values[0],
+      ]),
+    );
+  const phase = (name: string): Promise<string> => kubectl('get', 'pvc', name, '--output=jsonpath={.status.phase}');
+  /** What lies in the stores of each node, without their own records. */
+  const onNodes = async (): Promise<readonly number[]> =>
+    await Promise.all(
+      ground.cluster.nodes.map(async (node) => {
+        const found = await node.inside('sh', '-c', `find ${place}/*/ -mindepth 1 -maxdepth 1 -name 'pvc-*' -type d`);
+        return found.split('\n').filter((line) => line !== '').length;
+      }),
+    );
+  const nothingLeft = async (): Promise<void> => {
+    await expect.poll(() => list('pvc,pv'), wait).toEqual([]);
+    await expect.poll(onNodes, wait).toEqual([0, 0]);
+  };
+  const eventsOf = (name: string): Promise<string> =>
+    kubectl(
+      ...['get', 'events', `--field-selector=involvedObject.name=${name}`],
+      '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
+    );
+
+  test(
+    'a store says on how many nodes it is, and classes how much room there is on each',
+    async () => {
+      const status = (): Promise<string> =>
+        kubectl('get', 'store', 'small', '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}');
+      await expect.poll(status, wait).toBe('Open on 2 of 2 nodes');
+      const capacities = async (): Promise<readonly string[]> =>
+        (await list('csistoragecapacities')).flatMap((one) =>
+          one.storageClassName === 'small'
+            ? `${one.nodeTopology?.matchLabels?.['local.stowage.dev/node']}=${one.capacity}`
+            : [],
+        );
+      await expect
+        .poll(async () => (await capacities()).toSorted(), wait)
+        .toEqual(names.map((name) => `${name}=100Mi`).toSorted());
+    },
+    long,
+  );
+
+  test(
+    'a claim that waits for its pod gets its volume on that node, grows there, and leaves nothing',
+    async () => {
+      await ground.cluster.apply(claim('data', 'local'));
+      await ground.cluster.apply(pod('data', { node: names[1] ?? '' }));
+      await ready('data');
+      expect(await nodesOfVolumes()).toEqual({ data: names[1] });
+      expect(await onNodes()).toEqual([0, 1]);
+      await kubectl('patch', 'pvc', 'data', '--patch={"spec":{"resources":{"requests":{"storage":"1Gi"}}}}');
+      const size = (): Promise<string> => kubectl('get', 'pvc', 'data', '--output=jsonpath={.status.capacity.storage}');
+      await expect.poll(size, wait).toBe('1Gi');
+      // The next pod has to go where the volume is, and finds what the first one wrote.
+      await kubectl('delete', 'pod', 'data', '--wait', '--timeout=90s');
+      await ground.cluster.apply(pod('second', { volume: 'data', ...anywhere() }));
+      await ready('second');
+      expect(await nodeOfPod('second')).toBe(names[1]);
+      expect(await kubectl('exec', 'second', '--', 'cat', '/data/who')).toBe('data\nsecond');
+      await kubectl('delete', 'pod', 'second', '--wait', '--timeout=90s');
+      await kubectl('delete', 'pvc', 'data');
+      await nothingLeft();
+    },
+    long,
+  );
+
+  test(
+    'a claim that does not wait gets its volume at once, and its pod goes there',
+    async () => {
+      await ground.cluster.apply(claim('at-once', 'quick'));
+      await expect.poll(() => phase('at-once'), wait).toBe('Bound');
+      await ground.cluster.apply(pod('at-once', anywhere()));
+      await ready('at-once');
+      expect(await nodesOfVolumes()).toEqual({ 'at-once': await nodeOfPod('at-once') });
+      await kubectl('delete', 'pod', 'at-once', '--wait', '--timeout=90s');
+      await kubectl('delete', 'pvc', 'at-once');
+      await nothingLeft();
+    },
+    long,
+  );
+
+  test(
+    'a StatefulSet of three has three volumes on two nodes, each where its pod is',
+    async () => {
+      const labels = { app: 'trio' };
+      const { spec } = pod('trio') as { readonly spec: { readonly containers: readonly object[] } };
+      const spread = [
+        {
+          ...{ maxSkew: 1, topologyKey: 'kubernetes.io/hostname', whenUnsatisfiable: 'DoNotSchedule' },
+          labelSelector: { matchLabels: labels },
+        },
+      ];
+      const { spec: wanted } = claim('data', 'local') as { readonly spec: object };
+      await ground.cluster.apply({
+        ...{ apiVersion: 'apps/v1', kind: 'StatefulSet', metadata: { name: 'trio', namespace: 'default' } },
+        spec: {
+          ...{ replicas: 3, podManagementPolicy: 'Parallel', serviceName: 'trio', selector: { matchLabels: labels } },
+          template: {
+            metadata: { labels },
+            spec: {
+              ...{ terminationGracePeriodSeconds: 0, topologySpreadConstraints: spread },
+              containers: spec.containers,
+            },
+          },
+          volumeClaimTemplates: [{ metadata: { name: 'data' }, spec: wanted }],
+        },
+      });
+      await kubectl('rollout', 'status', 'statefulset/trio', '--timeout=110s');
+      const pods = ['trio-0', 'trio-1', 'trio-2'];
+      const placed = await Promise.all(pods.map(async (name) => [`data-${name}`, await nodeOfPod(name)]));
+      expect(await nodesOfVolumes()).toEqual(Object.fromEntries(placed));
+      expect((await onNodes()).toSorted()).toEqual([1, 2]);
+      await kubectl('delete', 'statefulset', 'trio', '--cascade=foreground', '--wait', '--timeout=90s');
+      await kubectl('delete', 'pvc', '--all');
+      await nothingLeft();
+    },
+    long,
+  );
+
+  test(
+    'a pod whose node is full goes to another',
+    async () => {
+      await ground.cluster.apply(claim('first', 'small'), pod('first', { node: names[0] ?? '' }));
+      await ready('first');
+      const rather = [
+        {
+          weight: 100,
+          preference: { matchExpressions: [{ key: 'kubernetes.io/hostname', operator: 'In', values: [names[0]] }] },
+        },
+      ];
+      const affinity = { nodeAffinity: { preferredDuringSchedulingIgnoredDuringExecution: rather } };
+      await ground.cluster.apply(claim('next', 'small'), pod('next', anywhere(affinity)));
+      await ready('next');
+      expect(await nodesOfVolumes()).toEqual({ first: names[0], next: names[1] });
+      expect(await onNodes()).toEqual([1, 1]);
+      await kubectl('delete', 'pod', 'first', 'next', '--wait', '--timeout=90s');
+      await kubectl('delete', 'pvc', '--all');
+      await nothingLeft();
+    },
+    long,
+  );
+
+  test(
+    'a claim waits for the agent of its node, says so, and has its volume as soon as that is there',
+    async () => {
+      const only = (node: string | null): string =>
+        JSON.stringify({ spec: { template: { spec: { nodeSelector: { 'kubernetes.io/hostname': node } } } } });
+      await ground.own('patch', 'daemonset', 'stowage-agent', '--patch', only(names[1] ?? ''));
+      const agents = async (): Promise<string> =>
+        await ground.own(
+          ...['get', 'pods', '--selector=app.kubernetes.io/component=agent'],
+          '--output=jsonpath={.items[*].spec.nodeName}',
+        );
+      await expect.poll(agents, wait).toBe(names[1]);
+      await ground.cluster.apply(claim('late', 'local'), pod('late', { node: names[0] ?? '' }));
+      await expect.poll(() => eventsOf('late'), wait).toMatch(/agent of node \S+ is not connected/);
+      await ground.own('patch', 'daemonset', 'stowage-agent', '--patch', only(null));
+      await ready('late');
+      expect(await nodesOfVolumes()).toEqual({ late: names[0] });
+      await kubectl('delete', 'pod', 'late', '--wait', '--timeout=90s');
+      await kubectl('delete', 'pvc', 'late');
+      await nothingLeft();
+    },
+    long,
+  );
+
+  test(
+    'controllers that are killed among claims make each volume once',
+    async () => {
+      const count = 40;
+      const all = Array.from({ length: count }, (_, at) => `many-${at}`);
+      const bound = async (): Promise<number> =>
+        (await kubectl('get', 'pvc', '--output=jsonpath={.items[*].status.phase}'))
+          .split(' ')
+          .filter((one) => one === 'Bound').length;
+      await ground.cluster.apply(...all.map((name) => claim(name, 'quick', '1Mi')));
+      await expect.poll(bound, { ...wait, interval: 20 }).toBeGreaterThan(0);
+      await ground.own(
+        ...['delete', 'pods', '--selector=app.kubernetes.io/component=controller'],
+        ...['--grace-period=0', '--force'],
+      );
+      await expect.poll(bound, wait).toBe(count);
+      const [one = 0, two = 0] = await onNodes();
+      expect(one + two).toBe(count);
+      await kubectl('delete', 'pvc', '--all');
+      await nothingLeft();
+    },
+    long,
+  );
+});

@@ -1,0 +1,92 @@
+import process from 'node:process';
+import { systemClock } from '#base/clock.ts';
+import type { Folders } from '#base/folders.ts';
+import type { UpOptions } from '#cli/io.ts';
+import { StowageError } from '#core/errors.ts';
+import { startControllerLink } from '#front/cluster/link.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import { createClusterStores } from './cluster-stores.ts';
+import { type Figures, serveHealth } from './health.ts';
+import { kubeAccess } from './kube.ts';
+import { createLog, levelFrom } from './logger.ts';
+import { type Beside, runServer } from './serve.ts';
+import { version } from './version.ts';
+
+const usualKubelet = '/var/lib/kubelet';
+/** Projected into the pod, for the controller alone. */
+const usualToken = '/var/run/secrets/stowage.dev/token';
+
+/**
+ * `stowage node --kubernetes`: the agent of a node. What it serves, it serves without the API server too: that is only where it learns which stores
+ * there are. It writes nothing there.
+ */
+export async function runAgent(
+  options: UpOptions,
+  folders: Folders,
+  program: string,
+  interrupted: AbortSignal,
+): Promise<number> {
+  const { env } = process;
+  const log = createLog(levelFrom(options.logLevel), process.stderr);
+  const clock = systemClock();
+  const nodeName = options.nodeName ?? (env['NODE_NAME'] || undefined);
+  if (nodeName === undefined) throw nameless();
+  const access = await kubeAccess({ kubeconfig: options.kubeconfig, env, clock });
+  using client = createKubeClient({ access, clock, userAgent: `stowage-agent/${version}`, maxSockets: 8 });
+  const namespace = options.namespace ?? access.namespace;
+  const stores = await createClusterStores({ client, clock, log, state: folders.state });
+  const ending = new AbortController();
+  const scope = { signal: ending.signal, log };
+  const watching = stores.watch(scope);
+  let isServing = false;
+  let figures: Figures | undefined;
+  await using _health = await serveHealth(
+    options.health,
+    () => (isServing ? undefined : 'it is starting'),
+    () => figures,
+  );
+  await stores.whenKnown(interrupted);
+  const beside: Beside = {
+    cluster: stores.configs,
+    started: (running) => {
+      isServing = true;
+      const { metrics } = running;
+      figures = { contentType: metrics.contentType, text: () => metrics.text(() => true, scope) };
+      const { engine, reload } = running;
+      const apply = async (): Promise<readonly string[]> => {
+        await reload();
+        return engine.stores.list().flatMap(({ config, pending }) => (pending === undefined ? [] : config.name));
+      };
+      const following = stores.follow(apply, scope);
+      const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
+      const link = startControllerLink({ client, clock, log, namespace, tokenFile, socket: folders.socket });
+      return {
+        [Symbol.asyncDispose]: async () => {
+          isServing = false;
+          await link[Symbol.asyncDispose]();
+          ending.abort();
+          await following;
+        },
+      };
+    },
+  };
+  try {
+    return await runServer(asAgent(options, nodeName), folders, program, interrupted, beside);
+  } finally {
+    ending.abort();
+    await watching;
+  }
+}
+
+/** No configuration file, and no container engines, unless somebody asks for them. */
+const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
+  ...{ config: 'none', plugins: 'none', dockerSocket: 'none', podmanSocket: 'none', kubelet: usualKubelet },
+  ...{ ...options, nodeName, bare: true },
+});
+
+const nameless = (): StowageError =>
+  new StowageError('it is not known which node of the cluster this machine is', {
+    code: 'invalid',
+    reason: 'node-name-required',
+    action: 'Set NODE_NAME to the name of the node (spec.nodeName of the pod), or give it: --node-name NAME',
+  });

@@ -1,0 +1,162 @@
+import { open, readFile, rename } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { isDeepStrictEqual } from 'node:util';
+import { aborted } from '#base/aborted.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Log, Scope } from '#base/log.ts';
+import { makeFolders } from '#base/make-folders.ts';
+import { type Cache, createCache, identityOf } from '#controllers/engine/cache.ts';
+import { configsOf, type StoreObject, storeObjects } from '#controllers/store-object.ts';
+import { stowageError } from '#core/errors.ts';
+import type { StoreConfig } from '#core/model.ts';
+import type { StoreKind } from '#core/ports.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { isWithin, localPath } from './store-places.ts';
+
+/** The stores that the Store objects of a cluster say, as a node knows them: also while the API server is away, and after a restart. */
+export interface ClusterStores {
+  /** Those of now. What no store can be is left out. */
+  configs(kinds: ReadonlyMap<string, StoreKind>): Promise<readonly StoreConfig[]>;
+  /** Watches until the signal ends it. To be called once. */
+  watch(scope: Scope): Promise<void>;
+  /** When it is known which there are, from the API server or from before; after a moment at the latest. */
+  whenKnown(signal: AbortSignal): Promise<void>;
+  /**
+   * Has every change applied, until the signal ends it; nothing is ever written to the API server. `apply` gives the names of stores that stay
+   * for now although their objects are gone, since something of them is mounted: they are there after a restart, too.
+   */
+  follow(apply: () => Promise<readonly string[]>, scope: Scope): Promise<void>;
+}
+
+export interface ClusterStoresOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** The state folder. They are kept in it; and directories of local stores in its `stores` are made, as nobody else does. */
+  readonly state: string;
+}
+
+interface Kept {
+  readonly version: 1;
+  readonly stores: readonly StoreObject[];
+}
+
+/** Pods wait for a node that starts for the first time; with no API server it has nothing to wait for. */
+const patienceMs = 5_000;
+const againMs = 10_000;
+
+export async function createClusterStores(options: ClusterStoresOptions): Promise<ClusterStores> {
+  const { client, clock, log, state } = options;
+  const [file, places] = [join(state, 'cluster-stores.json'), join(state, 'stores')];
+  const kept = await read(file, log);
+  const cache = createStoreCache(client, clock);
+  let written = kept ?? [];
+  const complaints = new Map<string, string>();
+  let changed = Promise.withResolvers<void>();
+  const note = (): void => changed.resolve();
+  cache.on({ added: note, changed: note, deleted: note });
+
+  const objects = (): readonly StoreObject[] => (cache.synced ? [...cache.all()] : (kept ?? []));
+
+  function complain(name: string, message: string): void {
+    if (complaints.get(name) !== message) log.warn('a Store object is no store', { store: name, why: message });
+    complaints.set(name, message);
+  }
+
+  return {
+    configs: async (kinds) => {
+      const { configs, invalid } = configsOf(objects(), kinds);
+      for (const [name, { message }] of invalid) complain(name, message);
+      for (const { name, uri } of configs) await makePlace(name, uri);
+      return configs;
+    },
+    watch: async (scope) => {
+      await cache.run(scope);
+    },
+    whenKnown: async (signal) => {
+      if (kept !== undefined) return;
+      const either = AbortSignal.any([signal, AbortSignal.timeout(patienceMs)]);
+      await cache.whenSynced(either).catch(() => undefined);
+      if (!cache.synced) log.warn('the API server does not say which stores there are; they come as soon as it does');
+    },
+    follow: async (apply, { signal }) => {
+      const ended = aborted(signal);
+      await cache.whenSynced(signal).catch(() => undefined);
+      while (!signal.aborted) {
+        // From here on changes are new ones.
+        changed = Promise.withResolvers<void>();
+        const isDone = await applied(apply);
+        const pause = isDone ? changed.promise : clock.sleep(againMs, signal).catch(() => undefined);
+        await Promise.race([pause, ended]);
+      }
+    },
+  };
+
+  async function keep(stores: readonly StoreObject[]): Promise<void> {
+    if (isDeepStrictEqual(stores, written)) return;
+    await write(file, { version: 1, stores });
+    written = stores;
+  }
+
+  /** Nowhere else: where a disk is not mounted, what is below its place is not to be filled instead. */
+  async function makePlace(name: string, uri: string): Promise<void> {
+    const [path = ''] = localPath(uri);
+    if (!isWithin(path, places)) return;
+    try {
+      await makeFolders(path, 0o755);
+    } catch (thrown) {
+      log.warn('the directory of a store cannot be made', { store: name, why: stowageError(thrown).message });
+    }
+  }
+
+  async function applied(apply: () => Promise<readonly string[]>): Promise<boolean> {
+    try {
+      const next = objects();
+      const gone = written.filter(({ metadata }) => !next.some((one) => one.metadata.name === metadata.name));
+      await keep([...next, ...gone]);
+      const staying = await apply();
+      await keep([...next, ...gone.filter(({ metadata }) => staying.includes(metadata.name ?? ''))]);
+      return true;
+    } catch (thrown) {
+      log.error('stores could not be changed', { why: stowageError(thrown).message });
+      return false;
+    }
+  }
+}
+
+const createStoreCache = (client: KubeClient, clock: Clock): Cache<StoreObject> =>
+  createCache<StoreObject, StoreObject>({
+    ...{ client, clock, resource: storeObjects },
+    trim: ({ metadata, spec: { uri, options } }) => {
+      const { deletionTimestamp } = metadata;
+      return {
+        metadata: { ...identityOf({ metadata }), ...(deletionTimestamp === undefined ? {} : { deletionTimestamp }) },
+        spec: { uri, ...(options === undefined ? {} : { options }) },
+      };
+    },
+  });
+
+/** Undefined: never known, or not to be read. */
+async function read(file: string, log: Log): Promise<readonly StoreObject[] | undefined> {
+  try {
+    const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as Kept;
+    if (version === 1 && Array.isArray(stores)) return stores;
+    log.warn('the stores of before are in a format that is not known', { file });
+  } catch (thrown) {
+    const isAbsent = thrown instanceof Error && 'code' in thrown && thrown.code === 'ENOENT';
+    if (!isAbsent) log.warn('the stores of before cannot be read', { file, why: stowageError(thrown).message });
+  }
+  return undefined;
+}
+
+/** All of it or nothing, also when the power fails. */
+async function write(file: string, kept: Kept): Promise<void> {
+  await makeFolders(dirname(file), 0o700);
+  const draft = `${file}.new`;
+  await using handle = await open(draft, 'w', 0o600);
+  await handle.writeFile(JSON.stringify(kept));
+  await handle.sync();
+  await rename(draft, file);
+  await using folder = await open(dirname(file), 'r');
+  await folder.sync();
+}

@@ -1,0 +1,120 @@
+import { StowageError } from '#core/errors.ts';
+import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
+import { isVolumeId } from '#core/names.ts';
+
+/** What is used of the answers of an agent's REST API. An agent speaks for its own node, and what it says is looked at all the same. */
+export type AgentVolume = Pick<Volume, 'id' | 'name' | 'store' | 'bytes' | 'access' | 'labels' | 'createdAt'>;
+
+/** A store as one node has it. */
+export interface NodeStore {
+  readonly name: string;
+  readonly isOpen: boolean;
+  /** Why it is not. */
+  readonly problem: string | undefined;
+  readonly access: readonly Access[];
+  readonly volumes: number;
+  readonly totalBytes: bigint;
+  /** What new volumes may ask for: what the place has, and what the administrator lets them have of it. */
+  readonly freeBytes: bigint;
+}
+
+type Answer = Readonly<Record<string, unknown>>;
+
+const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
+const answerIn = (value: unknown): Answer => {
+  if (isAnswer(value)) return value;
+  throw garbled();
+};
+const textIn = (answer: Answer, key: string): string => {
+  const { [key]: value } = answer;
+  if (typeof value === 'string') return value;
+  throw garbled();
+};
+const bytesIn = (answer: Answer, key: string): bigint | undefined => {
+  const { [key]: value } = answer;
+  return typeof value === 'string' && /^\d{1,20}$/.test(value) ? BigInt(value) : undefined;
+};
+const itemsIn = ({ items }: Answer): readonly Answer[] => (Array.isArray(items) ? items.filter(isAnswer) : []);
+
+const garbled = (): StowageError =>
+  new StowageError("the agent's answer is not what was asked for", {
+    code: 'internal',
+    reason: 'agent-answer',
+    action: 'Look whether agents and controller are of the same version.',
+  });
+
+export function volumeFrom(value: unknown): AgentVolume {
+  const answer = answerIn(value);
+  const [id, labels] = [textIn(answer, 'id'), answer['labels']];
+  if (!isVolumeId(id)) throw garbled();
+  return {
+    id,
+    name: textIn(answer, 'name') as Volume['name'],
+    store: textIn(answer, 'store') as StoreName,
+    bytes: bytesIn(answer, 'bytes'),
+    access: answer['access'] === 'block' ? 'block' : 'filesystem',
+    labels: isAnswer(labels) ? (labels as Labels) : {},
+    createdAt: Date.parse(textIn(answer, 'createdAt')),
+  };
+}
+
+export interface VolumesPage {
+  readonly volumes: readonly AgentVolume[];
+  readonly next: string | undefined;
+  /** Stores that are shown as they were last seen. */
+  readonly unanswered: readonly string[];
+}
+
+export function volumesFrom(value: unknown): VolumesPage {
+  const answer = answerIn(value);
+  const { next, unanswered } = answer;
+  return {
+    volumes: itemsIn(answer).map(volumeFrom),
+    next: typeof next === 'string' ? next : undefined,
+    unanswered: Array.isArray(unanswered) ? unanswered.map(String) : [],
+  };
+}
+
+/** Without what only a look at its place tells. */
+export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
+  readonly kind: string;
+  readonly state: string;
+  readonly bytes: bigint;
+  readonly maxBytes: bigint | undefined;
+  readonly maxVolumes: number | undefined;
+};
+
+export const storesFrom = (value: unknown): readonly ListedStore[] => itemsIn(answerIn(value)).map(storeFrom);
+
+export function storeFrom(value: unknown): ListedStore {
+  const answer = answerIn(value);
+  const { problem, access, volumes, maxVolumes } = answer;
+  const state = textIn(answer, 'state');
+  return {
+    ...{ name: textIn(answer, 'name'), kind: textIn(answer, 'kind'), state, isOpen: state === 'open' },
+    problem: isAnswer(problem) ? `${problem['message']}. ${problem['action']}` : undefined,
+    access: Array.isArray(access) ? access.filter((one): one is Access => one === 'filesystem' || one === 'block') : [],
+    volumes: typeof volumes === 'number' ? volumes : 0,
+    bytes: bytesIn(answer, 'bytes') ?? 0n,
+    maxBytes: bytesIn(answer, 'maxBytes'),
+    maxVolumes: typeof maxVolumes === 'number' ? maxVolumes : undefined,
+  };
+}
+
+/** With what a check of it said. */
+export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
+  const answer = answerIn(check);
+  const steps = Array.isArray(answer['steps']) ? answer['steps'].filter(isAnswer) : [];
+  const failed = steps.find(({ ok }) => ok === false);
+  const { name, access, volumes, bytes, maxBytes, maxVolumes } = listed;
+  const free = bytesIn(answer, 'freeBytes') ?? 0n;
+  const isFull = maxVolumes !== undefined && volumes >= maxVolumes;
+  const most = [free, ...(maxBytes === undefined ? [] : [maxBytes > bytes ? maxBytes - bytes : 0n])];
+  const why = failed && [failed['detail'], failed['action']].filter((text) => typeof text === 'string').join('. ');
+  return {
+    ...{ name, access, volumes, isOpen: failed === undefined },
+    problem: why ?? (failed === undefined ? undefined : listed.problem),
+    totalBytes: bytesIn(answer, 'totalBytes') ?? 0n,
+    freeBytes: isFull ? 0n : (most.toSorted((a, b) => (a < b ? -1 : 1))[0] ?? 0n),
+  };
+}

@@ -1,0 +1,198 @@
+import { createHash } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { schemeOf } from '#core/store-uri.ts';
+import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
+import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
+import { type Cache, createCache, identityOf } from './engine/cache.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { drivers, nodeTopologyKey } from './names.ts';
+import type { NodeStores } from './node-stores.ts';
+import { type ControllerParts, found } from './parts.ts';
+import { bytesOf, quantityOf } from './quantity.ts';
+
+export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
+  readonly stores: NodeStores;
+  /** Where the objects are: Stowage's own. */
+  readonly namespace: string;
+}
+
+export interface CapacityController extends Controller {
+  /** To be fed as the others. */
+  readonly cache: Cache<CsiStorageCapacity>;
+}
+
+/** What is left for a class on a node; with no node, on whatever the class reaches. */
+interface Room {
+  readonly node: string | undefined;
+  readonly freeBytes: bigint;
+}
+
+/** What changes all the time is written when it matters, or when it has been wrong for long. */
+const settleMs = 300_000;
+const everyMs = 60_000;
+/** For the watch to tell of what was written. */
+const untoldMs = 10_000;
+/** For agents to connect again. Without its object a node gets no pods that want a volume. */
+const patienceMs = 120_000;
+const capacityLabels = { 'app.kubernetes.io/managed-by': 'stowage' } as const;
+const classLabel = 'stowage.dev/storage-class';
+
+/**
+ * Says for each class of ours how much a new volume may have, and where: the scheduler sends a pod whose claim has no volume yet only to a
+ * node that has room for it. The objects belong to the CSIDriver: they go when that does.
+ */
+export function createCapacity({ client, clock, caches, stores, namespace }: CapacityOptions): CapacityController {
+  const cache = createCapacityCache(client, clock, namespace);
+  const began = clock.elapsed();
+  const written = new Map<string, { readonly capacity: string; readonly at: number }>();
+  const seenAt = new Map<string, number>();
+  const owners = new Map<string, OwnerReference>();
+
+  function storeOf({ parameters = {}, provisioner }: StorageClass): string | undefined {
+    const isLocal = provisioner === drivers.node;
+    const all = [...caches.stores.all()].filter(({ spec }) => (schemeOf(spec.uri) === 'local') === isLocal);
+    const wanted = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
+    return all.some(({ metadata }) => metadata.name === wanted) ? wanted : undefined;
+  }
+
+  function roomFor(kind: StorageClass): readonly Room[] {
+    const store = storeOf(kind);
+    if (store === undefined) return [];
+    if (kind.provisioner === drivers.node)
+      return [...stores.all()].flatMap(({ node, stores: those }) => {
+        const topology = caches.nodes.get(node)?.metadata.labels?.[nodeTopologyKey];
+        const seen = those.get(store);
+        if (topology === undefined || seen === undefined) return [];
+        return { node: topology, freeBytes: seen.isOpen ? seen.freeBytes : 0n };
+      });
+    const freeBytes = bytesOf(caches.stores.get(store)?.status?.capacity?.free);
+    return freeBytes === undefined ? [] : [{ node: undefined, freeBytes }];
+  }
+
+  async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
+    const kind = caches.classes.get(name);
+    const isOurs = kind !== undefined && (kind.provisioner === drivers.node || kind.provisioner === drivers.anywhere);
+    const rooms = isOurs ? roomFor(kind) : [];
+    const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
+    for (const own of wanted) seenAt.set(own, clock.elapsed());
+    const isKept = (own: string): boolean =>
+      wanted.has(own) || (isOurs && clock.elapsed() - (seenAt.get(own) ?? began) < patienceMs);
+    for (const { metadata } of cache.by('class', name))
+      if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
+    if (!isOurs) return done;
+    const owner = rooms.length === 0 ? undefined : await ownerOf(kind.provisioner, scope);
+    // None: not installed as usual, or being taken away.
+    if (owner !== undefined) for (const room of rooms) await keep(name, room, owner, scope);
+    return again(everyMs);
+  }
+
+  async function keep(name: string, room: Room, owner: OwnerReference, { signal }: Scope): Promise<void> {
+    const own = objectName(name, room.node);
+    const known = cache.get(`${namespace}/${own}`);
+    const capacity = quantityOf(room.freeBytes);
+    const last = written.get(own);
+    const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
+    // What was written a moment ago may not have been told yet.
+    const before = last !== undefined && sinceMs < untoldMs ? last.capacity : known?.capacity;
+    if (before !== undefined && (before === capacity || !isWorth(room.freeBytes, before, sinceMs))) return;
+    const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
+    if (known === undefined)
+      await client.create(
+        csiStorageCapacities,
+        {
+          metadata: {
+            ...{ name: own, namespace, ownerReferences: [owner] },
+            labels: { ...capacityLabels, [classLabel]: labelFor(name) },
+          },
+          // One with no labels fits every node; none at all would fit none.
+          ...{ storageClassName: name, nodeTopology: { matchLabels: labels }, capacity },
+        },
+        signal,
+      );
+    else {
+      const body = { capacity };
+      await client.patch(csiStorageCapacities, { namespace, name: own }, { kind: 'merge', body }, signal);
+    }
+    written.set(own, { capacity, at: clock.elapsed() });
+  }
+
+  async function remove(name: string, { signal }: Scope): Promise<void> {
+    await found(client.delete(csiStorageCapacities, { namespace, name }, {}, signal));
+    written.delete(name);
+    seenAt.delete(name);
+  }
+
+  async function ownerOf(name: string, { signal }: Scope): Promise<OwnerReference | undefined> {
+    const known = owners.get(name);
+    if (known !== undefined) return known;
+    const driver = await found(client.get(csiDrivers, { name }, signal));
+    if (driver === undefined) return undefined;
+    const { uid = '' } = driver.metadata;
+    const owner = { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };
+    owners.set(name, owner);
+    return owner;
+  }
+
+  const controller = createController({ name: 'capacity', clock, reconcile, workers: 4, groupOf: (key) => key });
+  const ofDriver = (driver: string): string[] =>
+    [...caches.classes.all()].flatMap(({ metadata, provisioner }) =>
+      provisioner === driver ? (metadata.name ?? []) : [],
+    );
+  controller.follow(caches.classes);
+  controller.follow(caches.stores, ({ spec }) =>
+    ofDriver(schemeOf(spec.uri) === 'local' ? drivers.node : drivers.anywhere),
+  );
+  controller.follow(caches.nodes, () => []);
+  const lookAtLocal = (): void => {
+    for (const name of ofDriver(drivers.node)) controller.add(name);
+  };
+  const topologyOf = ({ metadata }: Node): string | undefined => metadata.labels?.[nodeTopologyKey];
+  caches.nodes.on({
+    added: lookAtLocal,
+    changed: (node, before) => {
+      // Kubelets put it there when they know the driver; nodes say that they live all the time.
+      if (topologyOf(node) !== topologyOf(before)) lookAtLocal();
+    },
+  });
+  // What was left by another controller for a class that is gone.
+  controller.follow(cache, ({ storageClassName }) => [storageClassName]);
+  stores.on(lookAtLocal);
+  return { ...controller, cache };
+}
+
+const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, namespace: string) =>
+  createCache<CsiStorageCapacity, CsiStorageCapacity>({
+    ...{ client, clock, resource: csiStorageCapacities },
+    select: {
+      namespace,
+      labelSelector: Object.entries(capacityLabels)
+        .map(([key, value]) => `${key}=${value}`)
+        .join(','),
+    },
+    trim: ({ metadata, storageClassName, capacity }) => ({
+      metadata: identityOf({ metadata }),
+      storageClassName,
+      ...(capacity === undefined ? {} : { capacity }),
+    }),
+    indexes: { class: ({ storageClassName }) => [storageClassName] },
+  });
+
+/** More than a hundredth of what is free, or from something to nothing, or back; anything else after a while. */
+function isWorth(free: bigint, known: string, sinceMs: number): boolean {
+  const before = bytesOf(known) ?? 0n;
+  if (sinceMs >= settleMs || (before === 0n) !== (free === 0n)) return true;
+  const difference = before > free ? before - free : free - before;
+  return difference * 100n >= before;
+}
+
+/** The same for the same class and node, so that it cannot be there twice. */
+const objectName = (name: string, node: string | undefined): string =>
+  `stowage-${createHash('sha256')
+    .update(JSON.stringify([name, node ?? null]))
+    .digest('hex')
+    .slice(0, 32)}`;
+
+/** For who looks for them; names of classes may be longer than values of labels. */
+const labelFor = (name: string): string => name.slice(0, 63).replace(/[^A-Za-z0-9]+$/, '');

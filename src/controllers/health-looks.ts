@@ -1,0 +1,162 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { stowageError } from '#core/errors.ts';
+import { isVolumeId } from '#core/names.ts';
+import type { Agents } from './agents.ts';
+import type { Caches } from './caches.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+
+/** What can be wrong with a mount, the worst first. `repaired`: it is well, but not for who had it before. */
+export const illnesses = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
+export type Illness = (typeof illnesses)[number];
+
+/** A mount that is not well for a pod, as the agent of its node says. */
+export interface Ill {
+  readonly node: string;
+  readonly volume: string;
+  /** Empty: it is not known. */
+  readonly store: string;
+  readonly pod: { readonly namespace: string; readonly name: string; readonly uid: string };
+  readonly illness: Illness;
+  readonly detail: string;
+  /** When the mount was made anew; zero where it was not. */
+  readonly repairedAt: number;
+}
+
+/**
+ * Asks every agent now and then what is not well on its node. That is asked for, and not listened to: what was missed while nobody
+ * led, or while a connection was down, would have to be asked for anyway, and an answer is empty almost always.
+ */
+export interface Looks extends Controller {
+  of(volume: string): readonly Ill[];
+  all(): Iterable<Ill>;
+  /** Whether what is said of a node is what its agent says, and nothing is in doubt. */
+  isKnown(node: string): boolean;
+  /** Called with the volumes of which something else is known now. */
+  on(changed: (volumes: ReadonlySet<string>) => void): void;
+}
+
+export interface LooksOptions {
+  readonly agents: Agents;
+  readonly caches: Pick<Caches, 'nodes'>;
+  readonly clock: Clock;
+  readonly random?: () => number;
+}
+
+/** A minute passes at most before somebody is told; half of that on average. */
+const wellMs = 30_000;
+/** What was seen only once may be over in a moment: a server that restarts, a mount that is just going away. */
+const doubtMs = 10_000;
+const askMs = 15_000;
+const mostItems = 2_000;
+const mostDetail = 300;
+
+interface View {
+  /** Seen the last time. */
+  readonly seen: ReadonlySet<string>;
+  /** Seen twice. */
+  readonly ill: readonly Ill[];
+  /** That is all of it. */
+  readonly isSure: boolean;
+}
+
+export function createLooks({ agents, caches, clock, random = Math.random }: LooksOptions): Looks {
+  const views = new Map<string, View>();
+  const listeners = new Set<(volumes: ReadonlySet<string>) => void>();
+  let byVolume: ReadonlyMap<string, readonly Ill[]> | undefined;
+
+  function put(node: string, view: View | undefined): void {
+    const before = views.get(node)?.ill ?? [];
+    if (view === undefined) views.delete(node);
+    else views.set(node, view);
+    byVolume = undefined;
+    const [was, is] = [new Map(before.map(keyed)), new Map((view?.ill ?? []).map(keyed))];
+    const changed = new Set([
+      ...before.filter((one) => !is.has(keyOf(one))).map(({ volume }) => volume),
+      ...(view?.ill ?? []).filter((one) => !was.has(keyOf(one))).map(({ volume }) => volume),
+    ]);
+    if (changed.size > 0) for (const listener of listeners) listener(changed);
+  }
+
+  async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
+    if (caches.nodes.get(node) === undefined) {
+      put(node, undefined);
+      return done;
+    }
+    // What it last said stays: an agent that is not there says nothing of its mounts.
+    if (!agents.nodes().includes(node)) return done;
+    let found: readonly Ill[];
+    try {
+      const request = { method: 'GET', path: '/v1/troubles', deadlineMs: askMs } as const;
+      found = illIn(node, await agents.call(node, request, scope));
+    } catch (thrown) {
+      if (stowageError(thrown).reason === 'agent-absent') return done;
+      throw thrown;
+    }
+    const before = views.get(node)?.seen ?? new Set();
+    const ill = found.filter((one) => before.has(keyOf(one)));
+    const isSure = ill.length === found.length;
+    put(node, { seen: new Set(found.map(keyOf)), ill, isSure });
+    return again((isSure ? wellMs : doubtMs) * (0.75 + random() / 2));
+  }
+
+  const controller = createController({
+    ...{ name: 'health-looks', clock, reconcile, workers: 16, mostRetryMs: 2 * wellMs },
+    // None that is silent keeps another waiting.
+    groupOf: (node) => node,
+  });
+  controller.follow(caches.nodes, () => []);
+  caches.nodes.on({ deleted: ({ metadata: { name = '' } }) => controller.add(name) });
+  agents.follow((node) => controller.add(node));
+  for (const node of agents.nodes()) controller.add(node);
+  return {
+    ...controller,
+    of: (volume) => {
+      byVolume ??= Map.groupBy(all(), (one) => one.volume);
+      return byVolume.get(volume) ?? [];
+    },
+    all,
+    isKnown: (node) => views.get(node)?.isSure === true && agents.nodes().includes(node),
+    on: (changed) => void listeners.add(changed),
+  };
+
+  function* all(): Generator<Ill, void, undefined> {
+    for (const { ill } of views.values()) yield* ill;
+  }
+}
+
+const keyOf = ({ volume, pod, illness, detail, repairedAt }: Ill): string =>
+  JSON.stringify([volume, pod.uid, illness, detail, repairedAt]);
+const keyed = (ill: Ill): readonly [string, Ill] => [keyOf(ill), ill];
+
+type Answer = Readonly<Record<string, unknown>>;
+const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
+const textIn = (value: unknown): string => (typeof value === 'string' ? value : '');
+
+/** Those of pods: what else is mounted there is nobody's in the cluster. An agent is not trusted further than its own node. */
+function illIn(node: string, answer: unknown): readonly Ill[] {
+  const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
+  return items.slice(0, mostItems).flatMap((item) => {
+    if (!isAnswer(item) || !isAnswer(item['user'])) return [];
+    const pod = podOf(textIn(item['user']['kind']), textIn(item['user']['name']), textIn(item['target']));
+    const volume = textIn(item['volume']);
+    if (pod === undefined || !isVolumeId(volume)) return [];
+    const repairedAt = Date.parse(textIn(item['repairedAt'])) || 0;
+    const said = textIn(item['condition']);
+    const illness = illnesses.find((one) => one === said) ?? (repairedAt > 0 ? 'repaired' : undefined);
+    if (illness === undefined) return [];
+    const store = textIn(item['name']).split('/')[0] ?? '';
+    return [{ node, volume, store, pod, illness, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt }];
+  });
+}
+
+/** Its uid is in the path that the kubelet chose: below its folder of pods, or as the device's own name. */
+function podOf(kind: string, name: string, target: string): Ill['pod'] | undefined {
+  const [, namespace, own] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
+  const uuid = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
+  const [, inPods, ofDevice] = new RegExp(`/pods/(${uuid})/|/publish/[^/]+/(${uuid})$`).exec(target) ?? [];
+  const uid = inPods ?? ofDevice;
+  if (kind !== 'pod' || namespace === undefined || own === undefined || uid === undefined) return undefined;
+  return { namespace, name: own, uid };
+}

@@ -1,0 +1,69 @@
+import type { Scope } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { pods } from '#wire/kube/resources.ts';
+import type { ObjectReference, Pod } from '#wire/kube/types.ts';
+import type { Ill } from './health-looks.ts';
+import { found } from './parts.ts';
+
+export const podReference = ({ namespace, name, uid }: Ill['pod']): ObjectReference => ({
+  ...{ apiVersion: 'v1', kind: 'Pod', namespace, name, uid },
+});
+
+/** A mount that is ill for a pod which is there, and has it. */
+export interface Patient {
+  readonly ill: Ill;
+  readonly pod: Pod;
+}
+
+/** Pods are asked for one by one, when something is wrong with their mounts: nobody watches all of them for that. */
+export interface PodReader {
+  /**
+   * Undefined: it is not there any more, has ended or is ending, is another one, is on another node than the one that spoke of it, or
+   * has no such claim; or it has been started again since its mount was made anew. `claim`: its name; undefined for what lives with the pod.
+   */
+  patient(ill: Ill, claim: string | undefined, scope: Scope): Promise<Patient | undefined>;
+}
+
+export function createPodReader(client: KubeClient): PodReader {
+  return {
+    patient: async (ill, claim, scope) => {
+      const { namespace, name, uid } = ill.pod;
+      const pod = await found(client.get(pods, { namespace, name }, scope.signal));
+      if (pod === undefined || pod.metadata.uid !== uid || pod.metadata.deletionTimestamp !== undefined)
+        return undefined;
+      if (pod.spec?.nodeName !== ill.node || pod.status?.phase === 'Succeeded' || pod.status?.phase === 'Failed')
+        return undefined;
+      const names = volumesOf(pod, claim);
+      if (names.size === 0) return undefined;
+      if (ill.illness === 'repaired' && isStartedSince(pod, names, ill.repairedAt)) return undefined;
+      return { ill, pod };
+    },
+  };
+}
+
+/** What the pod calls those that may be meant. */
+function volumesOf({ metadata, spec }: Pod, claim: string | undefined): ReadonlySet<string> {
+  const meant = (spec?.volumes ?? []).filter(({ name, csi, persistentVolumeClaim, ephemeral }) => {
+    if (claim === undefined) return csi !== undefined;
+    return persistentVolumeClaim?.claimName === claim || (ephemeral && claim === `${metadata.name}-${name}`);
+  });
+  return new Set(meant.map(({ name }) => name));
+}
+
+/**
+ * A container has the mount that was there when it was started, for as long as it runs. Times are the node's own, as are those of the
+ * agent; Kubernetes leaves out the parts of a second, so within that second it counts as started before.
+ */
+function isStartedSince({ spec, status }: Pod, volumes: ReadonlySet<string>, atMs: number): boolean {
+  const all = [...(spec?.containers ?? []), ...(spec?.initContainers ?? [])];
+  const having = all.filter(({ volumeMounts = [], volumeDevices = [] }) =>
+    [...volumeMounts, ...volumeDevices].some(({ name }) => volumes.has(name)),
+  );
+  const running = new Map(
+    [...(status?.containerStatuses ?? []), ...(status?.initContainerStatuses ?? [])].flatMap(({ name, state }) =>
+      state?.running?.startedAt === undefined ? [] : [[name, Date.parse(state.running.startedAt)]],
+    ),
+  );
+  // One that does not run has no mount; it gets the new one.
+  return having.every(({ name }) => (running.get(name) ?? Number.POSITIVE_INFINITY) > atMs);
+}

@@ -1,0 +1,66 @@
+import type { Condition } from '#wire/kube/types.ts';
+import type { Caches } from './caches.ts';
+import type { Events } from './engine/events.ts';
+import { illnesses, type Looks } from './health-looks.ts';
+import { messageOf, nodesIn, reasons } from './health-words.ts';
+import { type StoreObject, storeReference } from './store-object.ts';
+import { type Verdict, yes } from './store-seen.ts';
+
+export interface StoreHealthOptions {
+  readonly looks: Pick<Looks, 'all' | 'of' | 'on' | 'isKnown'>;
+  readonly caches: Pick<Caches, 'stores' | 'nodes'>;
+  readonly events: Events;
+}
+
+/** How the mounts of a store are, as its nodes see it: a server that the controller reaches may be out of a node's reach. */
+export interface StoreHealth {
+  /** Undefined: nobody knows whether it is as was said before. */
+  of(store: string, before: Condition | undefined): Verdict | undefined;
+  /** Called with the stores of which something else is known. */
+  on(changed: (store: string) => void): void;
+}
+
+/** Those whose changes are Events on the store. */
+const watched = ['Ready', 'MountsHealthy'] as const;
+
+export function createStoreHealth({ looks, caches, events }: StoreHealthOptions): StoreHealth {
+  caches.stores.on({ changed: (object, before) => tell(events, object, before) });
+  return {
+    of: (store, before) => {
+      // That it was made anew concerns a mount, not the store.
+      const ill = [...looks.all()].filter((one) => one.store === store && one.illness !== 'repaired');
+      const worst = ill.toSorted((a, b) => illnesses.indexOf(a.illness) - illnesses.indexOf(b.illness));
+      const [first] = worst;
+      if (first !== undefined)
+        return { status: 'False', reason: reasons[first.illness], message: messageOf(worst, 'for administrators') };
+      const isAnyKnown = [...caches.nodes.all()].some(({ metadata: { name = '' } }) => looks.isKnown(name));
+      const isOpen = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
+      const isInDoubt = before?.status === 'False' && nodesIn(before.message ?? '').some(isOpen);
+      return isAnyKnown && !isInDoubt ? yes('Well', '') : undefined;
+    },
+    on: (changed) => {
+      const concerned = new Map<string, string>();
+      looks.on((volumes) => {
+        for (const { volume, store } of looks.all()) if (volumes.has(volume)) concerned.set(volume, store);
+        // Of those that are well again, what they were known by.
+        for (const store of new Set([...volumes].flatMap((volume) => concerned.get(volume) ?? []))) changed(store);
+        for (const volume of volumes) if (looks.of(volume).length === 0) concerned.delete(volume);
+      });
+    },
+  };
+}
+
+function tell(events: Events, object: StoreObject, before: StoreObject): void {
+  for (const type of watched) {
+    const [now, then] = [statusOf(object, type), statusOf(before, type)];
+    if (now?.status === then?.status || then === undefined) continue;
+    const about = { regarding: storeReference(object), action: 'Monitor' } as const;
+    if (now?.status === 'False')
+      events.report({ ...about, type: 'Warning', reason: 'StoreIll', note: `${type}: ${now.message || now.reason}` });
+    else if (now?.status === 'True')
+      events.report({ ...about, type: 'Normal', reason: 'StoreWell', note: `${type}: it is well again.` });
+  }
+}
+
+const statusOf = ({ status }: StoreObject, wanted: string): Condition | undefined =>
+  status?.conditions?.find(({ type }) => type === wanted);

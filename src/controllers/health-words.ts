@@ -1,0 +1,55 @@
+import type { Pod } from '#wire/kube/types.ts';
+import type { Ill, Illness } from './health-looks.ts';
+import { restartConsumers } from './names.ts';
+
+/** What stands in the condition of a claim. */
+export const reasons = {
+  dead: 'MountDead',
+  unmounted: 'MountGone',
+  'client-failing': 'ClientFailing',
+  'store-silent': 'StoreSilent',
+  repaired: 'RestartNeeded',
+} as const satisfies Record<Illness, string>;
+
+const lost: string = 'the mount was lost, and has been made anew; containers that had it before get errors';
+
+const actions = {
+  dead: 'It is mended by itself. If that takes longer than a few minutes, ask the administrator to look at the agent of the node.',
+  unmounted: 'Restart the pod.',
+  'client-failing':
+    'It is mended by itself. If that takes longer than a few minutes, ask the administrator to look at the agent and the keeper of the node.',
+  'store-silent': 'Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores',
+  repaired: `Restart the pod. With the annotation ${restartConsumers}=true on the claim, pods that have a controller are evicted for that.`,
+} as const satisfies Record<Illness, string>;
+
+const looking = 'See how it looks from there: kubectl stowage mounts, and the log of the agent of that node.';
+
+const shownNodes = 10;
+
+/** It begins with the nodes: who leads next reads them there. */
+export function messageOf(all: readonly Ill[], whom: 'for users' | 'for administrators' = 'for users'): string {
+  const [worst] = all;
+  if (worst === undefined) return '';
+  const nodes = [...new Set(all.filter(({ illness }) => illness === worst.illness).map(({ node }) => node))].sort();
+  const more = nodes.length > shownNodes ? ` and ${nodes.length - shownNodes} more` : '';
+  const what = `On ${nodes.slice(0, shownNodes).join(', ')}${more}: ${whatIs(worst)}.`;
+  return whom === 'for users' ? `${what} ${actions[worst.illness]}` : `${what} ${looking}`;
+}
+
+/** Those that a message names. */
+export function nodesIn(message: string): readonly string[] {
+  const [, nodes = ''] = /^On ([a-z0-9.-]+(?:, [a-z0-9.-]+)*)(?: and \d+ more)?: /.exec(message) ?? [];
+  return nodes === '' ? [] : nodes.split(', ');
+}
+
+export const claimNote = (message: string | undefined): string => message ?? 'The volume is well again.';
+
+export function podNote(ill: Ill | undefined, pod: Pod | undefined, claim: string | undefined): string {
+  const volume = claim === undefined ? 'A volume of the pod' : `The volume of claim '${claim}'`;
+  if (ill === undefined) return `${volume} is well again.`;
+  const isAlone = pod?.metadata.ownerReferences?.some(({ controller }) => controller === true) !== true;
+  const what = isAlone && ill.illness === 'repaired' ? 'Delete the pod and create it again.' : actions[ill.illness];
+  return `${volume} is ill on ${ill.node}: ${whatIs(ill)}. ${what}`;
+}
+
+const whatIs = ({ illness, detail }: Ill): string => (illness === 'repaired' ? lost : detail);

@@ -1,0 +1,347 @@
+import { beforeEach, expect, test } from 'vitest';
+import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
+import { claims, events } from '#wire/kube/resources.ts';
+import type { Condition } from '#wire/kube/types.ts';
+import type { Controller } from './engine/controller.ts';
+import { createHealth } from './health.ts';
+import { createLooks, type Looks } from './health-looks.ts';
+import { createStoreHealth } from './health-stores.ts';
+import { createRestarts } from './restarts.ts';
+import { storeObjects } from './store-object.ts';
+import { createStoresController } from './stores.ts';
+
+const it = controlled();
+const podsAt = '/api/v1/namespaces/shop/pods';
+const volume = 'sv1-00000000-0000-4000-8000-000000000001';
+const uidOf = (pod: string): string => `00000000-0000-4000-8000-${Buffer.from(pod.padEnd(6)).toString('hex')}`;
+let agents: FakeAgents;
+let looks: Looks;
+let health: Controller;
+/** What each node's agent says. */
+let troubles: Map<string, object[]>;
+let evicted: string[];
+/** Of those that evict. */
+let now: number;
+let refusal: number | undefined;
+
+const trouble = (pod: string, more: object = {}): object => ({
+  ...{ volume, name: 'silver/a', condition: 'store-silent', detail: "the server of store 'silver' does not answer" },
+  target: `/var/lib/kubelet/pods/${uidOf(pod)}/volumes/kubernetes.io~csi/pvc-1/mount`,
+  ...{ user: { kind: 'pod', name: `shop/${pod}`, node: 'whatever' }, repairedAt: null, ...more },
+});
+const repaired = (pod: string, at = '2026-01-01T12:00:00.500Z'): object =>
+  trouble(pod, { condition: 'ok', detail: null, repairedAt: at });
+
+function putPod(name: string, node = 'node-1', startedAt = '2026-01-01T11:00:00Z', metadata: object = {}): void {
+  const owner = { apiVersion: 'apps/v1', kind: 'ReplicaSet', name: 'web', uid: 'x', controller: true };
+  it.api.put(podsAt, {
+    metadata: { name, uid: uidOf(name), ownerReferences: [owner], ...metadata },
+    spec: {
+      nodeName: node,
+      containers: [{ name: 'main', volumeMounts: [{ name: 'data' }] }, { name: 'other' }],
+      volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }],
+    },
+    status: {
+      phase: 'Running',
+      containerStatuses: [
+        { name: 'main', state: { running: { startedAt } } },
+        { name: 'other', state: { running: { startedAt: '2020-01-01T00:00:00Z' } } },
+      ],
+    },
+  });
+}
+
+const say = (node: string, ...all: object[]): void => {
+  troubles.set(node, all);
+  agents.connect(node, () => ({ items: troubles.get(node), next: null }));
+};
+const condition = async (): Promise<Condition | undefined> =>
+  (await it.list(claims))[0]?.status?.conditions?.find(({ type }) => type === 'stowage.dev/Healthy');
+const told = async (kind: string): Promise<readonly string[]> =>
+  (await it.list(events))
+    .filter(({ regarding }) => regarding.kind === kind)
+    .map(({ regarding, type, reason, note }) => `${regarding.name} ${type} ${reason}: ${note}`);
+
+/** Hours become moments. */
+function start(): void {
+  const { clock } = it.parts;
+  const quick = { ...clock, after: (ms: number, then: () => void) => clock.after(ms / 500, then) };
+  looks = it.start((parts) => createLooks({ ...parts, agents, clock: quick }));
+  const restarts = it.start((parts) => createRestarts({ ...parts, clock: { ...quick, elapsed: () => now } }));
+  health = it.start((parts) => createHealth({ ...parts, looks, restarts, clock: quick }));
+}
+
+beforeEach(() => {
+  agents = createFakeAgents();
+  [troubles, evicted, now, refusal] = [new Map(), [], 0, undefined];
+  const csi = { driver: 'file.stowage.dev', volumeHandle: volume };
+  const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
+  it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
+  it.api.put(paths.claims, { ...aClaim('data', { volumeName: 'pvc-1' }), status: { phase: 'Bound' } });
+  for (const name of ['node-1', 'node-2']) it.api.put(paths.nodes, { metadata: { name } });
+  it.api.intercept = ({ method, url = '' }, response, body) => {
+    if (method !== 'POST' || !url.endsWith('/eviction')) return false;
+    if (refusal !== undefined) it.api.refuse(response, refusal, refusal === 429 ? 'TooManyRequests' : 'Conflict');
+    else {
+      const { apiVersion, deleteOptions } = JSON.parse(body);
+      evicted.push(`${apiVersion} ${url.split('/').at(-2)} ${deleteOptions.preconditions.uid}`);
+      it.api.remove(podsAt, url.split('/').at(-2) ?? '');
+      response.writeHead(201, { 'content-type': 'application/json' }).end('{}');
+    }
+    return true;
+  };
+});
+
+test('a claim and its pods are told that their volume is ill, and that it is well again, each once', async () => {
+  putPod('web');
+  start();
+  say('node-1', trouble('web'));
+  say('node-2');
+  await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
+  const message =
+    "On node-1: the server of store 'silver' does not answer. Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores";
+  expect(await condition()).toMatchObject({ message, lastTransitionTime: expect.stringMatching(/^\S+Z$/) });
+  await eventually(() => told('PersistentVolumeClaim')).toEqual([`data Warning VolumeConditionAbnormal: ${message}`]);
+  await eventually(() => told('Pod')).toEqual([
+    `web Warning VolumeConditionAbnormal: The volume of claim 'data' is ill on node-1: ${message.replace('On node-1: ', '')}`,
+  ]);
+  const { length } = agents.asked;
+  await eventually(() => agents.asked.length).toBeGreaterThan(length + 5);
+  expect(await told('Pod')).toHaveLength(1);
+  troubles.set('node-1', []);
+  await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
+  await eventually(() => told('PersistentVolumeClaim')).toContain(
+    'data Normal VolumeConditionNormal: The volume is well again.',
+  );
+  await eventually(() => told('Pod')).toContain(
+    "web Normal VolumeConditionNormal: The volume of claim 'data' is well again.",
+  );
+  expect(evicted).toEqual([]);
+});
+
+test('what is seen only once is told to nobody', async () => {
+  putPod('web');
+  start();
+  let asked = 0;
+  agents.connect('node-1', () => ({ items: asked++ % 2 === 0 ? [trouble('web')] : [] }));
+  await eventually(() => asked).toBeGreaterThan(8);
+  expect(await condition()).toBeUndefined();
+  expect(it.changes()).toEqual([]);
+});
+
+test.each<[string, () => void]>([
+  ['is not there', () => undefined],
+  ['is on another node', () => putPod('web', 'node-2')],
+  ['is another one', () => putPod('web', 'node-1', undefined, { uid: 'another' })],
+  ['is ending', () => putPod('web', 'node-1', undefined, { deletionTimestamp: '2026-01-01T00:00:00Z' })],
+  [
+    'has no such claim',
+    () => {
+      putPod('web');
+      it.api.put(podsAt, { metadata: { name: 'web', uid: uidOf('web') }, spec: { nodeName: 'node-1', volumes: [] } });
+    },
+  ],
+])('an agent is not believed that a volume is ill for a pod which %s', async (_, make) => {
+  make();
+  start();
+  say('node-1', trouble('web'));
+  await eventually(() => health.counts().again).toBeGreaterThan(1);
+  expect(await condition()).toBeUndefined();
+  expect(it.changes()).toEqual([]);
+});
+
+const ill = (message: string): Condition => ({
+  ...{ type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message },
+});
+const calledIll = (message: string): void => {
+  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill(message)] };
+  it.api.put(paths.claims, { ...aClaim('data', { volumeName: 'pvc-1' }), status });
+};
+
+test('what another leader called ill is called well only when the agents of its nodes say so, or the nodes are gone', async () => {
+  calledIll('On node-1, node-2: x. y');
+  start();
+  say('node-1');
+  await eventually(() => agents.asked.length).toBeGreaterThan(3);
+  await eventually(() => health.counts().again).toBeGreaterThan(1);
+  expect(await condition()).toMatchObject({ status: 'False' });
+  it.api.remove(paths.nodes, 'node-2');
+  await eventually(condition).toMatchObject({ status: 'True' });
+  // What is another's stays.
+  expect((await it.list(claims))[0]?.status?.conditions).toContainEqual({ type: 'Resizing', status: 'True' });
+});
+
+test('an agent that is lost leaves everything as it said', async () => {
+  putPod('web');
+  start();
+  say('node-1', trouble('web'));
+  await eventually(condition).toMatchObject({ status: 'False' });
+  agents.lose('node-1');
+  await eventually(() => health.counts().again).toBeGreaterThan(3);
+  expect(await condition()).toMatchObject({ status: 'False' });
+});
+
+test('a mount that was made anew is an illness for who had it before, until it is started again', async () => {
+  putPod('old');
+  putPod('new', 'node-1', '2026-01-01T12:00:01Z');
+  start();
+  say('node-1', repaired('old'), repaired('new'));
+  await eventually(condition).toMatchObject({ status: 'False', reason: 'RestartNeeded' });
+  await eventually(async () => (await told('Pod')).join()).toContain('Restart the pod. With the annotation');
+  expect((await told('Pod')).every((one) => one.startsWith('old '))).toBe(true);
+  // Its container is.
+  putPod('old', 'node-1', '2026-01-01T12:00:02Z');
+  await eventually(condition).toMatchObject({ status: 'True' });
+  expect(evicted).toEqual([]);
+});
+
+const optIn = (value: string): void => {
+  const annotations = { 'stowage.dev/restart-consumers': value };
+  const claim = aClaim('data', { volumeName: 'pvc-1' }, { annotations });
+  it.api.put(paths.claims, { ...claim, status: { phase: 'Bound' } });
+};
+
+test('with the annotation, pods that only a restart helps are evicted, one after the other', async () => {
+  optIn('true');
+  for (const pod of ['one', 'two', 'well']) putPod(pod);
+  putPod('alone', 'node-1', undefined, { ownerReferences: [] });
+  putPod('static', 'node-1', undefined, {
+    ownerReferences: [{ apiVersion: 'v1', kind: 'Node', name: 'node-1', uid: 'x', controller: true }],
+  });
+  start();
+  say('node-1', repaired('one'), repaired('two'), repaired('alone'), repaired('static'), trouble('well'));
+  await eventually(() => evicted).toHaveLength(1);
+  const looked = async (): Promise<void> => {
+    const { length } = agents.asked;
+    await eventually(() => agents.asked.length).toBeGreaterThan(length + 3);
+  };
+  await looked();
+  expect(evicted).toHaveLength(1);
+  now += 5_000;
+  await eventually(() => evicted.toSorted()).toEqual([
+    `policy/v1 one ${uidOf('one')}`,
+    `policy/v1 two ${uidOf('two')}`,
+  ]);
+  await eventually(() => it.notes('RestartedForVolume')).toHaveLength(2);
+  now += 5_000;
+  await looked();
+  expect(evicted).toHaveLength(2);
+});
+
+test.each(['false', ''])('with the annotation “%s” none is', async (value) => {
+  optIn(value);
+  putPod('one');
+  start();
+  say('node-1', repaired('one'));
+  await eventually(condition).toMatchObject({ status: 'False' });
+  await eventually(() => health.counts().again).toBeGreaterThan(2);
+  expect(evicted).toEqual([]);
+});
+
+test('a budget that forbids it is asked again', async () => {
+  optIn('true');
+  putPod('one');
+  refusal = 429;
+  start();
+  say('node-1', repaired('one'));
+  await eventually(() => {
+    now += 5_000;
+    return it.api.asked.filter((one) => one.endsWith('/eviction')).length;
+  }).toBeGreaterThan(1);
+  refusal = undefined;
+  await eventually(() => {
+    now += 5_000;
+    return evicted;
+  }).toHaveLength(1);
+});
+
+test('one that its budget kept until it was started again is left alone', async () => {
+  optIn('true');
+  putPod('one');
+  refusal = 429;
+  start();
+  say('node-1', repaired('one'));
+  const tries = () => it.api.asked.filter((one) => one.endsWith('/eviction')).length;
+  await eventually(tries).toBeGreaterThan(0);
+  putPod('one', 'node-1', '2026-01-01T12:00:05Z');
+  await eventually(condition).toMatchObject({ status: 'True' });
+  refusal = undefined;
+  const { length } = agents.asked;
+  await eventually(() => {
+    now += 5_000;
+    return agents.asked.length;
+  }).toBeGreaterThan(length + 8);
+  expect(evicted).toEqual([]);
+});
+
+test('a block device, and a volume that lives with its pod, too', async () => {
+  putPod('block');
+  const target = `/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/pvc-1/${uidOf('block')}`;
+  const inline = 'sv1-00000000-0000-4000-8000-000000000002';
+  it.api.put(podsAt, {
+    metadata: { name: 'inline', uid: uidOf('inline') },
+    spec: { nodeName: 'node-1', volumes: [{ name: 'scratch', csi: { driver: 'file.stowage.dev' } }] },
+  });
+  start();
+  say('node-1', trouble('block', { target }), trouble('inline', { volume: inline }));
+  await eventually(async () => (await told('Pod')).map((one) => one.split(':')[0]).toSorted()).toEqual([
+    'block Warning VolumeConditionAbnormal',
+    'inline Warning VolumeConditionAbnormal',
+  ]);
+  expect((await told('Pod')).join()).toContain('A volume of the pod is ill on node-1');
+});
+
+test('a store says how its mounts are on nodes, and keeps what was said until somebody knows', async () => {
+  const said = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
+  const spec = { uri: it.place('gold') };
+  it.api.put(paths.stores, { metadata: { name: 'gold' }, spec, status: { conditions: [said] } });
+  const mounts = async (): Promise<Condition | undefined> =>
+    (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
+  start();
+  const mountsOf = createStoreHealth({ ...it.parts, looks });
+  const nodeStores = { all: () => [], on: () => undefined };
+  const stores = it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
+  await eventually(() => stores.counts().again).toBeGreaterThan(0);
+  expect(await mounts()).toEqual(said);
+  say('node-2');
+  await eventually(() => looks.isKnown('node-2')).toBe(true);
+  const { again } = stores.counts();
+  stores.add('gold');
+  await eventually(() => stores.counts().again).toBeGreaterThan(again);
+  expect(await mounts()).toEqual(said);
+  say('node-1', trouble('web', { name: 'gold/a' }), trouble('api', { name: 'gold/b', condition: 'dead', detail: 'y' }));
+  const message =
+    'On node-1: y. See how it looks from there: kubectl stowage mounts, and the log of the agent of that node.';
+  await eventually(mounts).toMatchObject({ status: 'False', reason: 'MountDead', message });
+  say('node-1', repaired('web'));
+  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  stores.add('gold');
+  await eventually(mounts).toMatchObject({ status: 'True', reason: 'Well' });
+  await eventually(() => told('Store')).toEqual(['gold Normal StoreWell: MountsHealthy: it is well again.']);
+  say('node-1', trouble('web', { name: 'gold/a', detail: 'z' }));
+  await eventually(mounts).toMatchObject({ status: 'False', reason: 'StoreSilent' });
+  await eventually(async () => (await told('Store')).join()).toContain(
+    'gold Warning StoreIll: MountsHealthy: On node-1: z.',
+  );
+});
+
+test('nonsense from an agent is ignored', async () => {
+  putPod('web');
+  start();
+  const nonsense = [
+    null,
+    1,
+    {},
+    { user: 1 },
+    trouble('web', { volume: '../x' }),
+    trouble('web', { condition: 'fine' }),
+  ];
+  for (const [index, items] of [nonsense, 'x', undefined].entries()) {
+    agents.connect('node-1', () => ({ items }));
+    await eventually(() => agents.asked.length).toBeGreaterThan(3 * (index + 1));
+  }
+  agents.connect('node-1', () => 'x');
+  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  expect([...looks.all()]).toEqual([]);
+});

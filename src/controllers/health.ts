@@ -1,0 +1,164 @@
+import type { Scope } from '#base/log.ts';
+import { claims } from '#wire/kube/resources.ts';
+import type { Condition, ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { type Ill, illnesses, type Looks } from './health-looks.ts';
+import { createPodReader, type Patient, podReference } from './health-pods.ts';
+import { claimNote, messageOf, nodesIn, podNote, reasons } from './health-words.ts';
+import { claimReference } from './names.ts';
+import type { ControllerParts } from './parts.ts';
+import type { Restarts } from './restarts.ts';
+
+export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
+  readonly looks: Looks;
+  readonly restarts: Pick<Restarts, 'consider'>;
+}
+
+/** On a claim whose volume was ill at some time; those that never were have none. */
+const healthy = 'stowage.dev/Healthy';
+/** As the health monitor of CSI says it. */
+const told = { ill: 'VolumeConditionAbnormal', well: 'VolumeConditionNormal' } as const;
+const action = 'Monitor';
+
+/** What a pod was told is there for an hour. */
+const repeatMs = 1_800_000;
+/** Whether a pod was started again nobody tells us. */
+const patientMs = 60_000;
+/** More than so many Events wait for the API server: there is time. */
+const enoughWaiting = 100;
+const laterMs = 2_000;
+
+/**
+ * Says of volumes that are ill, and of those that are well again, where their users look. How a claim's volume is stands in a condition
+ * of the claim: it is what is compared, so a change is told once, whoever leads. Each change is an Event on the claim. Pods have no
+ * place for it: they get Events, remembered here alone; another leader tells the ill ones once more.
+ *
+ * Kubernetes' own monitor leaves it at Events, which are gone after an hour; who looks at a claim later is to see it, too. Nobody
+ * takes other conditions away: whoever writes those of resizing keeps what is not theirs. On the PersistentVolume nothing is said:
+ * users may not even read it.
+ */
+export function createHealth(options: HealthOptions): Controller {
+  const { client, clock, caches, events, looks, restarts } = options;
+  const reader = createPodReader(client);
+  /** When a pod was last told of a volume. */
+  const said = new Map<string, ReadonlyMap<string, { readonly ill: Ill; readonly at: number }>>();
+
+  async function reconcile(volume: string, scope: Scope): Promise<Done | Again> {
+    // One store that is silent can make thousands of claims ill. Events are written one after the other.
+    if (events.waiting > enoughWaiting) return again(laterMs * (1 + Math.random()));
+    const those = caches.volumes.by('handle', volume);
+    const afterMs: number[] = [];
+    for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await look(volume, one, scope));
+    const soonest = Math.min(...afterMs);
+    return soonest === Number.POSITIVE_INFINITY ? done : again(soonest);
+  }
+
+  /** Of what lives with its pod there is no PersistentVolume. Gives when to look again. */
+  async function look(volume: string, of: PersistentVolume | undefined, scope: Scope): Promise<number> {
+    const ref = of?.spec.claimRef;
+    const claimed = claimOf(ref);
+    const all = looks.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
+    const patients: Patient[] = [];
+    for (const ill of all) {
+      const patient = await reader.patient(ill, ref?.name, scope);
+      if (patient !== undefined) patients.push(patient);
+    }
+    const worst = patients.toSorted((a, b) => rank(a) - rank(b));
+    const isSettled = claimed === undefined || (await tellClaim(claimed, worst, scope));
+    tellPods(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
+    for (const { ill } of worst) if (ill.illness === 'repaired' && claimed) restarts.consider(ill, claimed);
+    const isOver = worst.length === 0 && isSettled && all.every(({ illness }) => illness === 'repaired');
+    return isOver ? Number.POSITIVE_INFINITY : patientMs;
+  }
+
+  function claimOf(ref: ObjectReference | undefined): PersistentVolumeClaim | undefined {
+    const claim = caches.claims.get(`${ref?.namespace ?? ''}/${ref?.name ?? ''}`);
+    return claim !== undefined && claim.metadata.uid === ref?.uid ? claim : undefined;
+  }
+
+  /** Whether there is nothing more to find out. */
+  async function tellClaim(claim: PersistentVolumeClaim, worst: readonly Patient[], scope: Scope): Promise<boolean> {
+    const known = claim.status?.conditions?.find(({ type }) => type === healthy);
+    const [first] = worst;
+    if (first === undefined) {
+      if (known?.status !== 'False') return true;
+      // Of a node whose agent is not there it is not known that it is well.
+      const isOpen = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
+      if (nodesIn(known.message ?? '').some(isOpen)) return false;
+      await write(claim, { status: 'True', reason: 'Well', message: '' }, scope);
+      const about = { type: 'Normal', reason: told.well, action, note: claimNote(undefined) } as const;
+      events.report({ ...about, regarding: claimReference(claim) });
+      return true;
+    }
+    const message = messageOf(worst.map(({ ill }) => ill));
+    const reason = reasons[first.ill.illness];
+    if (known?.status === 'False' && known.reason === reason && known.message === message) return true;
+    await write(claim, { status: 'False', reason, message }, scope);
+    const about = { type: 'Warning', reason: told.ill, action, note: claimNote(message) } as const;
+    if (known?.status !== 'False' || known.reason !== reason)
+      events.report({ ...about, regarding: claimReference(claim) });
+    return true;
+  }
+
+  async function write(
+    { metadata, status }: PersistentVolumeClaim,
+    condition: Omit<Condition, 'type'>,
+    { signal }: Scope,
+  ): Promise<void> {
+    const { namespace = '', name = '', resourceVersion = '' } = metadata;
+    const others = (status?.conditions ?? []).filter(({ type }) => type !== healthy);
+    const known = status?.conditions?.find(({ type }) => type === healthy);
+    const now = new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z');
+    const lastTransitionTime = known?.status === condition.status ? (known.lastTransitionTime ?? now) : now;
+    const conditions = [...others, { type: healthy, ...condition, lastTransitionTime }];
+    // The list is replaced as a whole: only where it is still the one that was read.
+    const body = { metadata: { resourceVersion }, status: { conditions } };
+    await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, signal);
+  }
+
+  function tellPods(key: string, worst: readonly Patient[], claim: PersistentVolumeClaim | undefined): void {
+    const before = said.get(key) ?? new Map();
+    const now = clock.elapsed();
+    const after = new Map<string, { readonly ill: Ill; readonly at: number }>();
+    const about = { action, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
+    for (const { ill, pod } of worst) {
+      if (after.has(ill.pod.uid)) continue;
+      const known = before.get(ill.pod.uid);
+      const isNew = known?.ill.illness !== ill.illness || now - known.at >= repeatMs;
+      after.set(ill.pod.uid, isNew ? { ill, at: now } : known);
+      if (!isNew) continue;
+      const note = podNote(ill, pod, claim?.metadata.name);
+      events.report({ ...about, regarding: podReference(ill.pod), type: 'Warning', reason: told.ill, note });
+    }
+    for (const [uid, { ill }] of before) {
+      if (after.has(uid)) continue;
+      const note = podNote(undefined, undefined, claim?.metadata.name);
+      events.report({ ...about, regarding: podReference(ill.pod), type: 'Normal', reason: told.well, note });
+    }
+    if (after.size === 0) said.delete(key);
+    else said.set(key, after);
+  }
+
+  const controller = createController({
+    ...{ name: 'health', clock, reconcile, workers: 8, mostRetryMs: patientMs },
+  });
+  looks.on((volumes) => {
+    for (const volume of volumes) controller.add(volume);
+  });
+  // Those that an earlier leader called ill.
+  controller.follow(caches.claims, (claim) => {
+    const isIll = claim.status?.conditions?.some(({ type, status }) => type === healthy && status === 'False');
+    const handle = caches.volumes.get(claim.spec.volumeName ?? '')?.spec.csi?.volumeHandle;
+    return isIll === true && handle !== undefined ? [handle] : [];
+  });
+  controller.follow(caches.volumes, ({ spec: { csi, claimRef } }) => {
+    const conditions = claimOf(claimRef)?.status?.conditions ?? [];
+    const isIll = conditions.some(({ type, status }) => type === healthy && status === 'False');
+    return isIll && csi !== undefined ? [csi.volumeHandle] : [];
+  });
+  controller.follow(caches.nodes, () => []);
+  return controller;
+}
+
+const rank = ({ ill }: Patient): number => illnesses.indexOf(ill.illness);

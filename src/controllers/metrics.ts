@@ -1,0 +1,141 @@
+import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import type { Agents } from './agents.ts';
+import type { Cache } from './engine/cache.ts';
+import type { Controller, ControllerCounts } from './engine/controller.ts';
+import type { Events } from './engine/events.ts';
+
+/** What a controller that leads works with. */
+export interface Working {
+  readonly controllers: readonly Controller[];
+  readonly caches: Readonly<Record<string, Pick<Cache<unknown>, 'size' | 'synced'>>>;
+  readonly agents: Pick<Agents, 'nodes'>;
+  readonly events: Pick<Events, 'waiting' | 'dropped'>;
+}
+
+/** The figures of a controller, for Prometheus. Of one that waits there are few. */
+export interface ControllerMetrics {
+  readonly contentType: string;
+  text(): Promise<string>;
+  /** Of every call to the API server. */
+  request(call: { readonly verb: string; readonly code: string }): void;
+  /** The same, which counts what is said on objects. */
+  counting<T extends Events>(events: T): T;
+  /** From now on it leads. */
+  working(parts: Working): void;
+}
+
+const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
+const outcomes = ['done', 'again', 'retried', 'terminal'] as const satisfies readonly (keyof ControllerCounts)[];
+const states = ['waiting', 'running', 'delayed'] as const satisfies readonly (keyof ControllerCounts)[];
+
+export function createControllerMetrics(version: string, isLeading: () => boolean): ControllerMetrics {
+  const registry = new Registry();
+  const registers = [registry];
+  let parts: Working | undefined;
+  collectDefaultMetrics({ register: registry });
+  const gauge = (name: string, help: string, value: () => number): void => {
+    new Gauge({
+      ...{ name, help, registers },
+      collect() {
+        this.set(value());
+      },
+    });
+  };
+  new Gauge({
+    ...{ name: 'stowage_info', help: 'Always 1; the version as a label', labelNames: ['version'], registers },
+    collect() {
+      this.set({ version }, 1);
+    },
+  });
+  gauge('stowage_controller_leading', '1: this one leads, 0: another does', () => (isLeading() ? 1 : 0));
+  gauge('stowage_controller_agents', 'Agents of nodes that are connected', () => parts?.agents.nodes().length ?? 0);
+  gauge('stowage_controller_events_waiting', 'Events that are not written yet', () => parts?.events.waiting ?? 0);
+  gauge('stowage_controller_events_dropped', 'Events that were thrown away', () => parts?.events.dropped ?? 0);
+  countKeys(registers, () => parts);
+  const seconds = new Histogram({
+    name: 'stowage_controller_reconcile_seconds',
+    help: 'How long one look at a key took',
+    labelNames: ['controller'],
+    ...{ buckets, registers },
+  });
+  const requests = new Counter({
+    name: 'stowage_kube_requests_total',
+    help: 'Calls to the API server. code: the status of the answer, or why there was none',
+    labelNames: ['verb', 'code'],
+    registers,
+  });
+  const said = new Counter({
+    name: 'stowage_controller_events_total',
+    help: 'What was said on objects. ProvisioningSucceeded: a claim got its volume; ProvisioningFailed: it did not this time',
+    labelNames: ['type', 'reason'],
+    registers,
+  });
+  return {
+    contentType: registry.contentType,
+    text: () => registry.metrics(),
+    request: ({ verb, code }) => requests.inc({ verb, code }),
+    counting: (events) => ({
+      ...events,
+      // They are looked at, not kept.
+      get waiting() {
+        return events.waiting;
+      },
+      get dropped() {
+        return events.dropped;
+      },
+      report: (report) => {
+        said.inc({ type: report.type, reason: report.reason });
+        events.report(report);
+      },
+    }),
+    working: (given) => {
+      parts = given;
+      for (const controller of given.controllers)
+        controller.timed((took) => seconds.observe({ controller: controller.name }, took));
+    },
+  };
+}
+
+/** Of the work queues and of the caches, as they are when somebody looks. */
+function countKeys(registers: Registry[], parts: () => Working | undefined): void {
+  new Gauge({
+    name: 'stowage_controller_keys',
+    help: 'What a controller has to look at. waiting: now; running: it does; delayed: later',
+    labelNames: ['controller', 'state'],
+    registers,
+    collect() {
+      for (const { name, counts } of parts()?.controllers ?? [])
+        for (const state of states) this.set({ controller: name, state }, counts()[state]);
+    },
+  });
+  new Counter({
+    name: 'stowage_controller_reconciles_total',
+    help: 'Looks at keys, and what they came to. retried: it failed and is tried again; terminal: somebody has to change something first',
+    labelNames: ['controller', 'outcome'],
+    registers,
+    collect() {
+      this.reset();
+      for (const { name, counts } of parts()?.controllers ?? [])
+        for (const outcome of outcomes) this.inc({ controller: name, outcome }, counts()[outcome]);
+    },
+  });
+  new Gauge({
+    name: 'stowage_controller_cache_objects',
+    help: 'Objects of Kubernetes that are kept in memory',
+    labelNames: ['resource'],
+    registers,
+    collect() {
+      for (const [resource, cache] of Object.entries(parts()?.caches ?? {})) this.set({ resource }, cache.size);
+    },
+  });
+  new Gauge({
+    name: 'stowage_controller_cache_synced',
+    help: '1: everything was seen once, 0: not yet',
+    labelNames: ['resource'],
+    registers,
+    collect() {
+      for (const [resource, cache] of Object.entries(parts()?.caches ?? {}))
+        this.set({ resource }, cache.synced ? 1 : 0);
+    },
+  });
+}

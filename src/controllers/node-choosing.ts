@@ -1,0 +1,137 @@
+import type { Clock } from '#base/clock.ts';
+import type { Node } from '#wire/kube/types.ts';
+import type { NodeStore } from './agent-answers.ts';
+import type { Agents } from './agents.ts';
+import type { Caches } from './caches.ts';
+import { type Again, again } from './engine/outcome.ts';
+import { nodeTopologyKey, outOfService } from './names.ts';
+import { noAgents, noRoom } from './node-errors.ts';
+import type { NodeStores } from './node-stores.ts';
+import type { NodeVolumes } from './node-volumes.ts';
+import { noSuchMode, type Wanted } from './provisioner.ts';
+
+export interface ChoosingOptions {
+  readonly clock: Clock;
+  readonly caches: Caches;
+  readonly agents: Agents;
+  readonly stores: NodeStores;
+  readonly volumes: NodeVolumes;
+  /** The nodes that may have made a claim's volume by now, the last one last. */
+  readonly asked: ReadonlyMap<string, readonly string[]>;
+}
+
+/** Which node a volume is made on, where the scheduler has not said so. */
+export interface Choosing {
+  /** The same as before, where it was chosen before. Again: not known yet. */
+  choose(want: Wanted, store: string): string | Again;
+  /** That node has not made it, and will not soon. */
+  refused(uid: string, node: string): void;
+  forget(uid: string): void;
+}
+
+/**
+ * For agents that were there before to be there again. Longer is not waited: whatever one that stays away has made for the claim is empty, and
+ * is taken away when it is back.
+ */
+const patienceMs = 60_000;
+const beginningMs = 5_000;
+const lookMs = 1_000;
+
+export function createChoosing({ clock, caches, agents, stores, volumes, asked }: ChoosingOptions): Choosing {
+  const began = clock.elapsed();
+  const lostAt = new Map<string, number>();
+  const cameAt = new Map<string, number>();
+  const refusals = new Map<string, Set<string>>();
+  /** Claims that were there before us: another controller may have chosen for them. Later ones are ours alone, since one leads at a time. */
+  const inherited = new Set<string>();
+  caches.claims.on({
+    added: ({ metadata: { uid = '' }, spec }) => {
+      if (!caches.claims.synced && (spec.volumeName ?? '') === '') inherited.add(uid);
+    },
+  });
+  agents.follow((node) => {
+    const [now, before] = agents.nodes().includes(node) ? [cameAt, lostAt] : [lostAt, cameAt];
+    now.set(node, clock.elapsed());
+    before.delete(node);
+  });
+
+  const isThere = (node: string): boolean => agents.nodes().includes(node);
+  const sinceLost = (node: string): number => clock.elapsed() - (lostAt.get(node) ?? began);
+
+  /** Where it is, or may be. */
+  function chosenBefore(uid: string): string | Again | undefined {
+    const last = asked.get(uid)?.at(-1);
+    if (last !== undefined && isThere(last)) return last;
+    if (last !== undefined && sinceLost(last) < patienceMs) return again(lookMs);
+    const found = volumes.nodesWith(uid).find(isThere);
+    if (found !== undefined || !inherited.has(uid)) return found;
+    const isOver = clock.elapsed() - began >= patienceMs;
+    const isKnown = [...caches.nodes.all()].every(
+      (node) => isLost(node) || volumes.isSearched(node.metadata.name ?? ''),
+    );
+    return isOver || isKnown ? undefined : again(lookMs);
+  }
+
+  /** Those that are there have not all been asked yet, or none had the time to come. */
+  const isSettling = (): boolean => {
+    const isNew = (node: string): boolean => clock.elapsed() - (cameAt.get(node) ?? began) < patienceMs;
+    const there = agents.nodes();
+    return there.length === 0 ? isNew('') : there.some((node) => stores.of(node) === undefined && isNew(node));
+  };
+
+  /** At first the agents come all at once, and the first one to be asked would get everything. */
+  const isBeginning = (): boolean =>
+    clock.elapsed() - began < beginningMs && agents.nodes().some((node) => stores.of(node) === undefined);
+
+  function choose(want: Wanted, store: string): string | Again {
+    const { uid } = want.claim;
+    if (isBeginning()) return again(lookMs);
+    const open = [...stores.all()].flatMap(({ node, stores: those }) => {
+      const [object, seen] = [caches.nodes.get(node), those.get(store)];
+      return object !== undefined && seen?.isOpen === true && mayBeOn(object, want) ? { node, seen } : [];
+    });
+    if (open.length === 0 && isSettling()) return again(lookMs);
+    if (open.length === 0) throw noAgents(store);
+    if (!open.some(({ seen }) => seen.access.includes(want.access))) throw noSuchMode(store, want.access);
+    const fitting = open.filter(({ seen }) => seen.access.includes(want.access) && seen.freeBytes >= want.bytes);
+    const left = fitting.filter(({ node }) => refusals.get(uid)?.has(node) !== true);
+    const [best] = left.toSorted(byRoom);
+    if (best !== undefined) return best.node;
+    if (isSettling()) return again(lookMs);
+    // All are asked again the next time.
+    refusals.delete(uid);
+    throw noRoom(store, open.length);
+  }
+
+  return {
+    choose: (want, store) => chosenBefore(want.claim.uid) ?? choose(want, store),
+    refused: (uid, node) => void refusals.set(uid, (refusals.get(uid) ?? new Set()).add(node)),
+    forget: (uid) => {
+      refusals.delete(uid);
+      inherited.delete(uid);
+    },
+  };
+}
+
+const isLost = ({ spec }: Node): boolean => (spec?.taints ?? []).some(({ key }) => key === outOfService);
+
+/** As the scheduler would have it. */
+function mayBeOn(node: Node, { allowed }: Wanted): boolean {
+  const { labels = {} } = node.metadata;
+  if (isLost(node) || node.spec?.unschedulable === true || labels[nodeTopologyKey] === undefined) return false;
+  if (allowed.length === 0) return true;
+  return allowed.some(({ matchLabelExpressions = [] }) =>
+    matchLabelExpressions.every(({ key, values }) => values.includes(labels[key] ?? '')),
+  );
+}
+
+interface Candidate {
+  readonly node: string;
+  readonly seen: NodeStore;
+}
+
+/** The most room first; the same order for the same. */
+function byRoom(a: Candidate, b: Candidate): number {
+  if (a.seen.freeBytes !== b.seen.freeBytes) return a.seen.freeBytes > b.seen.freeBytes ? -1 : 1;
+  return a.node < b.node ? -1 : 1;
+}

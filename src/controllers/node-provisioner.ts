@@ -1,0 +1,247 @@
+import { randomUUID } from 'node:crypto';
+import type { Scope } from '#base/log.ts';
+import { errorCodes, stowageError } from '#core/errors.ts';
+import { schemeOf } from '#core/store-uri.ts';
+import { nodes } from '#wire/kube/resources.ts';
+import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
+import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
+import type { AgentRequest, Agents } from './agents.ts';
+import type { Again } from './engine/outcome.ts';
+import { drivers, nodeTopologyKey } from './names.ts';
+import { createChoosing } from './node-choosing.ts';
+import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
+import type { NodeStores } from './node-stores.ts';
+import type { NodeVolumes } from './node-volumes.ts';
+import { type ControllerParts, found } from './parts.ts';
+import {
+  claimLabels,
+  gone,
+  labelsFor,
+  type Made,
+  noSuchStore,
+  notYet,
+  type Provisioner,
+  retainedLabel,
+  type Wanted,
+} from './provisioner.ts';
+
+export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
+  readonly agents: Agents;
+  readonly stores: NodeStores;
+  readonly volumes: NodeVolumes;
+  /** The cluster's instance. */
+  readonly cluster: string;
+}
+
+/** Of a store that this node cannot use as it is, while others may. */
+const notHere = new Set([
+  ...['store-root-missing', 'store-root-changed', 'store-identity', 'store-permission', 'store-io-error'],
+  ...['store-damaged', 'store-file-system-read-only', 'node-unknown'],
+]);
+
+/** For one that makes a file system, or deletes a large tree. */
+const longMs = 120_000;
+
+/**
+ * Of stores that belong to nodes: their agents make the volumes, and are asked with the claim's UID, so that one of them makes at most one for
+ * a claim. Two nodes may each have one when the choice of the node changed while it was not known what became of the first: only one of them
+ * gets to be the PersistentVolume, whose name follows from the UID, and the other is taken away by `node-volumes.ts`, now or when its agent
+ * is back. To wait for that agent instead would let one machine that is off hold up claims for as long as it is.
+ */
+export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
+  const { client, caches, agents, stores, volumes, cluster } = options;
+  /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
+  const asked = new Map<string, readonly string[]>();
+  const choosing = createChoosing({ ...options, asked });
+
+  caches.volumes.on({
+    added: ({ metadata, spec }) => {
+      const uid = spec.claimRef?.uid ?? '';
+      const [mine] = nodesOf({ metadata, spec });
+      // What others of them have made is nobody's from now on.
+      for (const node of asked.get(uid) ?? []) if (node !== mine) volumes.add(node);
+      asked.delete(uid);
+      choosing.forget(uid);
+    },
+  });
+
+  function storeFor(wanted: string | undefined): string {
+    const all = [...caches.stores.all()].filter(({ spec }) => schemeOf(spec.uri) === 'local');
+    const names = all.map(({ metadata: { name = '' } }) => name);
+    const [only] = names;
+    if (wanted === undefined && only !== undefined && names.length === 1) return only;
+    if (wanted !== undefined && names.includes(wanted)) return wanted;
+    throw noSuchStore(wanted, names);
+  }
+
+  /** What its volumes are bound to: as the kubelet has put it on the node. Undefined: there is no such node. */
+  async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {
+    const node = caches.nodes.get(name) ?? (await found(client.get(nodes, { name }, scope.signal)));
+    if (node === undefined) return undefined;
+    const value = node.metadata.labels?.[nodeTopologyKey];
+    if (value === undefined) throw notRegistered(name);
+    return value;
+  }
+
+  /** By their labels, or by that they were called so before there were any. */
+  function nodesOf({ spec }: Pick<PersistentVolume, 'metadata' | 'spec'>): readonly string[] {
+    const terms = spec.nodeAffinity?.required?.nodeSelectorTerms ?? [];
+    const values = terms.flatMap(({ matchExpressions = [] }) =>
+      matchExpressions.flatMap((one) => (one.key === nodeTopologyKey ? (one.values ?? []) : [])),
+    );
+    return values.map((value) => {
+      const known = [...caches.nodes.all()].find(({ metadata }) => metadata.labels?.[nodeTopologyKey] === value);
+      return known?.metadata.name ?? value;
+    });
+  }
+
+  /** The node of a volume that has a PersistentVolume. Throws where nobody can be asked any more. */
+  function nodeOf(handle: string): string {
+    const [volume] = caches.volumes.by('handle', handle);
+    const [node] = volume === undefined ? [] : nodesOf(volume);
+    if (node === undefined) throw nodeOfVolumeUnknown(handle);
+    if (!agents.nodes().includes(node) && caches.nodes.get(node) === undefined) throw nodeOfVolumeGone(handle, node);
+    return node;
+  }
+
+  async function madeOn(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined> {
+    const label = encodeURIComponent(`${claimLabels.uid}=${uid}`);
+    const answer = await agents.call(node, { method: 'GET', path: `/v1/volumes?limit=1&label=${label}` }, scope);
+    return volumesFrom(answer).volumes[0];
+  }
+
+  async function make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentVolume> {
+    const { uid } = want.claim;
+    const { name, access, labels, enforce } = want;
+    const body = {
+      ...{ store, name, access, labels, bytes: String(want.bytes), ownLabels: labelsFor(want, cluster) },
+      ...(enforce ? { enforce } : {}),
+    };
+    const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };
+    try {
+      return volumeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
+    } catch (thrown) {
+      const { reason } = stowageError(thrown);
+      if (reason === 'store-unknown') throw notYet(store);
+      // Asked before, when the claim said something else; or the agent has forgotten that it was asked.
+      if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
+        throw thrown;
+      const known = await madeOn(node, uid, scope);
+      if (known !== undefined) return known;
+      if (reason !== 'idempotency-key-reused') throw thrown;
+      return volumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
+    }
+  }
+
+  async function createOn(node: string, store: string, want: Wanted, scope: Scope): Promise<Made> {
+    const { uid } = want.claim;
+    const topology = await topologyOf(node, scope);
+    if (topology === undefined) throw nodeUnknown(node);
+    const before = asked.get(uid) ?? [];
+    asked.set(uid, [...before.filter((one) => one !== node), node]);
+    const isThere = agents.nodes().includes(node);
+    try {
+      const volume = await make(node, store, want, scope);
+      stores.took(node, store, want.bytes);
+      return { volume, where: onNode(topology) };
+    } catch (thrown) {
+      const { code, reason } = stowageError(thrown);
+      // Then it has made nothing.
+      const isRefused = !isThere || (!errorCodes[code].retry && code !== 'internal') || notHere.has(reason);
+      if (isRefused) asked.set(uid, before);
+      // What is said of its room is not so any more, and the scheduler goes by it.
+      if (isForAnother(thrown)) stores.add(node);
+      throw thrown;
+    }
+  }
+
+  async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
+    const store = storeFor(want.store);
+    if (want.node !== undefined) return await createOn(want.node, store, want, scope);
+    // Ends: each of them refuses once.
+    for (;;) {
+      const node = choosing.choose(want, store);
+      if (typeof node !== 'string') return node;
+      try {
+        return await createOn(node, store, want, scope);
+      } catch (thrown) {
+        if (!isForAnother(thrown)) throw thrown;
+        scope.log.info('another node is chosen', { node, why: stowageError(thrown).message });
+        choosing.refused(want.claim.uid, node);
+      }
+    }
+  }
+
+  async function remove(node: string, id: string, requestId: string, scope: Scope): Promise<'done' | 'unknown'> {
+    try {
+      const path = `/v1/volumes/${encodeURIComponent(id)}`;
+      await agents.call(node, { method: 'DELETE', path, requestId, deadlineMs: longMs }, scope);
+      return 'done';
+    } catch (thrown) {
+      if (stowageError(thrown).reason === 'volume-unknown') return 'unknown';
+      throw thrown;
+    }
+  }
+
+  /** A store that the node no longer has open would make every volume of it look deleted. */
+  async function refuseUnlessOpen(node: string, store: string, scope: Scope): Promise<void> {
+    const isDeclared = caches.stores.get(store) !== undefined;
+    try {
+      const path = `/v1/stores/${encodeURIComponent(store)}`;
+      if (storeFrom(await agents.call(node, { method: 'GET', path }, scope)).isOpen) return;
+    } catch (thrown) {
+      if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
+    }
+    throw isDeclared ? notYet(store) : gone(store);
+  }
+
+  return {
+    driver: drivers.node,
+    create,
+    isForAnother,
+    follow: (changed) => {
+      stores.on(changed);
+      agents.follow(changed);
+    },
+    takeBack: async (uid, scope) => {
+      for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
+        // One that is away is looked through when it is back.
+        if (!agents.nodes().includes(node)) continue;
+        const made = await madeOn(node, uid, scope);
+        if (made !== undefined) await remove(node, made.id, `back:${made.id}`, scope);
+      }
+      asked.delete(uid);
+      choosing.forget(uid);
+    },
+    delete: async (handle, store, scope) => {
+      const node = nodeOf(handle);
+      const end = await remove(node, handle, `delete:${handle}`, scope);
+      if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, store, scope);
+    },
+    retain: async (handle, scope) => {
+      const path = `/v1/volumes/${encodeURIComponent(handle)}`;
+      const body = { labels: { [retainedLabel]: 'true' } };
+      await agents.call(nodeOf(handle), { method: 'PATCH', path, body, requestId: `retain:${handle}` }, scope);
+    },
+    expand: async (handle, bytes, scope) => {
+      const [node, path] = [nodeOf(handle), `/v1/volumes/${encodeURIComponent(handle)}`];
+      const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
+      // Its own node has made it larger, mounted or not: kubelets have nothing left to do.
+      if (before.bytes !== undefined && before.bytes >= bytes) return { bytes: before.bytes, onNodes: false };
+      const body = { bytes: String(bytes) };
+      const about = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longMs } as const;
+      const answer = await agents.call(node, { ...about, requestId: `expand:${handle}:${bytes}` }, scope);
+      return { bytes: volumeFrom(answer).bytes ?? bytes, onNodes: false };
+    },
+  };
+}
+
+/** The node has not made it, and others may. */
+function isForAnother(error: unknown): boolean {
+  const { code, reason } = stowageError(error);
+  return code === 'exhausted' || notHere.has(reason);
+}
+
+const onNode = (topology: string): NodeSelector => ({
+  nodeSelectorTerms: [{ matchExpressions: [{ key: nodeTopologyKey, operator: 'In', values: [topology] }] }],
+});

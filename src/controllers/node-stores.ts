@@ -1,0 +1,108 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { stowageError } from '#core/errors.ts';
+import { schemeOf } from '#core/store-uri.ts';
+import { type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
+import type { Agents } from './agents.ts';
+import type { Caches } from './caches.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+
+/** What a node's agent last said of the stores that are its own. */
+export interface NodeView {
+  readonly node: string;
+  readonly stores: ReadonlyMap<string, NodeStore>;
+}
+
+/** The local stores of all nodes whose agents are connected, as they were a moment ago. */
+export interface NodeStores extends Controller {
+  of(node: string): NodeView | undefined;
+  all(): Iterable<NodeView>;
+  /** So much was taken there since it was last asked. */
+  took(node: string, store: string, bytes: bigint): void;
+  /** Called with a node's name when it was asked, or is lost. */
+  on(changed: (node: string) => void): void;
+}
+
+const wellMs = 30_000;
+const illMs = 10_000;
+const askMs = 10_000;
+/** For an agent to have a store that is new; the next time twice as long. */
+const firstMs = 250;
+
+export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Caches, 'stores'>): NodeStores {
+  const views = new Map<string, NodeView>();
+  const waited = new Map<string, number>();
+  const listeners = new Set<(node: string) => void>();
+  const tell = (node: string): void => {
+    for (const listener of listeners) listener(node);
+  };
+
+  async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
+    if (!agents.nodes().includes(node)) {
+      waited.delete(node);
+      if (views.delete(node)) tell(node);
+      return done;
+    }
+    const stores = new Map((await ask(node, scope)).map((store) => [store.name, store]));
+    views.set(node, { node, stores });
+    tell(node);
+    return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
+  }
+
+  /** Agents learn of stores when we do. Undefined: it knows them all, or does not want to. */
+  function soonFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
+    const isMissing = [...caches.stores.all()].some(
+      ({ metadata, spec }) => schemeOf(spec.uri) === 'local' && !stores.has(metadata.name ?? ''),
+    );
+    const ms = isMissing ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
+    if (isMissing) waited.set(node, ms);
+    else waited.delete(node);
+    return ms >= wellMs ? undefined : ms;
+  }
+
+  async function ask(node: string, scope: Scope): Promise<readonly NodeStore[]> {
+    const listed = storesFrom(await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: askMs }, scope));
+    const own = listed.filter(({ kind }) => kind === 'local');
+    return await Promise.all(
+      own.map(async (store) => {
+        const path = `/v1/stores/${encodeURIComponent(store.name)}/check`;
+        try {
+          const check = await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: askMs }, scope);
+          return nodeStoreFrom(store, check);
+        } catch (thrown) {
+          // One disk that hangs says nothing of the others.
+          const { message, reason } = stowageError(thrown);
+          if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
+          return { ...store, isOpen: false, problem: message, totalBytes: 0n, freeBytes: 0n };
+        }
+      }),
+    );
+  }
+
+  const controller = createController({
+    ...{ name: 'node-stores', clock, reconcile, workers: 16, mostRetryMs: wellMs },
+    // None that is silent keeps another waiting.
+    groupOf: (node) => node,
+  });
+  agents.follow((node) => controller.add(node));
+  const addAll = (): void => {
+    waited.clear();
+    for (const node of agents.nodes()) controller.add(node);
+  };
+  addAll();
+  caches.stores.on({ added: addAll, deleted: addAll });
+  return {
+    ...controller,
+    of: (node) => views.get(node),
+    all: () => views.values(),
+    took: (node, store, bytes) => {
+      const view = views.get(node);
+      const known = view?.stores.get(store);
+      if (view === undefined || known === undefined) return;
+      const freeBytes = known.freeBytes > bytes ? known.freeBytes - bytes : 0n;
+      views.set(node, { node, stores: new Map(view.stores).set(store, { ...known, freeBytes }) });
+    },
+    on: (changed) => void listeners.add(changed),
+  };
+}

@@ -1,0 +1,149 @@
+import type { Scope } from '#base/log.ts';
+import { stowageError } from '#core/errors.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { type AgentVolume, volumesFrom } from './agent-answers.ts';
+import type { Agents } from './agents.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { volumeNameFor } from './names.ts';
+import { type ControllerParts, found } from './parts.ts';
+import { claimLabels, retainedLabel } from './provisioner.ts';
+import { storeReference } from './store-object.ts';
+
+export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {
+  readonly agents: Agents;
+  /** The cluster's instance, by which its volumes are known. */
+  readonly cluster: string;
+}
+
+/** What lies on nodes for claims that have no PersistentVolume of it: begun by a controller that is gone, or elsewhere since. */
+export interface NodeVolumes extends Controller {
+  /** The nodes that have one for that claim. */
+  nodesWith(uid: string): readonly string[];
+  /** Whether everything that is on it was seen. */
+  isSearched(node: string): boolean;
+}
+
+/** Whoever made it has had the time to write its PersistentVolume. */
+const youngMs = 600_000;
+const everyMs = 900_000;
+const inPage = 500;
+const shown = 5;
+
+/**
+ * Looks through each node when its agent connects, and now and then. A volume whose claim is gone, or has another one, is deleted where it
+ * is empty, as it is when it never had a PersistentVolume; with files in it, it is reported and left alone.
+ */
+export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
+  const { client, clock, caches, events, agents, cluster } = options;
+  /** By node: the uids of their claims. Absent: not looked through yet. */
+  const loose = new Map<string, ReadonlySet<string>>();
+
+  async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
+    if (!agents.nodes().includes(node)) {
+      loose.delete(node);
+      return done;
+    }
+    const [suspects, uids] = [new Map<string, AgentVolume>(), new Set<string>()];
+    for await (const volume of volumesOn(node, scope)) {
+      const uid = volume.labels[claimLabels.uid];
+      if (uid === undefined || caches.volumes.by('handle', volume.id).length > 0) continue;
+      uids.add(uid);
+      if (isSuspect(volume, uid)) suspects.set(volume.id, volume);
+    }
+    loose.set(node, uids);
+    await clear(suspects, scope);
+    const left: AgentVolume[] = [];
+    for (const volume of suspects.values()) if (!(await isRemoved(node, volume, scope))) left.push(volume);
+    report(node, left);
+    return again(everyMs);
+  }
+
+  async function* volumesOn(node: string, scope: Scope): AsyncGenerator<AgentVolume, void, undefined> {
+    const label = encodeURIComponent(`${claimLabels.cluster}=${cluster}`);
+    for (let after = ''; ; ) {
+      const path = `/v1/volumes?limit=${inPage}&label=${label}${after}`;
+      const { volumes, next, unanswered } = volumesFrom(await agents.call(node, { method: 'GET', path }, scope));
+      // What a store held when it last answered is nothing to destroy something for; that it may hold it is worth knowing.
+      for (const volume of volumes) yield unanswered.includes(volume.store) ? { ...volume, ...untouchable } : volume;
+      if (next === undefined) return;
+      after = `&after=${encodeURIComponent(next)}`;
+    }
+  }
+
+  function isSuspect({ labels, createdAt }: AgentVolume, uid: string): boolean {
+    if (labels[retainedLabel] !== undefined || createdAt > clock.now()) return false;
+    // Its claim has another volume. That one was written down, so this one never will be.
+    if (caches.volumes.by('claim', uid).length > 0) return true;
+    return clock.now() - createdAt >= youngMs && !caches.claims.by('uid', uid).some(isWaiting);
+  }
+
+  /** Of those that the API server itself knows, which may be newer than what was told to us. */
+  async function clear(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
+    for (const { id, labels } of [...suspects.values()]) {
+      const uid = labels[claimLabels.uid] ?? '';
+      const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
+      const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
+      const isOther = volume !== undefined && volume.spec.csi?.volumeHandle !== id;
+      if (isOther) continue;
+      const claim = await found(client.get(claims, { namespace, name }, signal));
+      const mayStill = claim?.metadata.uid === uid && isWaiting(claim);
+      if (volume !== undefined || mayStill) suspects.delete(id);
+    }
+    if (suspects.size === 0) return;
+    // By whatever name: somebody may have written one by hand.
+    for await (const { items } of client.list(persistentVolumes, {}, signal))
+      for (const { spec } of items) suspects.delete(spec.csi?.volumeHandle ?? '');
+  }
+
+  /** Only what is empty. */
+  async function isRemoved(node: string, { id, name, store, access }: AgentVolume, scope: Scope): Promise<boolean> {
+    try {
+      const usage = await agents.call(node, { method: 'GET', path: `/v1/volumes/${id}/usage` }, scope);
+      const { files, complete } = usage as { readonly files?: unknown; readonly complete?: unknown };
+      if (access !== 'filesystem' || complete !== true || files !== '0') return false;
+      await agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}`, requestId: `orphan:${id}` }, scope);
+      scope.log.info('an empty volume that nobody claims was deleted', { node, volume: `${store}/${name}` });
+      return true;
+    } catch (thrown) {
+      const { code } = stowageError(thrown);
+      if (code === 'not-found') return true;
+      if (code === 'in-use') return false;
+      throw thrown;
+    }
+  }
+
+  function report(node: string, left: readonly AgentVolume[]): void {
+    for (const [store, those] of Map.groupBy(left, (volume) => volume.store as string)) {
+      const object = caches.stores.get(store);
+      if (object === undefined) continue;
+      const names = those.slice(0, shown).map(({ name }) => name);
+      const more = those.length > shown ? `, and ${those.length - shown} more` : '';
+      const note = `On node ${node}, ${those.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them there: stowage volume delete.`;
+      const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
+      events.report({ ...about, regarding: storeReference(object) });
+    }
+  }
+
+  const controller = createController({
+    ...{ name: 'node-volumes', clock, reconcile, workers: 8, mostRetryMs: 60_000 },
+    groupOf: (node) => node,
+  });
+  agents.follow((node) => controller.add(node));
+  for (const node of agents.nodes()) controller.add(node);
+  controller.follow(caches.claims, () => []);
+  controller.follow(caches.stores, () => []);
+  controller.follow(caches.volumes, () => []);
+  return {
+    ...controller,
+    nodesWith: (uid) => [...loose].flatMap(([node, uids]) => (uids.has(uid) ? node : [])),
+    isSearched: (node) => loose.has(node),
+  };
+}
+
+/** It has none yet; not somebody else's either. */
+const isWaiting = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';
+
+/** Of one that is only remembered: as if it were being made at this moment. */
+const untouchable = { createdAt: Number.POSITIVE_INFINITY } as const;

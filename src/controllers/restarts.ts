@@ -1,0 +1,103 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { claims, evictions } from '#wire/kube/resources.ts';
+import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
+import { type Controller, createController } from './engine/controller.ts';
+import type { Events } from './engine/events.ts';
+import { type Again, again, type Done, done } from './engine/outcome.ts';
+import type { Ill } from './health-looks.ts';
+import { createPodReader, podReference } from './health-pods.ts';
+import { restartConsumers } from './names.ts';
+import { found } from './parts.ts';
+
+/**
+ * Evicts pods that only a restart helps, where the user of the claim wants that: by the annotation `stowage.dev/restart-consumers` on
+ * the claim. It is the claim's, and not the class's or the store's: whether an application bears being restarted is known by who
+ * runs it. Evicted, not deleted: disruption budgets hold.
+ */
+export interface Restarts extends Controller {
+  /** It is looked at whether it is wanted, and possible; also when it is considered again and again. */
+  consider(ill: Ill, claim: PersistentVolumeClaim): void;
+}
+
+export interface RestartsOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly events: Events;
+  /** Between two of them, in the whole cluster: one keeper that ends can concern all pods of a node. */
+  readonly pauseMs?: number;
+}
+
+const usualPauseMs = 5_000;
+/** A budget that does not allow it now may do so later. */
+const mostRetryMs = 120_000;
+
+export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }: RestartsOptions): Restarts {
+  /** By the pod's uid: the claim for which it is. */
+  const wanted = new Map<string, { readonly ill: Ill; readonly claimed: Ill['pod'] }>();
+  const reader = createPodReader(client);
+  let nextAt = 0;
+
+  async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+    const want = wanted.get(key);
+    if (want === undefined) return done;
+    const { ill, claimed } = want;
+    const { name } = claimed;
+    // Both as they are now: what happens next is felt.
+    const claim = await found(client.get(claims, claimed, scope.signal));
+    const isWanted = claim?.metadata.uid === claimed.uid && claim.metadata.annotations?.[restartConsumers] === 'true';
+    const patient = isWanted ? await reader.patient(ill, name, scope) : undefined;
+    if (patient === undefined || !hasSuccessor(patient.pod)) return over(key);
+    const waitMs = nextAt - clock.elapsed();
+    if (waitMs > 0) return again(waitMs);
+    nextAt = clock.elapsed() + pauseMs;
+    if (!(await isEvicted(ill.pod, scope))) return over(key);
+    scope.log.warn('a pod was evicted, since a mount of it was made anew', {
+      pod: `${ill.pod.namespace}/${ill.pod.name}`,
+    });
+    const note = `Evicted: the mount of claim '${name}' was lost and made anew, which only a new pod sees. The claim asks for that by ${restartConsumers}.`;
+    const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
+    events.report({ ...about, regarding: podReference(ill.pod) });
+    return over(key);
+  }
+
+  function over(key: string): Done {
+    wanted.delete(key);
+    return done;
+  }
+
+  /** Throws what may pass: a budget that forbids it, among others. */
+  async function isEvicted(pod: Parameters<typeof podReference>[0], { signal }: Scope): Promise<boolean> {
+    const { namespace, name, uid } = pod;
+    const metadata = { namespace, name };
+    const body = { apiVersion: 'policy/v1', metadata, deleteOptions: { preconditions: { uid } } };
+    try {
+      await client.create(evictions, body, signal, { namespace, name, part: 'eviction' });
+      return true;
+    } catch (thrown) {
+      // It went by itself, or another has its name.
+      if (reasonOf(thrown) === 'NotFound' || reasonOf(thrown) === 'Conflict') return false;
+      throw thrown;
+    }
+  }
+
+  const controller = createController({
+    ...{ name: 'restarts', clock, reconcile, workers: 1, firstRetryMs: 5_000, mostRetryMs },
+  });
+  return {
+    ...controller,
+    consider: (ill, { metadata: { namespace = '', name = '', uid = '' } }) => {
+      const known = wanted.has(ill.pod.uid);
+      wanted.set(ill.pod.uid, { ill, claimed: { namespace, name, uid } });
+      if (!known) controller.add(ill.pod.uid);
+    },
+  };
+}
+
+/** Nobody would make another one in its place: then it stays. A kubelet makes its own again, whatever anybody evicts. */
+function hasSuccessor({ metadata }: Pod): boolean {
+  const owner = metadata.ownerReferences?.find(({ controller }) => controller === true);
+  return owner !== undefined && owner.kind !== 'Node';
+}

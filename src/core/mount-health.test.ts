@@ -1,0 +1,119 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { openRecords } from '#records/sqlite.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { StowageError } from './errors.ts';
+import { noteRepaired, repairedAt } from './mended-mounts.ts';
+import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
+import { createMountHealth, type MountHealthParts } from './mount-health.ts';
+import type { LiveMount } from './mounts.ts';
+import { newVolumeId } from './names.ts';
+import type { Records } from './ports.ts';
+
+let records: Records;
+let dead: Set<VolumeId>;
+let mute: Set<VolumeId>;
+let troubles: Map<string, string>;
+let problems: Map<string, StowageError>;
+let silent: Set<string>;
+let mounts: LiveMount[];
+const clock = createFakeClock();
+
+beforeEach(() => {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-health-'));
+  records = openRecords(join(folder, 'state.db'));
+  onTestFinished(() => {
+    records.close();
+    rmSync(folder, { recursive: true });
+  });
+  [dead, mute, troubles, problems, silent, mounts] = [new Set(), new Set(), new Map(), new Map(), new Set(), []];
+});
+
+function mounted(target: string, { store = 'silver', network = 'one', since = 1 } = {}): VolumeId {
+  const id = newVolumeId();
+  const volume = { id, name: target.slice(1) as VolumeName, store: store as StoreName, labels: {}, revision: 1 };
+  records.volumes.put({
+    ...{ ...volume, bytes: undefined, enforce: false, access: 'filesystem', requestId: target, createdAt: 1 },
+    instance: 'i',
+  } satisfies Volume);
+  const source = { kind: 'nfs', hosts: ['filer'], path: target, way: { network } } as unknown as Source;
+  const user = { kind: 'pod', name: 'shop/web', node: 'n' as NodeName } as const;
+  const mount: Mount = { volumeId: id, source, target, readOnly: false, user, since, madeTarget: false };
+  records.mounts.put(mount);
+  mounts.push({ ...mount, mounted: true });
+  return id;
+}
+
+async function look(): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
+  const parts = {
+    ...{ records, clock },
+    mounts: {
+      list: async () => mounts,
+      isDead: async (id: VolumeId) => {
+        if (mute.has(id)) throw new Error('the keeper does not answer');
+        return dead.has(id);
+      },
+    },
+    clients: {
+      nfs: { trouble: async (source: { way: { network: string } }) => troubles.get(source.way.network) },
+    },
+    stores: () => ({
+      view: (name: string) => {
+        if (name === 'gone')
+          throw new StowageError('there is no such store', { code: 'not-found', reason: 'store-unknown', action: '' });
+        return { problem: problems.get(name) };
+      },
+    }),
+    answers: { silent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))) },
+  } as unknown as MountHealthParts;
+  const all = await createMountHealth(parts)(scope);
+  return Object.fromEntries(all.map(({ target, health }) => [target, [health.state, health.detail]]));
+}
+
+test('what is well, and what is not, each by what is wrong with it', async () => {
+  mounted('/well');
+  mounted('/of-no-store', { store: 'gone' });
+  dead.add(mounted('/dead', { store: 'quiet' }));
+  mute.add(mounted('/mute'));
+  mounted('/failing', { network: 'two' });
+  mounted('/quiet', { store: 'quiet' });
+  mounted('/closed', { store: 'closed' });
+  mounted('/taken');
+  mounts = mounts.map((mount) => ({ ...mount, mounted: mount.target !== '/taken' }));
+  troubles.set('two', 'it dies again and again');
+  silent.add('quiet');
+  problems.set(
+    'closed',
+    new StowageError('no route to 10.0.0.1', { code: 'unavailable', reason: 'nfs-no-route', action: 'Look' }),
+  );
+  expect(await look()).toEqual({
+    '/well': ['ok', undefined],
+    '/of-no-store': ['ok', undefined],
+    '/dead': ['dead', 'nothing serves the mount at the moment; it is being made anew'],
+    '/mute': ['client-failing', 'the client that serves the mount does not answer'],
+    '/failing': ['client-failing', 'it dies again and again'],
+    '/quiet': ['store-silent', "the server of store 'quiet' does not answer"],
+    // Nothing of how it is reached.
+    '/closed': [
+      'store-silent',
+      "store 'closed' is not open: the store cannot be used at the moment: it is the network, the server or the disk",
+    ],
+    '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
+  });
+});
+
+test('that a mount was made anew is remembered for its user, and not for the next one at that place', () => {
+  mounted('/a', { since: 10 });
+  mounted('/b', { since: 10 });
+  noteRepaired(records, { target: '/a' }, 20);
+  noteRepaired(records, { target: '/b' }, 30);
+  const known = () => ['/a', '/b'].map((target) => repairedAt(records, { target, since: 10 }));
+  expect(known()).toEqual([20, 30]);
+  expect(repairedAt(records, { target: '/a', since: 25 })).toBeUndefined();
+  records.mounts.remove('/a');
+  noteRepaired(records, { target: '/b' }, 40);
+  expect(known()).toEqual([undefined, 40]);
+});

@@ -1,0 +1,53 @@
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { onTestFinished } from 'vitest';
+import type { AgentRequest } from '#controllers/agents.ts';
+import { nodeTopologyKey } from '#controllers/names.ts';
+import { type ErrorCode, StowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { type Controlled, paths } from './controlled.ts';
+import { aCall, startServer, type TestServer } from './server.ts';
+
+/** A node whose agent is a real server with a store `disks`; what is asked of it goes through its REST API. */
+export interface AgentNode {
+  readonly name: string;
+  readonly server: TestServer;
+  /** Answers as the agent would. */
+  readonly answer: (request: AgentRequest) => Promise<unknown>;
+  /** Instead of that, or, where it gives undefined, before it. */
+  intercept: ((request: AgentRequest) => unknown) | undefined;
+  connect(): void;
+  volumes(): Promise<readonly Volume[]>;
+}
+
+/** In the cluster, and connected. */
+export async function anAgentNode(it: Controlled, name: string, options = ''): Promise<AgentNode> {
+  const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind()] });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  const place = join(server.folder, 'disks');
+  mkdirSync(place);
+  await server.engine.stores.add('disks', `local://${place}${options}`, aCall());
+  it.api.put(paths.nodes, { metadata: { name, uid: `uid-of-${name}`, labels: { [nodeTopologyKey]: name } } });
+  const node: AgentNode = {
+    ...{ name, server, intercept: undefined },
+    answer: async (request) => (await node.intercept?.(request)) ?? (await ask(server, request)),
+    connect: () => it.agents.connect(name, node.answer),
+    volumes: async () => {
+      const query = { stores: ['disks'], labels: {}, contains: undefined, after: undefined, limit: 1000 };
+      return (await server.engine.catalogue.page(query, aCall())).volumes;
+    },
+  };
+  node.connect();
+  return node;
+}
+
+async function ask({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
+  const headers = requestId === undefined ? {} : { 'idempotency-key': requestId };
+  const answer = await admin.call(method, path, { headers, ...(body === undefined ? {} : { body }) });
+  if (answer.status < 400) return answer.body ?? {};
+  const { code, reason, detail, action } = answer.body as Record<string, string>;
+  throw new StowageError(detail ?? '', {
+    ...{ code: (code ?? 'internal') as ErrorCode, reason: reason ?? '', action: action ?? '' },
+  });
+}

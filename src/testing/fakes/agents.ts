@@ -1,0 +1,47 @@
+import type { AgentRequest, Agents } from '#controllers/agents.ts';
+import { StowageError } from '#core/errors.ts';
+
+/** Agents that are connected because a test says so, and answer what it says. */
+export interface FakeAgents extends Agents {
+  /** Every request so far: `node-1 GET /v1/status`. */
+  readonly asked: string[];
+  /** From now on this is what the agent answers; an Error is thrown. */
+  connect(node: string, answer: (request: AgentRequest) => unknown): void;
+  lose(node: string): void;
+}
+
+export function createFakeAgents(): FakeAgents {
+  const answers = new Map<string, (request: AgentRequest) => unknown>();
+  const followers = new Set<(node: string) => void>();
+  const asked: string[] = [];
+  const tell = (node: string): void => {
+    for (const follower of followers) follower(node);
+  };
+  return {
+    asked,
+    nodes: () => [...answers.keys()],
+    call: async (node, request) => {
+      asked.push(`${node} ${request.method} ${request.path}`);
+      const given = answers.get(node)?.(request) ?? absent(node);
+      if (given instanceof Error) throw given;
+      return given;
+    },
+    follow: (changed) => {
+      followers.add(changed);
+      return () => followers.delete(changed);
+    },
+    connect: (node, answer) => {
+      answers.set(node, answer);
+      tell(node);
+    },
+    lose: (node) => {
+      answers.delete(node);
+      tell(node);
+    },
+  };
+}
+
+const absent = (node: string): StowageError =>
+  new StowageError(`the agent of node '${node}' is not connected`, {
+    ...{ code: 'unavailable', reason: 'agent-absent', action: 'Wait a moment.' },
+  });
