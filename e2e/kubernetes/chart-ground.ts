@@ -1,6 +1,7 @@
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { expect } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import { buildImage } from '#testbed/image.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
@@ -107,3 +108,44 @@ export const claim = ({ name, storageClassName, mode }: ClaimWish): object => ({
   metadata: { name, namespace: 'default' },
   spec: { accessModes: [mode], storageClassName, resources: { requests: { storage: '64Mi' } } },
 });
+
+/** An application of one pod, with the claim of its name. */
+export const deployment = (name: string, image: string): object => ({
+  apiVersion: 'apps/v1',
+  kind: 'Deployment',
+  metadata: { name },
+  spec: {
+    replicas: 1,
+    strategy: { type: 'Recreate' },
+    selector: { matchLabels: { app: name } },
+    template: {
+      metadata: { labels: { app: name } },
+      spec: {
+        terminationGracePeriodSeconds: 0,
+        containers: [
+          {
+            ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', 'sleep 1000000'] },
+            volumeMounts: [{ name: 'data', mountPath: '/data' }],
+          },
+        ],
+        volumes: [{ name: 'data', persistentVolumeClaim: { claimName: name } }],
+      },
+    },
+  },
+});
+
+/** Whoever holds the mounts of a node, both at once: then they are lost. */
+export async function loseMounts({ cluster, own }: ChartGround, node: number): Promise<void> {
+  const { name, inside } = cluster.nodes[node] ?? {};
+  const containerOf = async (component: string): Promise<string> => {
+    const about = '--output=jsonpath={.items[0].status.containerStatuses[0].containerID}';
+    const where = [`--selector=app.kubernetes.io/component=${component}`, `--field-selector=spec.nodeName=${name}`];
+    return (await own('get', 'pods', ...where, about)).replace('containerd://', '');
+  };
+  const components = ['agent', 'keeper'];
+  const both = await Promise.all(components.map(containerOf));
+  const kill = both.map((id) => `ctr --namespace k8s.io tasks kill --signal SIGKILL --all ${id} &`);
+  await inside?.('sh', '-c', `${kill.join(' ')} wait`);
+  for (const [index, one] of components.entries())
+    await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(both[index]);
+}

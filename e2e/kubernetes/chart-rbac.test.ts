@@ -5,13 +5,12 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { usingPod } from './agent-objects.ts';
 import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
-import { type ChartGround, chart, claim, namespace, startChartGround } from './chart-ground.ts';
+import { type ChartGround, chart, claim, deployment, loseMounts, namespace, startChartGround } from './chart-ground.ts';
 import { type Right, refusalOf, rightsOf, titleOf, without } from './chart-rights.ts';
 
 const { signal } = new AbortController();
-const wait = { interval: 100, timeout: 60_000 };
+const wait = { interval: 100, timeout: 150_000 };
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 
 /** Shown elsewhere, since it takes too long here. */
@@ -119,25 +118,19 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     const words = [...inside, ...node, url, `Bearer ${await kubectl(...account)}`];
     return (await promisify(execFile)(first, words, { env, signal, timeout: 30_000 })).stdout.trim();
   };
-  /** A pod whose claim says that it may be evicted. */
+  /** An application whose claim says that its pod may be evicted. */
   async function used(): Promise<void> {
     const name = `used-${++number}`;
     const annotations = { 'stowage.dev/restart-consumers': 'true' };
     const { metadata, ...rest } = wanted(name) as { readonly metadata: object };
-    const script = 'while :; do date >/data/now; sleep 0.1; done';
-    const node = ground.cluster.nodes[0]?.name ?? '';
+    await kubectl('cordon', ground.cluster.nodes[1]?.name ?? '');
     await apply({ ...rest, metadata: { ...metadata, annotations } });
     await using _ = await startAsAccount(ground.cluster, config);
-    await apply(usingPod({ name, volume: name, script, node, image: ground.busybox }));
-    await kubectl('wait', '--for=condition=Ready', `pod/${name}`, '--timeout=90s');
+    await apply(deployment(name, ground.busybox));
+    await kubectl('rollout', 'status', `deployment/${name}`, '--timeout=90s');
   }
-  /** As when agent and keeper end at once: the kernel ends the mounts, and they are made anew. Only those of this node's pods. */
-  async function loseMount(): Promise<void> {
-    const ours = 's#^[0-9]* [0-9]* 0:\\([0-9]*\\) [^ ]* /var/lib/kubelet/.* - fuse[^ ]* stowage:.*#\\1#p';
-    const find = `sed -n '${ours}' /proc/self/mountinfo | sort -u`;
-    const abort = `for id in $(${find}); do echo 1 >/sys/fs/fuse/connections/$id/abort; done`;
-    await ground.cluster.nodes[0]?.inside('sh', '-c', abort);
-  }
+  /** As when agent and keeper end at once: the mounts of this node's pods are made anew. */
+  const loseMount = (): Promise<void> => loseMounts(ground, 0);
   const lists = ['persistentvolumeclaims', 'persistentvolumes', 'storageclasses', 'stores', 'nodes'];
   const followed = [...lists, 'csistoragecapacities', 'secrets stowage-tls', 'configmaps stowage-ca'];
 
@@ -242,7 +235,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     { rights: ['create tokenreviews'] },
     {
       rights: ['create subjectaccessreviews', 'patch configmaps stowage-nodes'],
-      before: () => remove('configmap', 'stowage-nodes'),
+      before: () => remove('configmap/stowage-nodes', 'endpointslice/stowage-leader'),
       meanwhile: async (controller) => {
         await expect.poll(controller.output, wait).toContain('the service leads here');
         await asViewer('/v1/stores');
@@ -277,7 +270,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
       await meanwhile?.(controller);
       await expect.poll(missed, wait).toEqual([]);
     },
-    90_000,
+    400_000,
   );
 
   test.each(['list', 'watch'])(

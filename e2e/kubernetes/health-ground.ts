@@ -1,6 +1,6 @@
 import { expect } from 'vitest';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type ChartGround, chart, claim, startChartGround } from './chart-ground.ts';
+import { type ChartGround, chart, claim, deployment, startChartGround } from './chart-ground.ts';
 
 /** A cluster with Stowage, and a shared store `files`. */
 export interface HealthGround extends ChartGround {
@@ -78,27 +78,3 @@ async function readyPod(kubectl: ChartGround['cluster']['kubectl'], name: string
       status.conditions?.some(({ type, status: is }) => type === 'Ready' && is === 'True') === true,
   );
 }
-
-const deployment = (name: string, image: string): object => ({
-  apiVersion: 'apps/v1',
-  kind: 'Deployment',
-  metadata: { name },
-  spec: {
-    replicas: 1,
-    strategy: { type: 'Recreate' },
-    selector: { matchLabels: { app: name } },
-    template: {
-      metadata: { labels: { app: name } },
-      spec: {
-        terminationGracePeriodSeconds: 0,
-        containers: [
-          {
-            ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', 'sleep 1000000'] },
-            volumeMounts: [{ name: 'data', mountPath: '/data' }],
-          },
-        ],
-        volumes: [{ name: 'data', persistentVolumeClaim: { claimName: name } }],
-      },
-    },
-  },
-});

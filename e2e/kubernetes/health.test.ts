@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { loseMounts } from './chart-ground.ts';
 import { components, type HealthGround, long, startHealthGround, wait } from './health-ground.ts';
 
 const { signal } = new AbortController();
@@ -21,21 +22,6 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
   const podOf = (name: string): Promise<string> =>
     kubectl('get', 'pods', `--selector=app=${name}`, '--output=jsonpath={.items[0].metadata.name}');
-  const containerOf = async (component: string, node: number): Promise<string> => {
-    const about = '--output=jsonpath={.items[0].status.containerStatuses[0].containerID}';
-    const where = [`--selector=app.kubernetes.io/component=${component}`, about];
-    const on = `--field-selector=spec.nodeName=${ground.nodeName(node)}`;
-    return (await ground.own('get', 'pods', ...where, on)).replace('containerd://', '');
-  };
-  /** Whoever holds the mounts of a node, both at once: then they are lost. */
-  const loseMounts = async (node: number): Promise<void> => {
-    const both = await Promise.all(['agent', 'keeper'].map((one) => containerOf(one, node)));
-    const kill = both.map((id) => `ctr --namespace k8s.io tasks kill --signal SIGKILL --all ${id} &`);
-    await ground.cluster.nodes[node]?.inside('sh', '-c', `${kill.join(' ')} wait`);
-    for (const [index, one] of ['agent', 'keeper'].entries())
-      await expect.poll(() => containerOf(one, node), wait).not.toBe(both[index]);
-  };
-
   test(
     'is said so on the store, the claim and the pod, and that it is well again',
     async () => {
@@ -68,7 +54,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
       await ground.application('silent', 0);
       for (const name of ['asking', 'silent']) await ground.exec(name, 'echo kept >/data/file; sync');
       const before = { asking: await podOf('asking'), silent: await podOf('silent') };
-      await loseMounts(0);
+      await loseMounts(ground, 0);
       await expect.poll(() => ofClaim('silent'), wait).toBe('False RestartNeeded');
       await expect
         .poll(() => ground.told(before.asking), wait)

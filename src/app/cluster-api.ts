@@ -55,7 +55,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
   };
   const rest = createRestServer({
     ...{ engine, clock, log, version, signal, nodes, status, isReady: () => true },
-    guard: createClusterAccess({ client, clock, reviews }),
+    guard: createClusterAccess({ client, clock, reviews, log }),
     // Both are the nodes'.
     doctor: async () => [],
     dataPaths: { list: async () => [], upgrade: async () => [] },

@@ -24,7 +24,8 @@ export interface Installed {
 
 const namespace = 'stowage-system';
 const folder = join(repository, 'deploy', 'kubernetes');
-const driver = { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', metadata: { name: 'file.stowage.dev' } };
+const driverOf = (name: string): Thing => ({ apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', metadata: { name } });
+const driver = driverOf('file.stowage.dev');
 const ownNamespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } };
 const definition = {
   ...{ apiVersion: 'apiextensions.k8s.io/v1', kind: 'CustomResourceDefinition' },
@@ -121,6 +122,8 @@ async function removeStores(cluster: AnyCluster): Promise<void> {
 }
 
 async function removeRest(cluster: AnyCluster): Promise<void> {
+  // Kept for volumes that outlive an installation; none does here.
+  for (const thing of [driver, driverOf('local.stowage.dev')]) await cluster.remove(thing);
   await cluster.remove(ownNamespace);
   await cluster.remove(definition);
   for (const thing of [ownNamespace, definition])

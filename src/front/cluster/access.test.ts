@@ -1,5 +1,6 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
@@ -13,6 +14,7 @@ let clock: ReturnType<typeof createFakeClock>;
 let reviewed: { readonly kind: string; readonly spec: Readonly<Record<string, unknown>> }[];
 /** What the API server says. */
 let isAuthenticated: boolean;
+let warned: string[];
 let may: (attributes: Readonly<Record<string, string>>) => boolean;
 const { signal } = new AbortController();
 const list: Wanted = { resource: 'volumes', verb: 'list' };
@@ -22,6 +24,7 @@ beforeEach(async () => {
   onTestFinished(() => api[Symbol.asyncDispose]());
   reviewed = [];
   isAuthenticated = true;
+  warned = [];
   may = () => true;
   api.intercept = (request, response, body) => {
     const kind = /(tokenreviews|subjectaccessreviews)$/.exec(request.url ?? '')?.[1];
@@ -40,7 +43,8 @@ beforeEach(async () => {
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
   const reviews = createReviews({ client, clock, audience: 'stowage.dev', rememberMs });
-  access = createClusterAccess({ client, clock, reviews });
+  const log = { ...silentLog(), warn: (message: string) => void warned.push(message) };
+  access = createClusterAccess({ client, clock, reviews, log });
 });
 
 const token = { authorization: 'Bearer secret-token' };
@@ -126,7 +130,7 @@ test('answers count for a while, each for what was asked; then Kubernetes is ask
   expect(await refusal(admit())).toMatchObject({ code: 'unauthenticated', reason: 'token-refused' });
 });
 
-test('what cannot be asked is no refusal, and is not remembered', async () => {
+test('what cannot be asked is no refusal, is in the log, and is not remembered', async () => {
   const answer = api.intercept;
   api.intercept = (request, response, body) => {
     if (request.url?.endsWith('subjectaccessreviews') !== true) return answer?.(request, response, body) ?? false;
@@ -134,6 +138,7 @@ test('what cannot be asked is no refusal, and is not remembered', async () => {
     return true;
   };
   expect(await refusal(admit())).toMatchObject({ code: 'unavailable', reason: 'review-failed' });
+  expect(warned).toContain('Kubernetes could not be asked what a user may do');
   api.intercept = answer;
   expect(await admit()).toMatchObject({ role: 'user' });
 });

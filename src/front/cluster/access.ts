@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Clock } from '#base/clock.ts';
-import { silentLog } from '#base/log.ts';
+import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { subjectAccessReviews } from '#wire/kube/resources.ts';
@@ -40,6 +40,8 @@ export interface ClusterAccessOptions {
   readonly clock: Clock;
   /** Of the audience of users. */
   readonly reviews: Reviews;
+  /** Told why Kubernetes could not be asked: users are not. */
+  readonly log: Log;
 }
 
 const group = 'stowage.dev';
@@ -50,7 +52,7 @@ const callMs = 10_000;
 export const rememberMs = 5_000;
 const mostRemembered = 5_000;
 
-export function createClusterAccess({ client, clock, reviews }: ClusterAccessOptions): ClusterAccess {
+export function createClusterAccess({ client, clock, reviews, log }: ClusterAccessOptions): ClusterAccess {
   const answers = createRemembering<boolean>({ clock, ms: rememberMs, most: mostRemembered });
 
   async function ask(
@@ -67,6 +69,7 @@ export function createClusterAccess({ client, clock, reviews }: ClusterAccessOpt
       return review.status?.allowed === true && review.status.denied !== true;
     } catch (cause) {
       signal.throwIfAborted();
+      log.warn('Kubernetes could not be asked what a user may do', { error: cause });
       throw unasked(cause);
     }
   }
@@ -80,7 +83,7 @@ export function createClusterAccess({ client, clock, reviews }: ClusterAccessOpt
 
   return {
     admit: async (headers, wanted, subject, signal) => {
-      const user = await reviews.review(tokenIn(headers), { signal, log: silentLog() });
+      const user = await reviews.review(tokenIn(headers), { signal, log });
       const [isAllowed, informed] = await Promise.all([
         may(user, wanted, subject, signal),
         may(user, { resource: 'stores', verb: 'get' }, undefined, signal),

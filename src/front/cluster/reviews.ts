@@ -61,6 +61,7 @@ export function createReviews({ client, clock, audience, rememberMs = 0 }: Revie
       .create(tokenReviews, { metadata: {}, spec }, limit.signal)
       .catch((cause: unknown) => {
         scope.signal.throwIfAborted();
+        scope.log.warn('Kubernetes could not be asked whose token it is', { error: cause });
         throw unasked(cause);
       });
     const { username = '', uid = '', groups = [], extra = {} } = status?.user ?? {};
