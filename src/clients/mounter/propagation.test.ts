@@ -57,7 +57,9 @@ describe.skipIf(needs('root', 'mount')).each([
 
   beforeEach(async () => {
     ground = createGround();
-    execFileSync('mount', ['--bind', '--make-shared', ground.folder, ground.folder]);
+    // A group of its own: what is mounted in it is not to be mounted below it as well.
+    execFileSync('mount', ['--bind', '--make-private', ground.folder, ground.folder]);
+    execFileSync('mount', ['--make-shared', ground.folder]);
     for (const name of ['from', 'to', 'mounts']) mkdirSync(at(name));
     for (const name of ['file', 'place']) writeFileSync(at(name), '');
     mounter = mounterWith(calls);
