@@ -61,6 +61,7 @@ function operationOf(route: Route): object {
     operationId: route.id,
     tags: [route.tag],
     summary: route.summary,
+    'x-stowage-role': route.role,
     description: `Role: ${route.role}. ${'instead' in route.access ? 'Not in a cluster.' : `In a cluster: ${ruleText(route.access)}.`}`,
     parameters: [...parametersOf(route.params, 'path'), ...parametersOf(route.query, 'query'), ...headersOf(route)],
     ...(route.body && {
