@@ -112,7 +112,8 @@ describe.skipIf(needs(...required))('an engine that is started anew under contai
         busybox,
         'sh',
         '-c',
-        addsLines,
+        // It goes on for a moment: what ends with its container is not known to have done its work.
+        `${addsLines}; ended=$?; sleep 2; exit $ended`,
       );
       onTestFinished(async () => void (await docker('rm', '-f', 'writer', 'stopped').catch(() => undefined)));
       await grown();

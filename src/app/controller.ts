@@ -70,7 +70,9 @@ export async function runController(
   // No other has it, not even the same pod after a restart.
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
-  const leader = createLeader({ client, clock, namespace, name: leaseName, identity });
+  // With a connection of its own: who leads must be able to say so however many other calls wait for an answer.
+  using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, observed: metrics.request });
+  const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity });
   const state = { isWorking: false };
   const whyNot = (): string | undefined => {
     if (leader.isLeading) return state.isWorking ? undefined : 'it has just begun to lead';

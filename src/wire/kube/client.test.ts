@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { createServer as createSecureServer } from 'node:https';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { setImmediate as turn } from 'node:timers/promises';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -259,6 +260,26 @@ describe('what goes wrong', () => {
     using one = clientOf(silent.server);
     expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
     expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
+  });
+
+  test('whoever asked does not even have a connection, and wants no answer any more', async () => {
+    using narrow = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'test', maxSockets: 1 });
+    const arrived = Promise.withResolvers<void>();
+    api.intercept = () => {
+      arrived.resolve();
+      return true;
+    };
+    const first = new AbortController();
+    const answer = failure(narrow.get(nodes, { name: 'held' }, first.signal));
+    await arrived.promise;
+    const second = new AbortController();
+    const waiting = failure(narrow.get(nodes, { name: 'waits' }, second.signal));
+    // By then it is in the queue.
+    await turn();
+    second.abort();
+    expect(await waiting).toMatchObject({ failure: 'canceled' });
+    first.abort();
+    expect(await answer).toMatchObject({ failure: 'canceled' });
   });
 
   test('it speaks something else', async () => {

@@ -96,6 +96,10 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     signal.throwIfAborted();
     const body = out.body === undefined ? undefined : Buffer.from(JSON.stringify(out.body));
     const sent = start(out, body, identity, by, signal);
+    // One that still waits for a connection would hear of it only when it has one.
+    const stop = (): void => reject(signal.reason);
+    signal.addEventListener('abort', stop, { once: true });
+    sent.on('close', () => signal.removeEventListener('abort', stop));
     sent.on('response', resolve);
     sent.on('error', (cause) => reject(Object.assign(cause, { again: sent.reusedSocket })));
     sent.end(body);
