@@ -2,10 +2,10 @@ import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { streamOver } from '#base/stream-over.ts';
 import { StowageError } from '#core/errors.ts';
 import type { ConnectedAgents } from './agents.ts';
 import { turning } from './names.ts';
-import { streamOver } from './over.ts';
 import { pathUnknown, refuseBare } from './problems.ts';
 import { bearerOf, nodeOfAgent, type Reviews } from './reviews.ts';
 
@@ -49,7 +49,7 @@ export function createAdmission(options: AdmissionOptions): Turn {
       limit.signal.throwIfAborted();
       socket.off('close', hungUp);
       socket.write(switching);
-      agents.take(node, order, streamOver(socket, head));
+      agents.take(node, order, streamOver(socket, { head }));
     } catch (thrown) {
       const { remoteAddress } = request.socket;
       if (!gone.signal.aborted) options.log.warn('an agent was not let in', { from: remoteAddress, error: thrown });

@@ -4,8 +4,8 @@ import type { Duplex } from 'node:stream';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { harmless } from '#base/harmless.ts';
+import { streamOver } from '#base/stream-over.ts';
 import { turning } from './names.ts';
-import { streamOver } from './over.ts';
 
 /** Where the leader is, and how it is known to be the one. */
 export interface Target {
@@ -65,7 +65,7 @@ async function turned(socket: TLSSocket, token: string, host: string): Promise<D
   const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: turning.protocol };
   const request = httpRequest({ createConnection: () => socket, method: 'GET', path: turning.path, headers });
   request.on('upgrade', ({ headers: answer }, stream, head) => {
-    if (answer.upgrade === turning.protocol) resolve(streamOver(stream, head));
+    if (answer.upgrade === turning.protocol) resolve(streamOver(stream, { head }));
     else reject(new Error('it turned to another protocol'));
   });
   request.on('response', (answer) => void refusalOf(answer).then(reject, reject));

@@ -6,12 +6,12 @@ import { type ClientHttp2Session, connect } from 'node:http2';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { streamOver } from '#base/stream-over.ts';
 import { eventually } from '#testing/controlled.ts';
 import { doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { makeCredential } from './certificate.ts';
 import { serverNames } from './names.ts';
-import { streamOver } from './over.ts';
 
 const it = doors();
 const ok: RequestListener = (_, response) => response.end('{}');
@@ -143,7 +143,7 @@ describe('a leader that is hostile', () => {
       socket.on('error', () => undefined);
       onTestFinished(() => void socket.destroy());
       socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stowage-agent/1\r\n\r\n');
-      const session = connect('http://agent', { createConnection: () => streamOver(socket, head) });
+      const session = connect('http://agent', { createConnection: () => streamOver(socket, { head }) });
       session.on('error', () => undefined);
       got.resolve(session);
     });

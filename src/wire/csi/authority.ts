@@ -1,5 +1,6 @@
 import type { Socket } from 'node:net';
-import { Duplex } from 'node:stream';
+import type { Duplex } from 'node:stream';
+import { streamOver } from '#base/stream-over.ts';
 import { createHpackDecoder, encodeLiterally, type HeaderField } from './hpack.ts';
 
 /**
@@ -7,37 +8,8 @@ import { createHpackDecoder, encodeLiterally, type HeaderField } from './hpack.t
  * the whole request, before anybody here could see it. So a connection is read before Node does: what is in it is passed
  * on unchanged, until such a header comes; from then on all header blocks of the connection are written anew.
  */
-export function withAcceptableAuthority(socket: Socket): Duplex {
-  const filter = createAuthorityFilter();
-  const duplex: Duplex = new Duplex({
-    allowHalfOpen: true,
-    read: () => {
-      socket.resume();
-    },
-    write: (chunk: Buffer, _encoding, done) => {
-      socket.write(chunk, (error) => done(error));
-    },
-    final: (done) => {
-      socket.end(() => done());
-    },
-    destroy: (error, done) => {
-      socket.destroy();
-      done(error);
-    },
-  });
-  socket.on('data', (chunk: Buffer) => {
-    try {
-      for (const part of filter(chunk)) if (!duplex.push(part)) socket.pause();
-    } catch {
-      // It speaks no HTTP/2 that anybody could answer.
-      duplex.destroy();
-    }
-  });
-  socket.once('end', () => duplex.push(null));
-  socket.once('error', () => duplex.destroy());
-  socket.once('close', () => duplex.destroy());
-  return duplex;
-}
+export const withAcceptableAuthority = (socket: Socket): Duplex =>
+  streamOver(socket, { filter: createAuthorityFilter() });
 
 const prefaceBytes = 24;
 const frameHeaderBytes = 9;
