@@ -1,23 +1,11 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentGround, startAgents } from './agent.ts';
+import { type AgentGround, components, startAgents } from './agent.ts';
 import { namespace } from './agent-objects.ts';
 import { createPods, long, type Pods, wait } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
-const components = [
-  'root',
-  'mount',
-  'netns',
-  'firewall',
-  'kubernetes',
-  'busybox',
-  'ganesha',
-  'fuse',
-  'loop',
-  'xfs',
-] as const;
 /** A line each, in order, until told to stop. It ends at the first that cannot be written. */
 const addsLines =
   'i=0; while [ ! -e /data/stop ]; do i=$((i+1)); echo "line $i" >>/data/log || exit 1; sleep 0.05; done';

@@ -12,6 +12,8 @@ import { digest } from '#testbed/rootfs.ts';
 export interface Filer extends AsyncDisposable, Pick<Daemon, 'freeze' | 'thaw'> {
   /** What a store is given. */
   readonly uri: string;
+  /** The same as the spec of a Store object has it. */
+  readonly spec: { readonly uri: string; readonly options: Readonly<Record<string, string>> };
   /** What it exports, on this machine. */
   readonly exported: string;
 }
@@ -41,9 +43,12 @@ export async function startFiler(
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
     env: { ...quiet(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },
   });
+  const place = `nfs://${addresses.controlPlane}${exported}`;
+  const options = { port: String(nfsPort), mountport: String(mountPort) };
   return {
     exported,
-    uri: `nfs://${addresses.controlPlane}${exported}?port=${nfsPort}&mountport=${mountPort}`,
+    uri: `${place}?${new URLSearchParams(options)}`,
+    spec: { uri: place, options },
     freeze: daemon.freeze,
     thaw: daemon.thaw,
     [Symbol.asyncDispose]: () => daemon.kill(),

@@ -2,23 +2,11 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type AgentGround, startAgents } from './agent.ts';
+import { type AgentGround, components, startAgents } from './agent.ts';
 import { createPods, long, type Pods, wait } from './agent-pods.ts';
 
 const { signal } = new AbortController();
 const [file, local] = ['file.stowage.dev', 'local.stowage.dev'] as const;
-const components = [
-  'root',
-  'mount',
-  'netns',
-  'firewall',
-  'kubernetes',
-  'busybox',
-  'ganesha',
-  'fuse',
-  'loop',
-  'xfs',
-] as const;
 
 describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () => {
   let ground: AgentGround;

@@ -4,6 +4,20 @@ import { importBusybox } from '#testbed/kubernetes/images.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { agentLabels, agentObjects, namespace } from './agent-objects.ts';
 
+/** What tests on such a cluster need. */
+export const components = [
+  'root',
+  'mount',
+  'netns',
+  'firewall',
+  'kubernetes',
+  'busybox',
+  'ganesha',
+  'fuse',
+  'loop',
+  'xfs',
+] as const;
+
 /** A cluster of two nodes, on each of them Stowage. */
 export interface AgentGround extends AsyncDisposable {
   readonly cluster: Cluster;

@@ -31,13 +31,7 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
     ground = await startChartGround(signal);
     ({ kubectl } = ground.cluster);
     filer = await startFiler(ground.cluster, signal);
-    const { pathname, host, searchParams } = new URL(filer.uri);
-    const store = {
-      name: 'files',
-      uri: `nfs://${host}${pathname}`,
-      options: Object.fromEntries(searchParams),
-      storageClass: {},
-    };
+    const store = { name: 'files', ...filer.spec, storageClass: {} };
     const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
     await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
     for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])

@@ -41,9 +41,8 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     const values = 'image.tag=testbed,controller.nodeSelector.nowhere=true';
     await ground.helm('install', 'stowage', chart, '--create-namespace', '--set-string', values);
     config = await accountConfig(ground.cluster, 'stowage-controller');
-    const [uri = '', query = ''] = filer.uri.split('?');
+    const { uri, options } = filer.spec;
     for (const name of ['silver', 'gold']) await mkdir(join(filer.exported, name));
-    const options = Object.fromEntries(new URLSearchParams(query));
     await ground.cluster.apply(
       ...['silver', 'gold'].map((name) => ({
         ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name } },

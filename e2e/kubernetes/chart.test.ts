@@ -24,9 +24,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     ({ kubectl } = ground.cluster);
     filer = await startFiler(ground.cluster, signal);
     values = join(ground.cluster.folder, 'values.json');
-    const [uri = '', query = ''] = filer.uri.split('?');
-    const options = Object.fromEntries(new URLSearchParams(query));
-    const silver = { name: 'silver', uri, options, storageClass: {} };
+    const silver = { name: 'silver', ...filer.spec, storageClass: {} };
     const embeddedNFS = { enabled: true, volume: { size: '1Gi' } };
     await writeFile(values, JSON.stringify({ embeddedNFS, monitoring: { enabled: true }, stores: [silver] }));
     await ground.cluster.apply(podMonitors);

@@ -27,9 +27,7 @@ export async function startHealthGround(signal: AbortSignal): Promise<HealthGrou
   const ground = parts.use(await startChartGround(signal));
   const { cluster } = ground;
   const filer = parts.use(await startFiler(cluster, signal));
-  const { pathname, host, searchParams } = new URL(filer.uri);
-  const uri = `nfs://${host}${pathname}`;
-  const store = { name: 'files', uri, options: Object.fromEntries(searchParams), storageClass: {} };
+  const store = { name: 'files', ...filer.spec, storageClass: {} };
   const values = ['--set', 'image.tag=testbed', '--set-json', `stores=${JSON.stringify([store])}`];
   await ground.helm('install', 'stowage', chart, '--create-namespace', ...values);
   for (const one of ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'])

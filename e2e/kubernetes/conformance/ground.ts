@@ -23,9 +23,8 @@ export async function startGround(signal: AbortSignal): Promise<ConformanceGroun
   const filer = ground.use(await startFiler(cluster, signal));
   const images = { suite: toolPath('k8s-e2e'), agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') };
   await importSuiteImages(cluster, images, signal);
-  const { protocol, host, pathname, searchParams } = new URL(filer.uri);
   const stores = [
-    store('files', { uri: `${protocol}//${host}${pathname}`, options: Object.fromEntries(searchParams) }),
+    store('files', filer.spec),
     store('images', { uri: 'local:///var/lib/stowage/stores/images', options: { layout: 'image', filesystem: 'xfs' } }),
   ];
   // One of the tests makes as many volumes as a node may have.
