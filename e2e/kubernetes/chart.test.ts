@@ -146,6 +146,23 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
+    'refuses pods that have users of their own, and says so',
+    async () => {
+      const node = ground.cluster.nodes[0]?.name ?? '';
+      const about = { name: 'own-users', volume: 'shared', script: 'sleep 100000', node, image: ground.busybox };
+      await ground.cluster.apply(usingPod({ ...about, more: { hostUsers: false } }));
+      const events = (): Promise<string> =>
+        kubectl(
+          ...['get', 'events', '--field-selector=involvedObject.name=own-users,reason=FailedMount'],
+          '--output=jsonpath={.items[*].message}',
+        );
+      await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");
+      await kubectl('delete', 'pod', 'own-users', '--timeout=60s');
+    },
+    long,
+  );
+
+  test(
     'holds the accounts to what is theirs',
     async () => {
       const as = (account: string): string => `--as=system:serviceaccount:${namespace}:stowage-${account}`;

@@ -3,7 +3,7 @@ import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { StowageError } from '#core/errors.ts';
-import { startControllerLink } from '#front/cluster/link.ts';
+import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
 import { type Figures, serveHealth } from './health.ts';
@@ -46,8 +46,15 @@ export async function runAgent(
     () => figures,
   );
   await stores.whenKnown(interrupted);
+  const late: { link?: ControllerLink } = {};
   const beside: Beside = {
     cluster: stores.configs,
+    podUsers: async ({ namespace: at, name, uid }, signal) => {
+      const pod = await late.link?.pod(at, name, signal);
+      // Another pod of the same name says nothing of this one.
+      if (pod === undefined || pod.uid !== uid) return undefined;
+      return pod.hostUsers ? 'host' : 'own';
+    },
     started: (running) => {
       isServing = true;
       const { metrics } = running;
@@ -60,6 +67,7 @@ export async function runAgent(
       const following = stores.follow(apply, scope);
       const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
       const link = startControllerLink({ client, clock, log, namespace, tokenFile, socket: folders.socket });
+      late.link = link;
       return {
         [Symbol.asyncDispose]: async () => {
           isServing = false;

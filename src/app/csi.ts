@@ -25,6 +25,8 @@ export interface CsiWish {
   readonly registry: string | undefined;
   /** How many volumes each of them may have mounted. */
   readonly maxVolumes?: number | undefined;
+  /** Who knows pods. */
+  readonly podUsers?: CsiOptions['podUsers'];
 }
 
 /** As the command line says it. */
@@ -75,7 +77,10 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
     await makeFolders(wish.folder, 0o700);
     for (const kind of kinds) {
       const socket = join(wish.folder, `${kind}.sock`);
-      await serve(createCsiServer({ ...parts, kind, spaceOf, maxVolumes: wish.maxVolumes }), socket);
+      await serve(
+        createCsiServer({ ...parts, kind, spaceOf, maxVolumes: wish.maxVolumes, podUsers: wish.podUsers }),
+        socket,
+      );
       sockets.push(socket);
     }
     // Last: a kubelet calls a driver as soon as it knows of it.

@@ -10,9 +10,10 @@ import { keepLeaderEndpoints, removeLeaderEndpoints } from '#front/cluster/acces
 import { createAdmission } from '#front/cluster/admission.ts';
 import { createAgents } from '#front/cluster/agents.ts';
 import { keepCredentials } from '#front/cluster/credentials.ts';
-import { createDoor, type Door, type Handle } from '#front/cluster/door.ts';
+import { createDoor, type Door, type Handle, nothingHere } from '#front/cluster/door.ts';
 import { keepLeaderSlice, removeLeaderSlice } from '#front/cluster/leader-slice.ts';
 import { audiences } from '#front/cluster/names.ts';
+import { answeringPods } from '#front/cluster/pod-questions.ts';
 import { createReviews } from '#front/cluster/reviews.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { listenTcp, parseListen } from './listen.ts';
@@ -84,7 +85,8 @@ export function createOpenDoor(wish: DoorWish, { log }: Pick<Scope, 'log'>): Ope
     const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
     const reviews = createReviews({ client, clock, audience: audiences.agents });
     const turn = createAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
-    const door = createDoor({ clock, turn, handle: handle?.(agents) });
+    const questions = { ...common, log, reviews, signal: beside.signal };
+    const door = createDoor({ clock, turn, handle: answeringPods(questions, handle?.(agents) ?? nothingHere) });
     const first = Promise.withResolvers<void>();
     const use: Door['use'] = (credential) => {
       door.use(credential);

@@ -7,7 +7,7 @@ import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
 import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import { csiWish } from './csi.ts';
+import { type CsiWish, csiWish } from './csi.ts';
 import { isListening } from './engines.ts';
 import { createLog, levelFrom } from './logger.ts';
 import { servingFlags } from './serving-flags.ts';
@@ -119,6 +119,7 @@ function createReloading(log: Log): Reloading {
 /** What runs beside the server. */
 export interface Beside {
   readonly cluster: UpSettings['cluster'];
+  readonly podUsers: CsiWish['podUsers'];
   /** Called when the server is ready; what it gives is ended before the server is. */
   started(running: Running): AsyncDisposable;
 }
@@ -141,12 +142,13 @@ export async function runServer(
   // From the first moment on, since without a handler the signal ends the process.
   const reloading = createReloading(log);
   process.on('SIGHUP', reloading.ask);
+  const csi = csiWish(options);
   const running = await startUp({
     folders,
     config: options.config,
     listen: options.listen,
     plugins: pathIn(options.plugins),
-    csi: csiWish(options),
+    csi: csi === undefined ? undefined : { ...csi, podUsers: beside?.podUsers },
     nodeName: options.nodeName,
     engineSockets: { docker: pathIn(options.dockerSocket), podman: pathIn(options.podmanSocket) },
     lookAround: looksAround(options),

@@ -37,6 +37,8 @@ export interface Csi {
   folder: string;
   /** What the kernel says of any path. */
   space: Space | undefined;
+  /** What is known of any pod. */
+  users: 'own' | 'host' | undefined;
   start(kind: DriverKind): Promise<GrpcClient>;
 }
 
@@ -45,8 +47,9 @@ export function servedCsi(): Csi {
   const start: Csi['start'] = async (kind) => {
     const at = join(it.folder, `${kind}.sock`);
     const { engine } = it.server;
+    const podUsers = async (): Promise<Csi['users']> => it.users;
     const spaceOf = async (): Promise<Space | undefined> => it.space;
-    const served = createCsiServer({ engine, kind, clock, log: it.log, version: '1.2.3', spaceOf });
+    const served = createCsiServer({ engine, kind, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });
     await new Promise<void>((resolve) => served.server.listen(at, resolve));
     const client = grpcClient(at);
     onTestFinished(async () => {
@@ -59,6 +62,7 @@ export function servedCsi(): Csi {
   beforeEach(async () => {
     it.folder = mkdtempSync(join(tmpdir(), 'stowage-csi-'));
     onTestFinished(() => rmSync(it.folder, { recursive: true, force: true }));
+    it.users = undefined;
     it.space = { totalBytes: 1000n, freeBytes: 600n, files: 100n, freeFiles: 90n };
     it.nfs = gated(createNfsStoreKind(clock, connectToDisk(it.folder)));
     it.local = gated(createLocalStoreKind());

@@ -58,7 +58,7 @@ export function createDoor({ clock, turn, handle = nothingHere }: DoorOptions): 
   };
 }
 
-function nothingHere(_request: IncomingMessage, response: ServerResponse): void {
+export function nothingHere(_request: IncomingMessage, response: ServerResponse): void {
   response.setHeader('connection', 'close');
   refuse(response, pathUnknown());
 }

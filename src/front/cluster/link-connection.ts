@@ -24,8 +24,23 @@ const connectMs = 20_000;
 const maxRefusal = 16 * 1024;
 
 /** A connection that was turned round: whoever leads asks on it from then on. */
-export async function connectToLeader(to: ToLeader, signal: AbortSignal): Promise<Duplex> {
-  using limit = to.clock.deadline(connectMs, signal);
+export const connectToLeader = (to: ToLeader, signal: AbortSignal): Promise<Duplex> =>
+  withLeader(to, connectMs, signal, turned);
+
+/** One question, and what was answered. */
+export const askLeader = (to: ToLeader, path: string, ms: number, signal: AbortSignal): Promise<string> =>
+  withLeader(to, ms, signal, async (socket, token, host) => {
+    using _ = { [Symbol.dispose]: () => socket.destroy() };
+    return await answered(socket, { path, headers: { host, authorization: `Bearer ${token}`, connection: 'close' } });
+  });
+
+async function withLeader<T>(
+  to: ToLeader,
+  ms: number,
+  signal: AbortSignal,
+  talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
+): Promise<T> {
+  using limit = to.clock.deadline(ms, signal);
   // Read each time: the kubelet renews it.
   const token = (await readFile(to.tokenFile, { encoding: 'utf8', signal: limit.signal })).trim();
   const socket = connectTls({
@@ -41,7 +56,7 @@ export async function connectToLeader(to: ToLeader, signal: AbortSignal): Promis
     if (limit.signal.aborted) stop();
     // Before it is known who is there, nothing is said, and least of all the token.
     await secured(socket);
-    return await turned(socket, token, to.servername);
+    return await talk(socket, token, to.servername);
   } catch (thrown) {
     socket.destroy();
     throw thrown;
@@ -75,12 +90,31 @@ async function turned(socket: TLSSocket, token: string, host: string): Promise<D
   return await promise;
 }
 
-async function refusalOf(answer: IncomingMessage): Promise<Error> {
+async function answered(
+  socket: TLSSocket,
+  about: { readonly path: string; readonly headers: Readonly<Record<string, string>> },
+): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
+  const request = httpRequest({ createConnection: () => socket, method: 'GET', ...about });
+  request.on('response', resolve).on('error', reject);
+  request.on('close', () => reject(new Error('the connection was closed')));
+  request.end();
+  const answer = await promise;
+  if (answer.statusCode !== 200) throw await refusalOf(answer);
+  return await textOf(answer);
+}
+
+async function textOf(answer: IncomingMessage): Promise<string> {
   let text = '';
   for await (const chunk of answer as AsyncIterable<Buffer>) {
     text += chunk.toString('utf8');
     if (text.length > maxRefusal) break;
   }
+  return text;
+}
+
+async function refusalOf(answer: IncomingMessage): Promise<Error> {
+  const text = await textOf(answer);
   return new Error(`it does not let this agent in: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
 }
 

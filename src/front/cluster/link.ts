@@ -6,13 +6,16 @@ import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
 import { sleptOrWoken } from './keeping.ts';
-import { connectToLeader, type Target } from './link-connection.ts';
+import { askLeader, connectToLeader, type Target } from './link-connection.ts';
 import { serveLeader } from './link-serving.ts';
-import { doorNames, serverNames } from './names.ts';
+import { doorNames, podPath, serverNames } from './names.ts';
+import type { PodAnswer } from './pod-questions.ts';
 
 /** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
 export interface ControllerLink extends AsyncDisposable {
   readonly isConnected: boolean;
+  /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
+  pod(namespace: string, name: string, signal: AbortSignal): Promise<PodAnswer | undefined>;
 }
 
 export interface LinkOptions {
@@ -29,6 +32,8 @@ export interface LinkOptions {
   readonly random?: () => number;
 }
 
+/** For a question that a pod waits for. */
+const questionMs = 2_000;
 /** A connection that held for so long is no sign of trouble. */
 const settledMs = 30_000;
 
@@ -103,6 +108,20 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
   return {
     get isConnected() {
       return isConnected;
+    },
+    pod: async (podNamespace, name, asking) => {
+      const to = target();
+      if (to === undefined) return undefined;
+      try {
+        const path = podPath.of(podNamespace, name);
+        const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, asking);
+        const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
+        return typeof uid === 'string' && typeof hostUsers === 'boolean' ? { uid, hostUsers } : undefined;
+      } catch (error) {
+        asking.throwIfAborted();
+        log.info('the controller did not say what pod it is', { namespace: podNamespace, name, error });
+        return undefined;
+      }
     },
     [Symbol.asyncDispose]: async () => {
       ending.abort();

@@ -13,6 +13,12 @@ export const doorNames = {
 /** The path at which an agent asks to be turned round, and what it asks to be turned to. */
 export const turning = { path: '/agents', protocol: 'stowage-agent/1' } as const;
 
+/** Where an agent asks about a pod of its node. */
+export const podPath = {
+  of: (namespace: string, name: string): string => `/agents/pods/${namespace}/${name}`,
+  pattern: /^\/agents\/pods\/([a-z0-9-]{1,63})\/([a-z0-9.-]{1,253})$/,
+} as const;
+
 /** Whom a token must be meant for: that of an agent, that of a user. */
 export const audiences = { agents: 'stowage.dev/controller', users: 'stowage.dev' } as const;
 

@@ -25,6 +25,12 @@ export interface Space {
   readonly freeFiles: bigint;
 }
 
+/** By the pod's name and UID. */
+export type PodUsers = (
+  pod: { readonly namespace: string; readonly name: string; readonly uid: string },
+  signal: AbortSignal,
+) => Promise<'own' | 'host' | undefined>;
+
 /** What a method works with. */
 export interface About {
   readonly engine: Engine;
@@ -35,6 +41,8 @@ export interface About {
   readonly underway: Underway;
   /** Undefined: it could not be said in time. */
   readonly spaceOf: (path: string) => Promise<Space | undefined>;
+  /** Whether the users of a pod are the machine's. Undefined, or answered so: nobody can tell. */
+  readonly podUsers?: PodUsers | undefined;
   /** How many volumes may be mounted on this machine. Undefined: as many as usual. */
   readonly maxVolumes?: number | undefined;
 }

@@ -153,6 +153,24 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await publish('other', { volumeCapability });
   });
 
+  test('is refused to a pod that has users of its own, and leaves nothing; where that is not known, it is not', async () => {
+    await stage();
+    const about = { name: 'web-0', namespace: 'team-a', uid: 'u-1' };
+    const volumeContext = Object.fromEntries(
+      Object.entries(about).map(([key, value]) => [`csi.storage.k8s.io/pod.${key}`, value]),
+    );
+    csi.users = 'own';
+    await expect(publish('pod', { volumeContext })).rejects.toMatchObject({
+      code: 9,
+      message: expect.stringContaining("pod 'team-a/web-0' has a user namespace"),
+    });
+    expect(existsSync(at('pod'))).toBe(false);
+    for (const users of ['host', undefined] as const) {
+      csi.users = users;
+      await publish(`pod-${users}`, { volumeContext });
+    }
+  });
+
   test('is not deleted while a pod has it', async () => {
     await stage();
     await publish('pod');

@@ -28,12 +28,28 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
     if (request.stagingTargetPath === '') throw notStaged();
     pathIn(request.stagingTargetPath, 'staging_target_path');
   }
+  await refuseOtherUsers(about, context, call);
   await about.underway(`${id} ${target}`, async () => {
     if (isEphemeral) return await publishEphemeral(about, id, target, wish, context, how, call);
     const volume = await fittingVolume(about, id, wish, call);
     await about.engine.mounts.publish(volume.id, target, how, call);
   });
   return {};
+}
+
+/** Files have the machine's users. A pod that has others would see, and make, files of users that nobody is. */
+async function refuseOtherUsers({ podUsers }: About, context: ReadonlyMap<string, string>, call: Call): Promise<void> {
+  const [namespace, name, uid] = ['namespace', 'name', 'uid'].map((part) => context.get(`${ofKubernetes}pod.${part}`));
+  if (podUsers === undefined || namespace === undefined || name === undefined || uid === undefined) return;
+  if ((await podUsers({ namespace, name, uid }, call.signal)) !== 'own') return;
+  throw new StowageError(
+    `pod '${namespace}/${name}' has a user namespace, and volumes cannot be mounted for those yet`,
+    {
+      code: 'unsupported',
+      reason: 'pod-user-namespace',
+      action: 'Take hostUsers: false out of the pod.',
+    },
+  );
 }
 
 /** Who the volume is for. The kubelet says so where the driver asks for it. */

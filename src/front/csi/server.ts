@@ -20,6 +20,7 @@ export interface CsiOptions {
   readonly log: Log;
   readonly version: string;
   readonly spaceOf: About['spaceOf'];
+  readonly podUsers?: About['podUsers'];
   readonly maxVolumes?: number | undefined;
   /** Of every call that was answered. The method is its name alone, such as `NodeStageVolume`; the code as gRPC counts them. */
   readonly observed?: ((call: CsiCall) => void) | undefined;

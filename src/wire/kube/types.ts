@@ -175,6 +175,8 @@ interface ContainerStatus {
 export interface Pod extends KubeObject {
   readonly spec?: {
     readonly nodeName?: string;
+    /** False: it has a user namespace. */
+    readonly hostUsers?: boolean;
     readonly containers?: readonly Container[];
     readonly initContainers?: readonly Container[];
     readonly volumes?: readonly {
