@@ -1,0 +1,59 @@
+import { execFile } from 'node:child_process';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { onTestFinished } from 'vitest';
+import { Controller, VolumeCapability_AccessMode_Mode as Mode, Node } from '#wire/csi/generated/csi.ts';
+import { mounted } from './csi.ts';
+import type { GrpcClient } from './grpc-client.ts';
+
+const run = promisify(execFile);
+const { method } = Node;
+
+/** What a kubelet asks of a driver that sees to groups itself, for pods with an fsGroup; and what their processes do. */
+export interface PodsOfGroups {
+  readonly at: (name: string) => string;
+  stage(group: number): Promise<unknown>;
+  publish(name: string, group: number, mode?: Mode): Promise<unknown>;
+  unpublish(name: string): Promise<unknown>;
+  /** The groups of the top, of a folder `d` in it and of a file in that, a line each, as a pod sees them. */
+  groupsIn(name: string, group: number): Promise<string>;
+}
+
+/** As a container of a pod with that fsGroup runs its processes. */
+export const asGroup = async (uid: number, group: number, script: string, at: string): Promise<string> => {
+  const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--groups', `${group}`];
+  return (await run('setpriv', [...user, 'sh', '-ec', `cd "$1"; ${script}`, 'sh', at])).stdout.trim();
+};
+
+/** What `groupsIn` says when all of it is that group's. */
+export const allOf = (group: number): string => `${group}\n${group}\n${group}`;
+
+/** Makes the volume `pvc-1`, which pods `pod` and `other` have below a folder. They are gone when the test is. */
+export async function podsOfGroups(file: GrpcClient, folder: string): Promise<PodsOfGroups> {
+  const at = (name: string): string => join(folder, name);
+  mkdirSync(at('stage'));
+  const volumeCapabilities = [mounted('MULTI_NODE_MULTI_WRITER')];
+  const { volume } = await file.call(Controller.method.createVolume, { name: 'pvc-1', volumeCapabilities });
+  const volumeId = volume?.volumeId ?? '';
+  const staged = { volumeId, stagingTargetPath: at('stage') };
+  const ofGroup = (group: number, mode: Mode = Mode.MULTI_NODE_MULTI_WRITER) => ({
+    accessType: { case: 'mount' as const, value: { volumeMountGroup: String(group) } },
+    accessMode: { mode },
+  });
+  const unpublish = (name: string) => file.call(method.nodeUnpublishVolume, { volumeId, targetPath: at(name) });
+  onTestFinished(async () => {
+    for (const name of ['pod', 'other']) await unpublish(name).catch(() => undefined);
+    await file.call(method.nodeUnstageVolume, staged).catch(() => undefined);
+  });
+  return {
+    at,
+    unpublish,
+    stage: (group) => file.call(method.nodeStageVolume, { ...staged, volumeCapability: ofGroup(group) }),
+    publish: (name, group, mode) => {
+      const volumeCapability = ofGroup(group, mode);
+      return file.call(method.nodePublishVolume, { ...staged, targetPath: at(name), volumeCapability });
+    },
+    groupsIn: (name, group) => asGroup(1001, group, 'stat -c %g . d d/file', at(name)),
+  };
+}
