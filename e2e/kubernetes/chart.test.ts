@@ -5,6 +5,7 @@ import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
 import { type ChartGround, chart, claim, namespace, podMonitors, startChartGround } from './chart-ground.ts';
+import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
@@ -16,6 +17,7 @@ const addsLines = 'i=0; while :; do i=$((i+1)); echo "line $i" >>/data/log || ex
 describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   let ground: ChartGround;
   let filer: Filer;
+  let inPrivate: PrivateFiler;
   let kubectl: ChartGround['cluster']['kubectl'];
   let values: string;
 
@@ -23,15 +25,19 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     ground = await startChartGround(signal);
     ({ kubectl } = ground.cluster);
     filer = await startFiler(ground.cluster, signal);
+    inPrivate = await startPrivateFiler(ground.cluster, signal);
     values = join(ground.cluster.folder, 'values.json');
     const silver = { name: 'silver', ...filer.spec, storageClass: {} };
     const embeddedNFS = { enabled: true, volume: { size: '1Gi' } };
-    await writeFile(values, JSON.stringify({ embeddedNFS, monitoring: { enabled: true }, stores: [silver] }));
+    const stores = [silver, { name: 'private', ...inPrivate.spec, storageClass: {} }];
+    const monitoring = { enabled: true };
+    await writeFile(values, JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [inPrivate.secretName] }));
     await ground.cluster.apply(podMonitors);
     await kubectl('wait', '--for=condition=Established', 'crd/podmonitors.monitoring.coreos.com', '--timeout=30s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
+    await inPrivate?.[Symbol.asyncDispose]();
     await ground?.[Symbol.asyncDispose]();
   }, 60_000);
 
@@ -76,7 +82,9 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   test(
     'is installed, and all of it becomes ready',
     async () => {
-      await ground.helm('install', 'stowage', chart, '--create-namespace', ...withTag('testbed'));
+      await kubectl('create', 'namespace', namespace);
+      await ground.cluster.apply(inPrivate.secret(namespace));
+      await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
       await tellDns();
       await rolledOut();
       const status = (): Promise<string> =>
@@ -85,14 +93,14 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
           'stores',
           '--output=jsonpath={range .items[*]}{.metadata.name}={.status.conditions[?(@.type=="Ready")].status} {end}',
         );
-      await expect.poll(status, wait).toBe('local=True network=True silver=True');
+      await expect.poll(status, wait).toBe('local=True network=True private=True silver=True');
       const classes = await kubectl(
         'get',
         'storageclasses',
         '--output=jsonpath={range .items[*]}{.metadata.name}={.provisioner},{.volumeBindingMode} {end}',
       );
       expect(classes).toBe(
-        'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate',
+        'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate private=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate',
       );
       const made = await ground.own('get', 'podmonitors,networkpolicies,poddisruptionbudgets', '--output=name');
       for (const kind of ['podmonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
@@ -141,6 +149,27 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect.poll(() => lines('reader'), wait).toBeGreaterThan(3);
       await exec('reader', 'echo back >/data/back && sync');
       await expect.poll(() => exec('writer', 'cat /data/back').catch(String), wait).toBe('back');
+    },
+    long,
+  );
+
+  test(
+    'reaches a server that wants certificates, which are in a Secret and nowhere else',
+    async () => {
+      await ground.cluster.apply(
+        claim({ name: 'private', storageClassName: 'private', mode: 'ReadWriteMany' }),
+        pod('private', 0, 'private'),
+      );
+      await ready('private');
+      expect(await exec('private', 'echo text >/data/file && cat /data/file')).toBe('text');
+      expect(await inPrivate.contentsOf('file')).toEqual(['text\n']);
+      const told = await Promise.all([
+        kubectl('get', 'stores,persistentvolumes,pods,daemonsets,deployments', '--all-namespaces', '--output=yaml'),
+        ground.own('logs', '--selector=app.kubernetes.io/name=stowage', '--tail=-1'),
+      ]);
+      for (const text of told) expect(text).not.toContain(inPrivate.clue);
+      await kubectl('delete', 'pod/private', 'pvc/private', '--timeout=60s');
+      await expect.poll(() => inPrivate.contentsOf('file'), wait).toEqual([]);
     },
     long,
   );
@@ -240,7 +269,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         )
         .toBe('');
       expect(await kubectl('get', 'stores', '--output=jsonpath={.items[*].metadata.name}')).toBe(
-        'local network silver',
+        'local network private silver',
       );
       const phases = await kubectl('get', 'pv', '--output=jsonpath={.items[*].status.phase}');
       expect(phases).toBe('Bound Bound Bound Bound');

@@ -40,6 +40,32 @@ capabilities: {drop: [ALL]}
 {{- $outside | uniq | toJson -}}
 {{- end -}}
 
+{{/* Certificates of stores, under the names that stores look for. Kubelets bring them: no account may read any Secret for it. */}}
+{{- define "stowage.secretMounts" -}}
+{{- range $at, $name := .Values.storeSecrets }}
+- {name: secret-{{ $at }}, mountPath: {{ printf "/etc/stowage/secrets/%s" $name | quote }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "stowage.secretVolumes" -}}
+{{- range $at, $name := .Values.storeSecrets }}
+- name: secret-{{ $at }}
+  secret:
+    secretName: {{ $name | quote }}
+    optional: true
+    defaultMode: 0440
+    items:
+      - {key: ca.crt, path: ca.pem}
+      - {key: tls.crt, path: client.pem}
+      - {key: tls.key, path: client.key}
+{{- end }}
+{{- end -}}
+
+{{/* Empty: agents show no figures to others. */}}
+{{- define "stowage.agentMetrics" -}}
+{{- if and .Values.monitoring.enabled .Values.agent.metrics.enabled }}true{{ end -}}
+{{- end -}}
+
 {{/* The store that is there without configuration, and those that are asked for. */}}
 {{- define "stowage.stores" -}}
 {{- $stores := list -}}
