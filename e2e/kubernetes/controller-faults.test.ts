@@ -10,6 +10,7 @@ const long = 300_000;
 const givesUpMs = 20_000;
 /** A Lease runs out 15 s after the last time that it was renewed, and is looked at every 2 s. */
 const takesOverMs = 30_000;
+const givenBackMs = 14_000;
 
 const named = (prefix: string, count: number): readonly string[] =>
   Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
@@ -86,6 +87,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await second.leads();
         expect(performance.now() - killedAt).toBeLessThan(takesOverMs);
         await allBoundOnce(names);
+        const third = ground.start();
+        await expect.poll(() => third.output(), wait).toContain('waits to lead');
+        const stoppedAt = performance.now();
+        expect(await second.stop()).toBe(0);
+        await third.leads();
+        // The Lease was given back: nobody waits until it has run out.
+        expect(performance.now() - stoppedAt).toBeLessThan(givenBackMs);
         await allGone(names);
       },
       long,

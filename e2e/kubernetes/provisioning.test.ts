@@ -213,58 +213,5 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(left, { ...wait, timeout: 45_000 }).toEqual(nothing);
       await cluster.kubectl('taint', 'node', 'node-1', 'node.kubernetes.io/out-of-service-');
     }, 90_000);
-
-    const many = Array.from({ length: 60 }, (_, at) => `many-${at}`);
-    const allBoundOnce = async (): Promise<void> => {
-      await expect.poll(async () => new Set(await phases()), { ...wait, timeout: 60_000 }).toEqual(new Set(['Bound']));
-      const [claims, volumes] = [await list('pvc'), await list('pv')];
-      expect(claims).toHaveLength(many.length);
-      expect(volumes.map(({ spec }) => spec.claimRef?.uid).sort()).toEqual(
-        claims.map(({ metadata }) => metadata.uid).sort(),
-      );
-      expect(new Set(volumes.map(({ spec }) => spec.csi?.volumeHandle)).size).toBe(many.length);
-      expect([...onStore()].sort()).toEqual(volumes.map(({ metadata }) => metadata.name).sort());
-    };
-    const allGone = async (): Promise<void> => {
-      await cluster.kubectl('delete', 'pvc', '--all', '--timeout=60s');
-      await expect.poll(left, { ...wait, timeout: 60_000 }).toEqual(nothing);
-    };
-
-    test('many claims have one volume each, although the controller is killed in the middle', async () => {
-      const first = start('one');
-      await first.leads();
-      const applied = cluster.apply(...many.map((name) => claim(name)));
-      await expect.poll(() => onStore().length, { interval: 1, timeout: 30_000 }).toBeGreaterThan(5);
-      await first.kill();
-      await applied;
-      // It was in the middle.
-      expect((await list('pv')).length).toBeLessThan(many.length);
-      await start('two').leads();
-      await allBoundOnce();
-      await allGone();
-    }, 120_000);
-
-    test('of two controllers one leads, and the other when that is killed or stops', async () => {
-      const first = start('one');
-      await first.leads();
-      const second = start('two', '--health', '127.0.0.1:0');
-      await expect.poll(() => second.output(), wait).toContain('waits to lead');
-      const applied = cluster.apply(...many.map((name) => claim(name)));
-      await expect.poll(() => onStore().length, { interval: 1, timeout: 30_000 }).toBeGreaterThan(5);
-      expect(second.output()).not.toContain('leads\n');
-      await first.kill();
-      await applied;
-      await second.leads();
-      await allBoundOnce();
-      const third = start('three');
-      await expect.poll(() => third.output(), wait).toContain('waits to lead');
-      const began = performance.now();
-      expect(await second.stop()).toBe(0);
-      await third.leads();
-      // The Lease was given back: nobody waits until it has run out.
-      expect(performance.now() - began).toBeLessThan(14_000);
-      await allGone();
-      expect(await third.stop()).toBe(0);
-    }, 180_000);
   },
 );
