@@ -100,7 +100,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         '--output=jsonpath={range .items[*]}{.metadata.name}={.provisioner},{.volumeBindingMode} {end}',
       );
       expect(classes).toBe(
-        'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate private=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate',
+        'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate private=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate stowage-nfs=local.stowage.dev,WaitForFirstConsumer',
       );
       const made = await ground.own('get', 'podmonitors,networkpolicies,poddisruptionbudgets', '--output=name');
       for (const kind of ['podmonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
@@ -305,6 +305,20 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await expect
         .poll(() => kubectl('get', 'pv', '--output=jsonpath={.items[*].spec.claimRef.name}'), wait)
         .toBe('stowage-nfs');
+    },
+    long,
+  );
+
+  test(
+    'keeps the disk of the embedded NFS server from whoever deletes its claim',
+    async () => {
+      await ground.own('delete', 'statefulset/stowage-nfs', 'pvc/stowage-nfs', '--timeout=90s');
+      const disk = (about: string): Promise<string> => kubectl('get', 'pv', `--output=jsonpath={.items[*].${about}}`);
+      await expect.poll(() => disk('status.phase'), wait).toBe('Released');
+      const name = await disk('metadata.name');
+      const look = `ls -d /var/lib/stowage/stores/local/${name}/export 2>/dev/null || :`;
+      const found = await Promise.all(ground.cluster.nodes.map(({ inside }) => inside('sh', '-c', look)));
+      expect(found.join('')).toContain('/export');
     },
     long,
   );
