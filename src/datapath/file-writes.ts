@@ -65,7 +65,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   let isHeldBack = false;
   /** Sent before anybody asked for it, by habit. */
   let guessed: Entry<W> | undefined;
-  /** It is to be committed as soon as there is anything to commit. */
+  /** Somebody waits for room: it is to be committed as soon as there is anything to commit, until that has given some. */
   let isHurried = false;
   let committing: Promise<void> | undefined;
   let verifying: Promise<void> | undefined;
@@ -149,7 +149,6 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   }
 
   function commit(): Promise<void> {
-    isHurried = false;
     committing ??= committed().finally(() => {
       committing = undefined;
       goOn();
@@ -162,13 +161,19 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     const covered = [...entries].filter(({ state }) => state === 'sent');
     const [first] = covered;
     if (first === undefined) return;
+    const wasHurried = isHurried;
+    isHurried = false;
     try {
       const { verifier } = await parts.commit(first.who);
       const lost = affected(
         entries,
         covered.filter((entry) => entry.verifier !== verifier),
       );
-      if (lost.size > 0) losses++;
+      if (lost.size > 0) {
+        losses++;
+        // Who waits for room is woken by room only, and this has perhaps given none.
+        isHurried ||= wasHurried;
+      }
       for (const entry of covered) if (!lost.has(entry)) drop(entry);
       for (const entry of lost) {
         if (entry.state === 'sent') again(entry);
@@ -256,9 +261,9 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
     },
     flush,
     hurry: () => {
+      isHurried = true;
       if (isHeldBack) letGo();
       if (isAnySent() && committing === undefined) void commit();
-      else isHurried = true;
     },
     doubt: () => {
       if (!isAnySent()) return;
@@ -267,13 +272,15 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
       });
       verifying = current;
     },
-    end: () => {
-      let end: number | undefined;
-      for (const { state, offset, data } of entries)
-        if (state !== 'sent') end = Math.max(end ?? 0, offset + data.length);
-      return end;
-    },
+    end: () => endOf(entries),
   };
+}
+
+/** Of those that the server has not answered. */
+function endOf<W>(entries: Iterable<Entry<W>>): number | undefined {
+  let end: number | undefined;
+  for (const { state, offset, data } of entries) if (state !== 'sent') end = Math.max(end ?? 0, offset + data.length);
+  return end;
 }
 
 function isBehindAnother<W>(entries: Iterable<Entry<W>>, entry: Entry<W>): boolean {

@@ -81,6 +81,32 @@ function create(most = 1024 * 1024) {
 
 const large = 'x'.repeat(70_000);
 
+/** What applications, the server and time may do. */
+const step = fc.oneof(
+  {
+    weight: 5,
+    arbitrary: fc.record({
+      do: fc.constant('write' as const),
+      at: fc.nat(40),
+      size: fc.integer({ min: 1, max: 12 }),
+    }),
+  },
+  { weight: 3, arbitrary: fc.record({ do: fc.constant('answer' as const), which: fc.nat(7) }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant('restart' as const) }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const) }) },
+  { weight: 1, arbitrary: fc.record({ do: fc.constantFrom('wait', 'hurry', 'doubt', 'stable') }) },
+);
+type Step = typeof step extends fc.Arbitrary<infer One> ? One : never;
+
+function disturb(one: Step, { server, behind, clock }: ReturnType<typeof create>): void {
+  if (one.do === 'answer') server.calls.splice(one.which % Math.max(1, server.calls.length), 1)[0]?.answer();
+  else if (one.do === 'restart') server.restart();
+  else if (one.do === 'hurry') behind.hurry();
+  else if (one.do === 'doubt') behind.doubt();
+  else if (one.do === 'stable') server.answersStable = !server.answersStable;
+  else clock.advance(30);
+}
+
 describe('writing behind', () => {
   test('a small file is one call, made when it is closed', async () => {
     const { server, behind, piece, kept } = create();
@@ -345,6 +371,53 @@ describe('writing behind', () => {
     expect(await waiting).toBe(8);
   });
 
+  describe('who waits for room has it when the server has answered, though', () => {
+    /** In the end it answers everything. Nobody closes the file, or asks for its data to be on the disk. */
+    async function isTakenAfter(writes: number, disturb: (on: ReturnType<typeof create>) => Promise<void>) {
+      const made = create(writes * 8);
+      const { behind, piece, server } = made;
+      for (let i = 0; i < writes; i++) void behind.write('f', piece(i * 8, 'eight...'), never);
+      let isTaken = false;
+      void Promise.resolve(behind.write('f', piece(writes * 8, 'waits...'), never)).then(() => {
+        isTaken = true;
+      });
+      await disturb(made);
+      expect(isTaken).toBe(false);
+      await server.serve();
+      return isTaken;
+    }
+
+    async function answer({ calls }: ReturnType<typeof createServer>, what: string): Promise<void> {
+      const [call] = calls.splice(
+        calls.findIndex((one) => one.what === what),
+        1,
+      );
+      call?.answer();
+      await new Promise(setImmediate);
+    }
+
+    test('it had lost everything before it was asked to put it on its disk', async () => {
+      const isTaken = await isTakenAfter(2, async ({ server }) => {
+        await answer(server, 'write 0+8');
+        await answer(server, 'write 8+8');
+        server.restart();
+        expect(server.calls.map(({ what }) => what)).toEqual(['commit']);
+      });
+      expect(isTaken).toBe(true);
+    });
+
+    test('it took another write before it lost everything', async () => {
+      const isTaken = await isTakenAfter(2, async ({ server, behind }) => {
+        await answer(server, 'write 0+8');
+        expect(server.calls.map(({ what }) => what)).toEqual(['write 8+8', 'commit']);
+        await answer(server, 'write 8+8');
+        server.restart();
+        behind.doubt();
+      });
+      expect(isTaken).toBe(true);
+    });
+  });
+
   test('half of the room used: it is committed without being asked', async () => {
     const { server, behind, piece, budget } = create(200_000);
     void behind.write('f', piece(0, 'a'), never);
@@ -370,23 +443,10 @@ describe('writing behind', () => {
   });
 
   test('whatever the server does in between, a flush means that the disk has what was written', async () => {
-    const step = fc.oneof(
-      {
-        weight: 5,
-        arbitrary: fc.record({
-          do: fc.constant('write' as const),
-          at: fc.nat(40),
-          size: fc.integer({ min: 1, max: 12 }),
-        }),
-      },
-      { weight: 3, arbitrary: fc.record({ do: fc.constant('answer' as const), which: fc.nat(7) }) },
-      { weight: 1, arbitrary: fc.record({ do: fc.constant('restart' as const) }) },
-      { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const) }) },
-      { weight: 1, arbitrary: fc.record({ do: fc.constantFrom('wait', 'hurry', 'doubt', 'stable') }) },
-    );
     await fc.assert(
       fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
-        const { server, behind, piece, kept, clock } = create();
+        const made = create();
+        const { server, behind, piece, kept } = made;
         const expected = Buffer.alloc(4096);
         const flushes: (Promise<void> | undefined)[] = [];
         let letter = 0;
@@ -395,14 +455,8 @@ describe('writing behind', () => {
             const text = String.fromCharCode(97 + (letter++ % 26)).repeat(one.size);
             expected.set(Buffer.from(text), one.at);
             void behind.write('f', piece(one.at, text), never);
-          } else if (one.do === 'answer')
-            server.calls.splice(one.which % Math.max(1, server.calls.length), 1)[0]?.answer();
-          else if (one.do === 'restart') server.restart();
-          else if (one.do === 'flush') flushes.push(behind.flush('f'));
-          else if (one.do === 'hurry') behind.hurry();
-          else if (one.do === 'doubt') behind.doubt();
-          else if (one.do === 'stable') server.answersStable = !server.answersStable;
-          else clock.advance(30);
+          } else if (one.do === 'flush') flushes.push(behind.flush('f'));
+          else disturb(one, made);
           await new Promise(setImmediate);
         }
         flushes.push(behind.flush('f'));
@@ -410,6 +464,27 @@ describe('writing behind', () => {
         await Promise.all(flushes);
         expect(server.disk.equals(expected)).toBe(true);
         expect(kept.size).toBe(0);
+      }),
+      { numRuns: 500 },
+    );
+  });
+
+  test('whatever the server does in between, who waits for room has it when it has answered everything', async () => {
+    await fc.assert(
+      fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
+        const made = create(30);
+        const { server, behind, piece } = made;
+        const waiting = new Set<Promise<unknown>>();
+        for (const one of steps) {
+          if (one.do === 'write') {
+            const taking = Promise.resolve(behind.write('f', piece(one.at, 'x'.repeat(one.size)), never));
+            waiting.add(taking);
+            void taking.then(() => waiting.delete(taking));
+          } else if (one.do !== 'flush') disturb(one, made);
+          await new Promise(setImmediate);
+        }
+        await server.serve();
+        expect(waiting.size).toBe(0);
       }),
       { numRuns: 500 },
     );
