@@ -253,8 +253,8 @@ describe('the file that is written', () => {
     clock = createFakeClock(),
   ): Promise<StoreCheck> => {
     const options = parseOptions('nfs://nowhere/export', {});
-    const parts = { options, store: 'test', clock, connect: connectScripted(path, script), readOnly: false };
-    return await checkNfs(parts, { signal, log: silentLog() });
+    const how = { connect: connectScripted(path, script), readOnly: false, removeLeftovers: async () => undefined };
+    return await checkNfs({ options, store: 'test', clock, ...how }, { signal, log: silentLog() });
   };
 
   test.each([

@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { Scope } from '#base/log.ts';
+import type { Log, Scope } from '#base/log.ts';
 import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreCheck } from '#core/model.ts';
@@ -10,6 +10,7 @@ import { nfsTrouble } from './failures.ts';
 import type { NfsOptions } from './options.ts';
 import { blamedOf } from './place.ts';
 import { createProbe, type Within } from './probe.ts';
+import type { Checked } from './probe-leftovers.ts';
 
 export interface CheckParts {
   readonly options: NfsOptions;
@@ -18,6 +19,8 @@ export interface CheckParts {
   /** Connections that nobody else uses: those of a store that is open tell nothing of how one would come about now. */
   readonly connect: Connect;
   readonly readOnly: boolean;
+  /** Removes what checks left that were killed. */
+  readonly removeLeftovers: (checked: Checked, within: Within, log: Log) => Promise<void>;
 }
 
 const trips = 5;
@@ -36,7 +39,7 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
   let room: Room;
   using limit = clock.deadline(checkMs, scope.signal);
   try {
-    room = await walk(parts, steps, limit.signal);
+    room = await walk(parts, steps, { ...scope, signal: limit.signal });
   } catch (thrown) {
     scope.signal.throwIfAborted();
     if (!(thrown instanceof Failed)) throw thrown;
@@ -46,7 +49,7 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.total, freeBytes: room?.free };
 }
 
-async function walk(parts: CheckParts, steps: CheckStep[], signal: AbortSignal): Promise<Room> {
+async function walk(parts: CheckParts, steps: CheckStep[], { signal, log }: Scope): Promise<Room> {
   const { options, clock, readOnly } = parts;
   const within = { signal, deadlineMs: options.timeout };
   const onStep: OnStep = (step, detail) => steps.push({ step, ok: true, detail });
@@ -57,12 +60,14 @@ async function walk(parts: CheckParts, steps: CheckStep[], signal: AbortSignal):
   using _closing = closing(session);
   const { nfs } = session;
   const root = await orFailed(() => 'mount', session.mount(signal));
+  let writtenAt: number | undefined;
   if (readOnly) await step('read', () => readDirectory(nfs, root, within));
   else {
     await using probe = createProbe(nfs, root, identityOf(options).uid, within);
     await step('write', probe.write);
     await step('fsync', probe.sync);
     await step('delete', probe.remove);
+    writtenAt = probe.writtenAt;
   }
   await step('round-trip', () => roundTrip(nfs, clock, within));
   let room: Room;
@@ -72,6 +77,8 @@ async function walk(parts: CheckParts, steps: CheckStep[], signal: AbortSignal):
     room = { total: BigInt(totalBytes), free: BigInt(availableBytes) };
     return `${formatSize(room.free)} free of ${formatSize(room.total)}`;
   });
+  // Last: it takes nothing from the time of what was asked for.
+  if (writtenAt !== undefined) await parts.removeLeftovers({ nfs, root, now: writtenAt }, within, log);
   return room;
 }
 

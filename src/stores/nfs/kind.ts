@@ -16,6 +16,7 @@ import { type Connect, createConnect, identityOf } from './connect.ts';
 import { createGiving } from './giving.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { type NfsPlace, openNfsPlace } from './place.ts';
+import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
 import { createUsable } from './usable.ts';
 import { createUses } from './uses.ts';
@@ -26,7 +27,8 @@ export function createNfsStoreKind(
   connect: Connect = createConnect(clock),
   anew: () => Connect = () => createConnect(clock),
 ): StoreKind {
-  const ways: Ways = { clock, connect, anew, shared: createSharedChecks() };
+  const removeLeftovers = createRemoveLeftovers(clock);
+  const ways: Ways = { clock, connect, anew, shared: createSharedChecks(), removeLeftovers };
   return {
     scheme: 'nfs',
     shared: true,
@@ -55,19 +57,24 @@ interface Ways {
   /** Shares with nobody, and knows nothing of before. */
   readonly anew: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
+  readonly removeLeftovers: RemoveLeftovers;
 }
 
 const checked = (
-  { clock, connect, anew, shared }: Ways,
+  { clock, connect, anew, shared, removeLeftovers }: Ways,
   { uri, options: given }: StoreConfig,
   about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
   scope: Scope,
 ): ReturnType<Store['check']> => {
   // With one source port there can be no second connection.
   const isSingle = typeof about.options.sourcePorts === 'number' && about.options.network === given['network'];
-  const check = (signal: AbortSignal) =>
-    checkNfs({ ...about, clock, connect: isSingle ? connect : anew() }, { ...scope, signal });
   const same = JSON.stringify([about.store, uri, given, about.options.network, about.readOnly]);
+  const parts: Omit<CheckParts, 'connect'> = {
+    ...{ ...about, clock },
+    removeLeftovers: (...checked) => removeLeftovers(same, ...checked),
+  };
+  const check = (signal: AbortSignal) =>
+    checkNfs({ ...parts, connect: isSingle ? connect : anew() }, { ...scope, signal });
   return shared(same, check, scope.signal).catch((cause: unknown) => {
     throw stowageError(cause);
   });

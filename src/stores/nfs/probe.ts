@@ -6,8 +6,13 @@ export interface Within {
   readonly deadlineMs: number;
 }
 
-/** A file that is written and removed, to see whether that works. Whatever fails, and whenever, it goes away. */
+/**
+ * A file that is written and removed, to see whether that works. Whatever fails, and whenever, it goes away; if this process is
+ * killed, by a later check (probe-leftovers.ts).
+ */
 export interface Probe extends AsyncDisposable {
+  /** When it was written, in seconds by the server's clock. */
+  readonly writtenAt: number | undefined;
   write(): Promise<string>;
   sync(): Promise<string>;
   remove(): Promise<string>;
@@ -16,15 +21,24 @@ export interface Probe extends AsyncDisposable {
 /** For who gave up already: a server that does not answer must not keep them. */
 const cleanUpMs = 2_000;
 
+export const probeText: Buffer = Buffer.from('probe\n');
+/** No volume can have this name. */
+const prefix = '.stowage-check-';
+const pattern = /^\.stowage-check-[0-9a-f]{12}$/;
+
+export const isProbeName = (name: string): boolean => pattern.test(name);
+
 /** `as`: the user we speak as. */
 export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within: Within): Probe {
-  // No volume can have this name.
-  const name = `.stowage-check-${randomBytes(6).toString('hex')}`;
-  const text = Buffer.from('probe\n');
+  const name = `${prefix}${randomBytes(6).toString('hex')}`;
+  let writtenAt: number | undefined;
   let file: FileHandle | undefined;
   let mayBeThere = false;
 
   return {
+    get writtenAt() {
+      return writtenAt;
+    },
     write: async () => {
       mayBeThere = true;
       try {
@@ -35,8 +49,9 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
         mayBeThere = !(cause instanceof NfsError);
         throw cause;
       }
-      await nfs.write(file, 0, text, stability.unstable, within);
-      const { uid, gid } = await nfs.getattr(file, within);
+      await nfs.write(file, 0, probeText, stability.unstable, within);
+      const { uid, gid, mtime } = await nfs.getattr(file, within);
+      writtenAt = mtime;
       const other = as === 0 && uid !== 0 ? ': the server takes root for somebody else (root_squash)' : '';
       return `a file was made, owned by ${uid}:${gid}${other}`;
     },

@@ -1,0 +1,76 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import {
+  type Attributes,
+  type FileHandle,
+  fileType,
+  listDirectory,
+  type NfsClient,
+  readFully,
+} from '#wire/nfs3/index.ts';
+import { isProbeName, probeText, type Within } from './probe.ts';
+
+/** Where a check has just made, and removed, a file of its own. */
+export interface Checked {
+  readonly nfs: NfsClient;
+  readonly root: FileHandle;
+  /** In seconds, by the server's clock. */
+  readonly now: number;
+}
+
+/**
+ * Removes the files of checks whose process was killed before it could. `about`: which directory, and as whom. Nothing is thrown:
+ * what it cannot remove now is found by a later one.
+ */
+export type RemoveLeftovers = (about: string, checked: Checked, within: Within, log: Log) => Promise<void>;
+
+/**
+ * A check takes seconds. Whatever has lain there for so long belongs to none that is at work, on whatever host; nor is the
+ * directory, which may be large, listed more often.
+ */
+const oldMs = 10 * 60_000;
+/** Of the time that a check has. */
+const mostMs = 2_000;
+
+export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
+  /** When each was listed. */
+  const listed = new Map<string, number>();
+
+  function isDue(about: string): boolean {
+    const now = clock.elapsed();
+    for (const [one, at] of listed) if (now - at >= oldMs) listed.delete(one);
+    if (listed.has(about)) return false;
+    listed.set(about, now);
+    return true;
+  }
+
+  return async (about, checked, { signal, deadlineMs }, log) => {
+    if (!isDue(about)) return;
+    using limit = clock.deadline(mostMs, signal);
+    const within = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, mostMs) };
+    const failed = (cause: unknown): void =>
+      log.debug('a file that a check may have left was not removed', { cause: String(cause) });
+    try {
+      for await (const page of listDirectory(checked.nfs, checked.root, { ...within, namesOnly: true }))
+        for (const { name } of page) if (isProbeName(name)) await removeIfOld(checked, name, within, log).catch(failed);
+    } catch (cause) {
+      failed(cause);
+    }
+  };
+}
+
+async function removeIfOld({ nfs, root, now }: Checked, name: string, within: Within, log: Log): Promise<void> {
+  const found = await nfs.lookup(root, name, within);
+  const about = found.attributes ?? (await nfs.getattr(found.handle, within));
+  if ((now - about.mtime) * 1000 < oldMs || !(await isProbe(nfs, found.handle, about, within))) return;
+  await nfs.remove(root, name, within);
+  log.info('removed a file that an interrupted check had left', { name });
+}
+
+/** Killed before it had written anything, a check leaves an empty one. */
+async function isProbe(nfs: NfsClient, file: FileHandle, { type, size }: Attributes, within: Within): Promise<boolean> {
+  if (type !== fileType.regular || size > probeText.length) return false;
+  const text = Buffer.alloc(size);
+  await readFully(nfs, file, 0, text, within);
+  return size === 0 || text.equals(probeText);
+}
