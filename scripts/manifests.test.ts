@@ -101,7 +101,14 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
       ({ metadata }) => metadata.annotations?.['helm.sh/resource-policy'] === 'keep',
     );
     const volumes = ['CSIDriver file.stowage.dev', 'CSIDriver local.stowage.dev', 'Store local', 'Store network'];
-    const server = ['NetworkPolicy', 'PersistentVolumeClaim', 'Service', 'ServiceAccount', 'StatefulSet'];
+    const server = [
+      'NetworkPolicy',
+      'PersistentVolumeClaim',
+      'Service',
+      'ServiceAccount',
+      'StatefulSet',
+      'StorageClass',
+    ];
     expect(kept.map(({ kind, metadata: { name } }) => `${kind} ${name}`).sort()).toEqual(
       [...volumes, ...server.map((kind) => `${kind} stowage-nfs`)].sort(),
     );

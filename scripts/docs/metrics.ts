@@ -34,7 +34,7 @@ export function metricPage(text: string, ofController: string): string {
     '',
     'Served at `/metrics` in the Prometheus text format, on the socket and to any token, which sees the figures of its own stores only ([how to scrape](../operations.md#metrics)).',
     'Beside these there are the usual `process_*` and `nodejs_*` ones of the Prometheus client: memory, CPU, event loop,',
-    'garbage collection. In a cluster, agents serve the same at the address of `--health`, without a token and with the figures of all stores.',
+    'garbage collection. In a cluster, agents serve the same at the addresses of `--health` and `--metrics`, without a token and with the figures of all stores ([how to scrape them](../kubernetes-install.md#metrics)).',
     '',
     ...table(columns, rowsOf(text)),
     '',

@@ -6,9 +6,10 @@ import { StowageError } from '#core/errors.ts';
 import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
-import { type Figures, serveHealth } from './health.ts';
+import { type Figures, serveHealth, serveMetrics } from './health.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
+import { keepToNode } from './node-records.ts';
 import { type Beside, runServer } from './serve.ts';
 import { version } from './version.ts';
 
@@ -45,6 +46,7 @@ export async function runAgent(
     () => (isServing ? undefined : 'it is starting'),
     () => figures,
   );
+  await using _metrics = serveMetrics(options.metrics, () => figures, { clock, log });
   await stores.whenKnown(interrupted);
   const late: { link?: ControllerLink } = {};
   const beside: Beside = {
@@ -79,6 +81,7 @@ export async function runAgent(
     },
   };
   try {
+    await keepToNode(folders, nodeName, log);
     return await runServer(asAgent(options, nodeName), folders, program, interrupted, beside);
   } finally {
     ending.abort();

@@ -1,4 +1,6 @@
-import { createServer, type ServerResponse } from 'node:http';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
 import { listenTcp, parseListen } from './listen.ts';
 
 export interface Health extends AsyncDisposable {
@@ -22,33 +24,103 @@ export async function serveHealth(
 ): Promise<Health> {
   const at = parseListen(listen ?? 'none');
   if (at === undefined) return { address: undefined, [Symbol.asyncDispose]: async () => undefined };
-  const say = (response: ServerResponse, status: number, text: string): void => {
-    response.writeHead(status, { 'content-type': 'text/plain; charset=utf-8' }).end(`${text}\n`);
-  };
-  const tell = async (response: ServerResponse): Promise<void> => {
-    const found = figures();
-    if (found === undefined) return say(response, 503, 'there are none yet');
-    try {
-      const text = await found.text();
-      response.writeHead(200, { 'content-type': found.contentType }).end(text);
-    } catch (thrown) {
-      say(response, 500, String(thrown));
-    }
-  };
+  const tell = telling(figures);
   const server = createServer((request, response) => {
-    const [path] = (request.url ?? '').split('?');
+    const path = pathOf(request);
     if (path === '/metrics') return void tell(response);
     const why = path === '/healthz' ? undefined : path === '/readyz' ? whyNotReady() : 'not here';
     say(response, why === undefined ? 200 : path === '/readyz' ? 503 : 404, why ?? 'ok');
   });
   const address = await listenTcp(server, at);
+  return { address, [Symbol.asyncDispose]: () => closed(server) };
+}
+
+export interface MetricsParts {
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+export interface Metrics extends AsyncDisposable {
+  /** Where they are, as soon as they are. */
+  readonly address: Promise<string>;
+}
+
+/** At once, by whoever comes: a Prometheus has one connection, or two. */
+const mostConnections = 32;
+const againMs = 10_000;
+
+/**
+ * `/metrics` and nothing else, at an address that others reach. Where it cannot be listened on (somebody else has the port, the machine does not have
+ * the address yet) it is tried again: what the process is for does not depend on it.
+ */
+export function serveMetrics(
+  listen: string | undefined,
+  figures: () => Figures | undefined,
+  { clock, log }: MetricsParts,
+): Metrics {
+  const at = parseListen(listen ?? 'none');
+  const ending = new AbortController();
+  const { promise: address, resolve } = Promise.withResolvers<string>();
+  const tell = telling(figures);
+  let current: Server | undefined;
+
+  async function open(to: NonNullable<typeof at>): Promise<void> {
+    for (let wasTold = false; !ending.signal.aborted; wasTold = true) {
+      const server = createServer((request, response) => {
+        if (pathOf(request) === '/metrics') void tell(response);
+        else say(response, 404, 'not here');
+      });
+      server.maxConnections = mostConnections;
+      try {
+        const where = await listenTcp(server, to);
+        current = server;
+        resolve(where);
+        return;
+      } catch (cause) {
+        if (!wasTold) log.warn('metrics cannot be shown there yet', { address: listen, cause: String(cause) });
+      }
+      await clock.sleep(againMs, ending.signal).catch(() => undefined);
+    }
+  }
+
+  const opening = at === undefined ? Promise.resolve() : open(at);
   return {
     address,
     [Symbol.asyncDispose]: async () => {
-      const { promise, resolve } = Promise.withResolvers<void>();
-      server.close(() => resolve());
-      server.closeAllConnections();
-      await promise;
+      ending.abort();
+      await opening;
+      if (current !== undefined) await closed(current);
     },
   };
+}
+
+const pathOf = ({ url = '' }: IncomingMessage): string => url.split('?')[0] ?? '';
+
+function say(response: ServerResponse, status: number, text: string): void {
+  response.writeHead(status, { 'content-type': 'text/plain; charset=utf-8' }).end(`${text}\n`);
+}
+
+/** However many ask at once, they are counted once. */
+function telling(figures: () => Figures | undefined): (response: ServerResponse) => Promise<void> {
+  let counting: Promise<string> | undefined;
+  return async (response) => {
+    const found = figures();
+    if (found === undefined) return say(response, 503, 'there are none yet');
+    counting ??= found.text().finally(() => {
+      counting = undefined;
+    });
+    try {
+      const text = await counting;
+      response.writeHead(200, { 'content-type': found.contentType }).end(text);
+    } catch (thrown) {
+      say(response, 500, String(thrown));
+    }
+  };
+}
+
+async function closed(server: Server): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  server.close(() => resolve());
+  server.closeAllConnections();
+  await promise;
 }

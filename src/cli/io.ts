@@ -43,6 +43,8 @@ export interface UpOptions {
   readonly namespace?: string;
   /** `host:port` for probes, or `none`. */
   readonly health?: string;
+  /** `host:port` for figures alone, or `none`. */
+  readonly metrics?: string;
   /** With the embedded NFS server. */
   readonly nfs?: boolean;
   /** Its port, where it is not the one it had before. */

@@ -1,0 +1,87 @@
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import { needs, toolPath } from '#testbed/needs.ts';
+import { chart } from './manifests.ts';
+
+interface Agent {
+  readonly args: readonly string[];
+  readonly ports?: readonly { readonly name: string; readonly containerPort: number }[];
+  readonly env: readonly { readonly name: string; readonly valueFrom?: object }[];
+  readonly livenessProbe: { readonly httpGet: { readonly host: string; readonly port: number } };
+}
+
+interface Kubernetes {
+  readonly kind: string;
+  readonly metadata: { readonly name: string };
+  readonly spec: {
+    readonly template: { readonly spec: { readonly containers: readonly [Agent] } };
+    readonly podMetricsEndpoints?: readonly { readonly port: string }[];
+    readonly ingress?: readonly { readonly ports: readonly { readonly port: number }[] }[];
+  };
+}
+
+describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', () => {
+  async function rendered(...values: readonly string[]) {
+    const words = [
+      'template',
+      'stowage',
+      chart,
+      '--kube-version',
+      '1.30.0',
+      ...values.flatMap((one) => ['--set', one]),
+    ];
+    const { stdout } = await promisify(execFile)(toolPath('helm'), words, { maxBuffer: 16 * 1024 * 1024 });
+    const all = parseAllDocuments(stdout).map((document) => document.toJS() as Kubernetes);
+    const agent = all.find(({ kind, metadata }) => `${kind} ${metadata.name}` === 'DaemonSet stowage-agent');
+    const container = agent?.spec.template.spec.containers[0] ?? expect.fail('no agent');
+    const policy = all.find(({ kind, metadata }) => `${kind} ${metadata.name}` === 'NetworkPolicy stowage-controller');
+    return {
+      container,
+      listens: container.args.filter((word) => /^--(health|metrics|listen)/.test(word)),
+      monitors: all
+        .filter(({ kind }) => kind === 'PodMonitor')
+        .map(({ metadata, spec }) => `${metadata.name} ${spec.podMetricsEndpoints?.map(({ port }) => port)}`),
+      openings: policy?.spec.ingress?.flatMap(({ ports }) => ports.map(({ port }) => port)),
+    };
+  }
+
+  test('nowhere but on their node, unless that is asked for', async () => {
+    for (const values of [[], ['agent.metrics.enabled=true'], ['monitoring.podMonitors=true']]) {
+      const { listens, monitors, container, openings } = await rendered(...values);
+      expect(listens).toEqual(['--health=127.0.0.1:7879']);
+      expect([monitors, container.ports, openings]).toEqual([[], undefined, [8443]]);
+    }
+  });
+
+  test('at the one address by which the cluster knows the node; probes stay on loopback', async () => {
+    const { listens, monitors, container, openings } = await rendered(
+      'monitoring.enabled=true',
+      'agent.metrics.port=9100',
+    );
+    expect(listens).toEqual(['--health=127.0.0.1:7879', '--metrics=[$(NODE_ADDRESS)]:9100']);
+    expect(container.env.find(({ name }) => name === 'NODE_ADDRESS')?.valueFrom).toEqual({
+      fieldRef: { fieldPath: 'status.hostIP' },
+    });
+    expect(container.ports).toEqual([{ name: 'metrics', containerPort: 9100 }]);
+    expect(container.livenessProbe.httpGet).toMatchObject({ host: '127.0.0.1', port: 7879 });
+    expect(monitors).toEqual(['stowage-agent metrics', 'stowage-controller health']);
+    expect(openings).toEqual([8443, 8081]);
+  });
+
+  test('also for a Prometheus without its operator', async () => {
+    const { monitors, container, openings } = await rendered('monitoring.enabled=true', 'monitoring.podMonitors=false');
+    expect([monitors, container.ports, openings]).toEqual([
+      [],
+      [{ name: 'metrics', containerPort: 7879 }],
+      [8443, 8081],
+    ]);
+  });
+
+  test('nowhere where they are not wanted, and the controller’s are all the same', async () => {
+    const { listens, monitors, container } = await rendered('monitoring.enabled=true', 'agent.metrics.enabled=false');
+    expect(listens).toEqual(['--health=127.0.0.1:7879']);
+    expect([monitors, container.ports]).toEqual([['stowage-controller health'], undefined]);
+  });
+});

@@ -1,0 +1,151 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type Figures, serveHealth, serveMetrics } from './health.ts';
+
+const contentType = 'text/plain; version=0.0.4';
+
+/** As many as were counted. */
+function counted() {
+  const it = { count: 0, until: Promise.resolve() };
+  const figures: Figures = {
+    contentType,
+    text: async () => {
+      it.count++;
+      await it.until;
+      return `stowage_counted ${it.count}\n`;
+    },
+  };
+  return Object.assign(it, { figures });
+}
+
+async function asked(address: string, path: string): Promise<readonly [number, string]> {
+  const answer = await fetch(`${address}${path}`);
+  return [answer.status, await answer.text()];
+}
+
+function served(listen: string | undefined, figures: () => Figures | undefined, clock = createFakeClock()) {
+  const said: string[] = [];
+  const log = { ...silentLog(), warn: (message: string) => void said.push(message) };
+  const metrics = serveMetrics(listen, figures, { clock, log });
+  onTestFinished(() => metrics[Symbol.asyncDispose]());
+  return { metrics, said, clock };
+}
+
+describe('figures for others', () => {
+  test('are all there is at their address', async () => {
+    const { figures } = counted();
+    const address = await served('127.0.0.1:0', () => figures).metrics.address;
+    expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);
+    expect((await fetch(`${address}/metrics?x`)).headers.get('content-type')).toBe(contentType);
+    for (const path of ['/', '/healthz', '/readyz', '/v1/stores', '/metrics/'])
+      expect(await asked(address, path)).toEqual([404, 'not here\n']);
+  });
+
+  test('are at an address of either kind, as the chart writes it', async () => {
+    const { figures } = counted();
+    for (const listen of ['[127.0.0.1]:0', '[::1]:0']) {
+      const address = await served(listen, () => figures).metrics.address;
+      expect((await asked(address, '/metrics'))[0]).toBe(200);
+    }
+  });
+
+  test('come when there are any', async () => {
+    let figures: Figures | undefined;
+    const address = await served('127.0.0.1:0', () => figures).metrics.address;
+    expect(await asked(address, '/metrics')).toEqual([503, 'there are none yet\n']);
+    figures = counted().figures;
+    expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);
+  });
+
+  test('are counted once for all who ask meanwhile', async () => {
+    const it = counted();
+    const { promise, resolve } = Promise.withResolvers<void>();
+    it.until = promise;
+    const address = await served('127.0.0.1:0', () => it.figures).metrics.address;
+    const asking = Array.from({ length: 5 }, () => asked(address, '/metrics'));
+    await expect.poll(() => it.count).toBe(1);
+    resolve();
+    for (const [status] of await Promise.all(asking)) expect(status).toBe(200);
+    expect(it.count).toBeLessThan(5);
+    const before = it.count;
+    await asked(address, '/metrics');
+    expect(it.count).toBe(before + 1);
+  });
+
+  test('a port that somebody else has keeps nothing from working: they are there when it is free', async () => {
+    const other = createServer().listen(0, '127.0.0.1');
+    await once(other, 'listening');
+    const { port } = other.address() as AddressInfo;
+    const { metrics, said, clock } = served(`127.0.0.1:${port}`, () => counted().figures);
+    await expect.poll(() => said).toEqual(['metrics cannot be shown there yet']);
+    clock.advance(10_000);
+    await other[Symbol.asyncDispose]();
+    let address: string | undefined;
+    void metrics.address.then((where) => {
+      address = where;
+    });
+    await expect
+      .poll(() => {
+        clock.advance(10_000);
+        return address;
+      })
+      .toBe(`http://127.0.0.1:${port}`);
+    expect((await asked(`http://127.0.0.1:${port}`, '/metrics'))[0]).toBe(200);
+    expect(said).toHaveLength(1);
+  });
+
+  test('an address that is none is said at once', () => {
+    expect(() => served('here', () => undefined)).toThrow("'here' is not an address to listen on");
+  });
+
+  test('more connections than anybody needs are not taken', async () => {
+    const { figures } = counted();
+    const address = new URL(await served('127.0.0.1:0', () => figures).metrics.address);
+    const sockets = Array.from({ length: 40 }, () => connect(Number(address.port), address.hostname));
+    onTestFinished(() => {
+      for (const socket of sockets) socket.destroy();
+    });
+    let ended = 0;
+    for (const socket of sockets)
+      socket
+        .on('error', () => undefined)
+        .on('close', () => {
+          ended++;
+        })
+        .resume();
+    await expect.poll(() => ended).toBe(8);
+  });
+
+  test('nobody waits for the end of those who are connected', async () => {
+    const { figures } = counted();
+    const metrics = serveMetrics('127.0.0.1:0', () => figures, { clock: createFakeClock(), log: silentLog() });
+    const address = new URL(await metrics.address);
+    const socket = connect(Number(address.port), address.hostname);
+    await once(socket, 'connect');
+    const over = once(socket.resume(), 'close');
+    await metrics[Symbol.asyncDispose]();
+    await over;
+    await expect(asked(address.origin, '/metrics')).rejects.toThrow();
+  });
+});
+
+test('probes have their answers, and figures where they are asked for', async () => {
+  let why: string | undefined = 'it is starting';
+  const { figures } = counted();
+  const health = await serveHealth(
+    '127.0.0.1:0',
+    () => why,
+    () => figures,
+  );
+  onTestFinished(() => health[Symbol.asyncDispose]());
+  const address = health.address ?? '';
+  expect(await asked(address, '/healthz')).toEqual([200, 'ok\n']);
+  expect(await asked(address, '/readyz')).toEqual([503, 'it is starting\n']);
+  why = undefined;
+  expect(await asked(address, '/readyz')).toEqual([200, 'ok\n']);
+  expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);
+  expect(await asked(address, '/other')).toEqual([404, 'not here\n']);
+});
