@@ -22,10 +22,11 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
 
   /** The server itself, not the shell that is the first process of its container: with that all end. */
   const killAgent = async (node: number): Promise<void> => {
-    const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q 'stowage.mjs node --kubelet'`;
-    const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; fi; done`;
+    // The brackets: this shell, whose words these are too, is not what is looked for.
+    const isIt = `tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubelet'`;
+    // With it ends its container, and what kills it too, which waits for that.
+    const find = `for at in /proc/[0-9]*; do if ${isIt}; then kill -9 "\${at#/proc/}"; sleep 60; fi; done`;
     const inAgent = ['exec', '--namespace', namespace, await ground.agentOn(node), '--', 'sh', '-c', find];
-    // With it ends its container, and what kills it too.
     await expect(ground.cluster.kubectl(...inAgent)).rejects.toThrow('exit code 137');
   };
   const restarts = async (node: number): Promise<number> => {
@@ -83,6 +84,12 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
       await expect.poll(() => restarts(1).catch(() => before), wait).toBeGreaterThan(before);
       await answers(1);
       await goesOn('busy');
+      // What it mounted is known to its successor, who gives it to others.
+      await pods.pod({ name: 'beside', node: 1, volume: 'busy' });
+      await pods.ready('beside');
+      const seen = await lines('beside');
+      await expect.poll(() => lines('beside'), wait).toBeGreaterThan(seen);
+      await pods.end('beside');
       await isWhole('busy');
       await pods.end('busy');
       await pods.nothingLeft(1, handle);

@@ -5,8 +5,8 @@ import { type StaticVolume, staticVolume, type UsingPod, usingPod } from './agen
 /** How long anything may take on a machine that has much else to do. */
 export const wait = { timeout: 90_000, interval: 500 };
 export const long = 300_000;
-/** A kubelet whose call was refused waits longer each time, up to two minutes, and gives a call that was cut off as long. */
-const readySeconds = 170;
+/** A kubelet whose call failed waits twice as long each time: it calls again after 31 s and after 63 s, when an agent is away. */
+const readySeconds = 110;
 
 type Wanted = Omit<UsingPod, 'node' | 'image' | 'script'> & { readonly node: number; readonly script?: string };
 

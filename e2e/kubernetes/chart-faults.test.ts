@@ -1,8 +1,10 @@
+import { readdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
-import { type ChartGround, chart, claim, startChartGround } from './chart-ground.ts';
+import { type ChartGround, chart, claim, killMountingAgent, startChartGround } from './chart-ground.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
@@ -99,6 +101,73 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
         await isReady('keeper');
       }
       expect(await restartsOf('checked')).toBe('0 Running');
+    },
+    long,
+  );
+
+  /** What is left of volumes: mounts of any kind, what the kubelet keeps, records of use on the server. */
+  const leftOf = async (ids: readonly string[]): Promise<readonly string[]> => {
+    const kept = ['plugins/kubernetes.io/csi/*/*', 'pods/*/volumes/*/*'].map(
+      (at) => `/var/lib/kubelet/${at}/vol_data.json`,
+    );
+    const words = ids.flatMap((id) => ['-e', id]).join(' ');
+    const look = `grep ${words} /proc/self/mountinfo; grep -ls ${words} ${kept.join(' ')}; :`;
+    const onNodes = await Promise.all(ground.cluster.nodes.map((node) => node.inside('sh', '-c', look)));
+    const records = readdirSync(join(filer.exported, '.stowage', 'users')).filter((id) => ids.includes(id));
+    return [...onNodes.flatMap((said) => said.split('\n')).filter(Boolean), ...records];
+  };
+  /** How many mounts the keepers of a node serve, by the agent there. */
+  const served = async (node: number): Promise<readonly number[]> => {
+    const where = ['--container=agent', await onNode('agent', node), '--', 'stowage', 'client', 'status'];
+    const all = JSON.parse(await ground.own('exec', ...where, '--json')) as readonly {
+      readonly mounts: number;
+    }[];
+    return all.map(({ mounts }) => mounts);
+  };
+  const keepers = (): Promise<string> =>
+    ground.own(
+      ...['get', 'pods', '--selector=app.kubernetes.io/component=keeper', '--sort-by=.metadata.name'],
+      '--output=jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[*].restartCount}{"\\n"}{end}',
+    );
+
+  test(
+    'get their volumes although the agent is killed while it mounts them, and those that had theirs go on',
+    async () => {
+      const [first, second] = [
+        ['mounted-a', 'mounted-b'],
+        ['mounted-c', 'mounted-d', 'mounted-e', 'mounted-f'],
+      ] as const;
+      const all = [...first, ...second];
+      const modeOf = (name: string) =>
+        name === 'mounted-a' || name === 'mounted-c' ? 'ReadWriteOnce' : 'ReadWriteMany';
+      await ground.cluster.apply(...all.map((name) => claim({ name, storageClassName: 'files', mode: modeOf(name) })));
+      const claims = all.map((name) => `persistentvolumeclaim/${name}`);
+      await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', ...claims, '--timeout=60s');
+      const names = '--output=jsonpath={range .items[*]}{.spec.claimRef.name} {.spec.csi.volumeHandle}{"\\n"}{end}';
+      const handles = (await kubectl('get', 'pv', names)).split('\n').map((line) => line.split(' '));
+      const ids = handles.flatMap(([name, id]) => (all.some((one) => one === name) ? (id ?? '') : []));
+      const [keepersBefore, servedBefore] = [await keepers(), await served(0)];
+      for (const some of [first, second]) {
+        const killed = killMountingAgent(ground, 0);
+        await ground.cluster.apply(...some.map((name) => pod(name, 0, 'sleep 100000')));
+        await killed;
+      }
+      await ready(...all);
+      for (const name of all) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
+      await verifiesOn('checked');
+      expect(await restartsOf('checked')).toBe('0 Running');
+      expect(await keepers()).toBe(keepersBefore);
+      await kubectl('delete', 'pod', ...all, '--timeout=90s');
+      await expect.poll(() => leftOf(ids), wait).toEqual([]);
+      await expect.poll(() => served(0), wait).toEqual(servedBefore);
+      // Those for one node alone are nobody's now.
+      await ground.cluster.apply(...['mounted-a', 'mounted-c'].map((name) => pod(name, 1, 'sleep 100000')));
+      await ready('mounted-a', 'mounted-c');
+      for (const name of ['mounted-a', 'mounted-c']) expect(await exec(name, 'cat /data/file')).toBe('text');
+      await kubectl('delete', 'pod', 'mounted-a', 'mounted-c', '--timeout=90s');
+      await kubectl('delete', 'pvc', ...all, '--timeout=60s');
+      await expect.poll(() => leftOf(ids), wait).toEqual([]);
+      await expect.poll(() => kubectl('get', 'pv', names), wait).not.toContain('mounted-');
     },
     long,
   );

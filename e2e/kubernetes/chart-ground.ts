@@ -149,3 +149,19 @@ export async function loseMounts({ cluster, own }: ChartGround, node: number): P
   for (const [index, one] of components.entries())
     await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(both[index]);
 }
+
+/** Kills the agent of a node, the server itself, at the moment when it has staged one volume more than it had at the call. */
+export async function killMountingAgent({ cluster }: ChartGround, node: number): Promise<void> {
+  const lines = [
+    'staged() { grep -c " /var/lib/stowage/mounts/" /proc/self/mountinfo; }',
+    'before=$(staged)',
+    // The brackets: this shell, whose words these are too, is not what is looked for. It may be starting.
+    'agent() { for at in /proc/[0-9]*; do',
+    `  if tr '\\0' ' ' <"$at/cmdline" 2>/dev/null | grep -q '[s]towage.mjs node --kubernetes'; then echo "\${at#/proc/}"; fi`,
+    'done; }',
+    'while pid=$(agent); [ -z "$pid" ]; do sleep 0.1; done',
+    'while [ "$(staged)" -le "$before" ]; do sleep 0.01; done',
+    'kill -9 $pid',
+  ];
+  await cluster.nodes[node]?.inside('sh', '-c', lines.join('\n'));
+}

@@ -2,6 +2,7 @@ import { readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
+import { loopsWith } from '../mounter/loop-files.ts';
 import { type attachedLoops, type Loop, mountsOf } from '../mounter/loops.ts';
 import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
 import { located } from '../mounter/paths.ts';
@@ -18,9 +19,8 @@ export interface LoopParts {
 }
 
 /** The devices that have this very file behind them. */
-export async function loopsOn(parts: LoopParts, image: string): Promise<readonly Loop[]> {
-  return (await parts.loops()).filter((loop) => loop.file === image && !loop.deleted);
-}
+export const loopsOn = async (parts: LoopParts, image: string): Promise<readonly Loop[]> =>
+  await loopsWith(image, await parts.loops());
 
 /**
  * Without it the data are cached twice, and a loop device on a file of a user-space file system can deadlock when
@@ -54,7 +54,8 @@ export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTab
 /** What is attached to the file, whatever the file's fate, and not mounted any more. Gives those it had to let go. */
 export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<readonly Loop[]> {
   const image = (await located(path)) ?? path;
-  const loops = (await parts.loops()).filter((loop) => loop.file === image && !loop.stacked);
+  const all = (await parts.loops()).filter(({ stacked }) => !stacked);
+  const loops = [...(await loopsWith(image, all)), ...all.filter(({ file, deleted }) => deleted && file === image)];
   if (loops.length === 0) return [];
   const table = await parts.readTable();
   const idle = loops.filter((loop) => mountsOf(loop, table).length === 0);

@@ -9,6 +9,7 @@ export interface Loop {
   readonly node: string;
   /** `7:3`, as the mount table has it. */
   readonly device: string;
+  /** As who attached it saw it. Which file that is: loop-files.ts. */
   readonly file: string;
   /** The file was unlinked; another may bear its name by now. */
   readonly deleted: boolean;

@@ -5,6 +5,7 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId, isVolumeName } from '#core/names.ts';
 import { asideNames } from './aside.ts';
+import { loopsWith } from './loop-files.ts';
 import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
@@ -60,9 +61,20 @@ async function idleLoops(parts: ReapParts): Promise<readonly Loop[]> {
     parts.storeRoots().map(async (root) => (await unlessMissing(realpath(root))) ?? root),
   );
   const table = await parts.readTable();
-  return loops.filter(
-    (loop) => !loop.stacked && roots.some((root) => isOurs(loop.file, root)) && mountsOf(loop, table).length === 0,
-  );
+  const idle = loops.filter((loop) => !loop.stacked && mountsOf(loop, table).length === 0);
+  const isOn = await Promise.all(idle.map((loop) => isOnImage(loop, roots)));
+  return idle.filter((_, index) => isOn[index]);
+}
+
+async function isOnImage(loop: Loop, roots: readonly string[]): Promise<boolean> {
+  if (loop.deleted) return roots.some((root) => isOurs(loop.file, root));
+  // Who attached it may have seen the store elsewhere, so the path is right from some folder in it on.
+  const names = loop.file.split('/').slice(1);
+  const ends = names.map((_, from) => names.slice(from).join('/'));
+  for (const root of roots)
+    for (const path of ends.map((end) => join(root, end)).filter((one) => isOurs(one, root)))
+      if ((await loopsWith(path, [loop])).length > 0) return true;
+  return false;
 }
 
 /** A volume's image, or one on its way. What lies inside a volume is its users' own, whatever it is called. */

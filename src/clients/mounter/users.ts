@@ -1,4 +1,5 @@
 import type { Source } from '#core/model.ts';
+import { loopsWith } from './loop-files.ts';
 import { attachedLoops, mountsOf } from './loops.ts';
 import type { MountTable } from './mountinfo.ts';
 
@@ -18,7 +19,7 @@ export async function usersOf(
       return same.filter(({ root }) => root === shown.root || root.startsWith(below)).map(({ at }) => at);
     }
     case 'loop': {
-      const loops = (await attachedLoops(sys)).filter((loop) => loop.file === source.path && !loop.deleted);
+      const loops = await loopsWith(source.path, await attachedLoops(sys));
       return loops.flatMap((loop) => {
         const places = mountsOf(loop, table).map(({ at }) => at);
         // A device that somebody attached by hand and has not mounted is in use all the same.

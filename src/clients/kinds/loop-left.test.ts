@@ -1,0 +1,128 @@
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { NodeName, Source } from '#core/model.ts';
+import type { Client, Mounter } from '#core/ports.ts';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { createLinuxMounter } from '../mounter/linux.ts';
+import { createRun } from '../mounter/run.ts';
+import { createLoopClient } from './loop.ts';
+
+type LoopSource = Extract<Source, { kind: 'loop' }>;
+
+const clock = systemClock();
+const run = createRun(clock);
+
+/** A container that ran Stowage has ended; what it attached and mounted is there, and used. */
+describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
+  let ground: Ground;
+  let mounter: Mounter;
+  let client: Client<'loop'>;
+  const at = (name: string): string => join(ground.folder, name);
+  const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
+    kind: 'loop',
+    node: 'here' as NodeName,
+    path,
+    filesystem,
+  });
+  /** By the file itself, as the kernel knows it: the path of such a device is none of this namespace. */
+  const devicesOn = (image: string): readonly string[] => {
+    const listed = execFileSync('losetup', ['--noheadings', '--output', 'NAME', '--associated', image]).toString();
+    return listed.trim().split('\n').filter(Boolean);
+  };
+  const pathOf = (device: string): string =>
+    readFileSync(`/sys/block/${device.replace('/dev/', '')}/loop/backing_file`, 'utf8').trim();
+  /** Gives the device. */
+  const attachedBefore = (image: string): string =>
+    execFileSync('unshare', [...slaveMounts, 'losetup', '--find', '--show', image])
+      .toString()
+      .trim();
+
+  beforeEach(() => {
+    ground = createGround();
+    // With the namespace goes its copy of this mount, and with that the beginning of the paths.
+    execFileSync('mount', ['--bind', ground.folder, ground.folder]);
+    mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [at('store')] });
+    client = createLoopClient({ mounter, run, clock });
+    for (const name of ['store', 'stage']) mkdirSync(at(name));
+  });
+  afterEach(() => {
+    const images = existsSync(at('store')) ? readdirSync(at('store')).filter((name) => name.endsWith('.img')) : [];
+    // What is mounted yet goes with its mount.
+    for (const device of images.flatMap((name) => devicesOn(at(`store/${name}`))))
+      execFileSync('losetup', ['--detach', device]);
+    ground[Symbol.dispose]();
+  });
+
+  test('a file system is known to be mounted, grown and unmounted', async () => {
+    const volume = source(ground.image('store/v.img', 8, 'ext4'), 'ext4');
+    const device = attachedBefore(volume.path);
+    execFileSync('mount', [device, at('stage')]);
+    writeFileSync(at('stage/file'), 'kept');
+    expect(pathOf(device)).toBe('/store/v.img');
+    await client.stage(volume, at('stage'), ground.scope);
+    await client.grow(volume, at('stage'), ground.scope);
+    expect(readFileSync(at('stage/file'), 'utf8')).toBe('kept');
+    expect(devicesOn(volume.path)).toEqual([device]);
+    expect(await mounter.usersOf(volume, at('stage'), ground.scope)).toEqual([at('stage')]);
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect([devicesOn(volume.path), existsSync(at('stage'))]).toEqual([[], false]);
+  });
+
+  test('a block device stays the only one on its file, and is let go', async () => {
+    const volume = source(ground.image('store/v.img', 4), undefined);
+    writeFileSync(at('block'), '');
+    const device = attachedBefore(volume.path);
+    execFileSync('mount', ['--bind', device, at('block')]);
+    expect(pathOf(device)).toBe('/store/v.img');
+    await client.stage(volume, at('block'), ground.scope);
+    expect(devicesOn(volume.path)).toEqual([device]);
+    expect(statSync(at('block')).rdev).toBe(statSync(device).rdev);
+    await client.unstage(volume, at('block'), ground.scope);
+    expect([devicesOn(volume.path), existsSync(at('block'))]).toEqual([[], false]);
+  });
+
+  test('what nobody uses any more is reaped', async () => {
+    mkdirSync(at('store/.stowage/deleting'), { recursive: true });
+    const images = ['store/v.img', 'store/.stowage/deleting/w.img'].map((name) => ground.image(name, 4));
+    const other = ground.image('v.img', 4);
+    const [mine, others] = [images.map(attachedBefore), [attachedBefore(other)]];
+    expect(mine.map(pathOf)).toEqual(['/store/v.img', '/store/.stowage/deleting/w.img']);
+    try {
+      const freed = await mounter.reap(at('mounts'), new Set(), ground.scope);
+      expect(freed.toSorted()).toEqual(mine.toSorted());
+      expect([images.flatMap(devicesOn), devicesOn(other)]).toEqual([[], others]);
+    } finally {
+      for (const device of [...images, other].flatMap(devicesOn)) execFileSync('losetup', ['--detach', device]);
+    }
+  });
+
+  test('a device whose path is that of our file, elsewhere, is not ours', async () => {
+    const ours = source(ground.image('store/v.img', 4), undefined);
+    mkdirSync(at('elsewhere/store'), { recursive: true });
+    const theirs = ground.image('elsewhere/store/v.img', 4);
+    // In their namespace, which lives, their folder is where ours is here.
+    const script = 'mount --bind "$1" "$2"; losetup --find --show "$3"; exec sleep 1000';
+    const words = [...slaveMounts, 'sh', '-ec', script, 'sh', at('elsewhere/store'), at('store'), ours.path];
+    const they = spawn('unshare', words, { stdio: ['ignore', 'pipe', 'inherit'] });
+    const [said] = (await once(they.stdout, 'data')) as [Buffer];
+    const device = said.toString().trim();
+    try {
+      expect([pathOf(device), devicesOn(theirs)]).toEqual([ours.path, [device]]);
+      expect(await mounter.usersOf(ours, at('stage'), ground.scope)).toEqual([]);
+      expect(await mounter.reap(at('mounts'), new Set(), ground.scope)).toEqual([]);
+      writeFileSync(at('block'), '');
+      await client.stage(ours, at('block'), ground.scope);
+      await client.unstage(ours, at('block'), ground.scope);
+      expect([devicesOn(theirs), devicesOn(ours.path)]).toEqual([[device], []]);
+    } finally {
+      they.kill('SIGKILL');
+      execFileSync('losetup', ['--detach', device]);
+    }
+  });
+});
