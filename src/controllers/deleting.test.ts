@@ -1,10 +1,12 @@
 import { describe, expect, test } from 'vitest';
+import { type ErrorCode, StowageError } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { aCall } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
+import type { Provisioner } from './provisioner.ts';
 
 const it = controlled();
 
@@ -56,7 +58,41 @@ describe('a PersistentVolume', () => {
     await aVolume({ metadata: { deletionTimestamp: gone }, spec: { persistentVolumeReclaimPolicy: 'Retain' } });
     it.start(createDeleting);
     await eventually(left).toEqual([1, 0]);
-    expect(await it.volumes()).toMatchObject([{ labels: { 'kubernetes.io/retained': 'true' } }]);
+    expect(await it.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
+  });
+
+  /** What is said of a volume that stays cannot be said at first. */
+  async function retaining(code: ErrorCode, reason: string): Promise<() => void> {
+    await aVolume({ metadata: { deletionTimestamp: gone }, spec: { persistentVolumeReclaimPolicy: 'Retain' } });
+    const [file] = it.parts.provisioners.values();
+    if (file === undefined) throw new Error('there is no provisioner');
+    let mayNot = true;
+    const retain: Provisioner['retain'] = async (handle, scope) => {
+      if (mayNot) throw new StowageError('it cannot be said', { code, reason, action: 'Wait.' });
+      await file.retain(handle, scope);
+    };
+    it.start(createDeleting, { provisioners: new Map([[file.driver, { ...file, retain }]]) });
+    return () => {
+      mayNot = false;
+    };
+  }
+
+  test('that is to be retained stays until its volume says so', async () => {
+    const allow = await retaining('unavailable', 'store-silent');
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain('it cannot be said. Wait.');
+    expect(await left()).toEqual([1, 1]);
+    allow();
+    await eventually(left).toEqual([1, 0]);
+    expect(await it.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
+  });
+
+  test.each<[ErrorCode, string]>([
+    ['not-found', 'volume-unknown'],
+    ['conflict', 'volume-node-gone'],
+    ['denied', 'store-read-only'],
+  ])('that is to be retained goes where that will never be said (%s %s)', async (code, reason) => {
+    await retaining(code, reason);
+    await eventually(left).toEqual([1, 0]);
   });
 
   test.each<[string, Parameters<typeof aVolume>[0]]>([

@@ -12,6 +12,9 @@ import { reportFailure } from './reporting.ts';
 /** What keeps a PersistentVolume that a claim has; Kubernetes takes it away when no claim does. */
 const protection = 'kubernetes.io/pv-protection';
 
+/** There is no such volume, nobody who has it any more, or nothing to write it on: then it will not be said later either. */
+const cannotBeSaid = new Set(['volume-unknown', 'volume-node-gone', 'volume-node-unknown', 'store-read-only']);
+
 /** What becomes of a volume when nobody claims it any more. */
 type Fate = 'delete' | 'leave';
 
@@ -59,12 +62,12 @@ export function createDeleting(parts: ControllerParts): Controller {
     }
   }
 
-  /** For whoever looks for volumes that nobody claims. Not worth keeping the object for. */
+  /** Whoever looks for volumes that nobody claims is to leave it alone: until that is said on it, the object stays. */
   async function leave({ spec }: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
     try {
       await provisioner.retain(spec.csi?.volumeHandle ?? '', scope);
     } catch (error) {
-      if (scope.signal.aborted) throw error;
+      if (!cannotBeSaid.has(stowageError(error).reason)) throw error;
       scope.log.warn('a volume that was kept could not be labelled so', { error });
     }
   }
@@ -91,6 +94,8 @@ export function createDeleting(parts: ControllerParts): Controller {
     },
   });
   controller.follow(caches.volumes);
+  // Known before anything is done: of what is on one that is gone nobody can be asked.
+  controller.follow(caches.nodes, () => []);
   // Its claim is the last to go.
   controller.follow(caches.claims, ({ spec: { volumeName } }) => (volumeName === undefined ? [] : [volumeName]));
   return controller;

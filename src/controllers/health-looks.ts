@@ -1,11 +1,13 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
+import type { StoreName, VolumeName } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { handlesOf } from './handles.ts';
 
 /** What can be wrong with a mount, the worst first. `repaired`: it is well, but not for who had it before. */
 export const illnesses = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
@@ -15,6 +17,8 @@ export type Illness = (typeof illnesses)[number];
 export interface Ill {
   readonly node: string;
   readonly volume: string;
+  /** By what a PersistentVolume may call it. */
+  readonly handles: readonly string[];
   /** Empty: it is not known. */
   readonly store: string;
   readonly pod: { readonly namespace: string; readonly name: string; readonly uid: string };
@@ -29,12 +33,13 @@ export interface Ill {
  * led, or while a connection was down, would have to be asked for anyway, and an answer is empty almost always.
  */
 export interface Looks extends Controller {
-  of(volume: string): readonly Ill[];
+  /** By any of its handles. */
+  of(handle: string): readonly Ill[];
   all(): Iterable<Ill>;
   /** Whether what is said of a node is what its agent says, and nothing is in doubt. */
   isKnown(node: string): boolean;
-  /** Called with the volumes of which something else is known now. */
-  on(changed: (volumes: ReadonlySet<string>) => void): void;
+  /** Called with the volumes of which something else is known now, each by all of its handles. */
+  on(changed: (handles: ReadonlySet<string>) => void): void;
 }
 
 export interface LooksOptions {
@@ -63,18 +68,18 @@ interface View {
 
 export function createLooks({ agents, caches, clock, random = Math.random }: LooksOptions): Looks {
   const views = new Map<string, View>();
-  const listeners = new Set<(volumes: ReadonlySet<string>) => void>();
-  let byVolume: ReadonlyMap<string, readonly Ill[]> | undefined;
+  const listeners = new Set<(handles: ReadonlySet<string>) => void>();
+  let byHandle: ReadonlyMap<string, readonly Ill[]> | undefined;
 
   function put(node: string, view: View | undefined): void {
     const before = views.get(node)?.ill ?? [];
     if (view === undefined) views.delete(node);
     else views.set(node, view);
-    byVolume = undefined;
+    byHandle = undefined;
     const [was, is] = [new Map(before.map(keyed)), new Map((view?.ill ?? []).map(keyed))];
     const changed = new Set([
-      ...before.filter((one) => !is.has(keyOf(one))).map(({ volume }) => volume),
-      ...(view?.ill ?? []).filter((one) => !was.has(keyOf(one))).map(({ volume }) => volume),
+      ...before.filter((one) => !is.has(keyOf(one))).flatMap(({ handles }) => handles),
+      ...(view?.ill ?? []).filter((one) => !was.has(keyOf(one))).flatMap(({ handles }) => handles),
     ]);
     if (changed.size > 0) for (const listener of listeners) listener(changed);
   }
@@ -112,9 +117,9 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
   for (const node of agents.nodes()) controller.add(node);
   return {
     ...controller,
-    of: (volume) => {
-      byVolume ??= Map.groupBy(all(), (one) => one.volume);
-      return byVolume.get(volume) ?? [];
+    of: (handle) => {
+      byHandle ??= groupedByHandle(all());
+      return byHandle.get(handle) ?? [];
     },
     all,
     isKnown: (node) => views.get(node)?.isSure === true && agents.nodes().includes(node),
@@ -124,6 +129,12 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
   function* all(): Generator<Ill, void, undefined> {
     for (const { ill } of views.values()) yield* ill;
   }
+}
+
+function groupedByHandle(all: Iterable<Ill>): ReadonlyMap<string, readonly Ill[]> {
+  const pairs = [...all].flatMap((ill) => ill.handles.map((handle) => ({ handle, ill })));
+  const groups = Map.groupBy(pairs, ({ handle }) => handle);
+  return new Map(Array.from(groups, ([handle, those]) => [handle, those.map(({ ill }) => ill)]));
 }
 
 const keyOf = ({ volume, pod, illness, detail, repairedAt }: Ill): string =>
@@ -146,8 +157,11 @@ function illIn(node: string, answer: unknown): readonly Ill[] {
     const said = textIn(item['condition']);
     const illness = illnesses.find((one) => one === said) ?? (repairedAt > 0 ? 'repaired' : undefined);
     if (illness === undefined) return [];
-    const store = textIn(item['name']).split('/')[0] ?? '';
-    return [{ node, volume, store, pod, illness, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt }];
+    const [store = '', name = ''] = textIn(item['name']).split('/');
+    const handles = handlesOf({ id: volume, store: store as StoreName, name: name as VolumeName });
+    return [
+      { node, volume, handles, store, pod, illness, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt },
+    ];
   });
 }
 

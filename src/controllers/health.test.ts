@@ -93,32 +93,41 @@ beforeEach(() => {
   };
 });
 
-test('a claim and its pods are told that their volume is ill, and that it is well again, each once', async () => {
-  putPod('web');
-  start();
-  say('node-1', trouble('web'));
-  say('node-2');
-  await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
-  const message =
-    "On node-1: the server of store 'silver' does not answer. Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores";
-  expect(await condition()).toMatchObject({ message, lastTransitionTime: expect.stringMatching(/^\S+Z$/) });
-  await eventually(() => told('PersistentVolumeClaim')).toEqual([`data Warning VolumeConditionAbnormal: ${message}`]);
-  await eventually(() => told('Pod')).toEqual([
-    `web Warning VolumeConditionAbnormal: The volume of claim 'data' is ill on node-1: ${message.replace('On node-1: ', '')}`,
-  ]);
-  const { length } = agents.asked;
-  await eventually(() => agents.asked.length).toBeGreaterThan(length + 5);
-  expect(await told('Pod')).toHaveLength(1);
-  troubles.set('node-1', []);
-  await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
-  await eventually(() => told('PersistentVolumeClaim')).toContain(
-    'data Normal VolumeConditionNormal: The volume is well again.',
-  );
-  await eventually(() => told('Pod')).toContain(
-    "web Normal VolumeConditionNormal: The volume of claim 'data' is well again.",
-  );
-  expect(evicted).toEqual([]);
-});
+test.each([
+  ['its id', volume],
+  ['store and name', 'silver..a'],
+])(
+  'a claim and its pods are told that their volume, known by %s, is ill, and that it is well again, each once',
+  async (_, volumeHandle) => {
+    const csi = { driver: 'file.stowage.dev', volumeHandle };
+    const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
+    it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef } });
+    putPod('web');
+    start();
+    say('node-1', trouble('web'));
+    say('node-2');
+    await eventually(condition).toMatchObject({ status: 'False', reason: 'StoreSilent' });
+    const message =
+      "On node-1: the server of store 'silver' does not answer. Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores";
+    expect(await condition()).toMatchObject({ message, lastTransitionTime: expect.stringMatching(/^\S+Z$/) });
+    await eventually(() => told('PersistentVolumeClaim')).toEqual([`data Warning VolumeConditionAbnormal: ${message}`]);
+    await eventually(() => told('Pod')).toEqual([
+      `web Warning VolumeConditionAbnormal: The volume of claim 'data' is ill on node-1: ${message.replace('On node-1: ', '')}`,
+    ]);
+    const { length } = agents.asked;
+    await eventually(() => agents.asked.length).toBeGreaterThan(length + 5);
+    expect(await told('Pod')).toHaveLength(1);
+    troubles.set('node-1', []);
+    await eventually(condition).toMatchObject({ status: 'True', reason: 'Well' });
+    await eventually(() => told('PersistentVolumeClaim')).toContain(
+      'data Normal VolumeConditionNormal: The volume is well again.',
+    );
+    await eventually(() => told('Pod')).toContain(
+      "web Normal VolumeConditionNormal: The volume of claim 'data' is well again.",
+    );
+    expect(evicted).toEqual([]);
+  },
+);
 
 test('what is seen only once is told to nobody', async () => {
   putPod('web');

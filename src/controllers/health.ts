@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { isVolumeId } from '#core/names.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { Condition, ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
@@ -44,10 +45,16 @@ export function createHealth(options: HealthOptions): Controller {
   /** When a pod was last told of a volume. */
   const said = new Map<string, ReadonlyMap<string, { readonly ill: Ill; readonly at: number }>>();
 
+  /** Another handle of the volume has a PersistentVolume: then it is told by that one. */
+  const isKnownOtherwise = (handle: string): boolean =>
+    looks.of(handle).some(({ handles }) => handles.some((other) => caches.volumes.by('handle', other).length > 0));
+
   async function reconcile(volume: string, scope: Scope): Promise<Done | Again> {
     // One store that is silent can make thousands of claims ill. Events are written one after the other.
     if (events.waiting > enoughWaiting) return again(laterMs * (1 + Math.random()));
     const those = caches.volumes.by('handle', volume);
+    // What lives with its pod is known by its id alone.
+    if (those.length === 0 && (!isVolumeId(volume) || isKnownOtherwise(volume))) return done;
     const afterMs: number[] = [];
     for (const one of those.length === 0 ? [undefined] : those) afterMs.push(await look(volume, one, scope));
     const soonest = Math.min(...afterMs);

@@ -139,6 +139,57 @@ test('a node does not become the machine of another one by saying so', async () 
   expect(await known()).toEqual({ 'host-2': 'node-2 its-uid' });
 });
 
+test('nor does it become a machine that is no node: what that one has said on the store counts', async () => {
+  await use('host-6', 'docker-1', 'container');
+  const { uid } = it.api.put(paths.nodes, node('node-1')).metadata;
+  const controller = start();
+  agents.connect('node-1', isMachine('host-6'));
+  await eventually(known).toEqual({ 'host-6': `node-1 ${uid}` });
+  it.api.remove(paths.nodes, 'node-1');
+  await eventually(known).toEqual({});
+  await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
+  expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3', 'host-6']);
+});
+
+test('a node that took the writer and said no more than that is freed from it', async () => {
+  await it.engine.stores.view('silver').store?.uses?.takeWriter(volume, 'host-4', aCall());
+  knew({ 'host-4': 'node-4 its-uid' });
+  start();
+  await eventually(known).toEqual({});
+  expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
+});
+
+test.each<[string, () => void]>([
+  [
+    'whose taint was taken away',
+    () => void it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service')),
+  ],
+  ['that was deleted and is there again', () => it.api.remove(paths.nodes, 'node-2')],
+])('a node %s while its volumes were looked at keeps them', async (_, lose) => {
+  lose();
+  knew({ 'host-2': 'node-2 its-uid' });
+  let isLooked = false;
+  const of: typeof it.engine.uses.of = async (asked, scope) => {
+    if (!isLooked) it.api.put(paths.nodes, node('node-2'));
+    isLooked = true;
+    return await it.engine.uses.of(asked, scope);
+  };
+  const engine = { ...it.engine, uses: { ...it.engine.uses, of } };
+  const controller = it.start((parts) => createNodeLoss({ ...parts, engine, agents, namespace }));
+  await eventually(() => isLooked).toBe(true);
+  await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
+  expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
+  expect(await known()).toEqual({ 'host-2': 'node-2 its-uid' });
+});
+
+test('a volume that its PersistentVolume calls by store and name is freed too', async () => {
+  const csi = { driver: 'file.stowage.dev', volumeHandle: 'silver..a' };
+  it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef: { uid: 'u' } } });
+  it.api.put(paths.nodes, node('node-2', 'node.kubernetes.io/out-of-service'));
+  start();
+  await eventually(hosts).toEqual(['host-1', 'host-3']);
+});
+
 test('a store that does not answer keeps no other from being free, and is asked again', async () => {
   await it.engine.stores.add('gold', it.place('gold'), aCall());
   // More than are asked at once, and before those of the store that answers.

@@ -9,6 +9,7 @@ import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { recordedAs } from './handles.ts';
 import { drivers, outOfService } from './names.ts';
 import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
@@ -35,6 +36,15 @@ const isLost = (node: Node | undefined): boolean =>
 
 type IsOf = (use: SeenUse) => boolean;
 
+/** A node that is gone, as far as is known. */
+interface Lost {
+  readonly name: string;
+  /** Which records of use are its own. */
+  readonly isOf: IsOf;
+  /** Asked again before each of them is broken: to work through all of them takes a while, and it may be back meanwhile. */
+  still(): Promise<boolean>;
+}
+
 /**
  * A node that Kubernetes declares gone, by deleting it or by the taint, no longer uses volumes: what it said on their stores
  * is taken back, so that others may have them. Nobody else does that. A node that is only silent still counts.
@@ -53,10 +63,12 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     const node = await found(client.get(nodes, { name }, scope.signal));
     if (!isLost(node)) return done;
     const its = (await hosts.read(scope.signal)).filter((one) => one.node === name);
-    await release(name, its.length === 0 ? named(name) : ofHosts(its), scope);
-    if (node !== undefined || its.length === 0) return done;
-    if (!(await endEphemerals(name, its, scope))) return again(stillMs);
-    await hosts.forget(hostsOf(its), scope.signal);
+    const still = async (): Promise<boolean> => isLost(await found(client.get(nodes, { name }, scope.signal)));
+    const lost: Lost = { name, isOf: its.length === 0 ? named(name) : ofHosts(its), still };
+    if (!(await release(lost, scope)) || node !== undefined || its.length === 0) return done;
+    if (!(await endEphemerals(lost, its, scope))) return again(stillMs);
+    // It may be another node by that name, of which that is not to be forgotten.
+    if (await still()) await hosts.forget(hostsOf(its), scope.signal);
     return done;
   }
 
@@ -64,7 +76,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
    * What lived with pods of the node went with them, and the list of it with the node. False: the machine is not as dead as
    * Kubernetes says, and still uses one; what it makes of its pods is not known, so that stays until it is silent.
    */
-  async function endEphemerals(name: string, its: readonly NodeHost[], scope: Scope): Promise<boolean> {
+  async function endEphemerals({ name, isOf, still }: Lost, its: readonly NodeHost[], scope: Scope): Promise<boolean> {
     const gone = new Set(hostsOf(its));
     let isOver = true;
     await bounded(volumesWith(engine, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
@@ -72,7 +84,9 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
       const volume = await resolved(id, scope);
       if (volume === undefined) return;
       const uses = (await engine.uses.of(volume, scope)) ?? [];
-      if (uses.some((use) => !use.stale || !gone.has(use.host))) {
+      // Of a machine that the node only said to be.
+      if (uses.some((use) => gone.has(use.host) && !isOf(use))) return;
+      if (uses.some((use) => !use.stale || !gone.has(use.host)) || !(await still())) {
         isOver = false;
         return;
       }
@@ -105,7 +119,8 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     // The node of this name was deleted, and another machine has the name now.
     const before = all.filter((one) => one.node === name && one.host !== host && one.uid !== uid);
     if (before.length > 0) {
-      await release(name, ofHosts(before), scope);
+      // A Node object of that uid does not come back.
+      await release({ name, isOf: ofHosts(before), still: async () => true }, scope);
       await hosts.forget(hostsOf(before), scope.signal);
     }
     const isNoted = all.some((one) => one.host === host && one.node === name && one.uid === uid);
@@ -119,25 +134,33 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     const own = new Map<string, Pick<Volume, 'id' | 'store'>>();
     for (const { spec } of caches.volumes.all()) {
       if (spec.csi?.driver !== drivers.anywhere) continue;
-      const id = spec.csi.volumeHandle as VolumeId;
-      own.set(id, { id, store: engine.records.volumes.byId(id)?.store ?? ('' as StoreName) });
+      const handle = spec.csi.volumeHandle;
+      const { id = handle as VolumeId, store = '' as StoreName } = recordedAs(handle, engine.records) ?? {};
+      own.set(id, { id, store });
     }
     for (const volume of volumesWith(engine, { [claimLabels.cluster]: engine.instance })) own.set(volume.id, volume);
     return own.values();
   }
 
-  async function release(name: string, isOf: IsOf, scope: Scope): Promise<void> {
+  /** False: the node is back, and what it still uses stays its own. */
+  async function release({ name, isOf, still }: Lost, scope: Scope): Promise<boolean> {
     let released = 0;
+    let isBack = false;
     try {
       await bounded(handles(), async ({ id }) => {
-        const volume = await resolved(id, scope);
+        const volume = isBack ? undefined : await resolved(id, scope);
         const uses = volume === undefined ? [] : ((await engine.uses.of(volume, scope)) ?? []).filter(isOf);
-        for (const { host } of uses) await breakUse({ id }, host, name, scope);
-        released += uses.length;
+        for (const { host } of uses) {
+          if (!(await still())) isBack = true;
+          if (isBack) return;
+          await breakUse({ id }, host, name, scope);
+          released++;
+        }
       });
     } finally {
       if (released > 0) tell(name, released, scope);
     }
+    return !isBack;
   }
 
   function tell(name: string, released: number, { log }: Scope): void {
@@ -203,9 +226,13 @@ function* volumesWith({ stores, records }: Engine, labels: Labels): Generator<Vo
 
 const hostsOf = (all: readonly NodeHost[]): readonly string[] => all.map(({ host }) => host);
 
+/**
+ * Which machine it is, is the word of the node's agent; what the machine itself has said on the store has to agree with it, or a node
+ * could have the records of any machine broken. One that took the writer and was stopped before it said more has no name there.
+ */
 function ofHosts(all: readonly NodeHost[]): IsOf {
-  const known = new Set(hostsOf(all));
-  return ({ host }) => known.has(host);
+  const known = new Map(all.map((one) => [one.host, one.node]));
+  return ({ host, node }) => known.has(host) && (node === known.get(host) || node === host);
 }
 
 /** For nodes whose agent was never heard. Machines that are no nodes may have the same name: theirs are not used by pods. */

@@ -140,11 +140,12 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const before = asked.get(uid) ?? [];
     asked.set(uid, [...before.filter((one) => one !== node), node]);
     const isThere = agents.nodes().includes(node);
+    // Before it is made: many are asked for at the same time, and would all go to the same node.
+    stores.took(node, store, want.bytes);
     try {
-      const volume = await make(node, store, want, scope);
-      stores.took(node, store, want.bytes);
-      return { volume, where: onNode(topology) };
+      return { volume: await make(node, store, want, scope), where: onNode(topology) };
     } catch (thrown) {
+      stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
       // Then it has made nothing.
       const isRefused = !isThere || (!errorCodes[code].retry && code !== 'internal') || notHere.has(reason);
@@ -220,7 +221,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     },
     retain: async (handle, scope) => {
       const path = `/v1/volumes/${encodeURIComponent(handle)}`;
-      const body = { labels: { [retainedLabel]: 'true' } };
+      const body = { ownLabels: { [retainedLabel]: 'true' } };
       await agents.call(nodeOf(handle), { method: 'PATCH', path, body, requestId: `retain:${handle}` }, scope);
     },
     expand: async (handle, bytes, scope) => {

@@ -6,6 +6,7 @@ import { type AgentVolume, volumesFrom } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { handlesOf, persistentVolumesOf } from './handles.ts';
 import { volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
@@ -33,7 +34,7 @@ const shown = 5;
 
 /**
  * Looks through each node when its agent connects, and now and then. A volume whose claim is gone, or has another one, is deleted where it
- * is empty, as it is when it never had a PersistentVolume; with files in it, it is reported and left alone.
+ * is certain that nothing is in it, as it is when it never had a PersistentVolume; otherwise it is reported and left alone.
  */
 export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
@@ -48,7 +49,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     const [suspects, uids] = [new Map<string, AgentVolume>(), new Set<string>()];
     for await (const volume of volumesOn(node, scope)) {
       const uid = volume.labels[claimLabels.uid];
-      if (uid === undefined || caches.volumes.by('handle', volume.id).length > 0) continue;
+      if (uid === undefined || persistentVolumesOf(caches, volume).length > 0) continue;
       uids.add(uid);
       if (isSuspect(volume, uid)) suspects.set(volume.id, volume);
     }
@@ -81,11 +82,12 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
 
   /** Of those that the API server itself knows, which may be newer than what was told to us. */
   async function clear(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
-    for (const { id, labels } of [...suspects.values()]) {
+    for (const suspect of [...suspects.values()]) {
+      const { id, labels } = suspect;
       const uid = labels[claimLabels.uid] ?? '';
       const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
       const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, signal));
-      const isOther = volume !== undefined && volume.spec.csi?.volumeHandle !== id;
+      const isOther = volume !== undefined && !handlesOf(suspect).includes(volume.spec.csi?.volumeHandle ?? '');
       if (isOther) continue;
       const claim = await found(client.get(claims, { namespace, name }, signal));
       const mayStill = claim?.metadata.uid === uid && isWaiting(claim);
@@ -93,16 +95,16 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     }
     if (suspects.size === 0) return;
     // By whatever name: somebody may have written one by hand.
+    const byHandle = new Map([...suspects.values()].flatMap((one) => handlesOf(one).map((handle) => [handle, one.id])));
     for await (const { items } of client.list(persistentVolumes, {}, signal))
-      for (const { spec } of items) suspects.delete(spec.csi?.volumeHandle ?? '');
+      for (const { spec } of items) suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
   }
 
-  /** Only what is empty. */
-  async function isRemoved(node: string, { id, name, store, access }: AgentVolume, scope: Scope): Promise<boolean> {
+  /** Only what is empty for certain: where nobody can count, that is what nobody was ever given. */
+  async function isRemoved(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
       const usage = await agents.call(node, { method: 'GET', path: `/v1/volumes/${id}/usage` }, scope);
-      const { files, complete } = usage as { readonly files?: unknown; readonly complete?: unknown };
-      if (access !== 'filesystem' || complete !== true || files !== '0') return false;
+      if ((usage as { readonly empty?: unknown }).empty !== true) return false;
       await agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}`, requestId: `orphan:${id}` }, scope);
       scope.log.info('an empty volume that nobody claims was deleted', { node, volume: `${store}/${name}` });
       return true;
@@ -120,7 +122,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       if (object === undefined) continue;
       const names = those.slice(0, shown).map(({ name }) => name);
       const more = those.length > shown ? `, and ${those.length - shown} more` : '';
-      const note = `On node ${node}, ${those.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them there: stowage volume delete.`;
+      const note = `On node ${node}, ${those.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them there: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
       events.report({ ...about, regarding: storeReference(object) });
     }

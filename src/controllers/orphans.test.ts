@@ -9,11 +9,11 @@ import { createOrphans } from './orphans.ts';
 const it = controlled();
 const later = (ms = 3_600_000) => ({ ...it.parts.clock, now: () => Date.now() + ms });
 
-const make = (name: string, labels: Record<string, string> = {}): Promise<Volume> =>
+const make = (name: string, own: Record<string, string> = {}, labels = {}): Promise<Volume> =>
   it.engine.volumes.create(
     {
       ...{ store: 'silver', name, bytes: 1n, access: undefined, labels },
-      ownLabels: { 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.engine.instance },
+      ownLabels: { 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.engine.instance, ...own },
     },
     aCall({ requestId: `uid-of-${name}` }),
   );
@@ -37,12 +37,17 @@ test('an empty volume that nobody claims goes; what somebody has, or had, stays'
   const { id } = await make('handled');
   const csi = { driver: 'file.stowage.dev', volumeHandle: id };
   it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, spec: { csi } });
-  await make('retained', { 'kubernetes.io/retained': 'true' });
+  await make('by-name');
+  const named = { driver: 'file.stowage.dev', volumeHandle: 'silver..by-name' };
+  it.api.put(paths.volumes, { metadata: { name: 'also-by-hand' }, spec: { csi: named } });
+  await make('retained', { 'stowage.dev/retained': 'true' });
+  // A label of the claim, which says nothing of the volume.
+  await make('labelled', {}, { 'kubernetes.io/retained': 'true' });
   const plain = { store: 'silver', name: 'plain', bytes: 1n, access: undefined, labels: {} };
   await it.engine.volumes.create(plain, aCall());
   const foreign = { 'stowage.dev/claim-uid': 'x', 'stowage.dev/cluster': 'another' };
   await it.engine.volumes.create({ ...plain, name: 'foreign', ownLabels: foreign }, aCall());
-  expect(await looked()).toEqual(['claimed', 'foreign', 'handled', 'plain', 'retained', 'written']);
+  expect(await looked()).toEqual(['by-name', 'claimed', 'foreign', 'handled', 'plain', 'retained', 'written']);
   expect(await it.notes('OrphanedVolumes')).toEqual([]);
 });
 
@@ -76,6 +81,23 @@ test('one whose claim only the API server knows stays', async () => {
   };
   expect(await looked()).toEqual(['claimed']);
   expect(lists).toBe(2);
+});
+
+test('one that a PersistentVolume which only the API server knows calls by store and name stays', async () => {
+  await make('by-name');
+  await make('nobodys');
+  let lists = 0;
+  it.api.intercept = ({ url = '' }, response) => {
+    if (!url.startsWith(`${paths.volumes}?limit`) || url.includes('watch')) return false;
+    lists++;
+    if (lists === 1) return false;
+    const csi = { driver: 'file.stowage.dev', volumeHandle: 'silver..by-name' };
+    const items = [{ metadata: { name: 'by-hand' }, spec: { csi } }];
+    const list = { kind: 'List', metadata: { resourceVersion: '100' }, items };
+    response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+    return true;
+  };
+  expect(await looked()).toEqual(['by-name']);
 });
 
 test('one of a store that does not answer stays', async () => {

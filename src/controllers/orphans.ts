@@ -5,6 +5,7 @@ import type { Volume } from '#core/model.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { handlesOf, persistentVolumesOf } from './handles.ts';
 import type { ControllerParts } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
@@ -59,31 +60,37 @@ export function createOrphans({ client, clock, caches, events, engine }: Orphans
     }
   }
 
-  function isSuspect({ id, labels, createdAt }: Volume): boolean {
+  function isSuspect(volume: Volume): boolean {
+    const { labels, createdAt } = volume;
     const uid = labels[claimLabels.uid];
     if (uid === undefined || labels[retainedLabel] !== undefined || clock.now() - createdAt < youngMs) return false;
-    const { by } = caches.volumes;
-    return [caches.claims.by('uid', uid), by('claim', uid), by('handle', id)].every((known) => known.length === 0);
+    const known = [caches.claims.by('uid', uid), caches.volumes.by('claim', uid), persistentVolumesOf(caches, volume)];
+    return known.every((those) => those.length === 0);
   }
 
   /** Of those that the API server itself knows, which may be newer than what was told to us. */
   async function clear(suspects: Map<string, Volume>, { signal }: Scope): Promise<void> {
     if (suspects.size === 0) return;
-    const byClaim = new Map(Array.from(suspects.values(), ({ id, labels }) => [labels[claimLabels.uid] ?? '', id]));
+    const all = [...suspects.values()];
+    const byClaim = Map.groupBy(all, ({ labels }) => labels[claimLabels.uid] ?? '');
+    const byHandle = new Map(all.flatMap((one) => handlesOf(one).map((handle) => [handle, one.id])));
+    const clearClaim = (uid = ''): void => {
+      for (const { id } of byClaim.get(uid) ?? []) suspects.delete(id);
+    };
     for await (const { items } of client.list(claims, {}, signal))
-      for (const { metadata } of items) suspects.delete(byClaim.get(metadata.uid ?? '') ?? '');
+      for (const { metadata } of items) clearClaim(metadata.uid);
     for await (const { items } of client.list(persistentVolumes, {}, signal))
       for (const { spec } of items) {
-        suspects.delete(spec.csi?.volumeHandle ?? '');
-        suspects.delete(byClaim.get(spec.claimRef?.uid ?? '') ?? '');
+        suspects.delete(byHandle.get(spec.csi?.volumeHandle ?? '') ?? '');
+        clearClaim(spec.claimRef?.uid);
       }
   }
 
-  /** Only what is empty. */
-  async function isRemoved({ id, name, store, access }: Volume, scope: Scope): Promise<boolean> {
+  /** Only what is empty for certain. */
+  async function isRemoved({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
-      const { files, complete } = await engine.volumes.usage(id, scope);
-      if (access !== 'filesystem' || !complete || files > 0n) return false;
+      const { empty } = await engine.volumes.usage(id, scope);
+      if (!empty) return false;
       await engine.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` });
       scope.log.info('an empty volume that nobody claims was deleted', { volume: `${store}/${name}` });
       return true;

@@ -28,6 +28,20 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
   return { store: store === '' ? undefined : store, nameTemplate, enforce: text === 'true' };
 }
 
+/** What front/csi takes when such a volume is mounted. */
+const knownOptions = ['defaults', 'rw', 'ro', 'nosuid', 'nodev'];
+
+/** Throws for those that no mount of it would be given. Which ones is not said: they may hold secrets. */
+export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] }: StorageClass): void {
+  const all = mountOptions.flatMap((one) => one.split(',')).map((one) => one.trim());
+  if (all.every((one) => one === '' || knownOptions.includes(one))) return;
+  throw new StowageError(`class '${name}' has mountOptions that are not known here`, {
+    code: 'invalid',
+    reason: 'class-parameter-invalid',
+    action: `Allowed are: ${knownOptions.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
+  });
+}
+
 function checkTemplate(name: string, template: string): void {
   const wrong = Array.from(template.matchAll(token), ([, found = '']) => found).find((found) => !word.test(found));
   const text = quoted(template);

@@ -73,7 +73,7 @@ export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'cla
 });
 
 /** Somebody decided that the volume outlives its PersistentVolume. */
-export const retainedLabel = 'kubernetes.io/retained';
+export const retainedLabel = ownLabel('retained');
 
 /** Of stores that can be worked on from here. */
 export function createCoreProvisioner(engine: Engine, isDeclared: (store: string) => boolean): Provisioner {
@@ -154,7 +154,8 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
       }
     },
     retain: async (handle, scope) => {
-      await engine.volumes.label(handle, { [retainedLabel]: 'true' }, undefined, call(scope, `retain:${handle}`));
+      const own = { [retainedLabel]: 'true' };
+      await engine.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
     },
     expand: async (handle, bytes, scope) => {
       const before = await engine.catalogue.resolve(handle, scope);

@@ -18,7 +18,10 @@ describe('a claim', () => {
     it.api.put(paths.classes, aClass('fast', { mountOptions: ['nosuid'] }));
     it.start(createProvisioning);
     await settled();
-    it.api.put(paths.claims, aClaim('cart', {}, { labels: { team: 'red', 'stowage.dev/x': '1' } }));
+    it.api.put(
+      paths.claims,
+      aClaim('cart', { accessModes: ['ReadWriteMany'] }, { labels: { team: 'red', 'stowage.dev/x': '1' } }),
+    );
     await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Volume 'silver/pvc-uid-of-cart' was made"]);
     const [volume] = await it.volumes();
     expect(volume).toMatchObject({
@@ -259,6 +262,12 @@ describe('a claim', () => {
   });
 
   test.each<[string, object, object, string]>([
+    [
+      'with mount options that no mount is given',
+      { mountOptions: ['nosuid', 'nodev,vers=4.1'] },
+      {},
+      "class 'fast' has mountOptions that are not known here. Allowed are: defaults, rw, ro, nosuid, nodev. How a store is reached is said on the Store",
+    ],
     [
       'with an unknown parameter',
       { parameters: { store: 'silver', colour: 'red' } },

@@ -7,8 +7,16 @@ import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClas
 import { keyOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import { claimReference, classNameOf, provisionedBy, selectedNode, volumeFinalizer, volumeNameFor } from './names.ts';
-import { nameFor, parametersOf } from './parameters.ts';
+import {
+  claimReference,
+  classNameOf,
+  drivers,
+  provisionedBy,
+  selectedNode,
+  volumeFinalizer,
+  volumeNameFor,
+} from './names.ts';
+import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Made, Provisioner, Wanted } from './provisioner.ts';
 import { bytesOf, quantityOf } from './quantity.ts';
@@ -196,6 +204,15 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
   if (bytes === undefined || bytes === 0n)
     throw unsupported('asks for no size', 'Set spec.resources.requests.storage.');
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
+  // What no kubelet could mount: better no volume than one whose pods wait for ever.
+  const onMany =
+    kind.provisioner === drivers.node ? spec.accessModes?.find((mode) => mode.endsWith('Many')) : undefined;
+  if (onMany !== undefined)
+    throw unsupported(
+      `asks for ${onMany}, and volumes of its class can be used on one node only`,
+      `Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of ${drivers.anywhere}, whose stores all nodes reach.`,
+    );
+  if (access === 'filesystem') refuseMountOptions(kind);
   return {
     ...{ claim: { namespace, name, uid }, store, enforce, bytes, access },
     ...{ name: nameFor(claim, nameTemplate), labels: labelsOf(metadata.labels ?? {}) },

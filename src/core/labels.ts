@@ -28,15 +28,19 @@ export function checkLabels(labels: Labels): Labels {
   return Object.fromEntries(entries.sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
-/** Null removes a label. What Stowage itself has noted there stays. */
-export function mergeLabels(labels: Labels, change: Readonly<Record<string, string | null>>): Labels {
+/** Null removes a label. What Stowage itself has noted there stays; with what it notes now. */
+export function mergeLabels(
+  labels: Labels,
+  change: Readonly<Record<string, string | null>>,
+  noted: Labels = {},
+): Labels {
   const own = Object.entries(labels).filter(([key]) => key.startsWith(reserved));
   const merged = new Map(Object.entries(labels).filter(([key]) => !key.startsWith(reserved)));
   for (const [key, value] of Object.entries(change)) {
     if (value === null) merged.delete(key);
     else merged.set(key, value);
   }
-  return withOwn(checkLabels(Object.fromEntries(merged)), Object.fromEntries(own));
+  return withOwn(checkLabels(Object.fromEntries(merged)), { ...Object.fromEntries(own), ...noted });
 }
 
 /** With what Stowage itself notes, under names that nobody else can use: `name` becomes `stowage.dev/name`. */

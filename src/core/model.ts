@@ -57,6 +57,8 @@ export interface Usage {
   readonly files: bigint;
   /** False: the scan stopped at its deadline, the figures are a lower bound. */
   readonly complete: boolean;
+  /** It is certain that nothing is in it: all was counted, or nobody was ever given it. Only this may be taken for empty. */
+  readonly empty: boolean;
   readonly measuredAt: number;
 }
 
@@ -174,6 +176,8 @@ export interface StorePolicy {
   readonly maxBytes: bigint | undefined;
   /** For a create without a size. */
   readonly defaultSize: bigint | undefined;
+  /** Whether those who use volumes may have some made that live with them. Undefined: where no other machine shares it. */
+  readonly inline: boolean | undefined;
 }
 
 export interface StoreConfig {

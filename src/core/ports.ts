@@ -43,6 +43,8 @@ export interface Store {
   readonly access: readonly Access[];
   /** A create needs a size. */
   readonly needsSize: boolean;
+  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
+  filesystemFor?(bytes: bigint): string;
   /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
   readonly identity: string | undefined;
 
@@ -75,6 +77,11 @@ export interface Store {
    * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
    */
   give?(source: Source, group: number, scope: Scope): Promise<void>;
+  /**
+   * Present where what is in a volume cannot be counted: that somebody is given it is on record when this returns, over a power
+   * cut too, so that it is not taken for empty from then on. Before every mount. Already so is success.
+   */
+  noteUse?(volume: VolumeRef, scope: Scope): Promise<void>;
   /** The volume's own figures, not the file system's around it. */
   usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
 

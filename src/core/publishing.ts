@@ -101,6 +101,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     work: Work,
   ): Promise<void> {
     try {
+      await store.noteUse?.(volume, work);
       await uses.begin(volume, store, work, how.sole === true ? 'writer' : 'user');
       await giveToGroup(store, volume, mount, how.group, work);
       await binding.bind(mount, volume, work);

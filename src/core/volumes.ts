@@ -67,6 +67,8 @@ export interface Volumes {
     change: Readonly<Record<string, string | null>>,
     expected: number | undefined,
     call: Call,
+    /** What Stowage itself notes of it, as in NewVolume. */
+    ownLabels?: Labels,
   ): Promise<Volume>;
   readonly steps: Readonly<Record<string, Step>>;
 }
@@ -113,10 +115,10 @@ export function createVolumes(parts: VolumeParts): Volumes {
       };
       return await change(ref, expected, call, about, name);
     },
-    label: (ref, labels, expected, call) =>
+    label: (ref, labels, expected, call, ownLabels) =>
       change(ref, expected, call, async (volume) => ({
         kind: 'volume.label',
-        params: { labels: mergeLabels(volume.labels, labels) },
+        params: { labels: mergeLabels(volume.labels, labels, ownLabels) },
       })),
     steps,
   };

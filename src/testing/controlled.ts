@@ -130,7 +130,7 @@ const uid = (name: string): string => `uid-of-${name}`;
 export const aClaim = (name: string, spec: object = {}, metadata: object = {}): Thing => ({
   metadata: { name, namespace: 'shop', uid: uid(name), ...metadata },
   spec: {
-    ...{ accessModes: ['ReadWriteMany'], storageClassName: 'fast', volumeMode: 'Filesystem' },
+    ...{ accessModes: ['ReadWriteOnce'], storageClassName: 'fast', volumeMode: 'Filesystem' },
     ...{ resources: { requests: { storage: '1Gi' } }, ...spec },
   },
   status: { phase: 'Pending' },

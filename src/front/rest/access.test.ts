@@ -404,6 +404,15 @@ test('what Stowage itself notes of a volume is set by administrators only, and b
   expect(wrong.status).toBe(400);
   const made = await client('admin').post('/v1/volumes', { ...body, labels: { team: 'red' } });
   expect(made).toMatchObject({ status: 201, body: { labels: { ...own, team: 'red' } } });
+  const [path, more] = ['/v1/volumes/one..noted', { 'stowage.dev/retained': 'true' }];
+  expect((await client('user').patch(path, { ownLabels: more })).status).toBe(403);
+  const changed = await client('admin').patch(path, { ownLabels: more });
+  expect(changed).toMatchObject({ status: 200, body: { labels: { ...own, ...more, team: 'red' } } });
+  expect(
+    (await client('user').patch(path, { labels: { 'stowage.dev/retained': null, team: null } })).body,
+  ).toMatchObject({
+    labels: { ...own, ...more },
+  });
   const listed = await client('viewer').get('/v1/volumes?label=stowage.dev%2Fclaim-uid%3Du-1');
   expect(listed.body.items.map(({ name }: { name: string }) => name)).toEqual(['noted']);
 });

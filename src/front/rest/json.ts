@@ -78,6 +78,7 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
   bytes: String(usage.bytes),
   files: String(usage.files),
   complete: usage.complete,
+  empty: usage.empty,
   measuredAt: time(usage.measuredAt),
 });
 

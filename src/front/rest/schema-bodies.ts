@@ -36,6 +36,7 @@ export const volumeChange = object({
       description: 'Merged into the labels; null removes one',
     }),
   ),
+  ownLabels: Type.Optional(ownLabels),
   enforce: Type.Optional(Type.Boolean({ description: 'true: hold it to its size from now on, for good' })),
 });
 

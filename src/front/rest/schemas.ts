@@ -80,6 +80,9 @@ export const usage = object({
   bytes,
   files: Type.String({ pattern: '^[0-9]+$' }),
   complete: Type.Boolean({ description: 'False: the scan ran out of time, the figures are a lower bound' }),
+  empty: Type.Boolean({
+    description: 'It is certain that nothing is in it: all was counted, or nobody was ever given it',
+  }),
   measuredAt: time,
 });
 

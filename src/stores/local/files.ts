@@ -1,7 +1,7 @@
 import type { Dirent, Stats } from 'node:fs';
 import { constants } from 'node:fs';
 import { lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
-import { errno, type Files, type FileType, UnfitFile } from '../shelf/files.ts';
+import { errno, type Files, type FileType, type Look, UnfitFile } from '../shelf/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
 
@@ -9,8 +9,7 @@ import { emptyFolder } from './tree.ts';
 export const localFiles: Files = {
   look: async (path) => {
     const found = await lstatIfThere(path);
-    if (found === undefined) return undefined;
-    return { type: typeOf(found), madeAt: found.birthtimeMs, changedAt: found.ctimeMs };
+    return found && lookOf(found);
   },
   names: (folder) => readdir(folder),
   list: async (folder) =>
@@ -44,6 +43,10 @@ export const localFiles: Files = {
 
 const typeOf = (entry: Dirent | Stats): FileType =>
   entry.isDirectory() ? 'directory' : entry.isFile() ? 'file' : entry.isSymbolicLink() ? 'link' : 'other';
+
+export const lookOf = (stats: Stats): Look => ({
+  ...{ type: typeOf(stats), madeAt: stats.birthtimeMs, changedAt: stats.ctimeMs },
+});
 
 /** Undefined: it is not there. Never follows a symbolic link. */
 export async function lstatIfThere(path: string): Promise<Stats | undefined> {

@@ -1,5 +1,17 @@
 import { execFileSync } from 'node:child_process';
-import { copyFile, mkdir, mkdtemp, readdir, rm, stat, statfs, symlink, truncate, writeFile } from 'node:fs/promises';
+import {
+  copyFile,
+  mkdir,
+  mkdtemp,
+  readdir,
+  readFile,
+  rm,
+  stat,
+  statfs,
+  symlink,
+  truncate,
+  writeFile,
+} from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
@@ -233,5 +245,46 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     const before = (await stat(under.at('a.img'))).size;
     expect(await reason(under.store.expand(made, 40n * MiB, scope))).toBe('conflict volume-data-unusable');
     expect((await stat(under.at('a.img'))).size).toBe(before);
+  });
+});
+
+describe.skipIf(needs('ext4'))('an image', () => {
+  beforeEach(() => open({ filesystem: 'ext4' }));
+  const isEmpty = async (made: Volume): Promise<boolean> => (await under.store.usage(made, scope)).empty;
+
+  test.each(['filesystem', 'block'] as const)(
+    'that nobody was given (%s) is empty, whatever else is done to it',
+    async (access) => {
+      const made = await create('a', 16n * MiB, { access });
+      await under.store.label(made, { tier: 'gold' }, scope);
+      await under.store.expand(made, 20n * MiB, scope);
+      const renamed = await under.store.rename(made, volumeName('b'), scope);
+      expect(await isEmpty(renamed)).toBe(true);
+      await under.reopen();
+      expect(await isEmpty(renamed)).toBe(true);
+    },
+  );
+
+  test.each(['filesystem', 'block'] as const)(
+    'that somebody was given (%s) is not, also after a restart',
+    async (access) => {
+      const made = await create('a', 16n * MiB, { access });
+      await under.store.noteUse?.(made, scope);
+      expect(await isEmpty(made)).toBe(false);
+      await under.reopen();
+      await under.store.label(made, { tier: 'gold' }, scope);
+      expect(await isEmpty(made)).toBe(false);
+    },
+  );
+
+  test('of which no record says that nobody was given it is not', async () => {
+    const [early, released] = [await create('a', 16n * MiB), await create('b', 16n * MiB)];
+    const record = JSON.parse(await readFile(under.at('a.meta'), 'utf8'));
+    await writeFile(under.at('a.meta'), `${JSON.stringify({ ...record, unused: undefined })}\n`);
+    expect(await isEmpty(early)).toBe(false);
+    await under.store.release(released, scope);
+    expect(await isEmpty(await under.store.adopt(released.name, spec('b', undefined), scope))).toBe(false);
+    await copyFile(under.at('b.img'), under.at('c.img'));
+    expect(await isEmpty(await under.store.adopt(volumeName('c'), spec('c', undefined), scope))).toBe(false);
   });
 });

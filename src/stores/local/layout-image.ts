@@ -55,7 +55,8 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
 
   return {
     ...{ kind: 'image', suffix: '.img', trashName: 'image', access: ['filesystem', 'block'] },
-    ...{ enforcesCapacity: true, canEnforce: true, needsSize: true },
+    ...{ enforcesCapacity: true, canEnforce: true, needsSize: true, opaque: true },
+    filesystemFor: typeFor,
     refuse: (bytes) => refuse(bytes),
     make,
     discard: async (path, id) => {
@@ -71,11 +72,12 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
       const filesystem = access === 'block' ? undefined : (await known(path)).geometry.filesystem;
       return { kind: 'loop', node: place.context.node, path, filesystem };
     },
-    usage: async (path) => {
+    usage: async (path, { unused }) => {
       const there = await lstatIfThere(path);
       if (there?.isFile() !== true) throw dataUnusable(path, path, 'is not a plain file');
+      const bytes = BigInt(there.blocks) * 512n;
       // What is inside can only be counted where it is mounted.
-      return { bytes: BigInt(there.blocks) * 512n, files: 0n, complete: true, measuredAt: clock.now() };
+      return { bytes, files: 0n, complete: true, empty: unused === true, measuredAt: clock.now() };
     },
     isStore: async () => false,
     appraise: async (path) => {

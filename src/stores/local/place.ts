@@ -7,13 +7,14 @@ import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
-import { errno, isFull } from '../shelf/files.ts';
+import { errno, type Files, isFull } from '../shelf/files.ts';
 import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from '../shelf/identity.ts';
 import type { Meta } from '../shelf/meta.ts';
 import { encodeMeta, formatVersion } from '../shelf/meta.ts';
 import type { Place } from '../shelf/place.ts';
 import { rootChanged, rootMissing, storeFailure } from './errors.ts';
 import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
+import { filesIn } from './files-by-heart.ts';
 import type { InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { LocalOptions } from './options.ts';
@@ -24,6 +25,7 @@ const folders = ['tmp', 'deleting', 'trash', 'retained'];
 interface Found {
   readonly root: string;
   readonly device: bigint;
+  readonly files: Files;
   verify(): Promise<void>;
 }
 
@@ -48,11 +50,11 @@ async function find(options: LocalOptions): Promise<Found> {
     const now = await stat(root, { bigint: true }).catch(missing);
     if (now.dev !== first.dev || now.ino !== first.ino) throw rootChanged(root);
   });
-  return { root, device: first.dev, verify };
+  return { root, device: first.dev, files: await filesIn(root).catch(missing), verify };
 }
 
-const common = ({ root, verify }: Found) => ({
-  ...{ root, verify, files: localFiles, base: `local://${root}`, others: undefined },
+const common = ({ root, files, verify }: Found) => ({
+  ...{ root, verify, files, base: `local://${root}`, others: undefined },
   failure: (cause: unknown, doing: string) => storeFailure(cause, doing, root),
 });
 

@@ -100,7 +100,9 @@ function takenBack(
   spec: { readonly requestId: string; readonly instance: string; readonly labels: Labels },
 ): Meta {
   const { requestId, instance } = spec;
-  return { ...meta, requestId, instance, revision: meta.revision + 1 };
+  // Nobody knows what was done with the data meanwhile.
+  const { unused: _unused, ...rest } = meta;
+  return { ...rest, requestId, instance, revision: meta.revision + 1 };
 }
 
 const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>

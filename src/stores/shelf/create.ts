@@ -24,7 +24,8 @@ export function createCreate(parts: Parts): Store['create'] {
 
   async function fresh(want: VolumeSpec, scope: Scope, attempt = 1): Promise<Volume> {
     if (attempt > mostAttempts) throw beingMade(want.name, place.store);
-    const meta = newMeta(want, layout.paths?.pathFor(want));
+    const unused = layout.opaque ? ({ unused: true } as const) : {};
+    const meta = { ...newMeta(want, layout.paths?.pathFor(want)), ...unused };
     // What lies at the data's place is known before the record says anything: after a crash between record and data,
     // data there can then only be our own.
     const limit = parts.limit();

@@ -29,7 +29,7 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
   const { files } = place;
   return {
     ...{ kind: 'directory', suffix: '', trashName: 'data', access: ['filesystem'] },
-    ...{ enforcesCapacity: false, canEnforce: quotas !== undefined, needsSize: false },
+    ...{ enforcesCapacity: false, canEnforce: quotas !== undefined, needsSize: false, opaque: false },
     ...(paths === undefined ? {} : { paths }),
     refuse: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);
@@ -44,9 +44,10 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
     },
     source: async (path, volume) => source(path, volume),
     ...(quotas === undefined ? {} : { forget: quotas.forget }),
-    usage: async (path, scope) => {
+    usage: async (path, _meta, scope) => {
       if ((await files.look(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
-      return { ...(await files.scan(path, scope.signal)), measuredAt: clock.now() };
+      const scanned = await files.scan(path, scope.signal);
+      return { ...scanned, empty: scanned.complete && scanned.files === 0n, measuredAt: clock.now() };
     },
     isStore: (path) => isStore(files, path),
     appraise: async (path) => ({

@@ -13,9 +13,13 @@ export interface Layout {
   /** A volume that asks for it is held to its size, by whoever mounts it if not by the layout. */
   readonly canEnforce: boolean;
   readonly needsSize: boolean;
+  /** What is in a volume can only be counted where it is mounted: its record says whether anybody was ever given it. */
+  readonly opaque: boolean;
   /** What the data of a volume are called: in the root of the store, and in the trash. */
   readonly suffix: '' | '.img';
   readonly trashName: 'data' | 'image';
+  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
+  filesystemFor?(bytes: bigint): string;
   /** Throws when a volume of that size and access cannot be made here. */
   refuse(bytes: bigint | undefined, access: Access): void;
   /** Where data go, below the root. Undefined: beside the record, under the volume's name. */
@@ -30,7 +34,7 @@ export interface Layout {
   source(path: string, volume: Pick<Volume, 'id' | 'bytes' | 'enforce' | 'access'>): Promise<Source>;
   /** Removes what is kept of a volume beside its data, and can be made again: before they go. Absent is success. */
   forget?(id: VolumeId): Promise<void>;
-  usage(path: string, scope: Scope): Promise<Usage>;
+  usage(path: string, meta: Pick<Meta, 'unused'>, scope: Scope): Promise<Usage>;
   /** The data are a store themselves: its volumes must not become the content of one. */
   isStore(path: string): Promise<boolean>;
   /** Looks inside data that nobody recorded. */

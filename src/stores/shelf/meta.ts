@@ -18,6 +18,8 @@ export interface Meta extends Omit<Volume, 'store'> {
   readonly deletedAt?: number;
   /** Where the data are, below the root. Undefined: beside the record, under the volume's name. */
   readonly path?: string;
+  /** Nobody was ever given it, so nothing is in it. Kept by layouts that cannot count; absent: somebody may have been. */
+  readonly unused?: true;
 }
 
 export type MetaRead =
@@ -135,6 +137,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
   movingTo: absentOr(isName),
   deletedAt: absentOr(isCount),
   path: absentOr(isDataPath),
+  unused: absentOr((value) => value === true),
 };
 
 function parse(path: string, json: unknown, instance: string): MetaRead {
@@ -150,7 +153,7 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
     readonly bytes?: string;
     readonly enforce?: boolean;
   };
-  const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at } = checked;
+  const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at, unused } = checked;
   const meta: Meta = {
     ...{ id, name, access, labels, requestId, createdAt, revision, instance: checked.instance },
     bytes: checked.bytes === undefined ? undefined : BigInt(checked.bytes),
@@ -158,6 +161,7 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
     ...(movingTo === undefined ? {} : { movingTo }),
     ...(deletedAt === undefined ? {} : { deletedAt }),
     ...(at === undefined ? {} : { path: at }),
+    ...(unused === undefined ? {} : { unused }),
   };
   return { state: 'ok', meta };
 }
@@ -181,7 +185,7 @@ export function settled(meta: Meta, name: VolumeName): Meta {
 }
 
 export function volumeOf(meta: Meta, store: StoreName): Volume {
-  const { path: _path, ...volume } = settled(meta, meta.name);
+  const { path: _path, unused: _unused, ...volume } = settled(meta, meta.name);
   return { ...volume, store };
 }
 

@@ -117,7 +117,7 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
         scope,
         async () => {
           const { path } = await held(ref);
-          return layout.usage(path, scope);
+          return layout.usage(path, {}, scope);
         },
         'long',
       ),

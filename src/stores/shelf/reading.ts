@@ -66,9 +66,12 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;
-      const path = await during(doing, [ref.name, ref.id], scope, async () => usable(parts, await held(ref, scope)));
+      const [path, meta] = await during(doing, [ref.name, ref.id], scope, async () => {
+        const found = await held(ref, scope);
+        return [await usable(parts, found), found] as const;
+      });
       // Not held: measuring takes as long as the volume is large.
-      return during(doing, [], scope, () => layout.usage(path, scope), 'long');
+      return during(doing, [], scope, () => layout.usage(path, meta, scope), 'long');
     },
   };
 }

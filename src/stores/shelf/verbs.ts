@@ -7,7 +7,7 @@ import { createReadOnlyVerbs } from './read-only.ts';
 import { createReading } from './reading.ts';
 import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
-import { createEnforce, createVolumes } from './volumes.ts';
+import { createEnforce, createNoteUse, createVolumes } from './volumes.ts';
 
 /** All that is done with volumes, the same for every store that keeps them as files. */
 export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof createReadOnlyVerbs> {
@@ -16,6 +16,7 @@ export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof 
     ...createReading(parts),
     ...createVolumes(parts),
     ...(parts.layout.canEnforce ? createEnforce(parts) : {}),
+    ...(parts.layout.opaque ? createNoteUse(parts) : {}),
     ...createAdopt(parts),
     create: createCreate(parts),
     trash: createTrash(parts),
@@ -30,4 +31,5 @@ export const layoutTraits = ({ layout, place }: Parts) =>
   ({
     ...{ enforcesCapacity: layout.enforcesCapacity, access: layout.access, needsSize: layout.needsSize },
     ...{ name: place.store, identity: place.identity },
+    ...(layout.filesystemFor === undefined ? {} : { filesystemFor: layout.filesystemFor }),
   }) satisfies Partial<Store>;

@@ -48,6 +48,21 @@ export function createEnforce(parts: Parts): Pick<Required<Store>, 'enforce'> {
   };
 }
 
+/** Also in a full store: what was mounted before can be, too. The revision is of what users see, and stays. */
+export function createNoteUse(parts: Parts): Pick<Required<Store>, 'noteUse'> {
+  const { place, during, held } = parts;
+  return {
+    noteUse: (ref, scope) =>
+      during(called('noting the use of', ref.name), [ref.name, ref.id], scope, () =>
+        place.reserve.backing(async () => {
+          const limit = parts.limit();
+          const { unused, ...used } = await held(ref, scope);
+          if (unused === true) await place.replace(place.metaPath(used.name), settled(used, used.name), limit.check);
+        }),
+      ),
+  };
+}
+
 export function createVolumes(parts: Parts): Pick<Store, Verbs> {
   const { place, layout, during, emptying, dataPath, volume } = parts;
   const { files } = place;

@@ -333,6 +333,15 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect(usage.bytes).toBeLessThan(2n * size);
       });
 
+      test('say that a volume is empty only while that is certain', async () => {
+        const made = await create('a');
+        expect((await store.usage(made, scope)).empty).toBe(true);
+        await twice(async () => store.noteUse?.(made, scope));
+        await under.mark(made, 'x');
+        expect((await store.usage(made, scope)).empty).toBe(false);
+        expect((await store.get(name('a'), scope))?.volume).toEqual(made);
+      });
+
       test('refuse a volume without its data', async () => {
         const made = await create('a');
         await under.lose(made);

@@ -17,7 +17,8 @@ type Verb =
   | 'sweep'
   | 'source'
   | 'trash'
-  | 'usage';
+  | 'usage'
+  | 'noteUse';
 
 export interface Gate {
   /** Resolves when a call stands before the gate. */
@@ -74,7 +75,7 @@ export function gated(inner: StoreKind): GatedKind {
     if (gate !== undefined && (gate.store ?? store) === store) await gate.pass(scope);
   }
 
-  const ungated = ['close', 'list'];
+  const ungated = ['close', 'list', 'filesystemFor'];
   const wrap = (store: Store): Store => {
     const verbs = Object.entries(store).map(([verb, value]) => {
       if (typeof value !== 'function' || ungated.includes(verb)) return [verb, value];

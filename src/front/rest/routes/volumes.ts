@@ -151,11 +151,12 @@ export const volumeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, params: p, body, expected, call }) => {
       const { id } = await allowed(engine, principal, p.volume, call);
-      const { labels, enforce } = body;
-      if ((labels === undefined) === (enforce === undefined)) throw oneChange();
+      const { labels, ownLabels, enforce } = body;
+      if (ownLabels !== undefined) requireRole(principal, 'admin');
+      if ((labels === undefined && ownLabels === undefined) === (enforce === undefined)) throw oneChange();
       const volume =
         enforce === undefined
-          ? await engine.volumes.label(id, labels ?? {}, expected, call)
+          ? await engine.volumes.label(id, labels ?? {}, expected, call, ownLabels)
           : await engine.volumes.enforce(id, enforce, expected, call);
       return ok(json(engine, volume), tagged(volume));
     },

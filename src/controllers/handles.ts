@@ -1,0 +1,28 @@
+import type { StoreName, Volume, VolumeName } from '#core/model.ts';
+import { isVolumeId, partsOfQualified, qualified } from '#core/names.ts';
+import type { Records } from '#core/ports.ts';
+import type { PersistentVolume } from '#wire/kube/types.ts';
+import type { Caches } from './caches.ts';
+
+/**
+ * By what PersistentVolumes call a volume: its id, in those that are made here; its store and name, in those that people write. Whoever
+ * compares handles with volumes does it by these. They follow from the volume, and not the volume from them: which one a name means
+ * on a store of a node is known by that node alone.
+ */
+export const handlesOf = ({ id, store, name }: Pick<Volume, 'id' | 'store' | 'name'>): readonly string[] => [
+  id,
+  qualified(store, name),
+];
+
+/** Those of a volume that are known. */
+export const persistentVolumesOf = (
+  { volumes }: Pick<Caches, 'volumes'>,
+  volume: Pick<Volume, 'id' | 'store' | 'name'>,
+): readonly PersistentVolume[] => handlesOf(volume).flatMap((handle) => volumes.by('handle', handle));
+
+/** The volume of a handle, on a store that can be worked on from here. Undefined: it is not on record. */
+export function recordedAs(handle: string, { volumes }: Pick<Records, 'volumes'>): Volume | undefined {
+  if (isVolumeId(handle)) return volumes.byId(handle);
+  const parts = partsOfQualified(handle);
+  return parts && volumes.byName(parts.store as StoreName, parts.name as VolumeName);
+}

@@ -1,0 +1,156 @@
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, test } from 'vitest';
+import type { Volume } from '#core/model.ts';
+import { needs } from '#testbed/needs.ts';
+import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
+import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { aCall } from '#testing/server.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import { createDeleting } from './deleting.ts';
+import { volumeFinalizer } from './names.ts';
+import { createNodeProvisioner } from './node-provisioner.ts';
+import { createNodeVolumes, type NodeVolumes } from './node-volumes.ts';
+
+const it = controlled();
+const later = () => ({ ...it.parts.clock, now: () => Date.now() + 3_600_000 });
+const start = (): NodeVolumes => it.start((parts) => createNodeVolumes({ ...parts, clock: later() }));
+
+/** As it is made for a claim of that name. */
+async function madeOn(node: AgentNode, name: string, more: object = {}): Promise<Volume> {
+  const ownLabels = {
+    ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
+    ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
+  };
+  const body = { store: 'disks', name, ownLabels, ...more };
+  return (await node.answer({ method: 'POST', path: '/v1/volumes', body })) as Volume;
+}
+
+const namesOn = async (node: AgentNode): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
+
+/** What is left when the node was looked through. */
+async function looked(node: AgentNode): Promise<readonly string[]> {
+  const finder = start();
+  await eventually(() => finder.counts().again).toBeGreaterThan(0);
+  return await namesOn(node);
+}
+
+beforeEach(() => {
+  it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
+});
+
+test('a directory that nobody claims goes where nothing is in it; otherwise it is reported', async () => {
+  const node = await anAgentNode(it, 'node-1');
+  await madeOn(node, 'nothing');
+  await madeOn(node, 'something');
+  writeFileSync(join(node.server.folder, 'disks', 'something', 'file'), '');
+  expect(await looked(node)).toEqual(['something']);
+  await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
+    'On node node-1, 1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: something.',
+  );
+});
+
+test('one that a PersistentVolume calls by store and name stays, as the cache knows or only the API server', async () => {
+  const node = await anAgentNode(it, 'node-1');
+  for (const name of ['known', 'untold', 'nobodys']) await madeOn(node, name);
+  const byHand = (name: string) => ({
+    metadata: { name: `by-hand-${name}` },
+    spec: {
+      csi: { driver: 'local.stowage.dev', volumeHandle: `disks..${name}` },
+      claimRef: { namespace: 'shop', name: 'new', uid: 'uid-of-new' },
+    },
+    status: { phase: 'Bound' },
+  });
+  it.api.put(paths.volumes, byHand('known'));
+  let lists = 0;
+  it.api.intercept = ({ url = '' }, response) => {
+    if (!url.startsWith(`${paths.volumes}?limit`) || url.includes('watch')) return false;
+    lists++;
+    if (lists === 1) return false;
+    const list = { kind: 'List', metadata: { resourceVersion: '100' }, items: [byHand('untold')] };
+    response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+    return true;
+  };
+  expect(await looked(node)).toEqual(['known', 'untold']);
+  expect(await it.notes('OrphanedVolumes')).toEqual([]);
+});
+
+describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
+  let node: AgentNode;
+  const bytes = String(16 * 1024 * 1024);
+  beforeEach(async () => {
+    node = await anAgentNode(it, 'node-1', '?layout=image&filesystem=ext4');
+  });
+  /** What is done before it is mounted. */
+  const given = async (volume: Volume): Promise<void> =>
+    node.server.engine.stores.view('disks').store?.noteUse?.(volume, aCall());
+
+  test.each(['filesystem', 'block'])(
+    'goes where nobody was ever given it; otherwise it is reported (%s)',
+    async (access) => {
+      await madeOn(node, 'unused', { bytes, access });
+      await given(await madeOn(node, 'used', { bytes, access }));
+      expect(await looked(node)).toEqual(['used']);
+      await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
+        'and hold data, or may: used.',
+      );
+    },
+  );
+
+  test('stays with an agent that does not say whether it is empty', async () => {
+    await madeOn(node, 'a', { bytes });
+    node.intercept = ({ path }) =>
+      path.endsWith('/usage') ? { bytes: '0', files: '0', complete: true, measuredAt: '' } : undefined;
+    expect(await looked(node)).toEqual(['a']);
+  });
+});
+
+describe('a volume that is to be retained', () => {
+  let node: AgentNode;
+  const finalizers = async (): Promise<readonly string[] | undefined> =>
+    (await it.list(persistentVolumes))[0]?.metadata.finalizers;
+
+  async function deleted(): Promise<void> {
+    node = await anAgentNode(it, 'node-1');
+    const { id } = await madeOn(node, 'kept');
+    const values = ['node-1'];
+    const term = { matchExpressions: [{ key: 'local.stowage.dev/node', operator: 'In', values }] };
+    it.api.put(paths.volumes, {
+      metadata: {
+        ...{ name: 'pvc-uid-of-kept', finalizers: [volumeFinalizer], deletionTimestamp: '2026-01-01T00:00:00Z' },
+        annotations: { 'pv.kubernetes.io/provisioned-by': 'local.stowage.dev' },
+      },
+      spec: {
+        ...{ persistentVolumeReclaimPolicy: 'Retain', nodeAffinity: { required: { nodeSelectorTerms: [term] } } },
+        csi: { driver: 'local.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'disks' } },
+        claimRef: { namespace: 'shop', name: 'kept', uid: 'uid-of-kept' },
+      },
+      status: { phase: 'Released' },
+    });
+  }
+
+  function startAll(): void {
+    it.start(() => it.parts.nodeStores);
+    const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes: start() });
+    it.start(createDeleting, { provisioners: new Map([[local.driver, local]]) });
+  }
+
+  test('keeps its PersistentVolume until its node could be told, and stays', async () => {
+    await deleted();
+    it.agents.lose('node-1');
+    startAll();
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain("node 'node-1'");
+    expect(await finalizers()).toEqual([volumeFinalizer]);
+    node.connect();
+    await eventually(async () => (await it.list(persistentVolumes)).length).toBe(0);
+    expect(await node.volumes()).toMatchObject([{ name: 'kept', labels: { 'stowage.dev/retained': 'true' } }]);
+  });
+
+  test('does not keep it where its node is gone for good', async () => {
+    await deleted();
+    it.agents.lose('node-1');
+    it.api.remove(paths.nodes, 'node-1');
+    startAll();
+    await eventually(async () => (await it.list(persistentVolumes)).length).toBe(0);
+  });
+});

@@ -1,0 +1,66 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { needs } from '#testbed/needs.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import type { Access, Volume } from './model.ts';
+import type { LiveMount } from './mounts.ts';
+
+describe.skipIf(needs('mount', 'loop', 'ext4'))('a volume whose content cannot be counted', () => {
+  let server: TestServer;
+  let kind: GatedKind;
+
+  beforeEach(async () => {
+    kind = gated(createLocalStoreKind());
+    server = await startServer({ listen: 'none', kinds: [kind] });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    const place = mkdtempSync(join(tmpdir(), 'stowage-images-'));
+    onTestFinished(() => rmSync(place, { recursive: true, force: true }));
+    await server.engine.stores.add('images', `local://${place}?layout=image&filesystem=ext4`, aCall());
+  });
+
+  const at = (): string => `${server.folder}-m`;
+  const create = (access: Access): Promise<Volume> =>
+    server.engine.volumes.create({ store: 'images', name: 'a', bytes: 1n << 24n, access, labels: {} }, aCall());
+  const mount = (readOnly = false, call = aCall()): Promise<LiveMount> =>
+    server.engine.mounts.publish('images..a', at(), { readOnly, user: undefined }, call);
+  const isEmpty = async (): Promise<boolean> => (await server.engine.volumes.usage('images..a', aCall())).empty;
+
+  test.each<[Access, boolean]>([
+    ['filesystem', false],
+    ['filesystem', true],
+    ['block', false],
+  ])('is not taken for empty once it was mounted (%s, read-only %s)', async (access, readOnly) => {
+    const { id } = await create(access);
+    expect(await isEmpty()).toBe(true);
+    await mount(readOnly);
+    expect(await isEmpty()).toBe(false);
+    await server.engine.mounts.unpublish(at(), id, aCall());
+    expect(await isEmpty()).toBe(false);
+  });
+
+  test('is mounted only after that is on record', async () => {
+    const { id } = await create('filesystem');
+    const gate = kind.close('noteUse');
+    const mounted = mount();
+    await gate.reached;
+    expect(await server.engine.mounts.staged(id, aCall())).toBe(false);
+    gate.open();
+    expect(await mounted).toMatchObject({ mounted: true });
+  });
+
+  test('is not mounted where that cannot be put on record', async () => {
+    const { id } = await create('filesystem');
+    const gate = kind.close('noteUse');
+    const ending = new AbortController();
+    const mounted = mount(false, { ...aCall(), signal: ending.signal });
+    await gate.reached;
+    ending.abort();
+    await expect(mounted).rejects.toThrow();
+    expect(await server.engine.mounts.staged(id, aCall())).toBe(false);
+    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+  });
+});

@@ -1,0 +1,82 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { localFiles } from './files.ts';
+import { filesIn } from './files-by-heart.ts';
+
+describe.skipIf(needs('linux'))('files of a store on a disk of this machine', () => {
+  let ground: Ground;
+  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
+
+  beforeEach(() => {
+    ground = createGround();
+    mkdirSync(at('store', 'sub'), { recursive: true });
+    writeFileSync(at('store', 'one.meta'), 'some record');
+    readFileSync(at('store', 'one.meta'));
+  });
+  afterEach(() => ground[Symbol.dispose]());
+
+  /** No thread can answer before Node's loop turns. */
+  async function isInLine(work: Promise<unknown>): Promise<boolean> {
+    let ended = false;
+    void work.then(() => {
+      ended = true;
+    });
+    for (let step = 0; step < 10; step++) await undefined;
+    const wasInLine = ended;
+    await work;
+    return wasInLine;
+  }
+
+  test('are looked at and read in line when the kernel has them in memory', async () => {
+    const files = await filesIn(at('store'));
+    expect(await isInLine(files.look(at('store', 'one.meta')))).toBe(true);
+    expect(await isInLine(files.read(at('store', 'one.meta'), 100))).toBe(true);
+  });
+
+  test('are the same as on the usual way', async () => {
+    const files = await filesIn(at('store'));
+    symlinkSync('one.meta', at('store', 'link'));
+    symlinkSync(at('store'), at('way'));
+    writeFileSync(at('store', 'empty'), '');
+    writeFileSync(at('store', 'long'), Buffer.alloc(10_000, 'x'));
+    execFileSync('mkfifo', [at('store', 'pipe')]);
+    const said = async <T>(work: Promise<T>): Promise<T | string> => work.catch((thrown: unknown) => String(thrown));
+    for (const name of ['one.meta', 'sub', 'link', 'empty', 'long', 'pipe', 'missing', 'one.meta/below']) {
+      const path = at('store', name);
+      expect([name, await said(files.look(path))]).toEqual([name, await said(localFiles.look(path))]);
+      for (const limit of [5, 100, 10_000, 20_000])
+        expect([name, await said(files.read(path, limit))]).toEqual([name, await said(localFiles.read(path, limit))]);
+    }
+    expect((await files.read(at('way', 'one.meta'), 100)).toString()).toBe('some record');
+  });
+
+  test('show what was written last, and each reader has its own', async () => {
+    const files = await filesIn(at('store'));
+    const before = await files.read(at('store', 'one.meta'), 100);
+    writeFileSync(at('store', 'one.meta'), 'another record, which is longer');
+    expect((await files.read(at('store', 'one.meta'), 100)).toString()).toBe('another record, which is longer');
+    expect(before.toString()).toBe('some record');
+  });
+
+  test.skipIf(needs('root', 'mount'))('are not asked for in line where another file system is mounted', async () => {
+    const files = await filesIn(at('store'));
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('store', 'sub')]);
+    writeFileSync(at('store', 'sub', 'inner'), 'below');
+    expect(await isInLine(files.look(at('store', 'sub')))).toBe(false);
+    expect(await isInLine(files.read(at('store', 'sub', 'inner'), 100))).toBe(false);
+    expect((await files.read(at('store', 'sub', 'inner'), 100)).toString()).toBe('below');
+  });
+
+  test.skipIf(needs('root', 'mount'))('nor where it is not known whom the file system of the store asks', async () => {
+    mkdirSync(at('other'));
+    execFileSync('mount', ['-t', 'ramfs', '--', 'stowage-test', at('other')]);
+    writeFileSync(at('other', 'one.meta'), 'some record');
+    const files = await filesIn(at('other'));
+    expect(await isInLine(files.look(at('other', 'one.meta')))).toBe(false);
+    expect(await isInLine(files.read(at('other', 'one.meta'), 100))).toBe(false);
+  });
+});
