@@ -1,33 +1,5 @@
-/** One right: what, and for which purpose. */
-export interface RbacRule {
-  /** Of the API; empty: the first one. */
-  readonly group: string;
-  readonly resource: string;
-  /** Only these objects. */
-  readonly names?: readonly string[];
-  readonly verbs: readonly string[];
-  readonly why: string;
-}
-
-export const own = 'own';
-
-export interface RbacRole {
-  readonly name: string;
-  readonly title: string;
-  readonly about: string;
-  readonly where: 'cluster' | typeof own;
-  /** Who has it: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody yet. */
-  readonly account?: string;
-  readonly value?: string;
-  readonly extraLabels?: Readonly<Record<string, string>>;
-  readonly rules: readonly RbacRule[];
-}
-
-const [core, storage, stowage, discovery] = ['', 'storage.k8s.io', 'stowage.dev', 'discovery.k8s.io'];
-/** Who has a certificate of their own says so to the chart. */
-const tlsSecret = '{{ .Values.tls.secretName | default `stowage-tls` }}';
-const watched = ['get', 'list', 'watch'];
-const followed = ['list', 'watch'];
+import { core, discovery, followed, own, type RbacRole, storage, stowage, watched } from './rbac-role.ts';
+import { adopter, everybody, looking, viewer } from './rbac-users.ts';
 
 const controller: RbacRole = {
   name: 'stowage-controller',
@@ -120,12 +92,18 @@ const controllerAtHome: RbacRole = {
       why: 'Whoever leads renews it, and gives it back at its end.',
     },
     {
-      ...{ group: core, resource: 'secrets', verbs: ['create'] },
+      ...{ group: core, resource: 'secrets', verbs: ['create'], when: 'certificateOwn' },
       why: 'The first leader makes a certificate for the door. It reads no other Secret than the following one.',
     },
     {
-      ...{ group: core, resource: 'secrets', names: [tlsSecret], verbs: [...followed, 'update', 'delete'] },
+      ...{ group: core, resource: 'secrets', names: ['stowage-tls'], verbs: [...followed, 'update', 'delete'] },
+      when: 'certificateOwn',
       why: 'The certificate is kept there, is made anew in time, and takes the place of one of another type.',
+    },
+    {
+      ...{ group: core, resource: 'secrets', names: ['{{ .Values.tls.secretName }}'], verbs: followed },
+      when: 'certificateGiven',
+      why: 'The certificate that somebody else keeps is read.',
     },
     {
       ...{ group: core, resource: 'configmaps', verbs: ['create'] },
@@ -199,76 +177,13 @@ const agentAtHome: RbacRole = {
   ],
 };
 
-const viewer: RbacRole = {
-  name: 'stowage-viewer',
-  title: 'Viewer',
-  about:
-    'The account by which `kubectl stowage` looks. The controller asks the API server for these rights; no object of these kinds but stores is in Kubernetes.',
-  where: 'cluster',
-  account: 'stowage-viewer',
-  rules: [
-    {
-      ...{ group: stowage, resource: 'stores', verbs: ['get', 'list'] },
-      why: 'To show stores and how full they are.',
-    },
-    {
-      ...{ group: stowage, resource: 'volumes', verbs: ['get', 'list'] },
-      why: 'To show volumes, on stores that are shared and on those of the nodes.',
-    },
-    {
-      ...{ group: stowage, resource: 'mounts', verbs: ['get', 'list'] },
-      why: 'To show what is mounted on which node, and for whom.',
-    },
-    {
-      ...{ group: stowage, resource: 'clients', verbs: ['get', 'list'] },
-      why: 'To show what serves the mounts, and how it is.',
-    },
-  ],
-};
-
-const looking: RbacRole = {
-  name: 'stowage-viewers',
-  title: 'Who may look',
-  about: 'Nobody has it but those in the value `viewers`, and administrators of the cluster, who may everything.',
-  where: own,
-  value: 'viewers',
-  rules: [
-    {
-      ...{ group: core, resource: 'serviceaccounts/token', names: ['stowage-viewer'], verbs: ['create'] },
-      why: '`kubectl stowage` asks for a token of the viewer, which is good for minutes.',
-    },
-    {
-      ...{
-        group: core,
-        resource: 'services/proxy',
-        names: ['https:stowage:443'],
-        verbs: ['get'],
-      },
-      why: 'It reaches the controller through the API server, without a way into the cluster’s network.',
-    },
-  ],
-};
-
-const everybody: RbacRole = {
-  name: 'stowage-stores-view',
-  title: 'Whoever may view',
-  about: 'It is added to the usual roles `view`, `edit` and `admin` of Kubernetes.',
-  where: 'cluster',
-  extraLabels: { 'rbac.authorization.k8s.io/aggregate-to-view': 'true' },
-  rules: [
-    {
-      ...{ group: stowage, resource: 'stores', verbs: watched },
-      why: '`kubectl get stores` shows which stores there are, and why one cannot be used.',
-    },
-  ],
-};
-
 export const roles: readonly RbacRole[] = [
   controller,
   controllerAtHome,
   agent,
   agentAtHome,
   viewer,
+  adopter,
   looking,
   everybody,
 ].filter(({ rules }) => rules.length > 0);

@@ -1,5 +1,11 @@
+import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { expect, test } from 'vitest';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import { needs, toolPath } from '#testbed/needs.ts';
+import { allRoutes } from '#testing/routes.ts';
+import { chart } from './manifests.ts';
 import { chartText, files, pageText } from './rbac.ts';
 import { roles } from './rbac-rules.ts';
 
@@ -21,10 +27,68 @@ test('no role has a right twice, or all rights of a kind', () => {
   }
 });
 
+test('the roles are those that are taken away somewhere', () => {
+  // e2e/kubernetes/chart-rbac.test.ts
+  const working = ['stowage-controller', 'stowage-controller', 'stowage-agent', 'stowage-agent'];
+  // e2e/kubernetes/kubectl-stowage.test.ts
+  const using = ['stowage-viewer', 'stowage-adopter', 'stowage-viewers', 'stowage-stores-view'];
+  expect(roles.map(({ name }) => name)).toEqual([...working, ...using]);
+});
+
 test('agents read, and do nothing else', () => {
   const verbs = roles
     .filter(({ account }) => account === 'stowage-agent')
     .flatMap(({ rules }) => rules)
     .flatMap((rule) => rule.verbs);
   expect(verbs.filter((verb) => !['get', 'list', 'watch'].includes(verb))).toEqual([]);
+});
+
+test('who may look has the rules that routes ask for, and no other', () => {
+  const asked = allRoutes.flatMap(({ access }) => ('resource' in access ? [`${access.verb} ${access.resource}`] : []));
+  // What is streamed is no route among others.
+  const known = new Set([...asked, 'watch events']);
+  const looking = [...known].filter((right) => /^(get|list|watch) /.test(right)).sort();
+  const rightsOf = (account: string): readonly string[] =>
+    roles
+      .filter((role) => role.account === account)
+      .flatMap(({ rules }) => rules.flatMap(({ resource, verbs }) => verbs.map((verb) => `${verb} ${resource}`)))
+      .sort();
+  expect(rightsOf('stowage-viewer')).toEqual(looking);
+  expect(rightsOf('stowage-adopter').filter((right) => !known.has(right))).toEqual([]);
+});
+
+describe.skipIf(needs('helm'))('the controller, by Helm,', () => {
+  interface Rule {
+    readonly resources: readonly string[];
+    readonly resourceNames?: readonly string[];
+    readonly verbs: readonly string[];
+  }
+  const secretRules = async (...words: readonly string[]): Promise<readonly string[]> => {
+    const all = [
+      'template',
+      'stowage',
+      chart,
+      '--kube-version',
+      '1.30.0',
+      '--show-only',
+      'templates/rbac.yaml',
+      ...words,
+    ];
+    const { stdout } = await promisify(execFile)(toolPath('helm'), all);
+    return parseAllDocuments(stdout)
+      .map((document) => document.toJS() as { kind: string; metadata: { name: string }; rules?: readonly Rule[] })
+      .flatMap(({ kind, metadata, rules = [] }) =>
+        rules
+          .filter(({ resources }) => resources.includes('secrets'))
+          .map(({ resourceNames = [], verbs }) => [kind, metadata.name, ...resourceNames, ':', ...verbs].join(' ')),
+      );
+  };
+
+  test('keeps a Secret of its own, or reads the one that it is given', async () => {
+    expect(await secretRules()).toEqual([
+      'Role stowage-controller : create',
+      'Role stowage-controller stowage-tls : list watch update delete',
+    ]);
+    expect(await secretRules('--set', 'tls.secretName=mine')).toEqual(['Role stowage-controller mine : list watch']);
+  });
 });

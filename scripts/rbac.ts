@@ -3,7 +3,8 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { own, type RbacRole, type RbacRule, roles } from './rbac-rules.ts';
+import { conditions, own, type RbacRole, type RbacRule } from './rbac-role.ts';
+import { roles } from './rbac-rules.ts';
 
 const repository = join(import.meta.dirname, '..');
 export const files = {
@@ -43,8 +44,12 @@ function head(kind: string, { name, where, extraLabels = {} }: RbacRole): string
   ].join('\n');
 }
 
-const rulesOf = ({ rules }: RbacRole): string =>
-  ['rules:', ...rules.map((rule) => `  # ${rule.why}\n${indented([ruleObject(rule)], 2)}`)].join('\n');
+function ruleText(rule: RbacRule): string {
+  const text = `  # ${rule.why}\n${indented([ruleObject(rule)], 2)}`;
+  return rule.when === undefined ? text : `  {{- if ${conditions[rule.when].helm} }}\n${text}\n  {{- end }}`;
+}
+
+const rulesOf = ({ rules }: RbacRole): string => ['rules:', ...rules.map(ruleText)].join('\n');
 
 function roleText(role: RbacRole): string {
   const [kind, bindingKind] = role.where === own ? ['Role', 'RoleBinding'] : ['ClusterRole', 'ClusterRoleBinding'];
@@ -68,8 +73,9 @@ function roleText(role: RbacRole): string {
 export const chartText = (): string =>
   `# Made by scripts/rbac.ts; do not edit. What is here, and why: docs/reference/rbac.md\n${roles.map(roleText).join('\n---\n')}\n`;
 
-/** Where the chart may be told another, the usual one. */
-const shownName = (name: string): string => /`(.+)`/.exec(name)?.[1] ?? name;
+/** What the chart is told. */
+const shownName = (name: string): string => /^\{\{ \.Values\.(.+) \}\}$/.exec(name)?.[1] ?? name;
+const shownWhy = ({ why, when }: RbacRule): string => (when === undefined ? why : `${why} ${conditions[when].text}`);
 
 const shownResource = ({ group: apiGroup, resource, names }: RbacRule): string => {
   const whole = apiGroup === '' ? resource : `${resource}.${apiGroup}`;
@@ -79,7 +85,7 @@ const shownResource = ({ group: apiGroup, resource, names }: RbacRule): string =
 };
 
 function section(role: RbacRole): string {
-  const rows = role.rules.map((rule) => `| ${shownResource(rule)} | ${rule.verbs.join(', ')} | ${rule.why} |`);
+  const rows = role.rules.map((rule) => `| ${shownResource(rule)} | ${rule.verbs.join(', ')} | ${shownWhy(rule)} |`);
   const where = role.where === own ? "in Stowage's own namespace" : 'in the whole cluster';
   return [
     `## ${role.title}`,
@@ -92,7 +98,7 @@ export const pageText = (): string =>
   `${[
     '<!-- Made by `node scripts/rbac.ts` from the sources. Do not edit. -->',
     '# What each part may do in a cluster',
-    'Every right has its reason here, and a test (`e2e/kubernetes/chart-rbac.test.ts`) takes each of them away and sees something fail. What is not in these tables nobody of Stowage may do. Keepers and the embedded NFS server have no rights, and no token.',
+    'Every right has its reason here, and tests (`chart-rbac.test.ts` and `kubectl-stowage.test.ts` in `e2e/kubernetes`) take each of them away and see something fail. What is not in these tables nobody of Stowage may do. Keepers and the embedded NFS server have no rights, and no token.',
     'Beyond that, the API server holds the accounts to less than their roles say (ValidatingAdmissionPolicy, `admissionPolicy.enabled`): the controller makes and changes only PersistentVolumes and StorageClasses of `file.stowage.dev` and `local.stowage.dev`, names no Secrets in them, and leaves what claims ask for as it is; agents change nothing at all.',
     ...roles.map(section),
   ].join('\n\n')}\n`;

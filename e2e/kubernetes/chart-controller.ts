@@ -37,12 +37,16 @@ export async function accountConfig(cluster: Cluster, account: string): Promise<
   return file;
 }
 
-export async function startAsAccount(cluster: Cluster, kubeconfig: string): Promise<AccountController> {
+export async function startAsAccount(
+  cluster: Cluster,
+  kubeconfig: string,
+  ...more: readonly string[]
+): Promise<AccountController> {
   const folder = join(cluster.folder, 'controller');
   await mkdir(folder, { recursive: true });
   const [first, ...inside] = cluster.network.inside;
   const words = ['--kubeconfig', kubeconfig, '--namespace', namespace, '--state', join(folder, 'state')];
-  const own = [...words, '--listen', `${door.host}:${door.port}`, '--log-level', 'debug'];
+  const own = [...words, '--listen', `${door.host}:${door.port}`, '--log-level', 'debug', ...more];
   const child = spawn(first, [...inside, program, 'controller', ...own], { stdio: ['ignore', 'pipe', 'pipe'] });
   const ended = once(child, 'close');
   let output = '';

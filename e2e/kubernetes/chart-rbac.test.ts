@@ -3,6 +3,8 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { makeCredential } from '#front/cluster/certificate.ts';
+import { serverNames } from '#front/cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
@@ -293,4 +295,27 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   test('of agents is to list or to watch', () => {
     expect([...new Set(rightsOf('stowage-agent').map(({ verb }) => verb))].sort()).toEqual(['list', 'watch']);
   });
+
+  test('for a certificate that somebody else keeps is to read it', async () => {
+    const { cert, key } = makeCredential(serverNames(namespace), Date.now());
+    const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
+    await apply({
+      ...{ apiVersion: 'v1', kind: 'Secret', metadata: { name: 'given', namespace }, type: 'kubernetes.io/tls' },
+      data: { 'tls.crt': crt, 'tls.key': secretKey },
+    });
+    await ground.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'tls.secretName=given');
+    const start = async () => {
+      await own('delete', 'lease/stowage-controller', 'endpointslice/stowage-leader', '--ignore-not-found');
+      return await startAsAccount(ground.cluster, config, '--tls-secret', 'given');
+    };
+    const right = { role: 'stowage-controller', where: 'own', resource: 'secrets', names: 'given' } as const;
+    for (const verb of ['list', 'watch']) {
+      await using _taken = await without(ground.cluster, [{ ...right, verb }]);
+      await using controller = await start();
+      await expect.poll(controller.output, wait).toContain(refusalOf({ ...right, verb }));
+    }
+    await using controller = await start();
+    await expect.poll(controller.output, wait).toContain('the service leads here');
+    expect(controller.output()).not.toMatch(/cannot \w+ resource \\"secrets/);
+  }, 200_000);
 });

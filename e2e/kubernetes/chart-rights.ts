@@ -1,10 +1,11 @@
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
+import type { RbacRole, RbacRule } from '../../scripts/rbac-role.ts';
 import { roles } from '../../scripts/rbac-rules.ts';
 import { namespace } from './chart-ground.ts';
 
-/** One verb on one kind of object that an account of Stowage's has. */
+/** One verb on one kind of object that an account of Stowage's has, or whoever has a role of the chart. */
 export interface Right {
-  readonly account: string;
+  readonly role: string;
   readonly where: 'cluster' | 'own';
   readonly resource: string;
   readonly verb: string;
@@ -13,20 +14,24 @@ export interface Right {
 }
 
 /** For people, and to be compared by. */
-export const titleOf = ({ resource, verb, names }: Omit<Right, 'account' | 'where'>): string =>
+export const titleOf = ({ resource, verb, names }: Omit<Right, 'role' | 'where'>): string =>
   [verb, resource, ...(names === '' ? [] : [names])].join(' ');
 
-/** Where the chart may be told another name, the usual one. */
-const usual = (name: string): string => /`(.+)`/.exec(name)?.[1] ?? name;
+/** As the chart is without values. */
+const usualRules = ({ rules }: RbacRole): readonly RbacRule[] =>
+  rules.filter(({ when }) => when !== 'certificateGiven');
+
+const rightsIn = (role: RbacRole): readonly Right[] =>
+  usualRules(role).flatMap(({ resource, verbs, names = [] }) =>
+    verbs.map((verb) => ({ role: role.name, where: role.where, resource, verb, names: names.join(',') })),
+  );
 
 export const rightsOf = (account: string): readonly Right[] =>
-  roles
-    .filter((role) => role.account === account)
-    .flatMap(({ where, rules }) =>
-      rules.flatMap(({ resource, verbs, names = [] }) =>
-        verbs.map((verb) => ({ account, where, resource, verb, names: names.map(usual).join(',') })),
-      ),
-    );
+  roles.filter((role) => role.account === account).flatMap(rightsIn);
+
+/** Of a role that is no account's. */
+export const rightsOfRole = (name: string): readonly Right[] =>
+  roles.filter((role) => role.name === name).flatMap(rightsIn);
 
 /** What the API server says to whoever does not have it. */
 export const refusalOf = ({ verb, resource }: Right): string => `cannot ${verb} resource \\"${resource}\\"`;
@@ -44,7 +49,7 @@ interface Role {
 const isIn = ({ resource, names }: Right, { resources, resourceNames = [] }: Rule): boolean =>
   resources.includes(resource) && resourceNames.join(',') === names;
 
-/** Takes rights away, and gives them back. */
+/** Takes rights away, of one name of roles, and gives them back. */
 export async function without(cluster: Cluster, rights: readonly Right[]): Promise<AsyncDisposable> {
   const before: Role[] = [];
   for (const [where, kind] of [
@@ -53,7 +58,7 @@ export async function without(cluster: Cluster, rights: readonly Right[]): Promi
   ] as const) {
     const [first] = rights.filter((right) => right.where === where);
     if (first === undefined) continue;
-    const role: Role = JSON.parse(await cluster.kubectl('get', ...kind, first.account, '--output=json'));
+    const role: Role = JSON.parse(await cluster.kubectl('get', ...kind, first.role, '--output=json'));
     const missing = rights.filter((right) => right.where === where && !role.rules.some((rule) => isIn(right, rule)));
     if (missing.length > 0) throw new Error(`the role lacks ${missing.map(titleOf).join(', ')}`);
     before.push(role);

@@ -4,6 +4,7 @@ import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { request } from 'node:https';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { parseAllDocuments } from 'yaml';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { type Forward, startForward } from '#testbed/kubernetes/forward.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
@@ -14,7 +15,9 @@ export const namespace = 'stowage-system';
 const pod = 'stowage-controller-0';
 const doorPort = 8443;
 const sayingMs = 45_000;
-const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
+const deploy = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes');
+const definition = join(deploy, 'crds', 'stores.yaml');
+const manifests = join(deploy, 'stowage.yaml');
 
 export interface Ran {
   readonly status: number;
@@ -49,39 +52,17 @@ export interface Agent {
   stowage(...words: readonly string[]): Promise<Ran>;
 }
 
-const rule = (apiGroups: readonly string[], resources: readonly string[], verbs: readonly string[], more = {}) => ({
-  ...{ apiGroups, resources, verbs, ...more },
-});
-const own = (resources: readonly string[], ...verbs: readonly string[]) => rule(['stowage.dev'], resources, verbs);
+const kinds = ['Namespace', 'ServiceAccount', 'Role', 'RoleBinding', 'ClusterRole', 'ClusterRoleBinding', 'Service'];
 
-/** What the chart gives, as far as users are concerned. */
-const objects = (): readonly object[] => [
-  { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } },
-  ...['stowage-viewer', 'stowage-agent'].map((name) => ({
-    ...{ apiVersion: 'v1', kind: 'ServiceAccount', metadata: { name, namespace } },
-  })),
-  {
-    ...{ apiVersion: 'v1', kind: 'Service', metadata: { name: 'stowage', namespace } },
-    spec: { ports: [{ name: 'https', port: 443, targetPort: doorPort }] },
-  },
-  {
-    ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRole', metadata: { name: 'stowage-viewer' } },
-    rules: [
-      own(['stores', 'volumes'], 'get', 'list'),
-      own(['mounts', 'clients', 'trash'], 'list'),
-      own(['status', 'doctor'], 'get'),
-      own(['operations'], 'get', 'list'),
-      own(['events'], 'watch'),
-    ],
-  },
-  bound('stowage-viewer', 'stowage-viewer', namespace),
-  {
-    ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'Role', metadata: { name: 'stowage-viewers', namespace } },
-    rules: [
-      rule([''], ['serviceaccounts/token'], ['create'], { resourceNames: ['stowage-viewer'] }),
-      rule([''], ['services/proxy'], ['get', 'create', 'patch', 'delete'], { resourceNames: ['https:stowage:443'] }),
-    ],
-  },
+/** What the chart gives, as far as users are concerned: as Helm made it. */
+async function ofChart(): Promise<readonly object[]> {
+  const all = parseAllDocuments(await readFile(manifests, 'utf8'));
+  return all
+    .map((document) => document.toJS() as { readonly kind?: string } | null)
+    .flatMap((object) => (object !== null && kinds.includes(object.kind ?? '') ? [object] : []));
+}
+
+const objects: readonly object[] = [
   // The controller is a process of this machine: the API server's proxy wants a pod that has its address.
   {
     ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name: pod, namespace } },
@@ -106,7 +87,7 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const cluster = ground.use(await startCluster(signal, { nodes: 1 }));
   const filer = ground.use(await startFiler(cluster, signal));
   await cluster.kubectl('apply', '--filename', definition);
-  await cluster.apply(...objects());
+  await cluster.apply(...(await ofChart()), ...objects);
   const address = { podIP: addresses.controlPlane, podIPs: [{ ip: addresses.controlPlane }] };
   const patch = ['--subresource=status', '--type=merge', '--patch', JSON.stringify({ status: address })];
   await cluster.kubectl('patch', 'pod', pod, '--namespace', namespace, ...patch);

@@ -1,6 +1,7 @@
 import { mkdirSync, readdirSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { rightsOf, rightsOfRole, titleOf, without } from './chart-rights.ts';
 import { bound, type Ground, namespace, startGround } from './kubectl-stowage-ground.ts';
 
 const { signal } = new AbortController();
@@ -114,7 +115,13 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
 
     test('and does not let them change anything', async () => {
-      const { status, stderr } = await ground.stowage(alice, 'volume', 'delete', 'silver/photos');
+      const change = (kubeconfig: string) => ground.stowage(kubeconfig, 'volume', 'delete', 'silver/photos');
+      expect(await change(alice)).toMatchObject({
+        status: 3,
+        stderr: expect.stringContaining('cannot delete resource "services/proxy"'),
+      });
+      // Who may everything, by the viewer's rights.
+      const { status, stderr } = await change(ground.cluster.kubeconfig);
       expect({ status, stderr }).toMatchObject({
         status: 3,
         stderr: expect.stringContaining('system:serviceaccount:stowage-system:stowage-viewer may not'),
@@ -155,6 +162,92 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect((await ground.stowage(alice, 'store', 'list')).stdout).toMatch(/disks +- +local +open +1 +1 /);
       expect((await ground.stowage(alice, 'doctor')).stdout).toContain('node-1: ');
     }, 150_000);
+
+    /** What each right of an account is for; `{id}`: that of an operation. */
+    const uses: Readonly<Record<string, Readonly<Record<string, readonly string[]>>>> = {
+      'stowage-viewer': {
+        'get status': ['status'],
+        'get doctor': ['doctor'],
+        'list stores': ['store', 'list'],
+        'get stores': ['store', 'show', 'silver'],
+        'list volumes': ['volume', 'list'],
+        'get volumes': ['volume', 'show', 'silver/photos'],
+        'list mounts': ['mounts'],
+        'list clients': ['client', 'status'],
+        'list operations': ['operations'],
+        'get operations': ['operations', 'show', '{id}'],
+        'list trash': ['volume', 'trash', 'list'],
+        'watch events': ['events'],
+      },
+      'stowage-adopter': {
+        'create stores/adopt': ['store', 'adopt', 'silver', '--dry-run'],
+        'list volumes': ['--account', 'stowage-adopter', 'volume', 'list'],
+        'get stores': ['--account', 'stowage-adopter', 'store', 'show', 'silver'],
+        'get operations': ['--account', 'stowage-adopter', 'operations', 'show', '{id}'],
+        'update operations': ['--account', 'stowage-adopter', 'operations', 'cancel', '{id}'],
+      },
+    };
+    // The one goes on until somebody ends it, and of the other there is nothing left that could be cancelled.
+    const endless = ['watch events', 'update operations'];
+
+    test.each(Object.entries(uses))(
+      'every right of %s is needed, and enough',
+      async (account, all) => {
+        const rights = rightsOf(account);
+        expect(rights.map(titleOf).sort()).toEqual(Object.keys(all).sort());
+        const [id = ''] = (await ground.stowage(alice, 'operations', '--quiet')).stdout.split('\n');
+        const run = (words: readonly string[]) =>
+          ground.stowage(
+            account === 'stowage-viewer' ? alice : ground.cluster.kubeconfig,
+            ...words.map((word) => (word === '{id}' ? id : word)),
+          );
+        for (const [title, words] of Object.entries(all))
+          if (!endless.includes(title)) expect([title, await run(words)]).toMatchObject([title, { status: 0 }]);
+        await using _taken = await without(ground.cluster, rights);
+        for (const [title, words] of Object.entries(all)) {
+          const [verb, resource = ''] = title.split(' ');
+          const what = resource.replace(/^[^/]*/, '$&.stowage.dev');
+          const refusal = `${account} may not ${verb} ${what}`;
+          const refused = { status: 3, stderr: expect.stringContaining(refusal) };
+          await expect.poll(() => run(words), wait).toMatchObject(refused);
+        }
+      },
+      200_000,
+    );
+
+    test.each([
+      ['create serviceaccounts/token stowage-viewer', 'you may not ask for a token of the service account'],
+      ['get services/proxy https:stowage:443', 'bind you to the Role stowage-viewers'],
+    ])('who may look needs the right: %s', async (title, why) => {
+      const all = rightsOfRole('stowage-viewers');
+      expect(all.length).toBe(2);
+      const look = () => ground.stowage(alice, 'store', 'list');
+      await expect.poll(look, wait).toMatchObject({ status: 0 });
+      await using _taken = await without(
+        ground.cluster,
+        all.filter((right) => titleOf(right) === title),
+      );
+      await expect.poll(look, wait).toMatchObject({ status: 3, stderr: expect.stringContaining(why) });
+    });
+
+    test('who may view a cluster sees its stores by the role for that, and needs all of it', async () => {
+      const { cluster } = ground;
+      await cluster.apply(bound('view', 'stranger', 'default'));
+      const as = '--as=system:serviceaccount:default:stranger';
+      const said = (...words: readonly string[]): Promise<string> => cluster.kubectl(as, ...words).catch(String);
+      const watched = '/apis/stowage.dev/v1/stores?watch=true&timeoutSeconds=1';
+      const looks: readonly (readonly [title: string, words: readonly string[]])[] = [
+        ['get stores', ['get', 'store', 'silver', '--output=name']],
+        ['list stores', ['get', 'stores', '--output=name']],
+        ['watch stores', ['get', '--raw', watched]],
+      ];
+      const rights = rightsOfRole('stowage-stores-view');
+      expect(rights.map(titleOf).sort()).toEqual(looks.map(([title]) => title).sort());
+      for (const [, words] of looks) await expect.poll(() => said(...words), wait).toMatch(/silver/);
+      await using _taken = await without(cluster, rights);
+      for (const [title, words] of looks)
+        await expect.poll(() => said(...words), wait).toContain(`cannot ${title.split(' ')[0]} resource "stores"`);
+    }, 200_000);
 
     test('without a leader it says so', async () => {
       await ground.stopController();

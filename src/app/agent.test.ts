@@ -1,8 +1,12 @@
+import { execFileSync } from 'node:child_process';
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { DatabaseSync } from 'node:sqlite';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { UpOptions } from '#cli/io.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { needs } from '#testbed/needs.ts';
 import { eventually, paths } from '#testing/controlled.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createApi } from '#testing/server.ts';
@@ -72,6 +76,60 @@ describe('the agent of a node', () => {
     ending.abort();
     expect(await over).toBe(0);
     expect(existsSync(socket())).toBe(false);
+  });
+
+  describe('on a machine that was made of an image of another', () => {
+    const served = async (nodeName: string): Promise<string> => {
+      [said, ending] = ['', new AbortController()];
+      const over = run({ nodeName });
+      await eventually(() => said).toMatch(/stowage ready/);
+      const { instance } = (await createApi({ socketPath: socket() }).get('/v1/status')).body;
+      ending.abort();
+      expect(await over).toBe(0);
+      return instance;
+    };
+    const state = () => join(folder, 'state');
+    const database = () => join(state(), 'state.db');
+
+    test('is itself, and has nothing to do with what the other had begun', async () => {
+      const first = await served('worker-1');
+      expect(await served('worker-1')).toBe(first);
+      const records = openRecords(database());
+      records.settings.set('ephemeral.volumes', '[{"key":"csi-1","store":"silver","target":"/t","over":true}]');
+      records.close();
+      const second = await served('worker-2');
+      expect(second).not.toBe(first);
+      expect(await served('worker-2')).toBe(second);
+      const after = openRecords(database());
+      onTestFinished(() => after.close());
+      expect(after.settings.get('ephemeral.volumes')).toBeUndefined();
+      // Whoever gave a node another name may want them.
+      expect(existsSync(`${database()}.worker-1`)).toBe(true);
+    });
+
+    test('keeps its records where none of a node is named in them yet', async () => {
+      const first = await served('worker-1');
+      const db = new DatabaseSync(database());
+      db.exec("DELETE FROM settings WHERE key = 'instance.node'");
+      db.close();
+      expect(await served('worker-2')).toBe(first);
+    });
+
+    test.skipIf(needs('mount'))('does not begin while volumes are mounted, as a copy never has', async () => {
+      const first = await served('worker-1');
+      const at = join(state(), 'mounts', 'sv1-x');
+      mkdirSync(at);
+      execFileSync('mount', ['-t', 'tmpfs', 'none', at]);
+      try {
+        await expect(run({ nodeName: 'worker-2' })).rejects.toMatchObject({
+          ...{ code: 'conflict', reason: 'node-name-changed', message: expect.stringContaining(at) },
+          action: expect.stringContaining('name worker-1 back'),
+        });
+        expect(await served('worker-1')).toBe(first);
+      } finally {
+        execFileSync('umount', [at]);
+      }
+    });
   });
 
   test('says what it misses when it does not know its name', async () => {

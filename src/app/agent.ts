@@ -6,6 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
+import { giveBackWhenIdle } from './giving-back.ts';
 import { type Figures, serveHealth, serveMetrics } from './health.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
@@ -30,6 +31,7 @@ export async function runAgent(
   const { env } = process;
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   const clock = systemClock();
+  using _memory = giveBackWhenIdle(clock);
   const nodeName = options.nodeName ?? (env['NODE_NAME'] || undefined);
   if (nodeName === undefined) throw nameless();
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env, clock });
@@ -51,11 +53,10 @@ export async function runAgent(
   const late: { link?: ControllerLink } = {};
   const beside: Beside = {
     cluster: stores.configs,
-    podUsers: async ({ namespace: at, name, uid }, signal) => {
-      const pod = await late.link?.pod(at, name, signal);
-      // Another pod of the same name says nothing of this one.
-      if (pod === undefined || pod.uid !== uid) return undefined;
-      return pod.hostUsers ? 'host' : 'own';
+    podUsers: async (pod, signal) => {
+      const found = await late.link?.pod(pod, signal);
+      if (found === undefined) return undefined;
+      return found.hostUsers ? 'host' : 'own';
     },
     started: (running) => {
       isServing = true;

@@ -8,15 +8,14 @@ import type { Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 import { keepLeaderEndpoints, removeLeaderEndpoints } from '#front/cluster/access-endpoints.ts';
 import { createAdmission } from '#front/cluster/admission.ts';
+import { createAgentReviews } from '#front/cluster/agent-reviews.ts';
 import { createAgents } from '#front/cluster/agents.ts';
 import { keepCredentials } from '#front/cluster/credentials.ts';
 import { createDoor, type Door, type Handle, nothingHere } from '#front/cluster/door.ts';
 import { keepLeaderSlice, removeLeaderSlice } from '#front/cluster/leader-slice.ts';
-import { audiences } from '#front/cluster/names.ts';
 import { answeringPods } from '#front/cluster/pod-questions.ts';
-import { createReviews } from '#front/cluster/reviews.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { listenTcp, parseListen } from './listen.ts';
+import { everywhere, listenTcp, parseListen } from './listen.ts';
 
 export interface DoorPlace {
   readonly host: string;
@@ -33,7 +32,7 @@ export function doorPlace(
   podIp: string | undefined,
   pod = process.env['POD_NAME'] || hostname(),
 ): DoorPlace | undefined {
-  const at = parseListen(listen ?? 'none');
+  const at = parseListen(listen ?? 'none', everywhere);
   if (at === undefined) return undefined;
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
@@ -83,7 +82,7 @@ export function createOpenDoor(wish: DoorWish, { log }: Pick<Scope, 'log'>): Ope
   async function serve(at: DoorPlace, scope: Scope, stop: AbortSignal): Promise<void> {
     const ending = new AbortController();
     const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
-    const reviews = createReviews({ client, clock, audience: audiences.agents });
+    const reviews = createAgentReviews(client, clock);
     const turn = createAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
     const questions = { ...common, log, reviews, signal: beside.signal };
     const door = createDoor({ clock, turn, handle: answeringPods(questions, handle?.(agents) ?? nothingHere) });

@@ -1,7 +1,7 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { listenTcp, parseListen } from './listen.ts';
+import { everywhere, listenTcp, parseListen } from './listen.ts';
 
 export interface Health extends AsyncDisposable {
   /** Where it listens. Undefined: nowhere. */
@@ -22,7 +22,7 @@ export async function serveHealth(
   whyNotReady: () => string | undefined,
   figures: () => Figures | undefined = () => undefined,
 ): Promise<Health> {
-  const at = parseListen(listen ?? 'none');
+  const at = parseListen(listen ?? 'none', everywhere);
   if (at === undefined) return { address: undefined, [Symbol.asyncDispose]: async () => undefined };
   const tell = telling(figures);
   const server = createServer((request, response) => {

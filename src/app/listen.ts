@@ -2,14 +2,21 @@ import { chmod, lstat, rm } from 'node:fs/promises';
 import { connect, type Server } from 'node:net';
 import { StowageError } from '#core/errors.ts';
 
-/** `host:port`, `:port`, `[v6]:port` or a port. Undefined: none wanted. */
-export function parseListen(text: string): { readonly host: string; readonly port: number } | undefined {
+/** As a host: every address of this machine, of either kind. */
+export const everywhere = '*';
+
+/** `host:port`, `:port`, `[v6]:port` or a port. `whole`: what `:port` stands for. Undefined: none wanted. */
+export function parseListen(
+  text: string,
+  whole: typeof everywhere | '127.0.0.1' = '127.0.0.1',
+): { readonly host: string; readonly port: number } | undefined {
   if (text === 'none') return undefined;
   const match = /^(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})$/.exec(
     /^[0-9]{1,5}$/.test(text) ? `:${text}` : text,
   );
   const port = Number(match?.[3]);
-  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || '127.0.0.1'), port };
+  const left = text.startsWith(':') ? whole : '127.0.0.1';
+  if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || left), port };
   throw new StowageError(`'${text}' is not an address to listen on`, {
     code: 'invalid',
     reason: 'listen-invalid',
@@ -34,11 +41,14 @@ const codeOf = (thrown: unknown): string => (thrown instanceof Error && 'code' i
 
 /** Where it listens in the end: port 0 becomes a real one. */
 export async function listenTcp(server: Server, at: { readonly host: string; readonly port: number }): Promise<string> {
+  const isAll = at.host === everywhere;
   try {
-    await listening(server, () => server.listen(at.port, at.host));
+    // Without a host Node takes IPv6 and IPv4 at once, and where the machine has only the latter, that.
+    await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
     const taken = codeOf(cause) === 'EADDRINUSE';
-    throw new StowageError(`cannot listen on ${at.host}:${at.port}: ${taken ? 'the port is in use' : codeOf(cause)}`, {
+    const where = isAll ? `port ${at.port}, at any address` : `${at.host}:${at.port}`;
+    throw new StowageError(`cannot listen on ${where}: ${taken ? 'the port is in use' : codeOf(cause)}`, {
       code: taken ? 'conflict' : 'unavailable',
       reason: taken ? 'port-in-use' : 'listen-failed',
       action: taken
@@ -47,9 +57,10 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
       cause,
     });
   }
-  const address = server.address();
-  const port = typeof address === 'object' && address !== null ? address.port : at.port;
-  return `http://${at.host.includes(':') ? `[${at.host}]` : at.host}:${port}`;
+  const found = server.address();
+  const { address, port } = typeof found === 'object' && found !== null ? found : { address: at.host, port: at.port };
+  const host = isAll ? address : at.host;
+  return `http://${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 
 export async function listenSocket(server: Server, path: string): Promise<void> {

@@ -14,16 +14,16 @@ export function addControllerCommands(program: Verb, act: Act): void {
     .option('--state <dir>', 'where it keeps what it can lose')
     .option('--kubeconfig <file>', 'how to reach the cluster (default: as the pod that it runs in)')
     .option('--namespace <name>', "where its Lease, certificate and address are (default: the pod's or the file's own)")
-    .option('--health <address>', 'host:port for /healthz and /readyz, or none (default)')
+    .option('--health <address>', 'host:port for /healthz and /readyz, :port for every address, or none (default)')
     .option(
       '--listen <address>',
-      'host:port for agents and users, by HTTPS, or none (default); POD_IP says the address to others',
+      'host:port for agents and users, by HTTPS, :port for every address, or none (default); POD_IP says the address to others',
     )
     .option('--tls-secret <name>', 'a Secret with a certificate for it, kept by somebody else (default: its own)')
     .addOption(
       new Option('--log-level <level>', 'how much to log').choices(['debug', 'info', 'warn', 'error', 'silent']),
     )
-    .example('stowage controller --health 0.0.0.0:8081 --listen 0.0.0.0:8443', 'in a pod')
+    .example('stowage controller --health :8081 --listen :8443', 'in a pod')
     .example('stowage controller --kubeconfig ~/.kube/config --namespace stowage', 'from outside the cluster')
     .action(act((session: Session, options: ControllerOptions) => session.injected.controller(options)));
 }

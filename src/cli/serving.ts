@@ -46,7 +46,10 @@ export function addServingCommands(program: Verb, act: Act): void {
     .option('--kubernetes', 'be the agent of a node: stores are what the Store objects of the cluster say')
     .option('--kubeconfig <file>', 'with --kubernetes: how to reach the cluster (default: as the pod that it runs in)')
     .option('--namespace <name>', "with --kubernetes: Stowage's own (default: the pod's or the file's)")
-    .option('--health <address>', 'with --kubernetes: host:port for /healthz, /readyz and /metrics, or none (default)')
+    .option(
+      '--health <address>',
+      'with --kubernetes: host:port for /healthz, /readyz and /metrics, :port for every address, or none (default)',
+    )
     .option('--metrics <address>', 'with --kubernetes: host:port for /metrics alone, or none (default)');
   withCommon(node)
     .example('stowage node', 'for the Docker and Podman engines that run here')

@@ -8,12 +8,12 @@ import { beforeEach, onTestFinished } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 import { createAdmission } from '#front/cluster/admission.ts';
+import { createAgentReviews } from '#front/cluster/agent-reviews.ts';
 import { type ConnectedAgents, createAgents } from '#front/cluster/agents.ts';
 import { type Credential, makeCredential } from '#front/cluster/certificate.ts';
 import { createDoor, type Door, type Handle } from '#front/cluster/door.ts';
 import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
 import { audiences, doorNames, serverNames } from '#front/cluster/names.ts';
-import { createReviews } from '#front/cluster/reviews.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import type { TokenReview } from '#wire/kube/types.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
@@ -33,7 +33,7 @@ export interface OpenedDoor {
 export interface Doors {
   api: FakeKubeApi;
   client: KubeClient;
-  /** Has a token reviewed: `agent-of NODE`, with dashes, is an agent's; anything else nobody's. */
+  /** The nodes of the tokens that were reviewed: an agent's has one, that of nobody has none. */
   reviewed: string[];
   open(how?: {
     readonly clock?: Clock;
@@ -65,7 +65,7 @@ export function doors(): Doors {
     it.api.intercept = ({ url }, response, body) => {
       if (url !== '/apis/authentication.k8s.io/v1/tokenreviews') return false;
       const { token } = (JSON.parse(body) as TokenReview).spec;
-      it.reviewed.push(token);
+      it.reviewed.push(nodeOf(token));
       response.writeHead(201, { 'content-type': 'application/json' });
       response.end(JSON.stringify({ metadata: {}, status: reviewOf(token) }));
       return true;
@@ -76,7 +76,7 @@ export function doors(): Doors {
     const log = silentLog();
     const ending = new AbortController();
     const agents = createAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
-    const reviews = createReviews({ client: it.client, clock: systemClock(), audience: audiences.agents });
+    const reviews = createAgentReviews(it.client, systemClock());
     const about = { reviews, agents, namespace: doorNamespace, clock, log, signal: ending.signal };
     const door = createDoor({ clock, turn: createAdmission(about), handle });
     const credential = makeCredential(serverNames(doorNamespace), Date.now());
@@ -113,7 +113,7 @@ export function doors(): Doors {
     return path;
   };
   it.link = ({ node = 'node-1', socket, clock = systemClock() }) => {
-    writeFileSync(it.tokenFile, `agent-of-${node}\n`);
+    writeFileSync(it.tokenFile, `${agentToken(node)}\n`);
     const { client, tokenFile } = it;
     const link = startControllerLink({
       ...{ client, clock, log: silentLog(), namespace: doorNamespace, tokenFile, socket },
@@ -126,9 +126,22 @@ export function doors(): Doors {
   return it;
 }
 
+/** As Kubernetes gives it to an agent's pod; of no node: as somebody would write it who wants to be let in. */
+export function agentToken(node: string, claims: object = {}): string {
+  const all = { aud: [audiences.agents], exp: Math.floor(Date.now() / 1_000) + 3_600, node, ...claims };
+  return ['{}', JSON.stringify(all), 'signature'].map((part) => Buffer.from(part).toString('base64url')).join('.');
+}
+
+function nodeOf(token: string): string {
+  const claims = JSON.parse(Buffer.from(token.split('.')[1] ?? '', 'base64url').toString()) as {
+    readonly node: string;
+  };
+  return claims.node;
+}
+
 function reviewOf(token: string): TokenReview['status'] {
-  const [, node] = /^agent-of-(.+)$/.exec(token) ?? [];
-  if (node === undefined) return { authenticated: false };
+  const node = nodeOf(token);
+  if (node === '') return { authenticated: false };
   return {
     ...{ authenticated: true, audiences: [audiences.agents] },
     user: {

@@ -35,7 +35,8 @@ export function createAdmission(options: AdmissionOptions): Turn {
     if (url !== turning.path || method !== 'GET') throw pathUnknown();
     if (headers.upgrade?.toLowerCase() !== turning.protocol) throw otherProtocol();
     const scope = { signal, log: options.log };
-    return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope), namespace);
+    const from = request.socket.remoteAddress ?? '';
+    return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope, from), namespace);
   }
 
   async function turn(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {

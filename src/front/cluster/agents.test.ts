@@ -25,7 +25,7 @@ const echo: RequestListener = (request, response) => {
     response.end(JSON.stringify({ method, url, body, key: headers['idempotency-key'], authority: headers.host }));
   });
 };
-const get = (path = '/v1/x') => ({ method: 'GET', path }) as const;
+const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
 
 async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedDoor> {
   const door = await it.open();
@@ -52,9 +52,21 @@ describe('an agent that is connected', () => {
       response.writeHead(200).end(JSON.stringify({ url: request.url, text: 'x'.repeat(200_000) }));
     });
     const answers = await Promise.all(
-      Array.from({ length: 200 }, (_, i) => agents.call('node-1', get(`/v1/${i}`), scopeOf())),
+      Array.from({ length: 200 }, (_, i) => agents.call('node-1', get(`/v1/volumes/${i}`), scopeOf())),
     );
-    expect(answers.map((one) => (one as { readonly url: string }).url)).toEqual(answers.map((_, i) => `/v1/${i}`));
+    expect(answers.map((one) => (one as { readonly url: string }).url)).toEqual(
+      answers.map((_, i) => `/v1/volumes/${i}`),
+    );
+  });
+
+  test('is asked one thing after the other on one connection to its API', async () => {
+    const connections = new Set<unknown>();
+    const { agents } = await connected(({ socket }, response) => {
+      connections.add(socket);
+      response.writeHead(200).end('{}');
+    });
+    for (let i = 0; i < 5; i++) await agents.call('node-1', get(), scopeOf());
+    expect(connections.size).toBe(1);
   });
 
   test('says what is wrong, as it says it', async () => {
@@ -193,7 +205,7 @@ describe('an agent that does not answer', () => {
     it.link({ socket: await it.serve(echo) });
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
     await first[Symbol.asyncDispose]();
-    expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/x' });
+    expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
     expect(door.agents.nodes()).toEqual(['node-1']);
   });
 
@@ -207,7 +219,7 @@ describe('an agent that does not answer', () => {
     // It answers, and goes on.
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
-      expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/x' });
+      expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
     }
     way.freeze();
     const asking = door.agents.call('node-1', { ...get(), deadlineMs: 60_000 }, scopeOf());

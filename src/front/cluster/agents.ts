@@ -4,6 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { absent, answered, lost } from './agent-answers.ts';
+import { agentCall } from './agent-calls.ts';
 import { exchange } from './exchange.ts';
 import { keepPinging } from './pings.ts';
 
@@ -125,7 +126,7 @@ export function createAgents({ clock, log, maxAnswerBytes = usualMaxAnswerBytes 
 }
 
 function headersOf({ method, path, requestId }: AgentRequest, body: Buffer | undefined): OutgoingHttpHeaders {
-  if (!path.startsWith('/v1/')) throw new TypeError(`agents are not asked for ${path}`);
+  if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
   return {
     ...{ ':method': method, ':path': path, accept: 'application/json, application/problem+json' },
     ...(body === undefined ? {} : { 'content-type': 'application/json', 'content-length': body.length }),

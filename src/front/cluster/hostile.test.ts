@@ -7,7 +7,7 @@ import { connect, type SecureVersion, type TLSSocket } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { eventually } from '#testing/controlled.ts';
-import { doorNamespace, doors, type OpenedDoor, scopeOf } from '#testing/door.ts';
+import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { makeCredential } from './certificate.ts';
 import { connectToLeader } from './link-connection.ts';
@@ -15,11 +15,11 @@ import { serverNames } from './names.ts';
 
 const it = doors();
 const [servername] = serverNames(doorNamespace);
-const get = { method: 'GET', path: '/v1/x' } as const;
+const get = { method: 'GET', path: '/v1/status' } as const;
 
 /** A connection of an agent, turned round, for whatever it wants to do with it. */
 async function turned(door: OpenedDoor, node = 'evil'): Promise<Duplex> {
-  writeFileSync(it.tokenFile, `agent-of-${node}`);
+  writeFileSync(it.tokenFile, agentToken(node));
   const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, tokenFile: it.tokenFile };
   const stream = await connectToLeader({ ...about, clock: systemClock() }, scopeOf().signal);
   stream.on('error', () => undefined);
@@ -204,9 +204,9 @@ describe('whoever comes to the door', () => {
   test.each<[string, string, number, string]>([
     ['with no token', asks({}), 401, 'token-missing'],
     ['with a token that is nobody’s', asks(bearer('x')), 401, 'token-refused'],
-    ['at another path', asks(bearer('agent-of-a'), '/v1/volumes'), 404, 'path-unknown'],
-    ['in another way', asks(bearer('agent-of-a'), '/agents', 'DELETE'), 404, 'path-unknown'],
-    ['for another protocol', asks({ ...bearer('agent-of-a'), upgrade: 'websocket' }), 422, 'agent-protocol-other'],
+    ['at another path', asks(bearer(agentToken('a')), '/v1/volumes'), 404, 'path-unknown'],
+    ['in another way', asks(bearer(agentToken('a')), '/agents', 'DELETE'), 404, 'path-unknown'],
+    ['for another protocol', asks({ ...bearer(agentToken('a')), upgrade: 'websocket' }), 422, 'agent-protocol-other'],
     ['for a tunnel', 'CONNECT a:1 HTTP/1.1\r\n\r\n', 404, 'path-unknown'],
     ['for anything else', 'GET / HTTP/1.1\r\nconnection: close\r\n\r\n', 404, 'path-unknown'],
     ['with nonsense', 'nonsense\r\n\r\n', 400, 'request-malformed'],

@@ -20,6 +20,11 @@ export interface ToLeader extends Target {
   readonly tokenFile: string;
 }
 
+/** Whoever leads was reached, and said no. */
+export class Refusal extends Error {
+  override readonly name = 'Refusal';
+}
+
 const connectMs = 20_000;
 const maxRefusal = 16 * 1024;
 
@@ -115,7 +120,7 @@ async function textOf(answer: IncomingMessage): Promise<string> {
 
 async function refusalOf(answer: IncomingMessage): Promise<Error> {
   const text = await textOf(answer);
-  return new Error(`it does not let this agent in: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
+  return new Refusal(`it does not let this agent in: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
 }
 
 function said(text: string): string | undefined {

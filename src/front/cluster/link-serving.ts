@@ -1,4 +1,10 @@
-import { request as httpRequest, type IncomingHttpHeaders, type IncomingMessage } from 'node:http';
+import {
+  Agent,
+  request as httpRequest,
+  type IncomingHttpHeaders,
+  type IncomingMessage,
+  type RequestOptions,
+} from 'node:http';
 import {
   type IncomingHttpHeaders as IncomingHttp2Headers,
   performServerHandshake,
@@ -8,6 +14,7 @@ import { type Duplex, pipeline } from 'node:stream';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import { agentCall } from './agent-calls.ts';
 import { keepPinging } from './pings.ts';
 import { pathUnknown, problemOf } from './problems.ts';
 
@@ -21,8 +28,8 @@ export interface Serving {
 
 /** At a time; the others wait at the controller. */
 const maxCalls = 64;
-const methods: ReadonlySet<string> = new Set(['GET', 'POST', 'PATCH', 'PUT', 'DELETE']);
-const asked = ['accept', 'content-type', 'content-length', 'idempotency-key', 'if-match', 'prefer', 'x-request-id'];
+const asked = ['accept', 'idempotency-key'];
+const askedWithBody = [...asked, 'content-type', 'content-length'];
 const answered = [
   'content-length',
   'content-type',
@@ -42,7 +49,9 @@ export async function serveLeader({ stream, clock, log, socket }: Serving, signa
   });
   session.on('error', (error) => log.debug('the connection to the controller failed', { error }));
   session.once('close', () => resolve());
-  session.on('stream', (call, headers) => passOn(call, headers, socket));
+  // Both ends of what is passed on are this process: a connection for each call would cost it more than most calls.
+  const connections = new Agent({ keepAlive: true });
+  session.on('stream', (call, headers) => passOn(call, headers, { socketPath: socket, agent: connections }));
   const stop = (): void => session.destroy();
   signal.addEventListener('abort', stop, { once: true });
   if (signal.aborted) stop();
@@ -50,30 +59,42 @@ export async function serveLeader({ stream, clock, log, socket }: Serving, signa
   await promise;
   signal.removeEventListener('abort', stop);
   stream.destroy();
+  connections.destroy();
 }
 
-function passOn(call: ServerHttp2Stream, headers: IncomingHttp2Headers, socketPath: string): void {
+/** The way to the REST API. */
+type Way = Readonly<Pick<RequestOptions, 'socketPath' | 'agent'>>;
+
+function passOn(call: ServerHttp2Stream, headers: IncomingHttp2Headers, way: Way): void {
   // Whatever it is, it ends the call; what is said about it is said elsewhere.
   call.on('error', () => undefined);
   try {
-    ask(call, headers, socketPath);
+    ask(call, headers, way);
   } catch (cause) {
     // HTTP/1 cannot say everything that HTTP/2 can.
     refuse(call, unpassable(cause));
   }
 }
 
-function ask(call: ServerHttp2Stream, headers: IncomingHttp2Headers, socketPath: string): void {
+function ask(call: ServerHttp2Stream, headers: IncomingHttp2Headers, way: Way): void {
   const { ':path': path = '', ':method': method = '' } = headers;
-  // Nothing but the API: what is for probes and scrapers is for those of the node.
-  if (!path.startsWith('/v1/') || !methods.has(method)) {
+  // To whoever can open the socket the API gives all that there is; of that a controller has what it needs.
+  const known = agentCall(method, path);
+  if (known === undefined) {
     refuse(call, pathUnknown());
     return;
   }
-  const to = httpRequest({ socketPath, path, method, headers: chosen(headers, asked), agent: false });
+  const isBare = known.bare === true;
+  const taken = chosen(headers, isBare ? asked : askedWithBody);
+  const to = httpRequest({ ...way, path, method, headers: taken });
   call.once('close', () => to.destroy());
   to.on('error', (cause) => refuse(call, unserved(cause)));
   to.on('response', (answer) => passBack(call, answer));
+  if (isBare) {
+    call.resume();
+    to.end();
+    return;
+  }
   // Its errors are those of either end, which are heard above.
   pipeline(call, to, () => undefined);
 }

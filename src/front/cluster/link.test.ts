@@ -8,14 +8,14 @@ import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { streamOver } from '#base/stream-over.ts';
 import { eventually } from '#testing/controlled.ts';
-import { doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
+import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { makeCredential } from './certificate.ts';
 import { serverNames } from './names.ts';
 
 const it = doors();
 const ok: RequestListener = (_, response) => response.end('{}');
-const get = { method: 'GET', path: '/v1/x' } as const;
+const get = { method: 'GET', path: '/v1/status' } as const;
 
 describe('an agent', () => {
   test('waits for a leader, and for what it is known by', async () => {
@@ -55,17 +55,17 @@ describe('an agent', () => {
     it.lead(after);
     expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
     expect(told).toEqual([]);
-    expect(it.reviewed).toEqual(['agent-of-node-1']);
+    expect(it.reviewed).toEqual(['node-1']);
   });
 
   test('sends the token that it has now, when an earlier one was refused', async () => {
     const door = await it.open();
     it.lead(door);
     it.link({ socket: await it.serve(ok) });
-    writeFileSync(it.tokenFile, 'run-out');
+    writeFileSync(it.tokenFile, agentToken(''));
     // The first may have been read before.
     await eventually(() => it.reviewed.length).toBeGreaterThan(0);
-    writeFileSync(it.tokenFile, 'agent-of-node-7');
+    writeFileSync(it.tokenFile, agentToken('node-7'));
     await eventually(() => door.agents.nodes()).toContain('node-7');
   });
 
@@ -169,7 +169,22 @@ describe('a leader that is hostile', () => {
     ['what is not of the API', { ':path': '/metrics' }, 404],
     ['what only begins like it', { ':path': '/v1' }, 404],
     ['another address', { ':path': 'http://elsewhere/v1/x' }, 1],
-    ['a method that is none', { ':path': '/v1/x', ':method': 'TRACE' }, 404],
+    ['a method that is none', { ':path': '/v1/status', ':method': 'TRACE' }, 404],
+    ['a store of its own', { ':path': '/v1/stores', ':method': 'POST' }, 404],
+    ['a store less', { ':path': '/v1/stores/local', ':method': 'DELETE' }, 404],
+    ['all directories of a store', { ':path': '/v1/stores/local/adopt', ':method': 'POST' }, 404],
+    ['a mount', { ':path': '/v1/volumes/a/mount', ':method': 'POST' }, 404],
+    ['the end of a mount', { ':path': '/v1/volumes/a/unmount', ':method': 'POST' }, 404],
+    ['a mount, by another way', { ':path': '/v1/volumes/a%2Fmount/../mount', ':method': 'POST' }, 404],
+    ['a mount, with more behind it', { ':path': '/v1/volumes/a/mount?expand', ':method': 'POST' }, 404],
+    ['a change that has a query', { ':path': '/v1/volumes/a?force=true', ':method': 'DELETE' }, 404],
+    ['a use to be forgotten', { ':path': '/v1/volumes/a/uses/b', ':method': 'DELETE' }, 404],
+    ['what is in the trash', { ':path': '/v1/trash/a', ':method': 'DELETE' }, 404],
+    ['a token', { ':path': '/v1/tokens', ':method': 'POST' }, 404],
+    ['its tokens', { ':path': '/v1/tokens' }, 404],
+    ['other data paths', { ':path': '/v1/client/upgrade', ':method': 'POST' }, 404],
+    ['a volume with no name', { ':path': '/v1/volumes/', ':method': 'DELETE' }, 404],
+    ['a volume of two names', { ':path': '/v1/volumes/a/b', ':method': 'DELETE' }, 404],
     ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
     ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
   ])('and asks for %s is refused', async (_, headers, status) => {
@@ -180,9 +195,9 @@ describe('a leader that is hostile', () => {
       response.end('{}');
     });
     it.link({ socket });
-    expect(await asked(await session, { ':path': '/v1/x', ...headers })).toBe(status);
+    expect(await asked(await session, { ':path': '/v1/status', ...headers })).toBe(status);
     expect(reached).toEqual([]);
-    expect(await asked(await session, { ':path': '/v1/good' })).toBe(200);
+    expect(await asked(await session, { ':path': '/v1/status' })).toBe(200);
   });
 
   test('and passes on headers that are not for it has them left out', async () => {
@@ -193,8 +208,26 @@ describe('a leader that is hostile', () => {
       response.end('{}');
     });
     it.link({ socket });
-    await asked(await session, { ':path': '/v1/x', 'x-forwarded-for': 'a', cookie: 'b', 'if-match': '"3"' });
-    expect(await seen.promise).toEqual({ host: 'localhost', connection: 'close', 'if-match': '"3"' });
+    const others = { 'x-forwarded-for': 'a', cookie: 'b', authorization: 'Bearer c', prefer: 'respond-async' };
+    await asked(await session, { ':path': '/v1/status', ...others, 'idempotency-key': 'k' });
+    expect(await seen.promise).toEqual({ host: 'localhost', connection: 'keep-alive', 'idempotency-key': 'k' });
+  });
+
+  test('and says from where a store is to be checked has that left out', async () => {
+    const { session } = await leading();
+    const seen = Promise.withResolvers<string>();
+    const socket = await it.serve((request, response) => {
+      void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => seen.resolve(Buffer.concat(all).toString()));
+      response.end('{}');
+    });
+    it.link({ socket });
+    const stream = (await session).request({
+      ...{ ':method': 'POST', ':path': '/v1/stores/local/check', 'content-type': 'application/json' },
+    });
+    stream.on('error', () => undefined).resume();
+    stream.end('{"from":"netns:other"}');
+    expect(await seen.promise).toBe('');
+    await once(stream, 'close');
   });
 
   test('and sends nonsense is left, and another is gone to', async () => {

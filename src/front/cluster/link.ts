@@ -6,16 +6,17 @@ import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
 import { sleptOrWoken } from './keeping.ts';
-import { askLeader, connectToLeader, type Target } from './link-connection.ts';
+import { askLeader, connectToLeader, Refusal, type Target } from './link-connection.ts';
 import { serveLeader } from './link-serving.ts';
 import { doorNames, podPath, serverNames } from './names.ts';
+import { type AskedPod, createPodAnswers } from './pod-answers.ts';
 import type { PodAnswer } from './pod-questions.ts';
 
 /** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
 export interface ControllerLink extends AsyncDisposable {
   readonly isConnected: boolean;
   /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
-  pod(namespace: string, name: string, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  pod(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
 }
 
 export interface LinkOptions {
@@ -53,6 +54,17 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
 
   const target = (): Target | undefined => targetOf(slice, authority, servername);
 
+  const pods = createPodAnswers({
+    ...{ clock, log, leader: target },
+    ask: async (to, pod) => {
+      const path = podPath.of(pod.namespace, pod.name);
+      const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, signal);
+      const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
+      if (typeof uid === 'string' && typeof hostUsers === 'boolean') return { uid, hostUsers };
+      throw new Refusal('it does not say what was asked');
+    },
+  });
+
   /** Until it is lost, or another leads. */
   async function connected(to: Target): Promise<void> {
     const moved = new AbortController();
@@ -65,6 +77,7 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
     const stream = await connectToLeader({ ...to, clock, tokenFile: options.tokenFile }, either);
     log.info('connected to the controller', { host: to.host, port: to.port });
     isConnected = true;
+    pods.reached();
     try {
       await serveLeader({ stream, clock, log, socket: options.socket }, either);
     } finally {
@@ -79,6 +92,7 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
       if (!signal.aborted) log.info('the connection to the controller ended', { host: to.host, port: to.port });
     } catch (error) {
       if (!signal.aborted) log.warn('the controller was not reached', { host: to.host, port: to.port, error });
+      if (!(error instanceof Refusal)) pods.unreached(to);
     }
     if (clock.elapsed() - began >= settledMs) backOff.reset();
   }
@@ -109,20 +123,7 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
     get isConnected() {
       return isConnected;
     },
-    pod: async (podNamespace, name, asking) => {
-      const to = target();
-      if (to === undefined) return undefined;
-      try {
-        const path = podPath.of(podNamespace, name);
-        const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, asking);
-        const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
-        return typeof uid === 'string' && typeof hostUsers === 'boolean' ? { uid, hostUsers } : undefined;
-      } catch (error) {
-        asking.throwIfAborted();
-        log.info('the controller did not say what pod it is', { namespace: podNamespace, name, error });
-        return undefined;
-      }
-    },
+    pod: (pod, asking) => pods.of(pod, asking),
     [Symbol.asyncDispose]: async () => {
       ending.abort();
       for (const one of listening) one[Symbol.dispose]();

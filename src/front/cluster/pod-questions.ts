@@ -50,7 +50,9 @@ export function answeringPods(options: PodQuestions, next: Handle): Handle {
     using limit = clock.deadline(answerMs, options.signal);
     try {
       const scope = { signal: limit.signal, log };
-      const node = nodeOfAgent(await reviews.review(bearerOf(request.headers.authorization), scope), namespace);
+      const { headers, socket } = request;
+      const reviewed = await reviews.review(bearerOf(headers.authorization), scope, socket.remoteAddress ?? '');
+      const node = nodeOfAgent(reviewed, namespace);
       const pod = await podOf(wanted, limit.signal);
       // Whether there is such a pod elsewhere is not for this agent to know.
       if (pod === undefined || pod.spec?.nodeName !== node) throw unknown(wanted);

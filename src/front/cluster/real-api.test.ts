@@ -14,6 +14,7 @@ import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 import { configMaps, endpointSlices, pods, secrets, tokenRequests } from '#wire/kube/resources.ts';
+import { createAgentReviews } from './agent-reviews.ts';
 import { type Credential, readCredential } from './certificate.ts';
 import { keepCredentials } from './credentials.ts';
 import { keepLeaderSlice, removeLeaderSlice } from './leader-slice.ts';
@@ -109,6 +110,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('of an agent’s pod says its node, and that of another pod another', async () => {
       expect([await node({ pod: 'agent-1' }), await node({ pod: 'agent-9' })]).toEqual(['node-1', 'node-9']);
+      // As the door has it looked at: real ones are what it takes for possible ones.
+      const reviewed = await createAgentReviews(client, clock).review(await tokenOf({ pod: 'agent-1' }), scopeOf());
+      expect(nodeOfAgent(reviewed, namespace)).toBe('node-1');
     });
 
     test.each<[string, Wanted, string]>([

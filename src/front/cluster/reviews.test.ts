@@ -90,7 +90,62 @@ describe('a token', () => {
   });
 });
 
+describe('of service accounts alone, a token', () => {
+  const now = (): number => clock.now() / 1_000;
+  const tokenOf = (claims: unknown): string =>
+    ['{}', JSON.stringify(claims), 's'].map((part) => Buffer.from(part).toString('base64url')).join('.');
+  const accounts = (): Reviews => {
+    const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+    onTestFinished(() => client[Symbol.dispose]());
+    return createReviews({ client, clock, audience, accountsOnly: true });
+  };
+
+  test.each<[string, () => string]>([
+    ['of no parts', () => 'abc'],
+    ['of too many parts', () => `${tokenOf({ aud: [audience], exp: now() + 60 })}.x`],
+    ['that is not signed', () => tokenOf({ aud: [audience], exp: now() + 60 }).replace(/[^.]*$/, '')],
+    ['that says nothing', () => tokenOf(null)],
+    ['that is not JSON', () => 'e30.bm9uc2Vuc2U.c2ln'],
+    ['for others', () => tokenOf({ aud: ['https://kubernetes.default.svc'], exp: now() + 60 })],
+    ['for nobody', () => tokenOf({ exp: now() + 60 })],
+    ['that has run out', () => tokenOf({ aud: [audience], exp: now() - 301 })],
+    ['without an end', () => tokenOf({ aud: [audience] })],
+  ])('%s is refused unasked', async (_, token) => {
+    await expect(accounts().review(token(), scope)).rejects.toMatchObject({ reason: 'token-refused' });
+    expect(asked).toEqual([]);
+  });
+
+  test.each([[[audience, 'more']], [audience]])('for %j is asked about, also when clocks differ', async (aud) => {
+    expect(await accounts().review(tokenOf({ aud, exp: now() - 299 }), scope)).toEqual(user);
+    expect(asked).toHaveLength(1);
+  });
+});
+
+test('who sends many tokens from one address keeps nobody else out', async () => {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const answer = api.intercept;
+  api.intercept = (...all) => {
+    void promise.then(() => answer?.(...all));
+    return true;
+  };
+  const all = reviews();
+  const many = Array.from({ length: 300 }, (_, i) => all.review(`t${i}`, scope, '10.0.0.66'));
+  const refused = Promise.allSettled(many).then((each) => each.filter(({ status: how }) => how === 'rejected').length);
+  const other = all.review('t', scope, '10.0.0.7');
+  resolve();
+  expect(await other).toEqual(user);
+  expect(await refused).toBe(300 - 16);
+  // As many as it likes, one after the other.
+  for (let i = 0; i < 20; i++) await all.review(`u${i}`, scope, '10.0.0.66');
+});
+
 describe('an answer', () => {
+  test('that is on its way is waited for by all who have the same token', async () => {
+    const all = reviews(10_000);
+    expect(await Promise.all([1, 2, 3].map(() => all.review('t', scope)))).toEqual([user, user, user]);
+    expect(asked).toHaveLength(1);
+  });
+
   test('is asked for each time, unless it may be remembered', async () => {
     const all = reviews();
     await all.review('t', scope);

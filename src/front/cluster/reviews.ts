@@ -5,7 +5,9 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { tokenReviews } from '#wire/kube/resources.ts';
+import { createRemembering } from './access-memory.ts';
 import { agentAccount } from './names.ts';
+import { mayBeFor } from './token-claims.ts';
 
 /** Whose token it is, as Kubernetes says. */
 export interface Reviewed {
@@ -25,33 +27,36 @@ export interface ReviewsOptions {
    * has let in, so that for as long nobody is kept out later than by asking it each time. Refusals are not remembered.
    */
   readonly rememberMs?: number;
+  /** Only tokens of service accounts come here: what cannot be one, by what it says of itself, is refused without asking. */
+  readonly accountsOnly?: boolean;
 }
 
 export interface Reviews {
-  /** Throws: 'token-missing', 'token-refused' (unauthenticated), or 'review-failed' (unavailable) where Kubernetes could not be asked. */
-  review(token: string | undefined, scope: Scope): Promise<Reviewed>;
+  /**
+   * `from`: an address, which makes only so many be asked for at a time. Throws: 'token-missing', 'token-refused' (unauthenticated),
+   * or 'review-failed' (unavailable) where Kubernetes could not be asked.
+   */
+  review(token: string | undefined, scope: Scope, from?: string): Promise<Reviewed>;
 }
 
 const callMs = 10_000;
 /** At a time: whoever can reach the door can make us ask. */
 const mostCalls = 16;
-/** Of those who wait for that, and of those remembered. */
+/** Of those who wait for that, of all and of one address, and of those remembered. */
 const mostWaiting = 256;
+const mostFromOne = 16;
 const mostRemembered = 1_000;
 /** What can be a token at all. Those of Kubernetes have some 1,200 characters. */
 const tokenPattern = /^[!-~]{1,8192}$/;
 
-interface Remembered {
-  readonly user: Reviewed;
-  readonly until: number;
-}
-
 /** The token of an `Authorization: Bearer` header. */
 export const bearerOf = (header: string | undefined): string | undefined => /^Bearer +(\S+)$/i.exec(header ?? '')?.[1];
 
-export function createReviews({ client, clock, audience, rememberMs = 0 }: ReviewsOptions): Reviews {
-  const remembered = new Map<string, Remembered>();
+export function createReviews(options: ReviewsOptions): Reviews {
+  const { client, clock, audience, rememberMs = 0, accountsOnly = false } = options;
+  const remembered = createRemembering<Reviewed>({ clock, ms: rememberMs, most: mostRemembered });
   const limiter = createLimiter(mostCalls);
+  const waitingFrom = new Map<string, number>();
   let waiting = 0;
 
   async function ask(token: string, scope: Scope): Promise<Reviewed> {
@@ -71,42 +76,34 @@ export function createReviews({ client, clock, audience, rememberMs = 0 }: Revie
     return { username, uid, groups, extra };
   }
 
-  function recalled(key: string): Reviewed | undefined {
-    const found = remembered.get(key);
-    if (found === undefined) return undefined;
-    if (clock.elapsed() < found.until) return found.user;
-    remembered.delete(key);
-    return undefined;
+  async function inTurn(token: string, scope: Scope, from: string | undefined): Promise<Reviewed> {
+    const others = from === undefined ? 0 : (waitingFrom.get(from) ?? 0);
+    if (waiting >= mostWaiting || others >= mostFromOne) throw unasked(new Error('too many tokens are being reviewed'));
+    waiting++;
+    if (from !== undefined) waitingFrom.set(from, others + 1);
+    try {
+      return await limiter.run(() => ask(token, scope));
+    } finally {
+      waiting--;
+      if (from !== undefined) leave(from);
+    }
   }
 
-  function remember(key: string, user: Reviewed, since: number): void {
-    if (rememberMs === 0) return;
-    // The first in is the first out.
-    for (const oldest of remembered.keys()) {
-      if (remembered.size < mostRemembered) break;
-      remembered.delete(oldest);
-    }
-    remembered.set(key, { user, until: since + rememberMs });
+  function leave(from: string): void {
+    const left = (waitingFrom.get(from) ?? 0) - 1;
+    if (left > 0) waitingFrom.set(from, left);
+    else waitingFrom.delete(from);
   }
 
   return {
-    review: async (token, scope) => {
+    review: async (token, scope, from) => {
       if (token === undefined) throw missing(audience);
       if (!tokenPattern.test(token)) throw refused(audience);
+      if (accountsOnly && !mayBeFor(token, audience, clock.now())) throw refused(audience);
+      if (rememberMs === 0) return await inTurn(token, scope, from);
       // Not the token itself: it would stay in memory for longer than it is used.
-      const key = rememberMs === 0 ? '' : createHash('sha256').update(token).digest('base64');
-      const known = rememberMs === 0 ? undefined : recalled(key);
-      if (known !== undefined) return known;
-      if (waiting >= mostWaiting) throw unasked(new Error('too many tokens are being reviewed'));
-      waiting++;
-      try {
-        const since = clock.elapsed();
-        const user = await limiter.run(() => ask(token, scope));
-        remember(key, user, since);
-        return user;
-      } finally {
-        waiting--;
-      }
+      const key = createHash('sha256').update(token).digest('base64');
+      return await remembered.of(key, () => inTurn(token, scope, from));
     },
   };
 }

@@ -9,6 +9,7 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
+import { agentCall } from '../cluster/agent-calls.ts';
 import type { Access } from './access.ts';
 import type { Guard } from './admission.ts';
 import type { NodeRequest, Nodes } from './nodes.ts';
@@ -47,6 +48,8 @@ const nodes: Nodes = {
         action: '',
       });
     const { requestId, method, path, body } = request;
+    // As agents do.
+    if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
     const headers: Record<string, string> = requestId === undefined ? {} : { 'idempotency-key': requestId };
     const answer = await (agents.get(node) as TestServer).admin.call(method, path, { body, headers });
     if (answer.status < 400) return answer.body;

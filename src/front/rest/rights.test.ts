@@ -1,19 +1,7 @@
 import { describe, expect, test } from 'vitest';
+import { allRoutes } from '#testing/routes.ts';
 import { clusterResources, ruleText } from './access.ts';
 import type { Route } from './route.ts';
-import { mountRoutes } from './routes/mounts.ts';
-import { serverRoutes } from './routes/server.ts';
-import { storeRoutes } from './routes/stores.ts';
-import { volumeListRoutes } from './routes/volume-list.ts';
-import { volumeRoutes } from './routes/volumes.ts';
-
-const nothing = async (): Promise<never> => {
-  throw new Error('nobody is asked here');
-};
-const around = { status: nothing, doctor: nothing, dataPaths: { list: nothing, upgrade: nothing }, resultOf: nothing };
-const routes: readonly Route[] = [
-  ...[...volumeListRoutes, ...volumeRoutes, ...mountRoutes, ...storeRoutes, ...serverRoutes(around)],
-];
 
 /** What a client may mean by each. */
 const verbs: Readonly<Record<Route['method'], readonly string[]>> = {
@@ -23,7 +11,7 @@ const verbs: Readonly<Record<Route['method'], readonly string[]>> = {
   DELETE: ['delete'],
 };
 
-describe.each(routes.map((route) => ({ name: `${route.method} ${route.path}`, route })))('$name', ({ route }) => {
+describe.each(allRoutes.map((route) => ({ name: `${route.method} ${route.path}`, route })))('$name', ({ route }) => {
   test('says which rule of a cluster it needs, or what is done there instead', () => {
     const { access, method } = route;
     if ('instead' in access) return expect(access.instead).toMatch(/^[A-Z].{20,}$/);
@@ -34,7 +22,7 @@ describe.each(routes.map((route) => ({ name: `${route.method} ${route.path}`, ro
 });
 
 test('what only looks needs no verb that changes, and there are these rules in all', () => {
-  const rules = routes.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
+  const rules = allRoutes.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
   expect([...new Set(rules)].sort()).toEqual([
     'create stores.stowage.dev/adopt',
     'create stores.stowage.dev/check',

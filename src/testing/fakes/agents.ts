@@ -1,5 +1,6 @@
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
+import { agentCall } from '#front/cluster/agent-calls.ts';
 
 /** Agents that are connected because a test says so, and answer what it says. */
 export interface FakeAgents extends Agents {
@@ -21,6 +22,8 @@ export function createFakeAgents(): FakeAgents {
     asked,
     nodes: () => [...answers.keys()],
     call: async (node, request) => {
+      // As real ones do.
+      if (agentCall(request.method, request.path) === undefined) throw new TypeError(`not asked: ${request.path}`);
       asked.push(`${node} ${request.method} ${request.path}`);
       const given = answers.get(node)?.(request) ?? absent(node);
       if (given instanceof Error) throw given;

@@ -1,0 +1,36 @@
+/** One right: what, and for which purpose. */
+export interface RbacRule {
+  /** Of the API; empty: the first one. */
+  readonly group: string;
+  readonly resource: string;
+  /** Only these objects. */
+  readonly names?: readonly string[];
+  readonly verbs: readonly string[];
+  readonly why: string;
+  /** Left out: always. */
+  readonly when?: keyof typeof conditions;
+}
+
+/** In Helm's words, and in ours. */
+export const conditions = {
+  certificateOwn: { helm: 'not .Values.tls.secretName', text: 'Only without `tls.secretName`.' },
+  certificateGiven: { helm: '.Values.tls.secretName', text: 'Only with `tls.secretName`, instead.' },
+} as const;
+
+export const own = 'own';
+
+export interface RbacRole {
+  readonly name: string;
+  readonly title: string;
+  readonly about: string;
+  readonly where: 'cluster' | typeof own;
+  /** Who has it: a service account of Stowage's, or the subjects in a value of the chart. Neither: nobody yet. */
+  readonly account?: string;
+  readonly value?: string;
+  readonly extraLabels?: Readonly<Record<string, string>>;
+  readonly rules: readonly RbacRule[];
+}
+
+export const [core, storage, stowage, discovery] = ['', 'storage.k8s.io', 'stowage.dev', 'discovery.k8s.io'];
+export const watched = ['get', 'list', 'watch'];
+export const followed = ['list', 'watch'];

@@ -1,0 +1,28 @@
+import { expect, test } from 'vitest';
+import { allRoutes } from '#testing/routes.ts';
+import { agentCall, agentCalls } from './agent-calls.ts';
+
+const filled = (path: string): string => path.replaceAll(/\{\w+\}/g, encodeURIComponent("disks/a ..é!~*'()_"));
+
+test('what is passed on to nodes is done there', () => {
+  const passedOn = allRoutes.filter(({ onNodes }) => onNodes === true);
+  expect(passedOn.length).toBeGreaterThan(5);
+  for (const { method, path } of passedOn) expect(agentCall(method, filled(path))).toMatchObject({ method, path });
+});
+
+test('agents do nothing for a controller that the API does not have, and what they do is found', () => {
+  const known = allRoutes.map(({ method, path }) => `${method} ${path}`);
+  for (const { method, path } of agentCalls) {
+    expect(known).toContain(`${method} ${path}`);
+    expect(agentCall(method, filled(path))).toMatchObject({ method, path });
+  }
+});
+
+test('all else of the API they do not do', () => {
+  const others = allRoutes.filter(({ method, path }) => agentCall(method, filled(path)) === undefined);
+  expect(others.map(({ id }) => id).sort()).toEqual([
+    ...['addStore', 'adoptStore', 'cancelOperation', 'createToken', 'getOperation', 'listOperations', 'listOrphans'],
+    ...['listTokens', 'listTrash', 'mountVolume', 'purgeVolume', 'releaseVolume', 'removeStore', 'restoreVolume'],
+    ...['revokeToken', 'setDefaultStore', 'unmountVolume', 'upgradeDataPaths'],
+  ]);
+});

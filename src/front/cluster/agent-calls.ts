@@ -1,0 +1,44 @@
+import type { AgentRequest } from '#controllers/agents.ts';
+
+/** A method and a path of the REST API, as its routes are written. */
+interface AgentCall {
+  readonly method: AgentRequest['method'];
+  readonly path: string;
+  /** What is sent with it counts for nothing: it would say more than a controller has to say. */
+  readonly bare?: boolean;
+}
+
+/**
+ * All that agents do for a controller, for itself and for those users whose requests it passes on. An agent may do anything on its node,
+ * and whoever has the controller is to have no more than this: neither stores nor mounts nor tokens are made this way. What is not here,
+ * neither side sends or takes.
+ */
+export const agentCalls: readonly AgentCall[] = [
+  { method: 'GET', path: '/v1/status' },
+  { method: 'GET', path: '/v1/doctor' },
+  { method: 'GET', path: '/v1/client' },
+  { method: 'GET', path: '/v1/mounts' },
+  { method: 'GET', path: '/v1/troubles' },
+  { method: 'GET', path: '/v1/stores' },
+  { method: 'GET', path: '/v1/stores/{store}' },
+  // From where it is checked, which can be the network of any container, is for whoever is on the node.
+  { method: 'POST', path: '/v1/stores/{store}/check', bare: true },
+  { method: 'GET', path: '/v1/volumes' },
+  { method: 'POST', path: '/v1/volumes' },
+  { method: 'GET', path: '/v1/volumes/{volume}' },
+  { method: 'PATCH', path: '/v1/volumes/{volume}' },
+  { method: 'DELETE', path: '/v1/volumes/{volume}' },
+  { method: 'GET', path: '/v1/volumes/{volume}/usage' },
+  { method: 'POST', path: '/v1/volumes/{volume}/expand' },
+  { method: 'POST', path: '/v1/volumes/{volume}/rename' },
+];
+
+const patterns = agentCalls.map((call) => {
+  const path = call.path.replaceAll(/\{\w+\}/g, "[\\w.~%!'()*-]+");
+  // Only what is read can be asked for in one way or another.
+  return { call, pattern: new RegExp(`^${path}${call.method === 'GET' ? '(?:\\?.*)?' : ''}$`) };
+});
+
+/** Undefined: no agent does this for a controller. */
+export const agentCall = (method: string, path: string): AgentCall | undefined =>
+  patterns.find(({ call, pattern }) => call.method === method && pattern.test(path))?.call;
