@@ -32,7 +32,7 @@ export interface AgentGround extends AsyncDisposable {
   create(node: number, ...words: readonly string[]): Promise<string>;
 }
 
-/** `files` is shared, `disks` and `images` are each node's own. */
+/** `files` is shared, and allows inline volumes; `disks` and `images` are each node's own. */
 export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
   const tar = await buildImage(signal);
   await using ground = new AsyncDisposableStack();
@@ -49,7 +49,8 @@ export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
   const busybox = await importBusybox(cluster, signal);
   const [disks, images] = ['disks', 'images'].map((name) => `${stateFolder}/stores/${name}`);
   for (const node of cluster.nodes) await node.inside('mkdir', '-p', `${disks}`, `${images}`);
-  const stores = { files: filer.uri, disks: `local://${disks}`, images: `local://${images}?layout=image` };
+  const files = `${filer.uri}&inline=true`;
+  const stores = { files, disks: `local://${disks}`, images: `local://${images}?layout=image` };
   await cluster.apply(...agentObjects({ image: imageName, config: { version: 1, stores } }));
   await cluster.kubectl('rollout', 'status', 'daemonset/stowage-agent', '--namespace', namespace, '--timeout=100s');
   const agentOn = async (node: number): Promise<string> => {

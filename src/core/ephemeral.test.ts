@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
@@ -7,7 +7,10 @@ import { needs } from '#testbed/needs.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { StowageError, stowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
+import type { Store, StoreKind } from './ports.ts';
+import { parseStoreConfig } from './store-uri.ts';
 
 let folder: string;
 let state: string;
@@ -15,10 +18,49 @@ let clock: SkippingClock;
 let kind: GatedKind;
 let server: TestServer;
 
+/** What it makes is made, but nobody hears of it while `isDeaf`. */
+let isDeaf = false;
+let asked: string[] = [];
+/** What it is asked to make, where it shall make it later. */
+let owed: (() => Promise<unknown>)[] | undefined;
+function unheard(inner: StoreKind): StoreKind {
+  const noAnswer = () =>
+    new StowageError('no answer', { code: 'deadline', reason: 'store-not-answering', action: 'Wait.' });
+  const answer = async <T>(made: T): Promise<T> => {
+    if (!isDeaf) return made;
+    throw noAnswer();
+  };
+  const wrap = (store: Store): Store => ({
+    ...store,
+    create: async (spec, scope) => {
+      if (owed === undefined) return await answer(await store.create(spec, scope));
+      owed.push(() => store.create(spec, aCall()));
+      throw noAnswer();
+    },
+    get: async (name, scope) => {
+      asked.push(name);
+      if (isDeaf) clock.skip(2_000);
+      return await answer(await store.get(name, scope));
+    },
+  });
+  return { ...inner, open: async (...args) => wrap(await inner.open(...args)) };
+}
+
+/** Directories, said to be reached by other hosts too. */
+const far: StoreKind = {
+  ...{ ...createLocalStoreKind(), scheme: 'far', shared: true },
+  refuse: () => undefined,
+  open: ({ uri, ...config }, ...rest) =>
+    createLocalStoreKind().open({ ...config, uri: uri.replace('far:', 'local:') }, ...rest),
+};
+
 /** A life on the same state. */
 async function start(): Promise<void> {
-  kind = gated(createLocalStoreKind());
-  server = await startServer({ listen: 'none', kinds: [kind], clock, folder: state });
+  isDeaf = false;
+  asked = [];
+  owed = undefined;
+  kind = gated(unheard(createLocalStoreKind()));
+  server = await startServer({ listen: 'none', kinds: [kind, far], clock, folder: state });
 }
 
 beforeEach(async () => {
@@ -35,8 +77,9 @@ beforeEach(async () => {
 const want = { store: 'local' as StoreName, bytes: undefined, enforce: false };
 const how = { readOnly: false, user: undefined };
 const target = (): string => join(folder, 'target');
-const publish = () => server.engine.ephemerals.publish('key', want, target(), how, aCall());
-const unpublish = () => server.engine.ephemerals.unpublish('key', target(), aCall());
+const publish = (key = 'key', store = 'local') =>
+  server.engine.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
+const unpublish = (key = 'key') => server.engine.ephemerals.unpublish(key, target(), aCall());
 const volumes = async () => {
   const query = { stores: ['local'], labels: {}, contains: undefined, after: undefined, limit: 9 };
   return (await server.engine.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
@@ -97,4 +140,150 @@ test('what nobody comes for after it was made, is destroyed in a while and no so
   clock.skip(2_000);
   await server.engine.tend(aCall());
   expect(await volumes()).toEqual([]);
+});
+
+describe('a volume whose making was not answered', () => {
+  const made = () => readdirSync(join(state, 'stores', 'local')).filter((name) => name.endsWith('.meta'));
+  const begin = async () => {
+    isDeaf = true;
+    await expect(publish()).rejects.toThrow('no answer');
+    isDeaf = false;
+    expect(made()).toEqual(['key.meta']);
+  };
+
+  test('is destroyed with its target', async () => {
+    await begin();
+    expect(await unpublish()).toBe(true);
+    expect(made()).toEqual([]);
+    expect(await unpublish()).toBe(false);
+  });
+
+  test('is destroyed in a while, if nobody comes for it', async () => {
+    await begin();
+    await server.engine.tend(aCall());
+    clock.skip(601_000);
+    await server.engine.tend(aCall());
+    expect(made()).toEqual([]);
+  });
+
+  test('stays on the list until its store has said whether it has it, also beyond a stop', async () => {
+    await begin();
+    const gate = kind.close('get', { deaf: true });
+    const done = unpublish();
+    await gate.reached;
+    clock.skip(3_000);
+    expect(await done).toBe(true);
+    await server.stop();
+    gate.open();
+    expect(made()).toEqual(['key.meta']);
+    await start();
+    await server.engine.tend(aCall());
+    expect(made()).toEqual([]);
+    expect(await unpublish()).toBe(false);
+  });
+
+  test('is asked for, while its store does not answer, once for all of them', async () => {
+    await begin();
+    isDeaf = true;
+    await expect(publish('other')).rejects.toThrow('no answer');
+    for (const key of ['key', 'other']) await unpublish(key);
+    asked = [];
+    await server.engine.tend(aCall());
+    expect(asked).toHaveLength(1);
+    isDeaf = false;
+    await server.engine.tend(aCall());
+    expect(made()).toEqual([]);
+  });
+
+  test('is destroyed when its store comes back that was taken away', async () => {
+    const place = mkdtempSync(join(folder, 'store-'));
+    const { stores } = server.engine;
+    await stores.add('second', `local://${place}`, aCall());
+    isDeaf = true;
+    await expect(publish('key', 'second')).rejects.toThrow('no answer');
+    await stores.remove('second', aCall());
+    isDeaf = false;
+    expect(await unpublish()).toBe(true);
+    await server.engine.tend(aCall());
+    await stores.add('second', `local://${place}`, aCall());
+    await server.engine.tend(aCall());
+    expect(readdirSync(place)).not.toContain('key.meta');
+    expect(await unpublish()).toBe(false);
+  });
+
+  test('is destroyed also if the server makes it only after it has said that it has none', async () => {
+    owed = [];
+    await expect(publish()).rejects.toThrow('no answer');
+    expect(await unpublish()).toBe(true);
+    for (const make of owed) await make();
+    expect(made()).toEqual(['key.meta']);
+    clock.skip(30_000);
+    await server.engine.tend(aCall());
+    expect(made()).toEqual([]);
+    expect(await unpublish()).toBe(false);
+  });
+
+  test('is not taken for another one of its name', async () => {
+    const other = { ...want, name: 'key', access: undefined, labels: {} };
+    await server.engine.volumes.create(other, aCall());
+    await expect(publish()).rejects.toThrow();
+    expect(await unpublish()).toBe(true);
+    clock.skip(30_000);
+    await server.engine.tend(aCall());
+    expect(made()).toEqual(['key.meta']);
+    expect(await unpublish()).toBe(false);
+  });
+});
+
+describe('who may have such volumes', () => {
+  /** Volumes that were made are told by what is there, whether or not they can be mounted. */
+  const tried = async (kindOf: (uri: string) => string) => {
+    const place = mkdtempSync(join(folder, 'store-'));
+    await server.engine.stores.add('second', kindOf(place), aCall());
+    const nowhere = join(folder, 'missing', 'target');
+    const request = { ...want, store: 'second' as StoreName };
+    const failure = await server.engine.ephemerals.publish('key', request, nowhere, how, aCall()).catch(stowageError);
+    return { failure, isMade: readdirSync(place).includes('key.meta') };
+  };
+  const refused = {
+    code: 'denied',
+    reason: 'inline-not-allowed',
+    message: "store 'second' does not allow inline volumes",
+    action: expect.stringContaining('inline: true'),
+  };
+
+  test.each([
+    ['a store of this machine', (place: string) => `local://${place}`],
+    ['one that hosts share, if it says so', (place: string) => `far://${place}?inline=true`],
+  ])('whoever uses %s', async (_what, kindOf) => {
+    expect(await tried(kindOf)).toMatchObject({ isMade: true });
+  });
+
+  test.each([
+    ['a store of this machine that says no', (place: string) => `local://${place}?inline=false`],
+    ['one that hosts share', (place: string) => `far://${place}`],
+  ])('nobody who uses %s', async (_what, kindOf) => {
+    expect(await tried(kindOf)).toMatchObject({ isMade: false, failure: refused });
+    expect(await unpublish()).toBe(false);
+  });
+
+  test('whoever has one already, when it is no longer allowed', async () => {
+    const kinds = new Map([[kind.scheme, kind]]);
+    const place = mkdtempSync(join(folder, 'store-'));
+    const nowhere = join(folder, 'missing', 'target');
+    const request = { ...want, store: 'second' as StoreName };
+    const reasonOf = async (key: string) =>
+      stowageError(await server.engine.ephemerals.publish(key, request, nowhere, how, aCall()).catch(stowageError))
+        .reason;
+    const configure = async (query: string) => {
+      const config = parseStoreConfig('second', `local://${place}${query}`, 'file', kinds);
+      await server.engine.stores.configure([config], undefined, aCall());
+    };
+    await configure('');
+    const unmounted = await reasonOf('key');
+    expect(unmounted).not.toBe('inline-not-allowed');
+    await configure('?inline=false');
+    expect(await reasonOf('key')).toBe(unmounted);
+    expect(await reasonOf('other')).toBe('inline-not-allowed');
+  });
 });

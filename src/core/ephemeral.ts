@@ -2,13 +2,14 @@ import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import type { Deletions } from './deletion.ts';
-import { errorCodes, stowageError } from './errors.ts';
+import { errorCodes, StowageError, stowageError } from './errors.ts';
 import { ownLabel } from './labels.ts';
 import type { StoreName, Volume } from './model.ts';
 import type { Mounts, Publishing } from './mounts.ts';
 import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records } from './ports.ts';
+import type { Stores, StoreView } from './stores.ts';
 import type { Volumes } from './volumes.ts';
 
 /**
@@ -42,6 +43,7 @@ interface Listed {
 
 export interface EphemeralParts {
   readonly records: Records;
+  readonly stores: Pick<Stores, 'list' | 'view' | 'use'>;
   readonly volumes: Volumes;
   readonly deletions: Deletions;
   readonly mounts: Mounts;
@@ -53,12 +55,16 @@ export interface EphemeralParts {
 const settingKey = 'ephemeral.volumes';
 /** An unpublish does not wait longer for a store that is gone. */
 const destroyMs = 3_000;
+/** Who takes longer to fail is not worth asking for the next one. */
+const quickMs = 1_000;
 /** After a start of the machine those who use it come back first. */
 const unclaimedMs = 600_000;
+/** What was asked of a server before it fell silent, it may still do after it has answered something else. */
+const lateMs = 30_000;
 const unending = new AbortController().signal;
 
 export function createEphemerals(parts: EphemeralParts): Ephemerals {
-  const { records, volumes, deletions, mounts, operations, clock, log } = parts;
+  const { records, stores, volumes, deletions, mounts, operations, clock, log } = parts;
   const listed = (): readonly Listed[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
   const list = (key: string): Listed | undefined => listed().find((one) => one.key === key);
   const note = (one: Listed): void => set([...listed().filter(({ key }) => key !== one.key), one]);
@@ -66,30 +72,53 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const set = (all: readonly Listed[]): void => records.settings.set(settingKey, JSON.stringify(all));
   /** By this process's clock: since when it was seen without a mount. */
   const unclaimed = new Map<string, number>();
+  /** The same: since when its store says that it has none. */
+  const absent = new Map<string, number>();
 
   const requestId = (key: string): string => `ephemeral:${key}`;
   const volumeOf = ({ key, store }: Listed): Volume | undefined => records.volumes.byRequest(store, requestId(key));
   const keyOf = (key: string): string => `ephemeral ${key}`;
 
+  /** The answer to its making may have been lost: then the store has it, and our records do not. Fails unless it says. */
+  async function madeUnheard({ key, store }: Listed, scope: Scope): Promise<Volume | undefined> {
+    const made = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
+    if (made?.requestId !== requestId(key)) return undefined;
+    records.volumes.put(made);
+    return made;
+  }
+
   async function destroy(one: Listed, scope: Scope): Promise<void> {
     using _ = await operations.lock([keyOf(one.key)], scope.signal);
     if (list(one.key)?.over !== true) return;
-    const volume = volumeOf(one);
+    const volume = volumeOf(one) ?? (await madeUnheard(one, scope));
+    if (volume === undefined && !isAbsentForGood(one.key)) return;
     try {
       if (volume !== undefined)
         await deletions.delete(volume.id, undefined, { ...scope, requestId: `${requestId(one.key)}:end` });
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
     }
+    absent.delete(one.key);
     forget(one.key);
   }
 
-  async function destroyOrComplain(one: Listed, scope: Scope): Promise<void> {
-    await destroy(one, scope).catch((thrown: unknown) => {
+  function isAbsentForGood(key: string): boolean {
+    const since = absent.get(key) ?? clock.elapsed();
+    absent.set(key, since);
+    return clock.elapsed() - since >= lateMs;
+  }
+
+  /** False: it could not be. */
+  async function destroyOrComplain(one: Listed, scope: Scope): Promise<boolean> {
+    try {
+      await destroy(one, scope);
+      return true;
+    } catch (thrown) {
       const { message, code } = stowageError(thrown);
       const level = errorCodes[code].retry ? 'info' : 'warn';
       log[level]('a volume that is no longer needed could not be destroyed; it is tried again', { why: message });
-    });
+      return false;
+    }
   }
 
   function lookFor(one: Listed): void {
@@ -112,9 +141,13 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     publish: async (key, want, target, how, call) => {
       using _ = await operations.lock([keyOf(key)], call.signal);
       const before = list(key);
-      note({ key, store: before?.store ?? want.store, target, over: false });
+      const store = before?.store ?? want.store;
+      // What is there already is not taken from who has it.
+      if (before === undefined || volumeOf(before) === undefined) refuseInline(stores.view(store));
+      absent.delete(key);
+      note({ key, store, target, over: false });
       const spec = {
-        ...{ store: before?.store ?? want.store, name: nameFor(key), bytes: want.bytes, enforce: want.enforce },
+        ...{ store, name: nameFor(key), bytes: want.bytes, enforce: want.enforce },
         ...{ access: undefined, labels: {}, ownLabels: { [ownLabel('ephemeral')]: 'true' } },
       };
       const volume = await volumes.create(spec, { ...call, requestId: requestId(key) });
@@ -132,7 +165,26 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     },
     settle: async (scope) => {
       for (const one of listed()) lookFor(one);
-      for (const one of listed()) if (one.over) await destroyOrComplain(one, scope);
+      // Of a store that was taken away they stay on the list: it may come back.
+      const asked = new Set(stores.list().map(({ config }) => config.name));
+      for (const one of listed()) {
+        if (!one.over || !asked.has(one.store)) continue;
+        const began = clock.elapsed();
+        const isDone = await destroyOrComplain(one, scope);
+        // Nobody waits for a store that is silent once for each of them.
+        if (!isDone && clock.elapsed() - began > quickMs) asked.delete(one.store);
+      }
     },
   };
+}
+
+/** No class, quota or right stands between whoever may make a pod and the store, so sharing one is not reason enough. */
+function refuseInline({ config, shared }: StoreView): void {
+  if (config.policy.inline ?? !shared) return;
+  throw new StowageError(`store '${config.name}' does not allow inline volumes`, {
+    code: 'denied',
+    reason: 'inline-not-allowed',
+    action:
+      "Use a claim (for one that lives with the pod: ephemeral.volumeClaimTemplate), or ask the administrator to allow them by the store's option inline: true",
+  });
 }

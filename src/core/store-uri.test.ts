@@ -21,4 +21,16 @@ describe('the URI of a store', () => {
       expect(() => parsed(uri)).toThrow('must not carry a user or password');
     },
   );
+
+  test.each([
+    ['', undefined],
+    ['?inline=true', true],
+    ['?inline=false', false],
+  ])("with '%s' allows inline volumes: %s", (query, inline) => {
+    expect(parsed(`nfs://server/export${query}`).policy).toMatchObject({ inline });
+  });
+
+  test.each(['inline=on', 'inline=', 'readOnly=yes'])('with ?%s is refused', (query) => {
+    expect(() => parsed(`nfs://server/export?${query}`)).toThrow(`is not a value for ${query.split('=')[0]}`);
+  });
 });

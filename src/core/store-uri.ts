@@ -16,6 +16,8 @@ export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
   maxVolumes: 'the most volumes this store may hold',
   maxBytes: 'the most bytes its volumes may ask for in all, e.g. 500G',
   defaultSize: 'the size of a volume created without one',
+  inline:
+    'whether pods may bring volumes of their own, made and destroyed with them: true or false; default: on stores of a machine only',
 };
 
 const week = 7 * 86_400_000;
@@ -82,19 +84,24 @@ function parsePolicy(name: string, given: Partial<Record<keyof StorePolicy, stri
     if (bytes === undefined || bytes === 0n) throw bad(key);
     return bytes;
   };
+  const decision = (key: 'readOnly' | 'inline'): boolean | undefined => {
+    const text = given[key];
+    if (text !== undefined && text !== 'true' && text !== 'false') throw bad(key);
+    return text === undefined ? undefined : text === 'true';
+  };
   const onDelete = given.onDelete ?? 'delete';
   if (!isOnDelete(onDelete)) throw bad('onDelete');
   const retention = parseDuration(given.retention ?? formatDuration(week));
   if (retention === undefined || retention > longestMs) throw bad('retention');
-  if (given.readOnly !== undefined && !['true', 'false'].includes(given.readOnly)) throw bad('readOnly');
   if (given.maxVolumes !== undefined && !/^[0-9]{1,9}$/.test(given.maxVolumes)) throw bad('maxVolumes');
   return {
     onDelete,
     retention,
-    readOnly: given.readOnly === 'true',
+    readOnly: decision('readOnly') ?? false,
     maxVolumes: given.maxVolumes === undefined ? undefined : Number(given.maxVolumes),
     maxBytes: size('maxBytes'),
     defaultSize: size('defaultSize'),
+    inline: decision('inline'),
   };
 }
 

@@ -22,7 +22,7 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   csi-capacity-range csi-not-staged csi-other-node csi-request-invalid csi-store-required csi-store-unknown csi-underway csi-volume-differs
   volume-written-elsewhere engine-remaps-users plugin-block-volume plugin-option-invalid plugin-option-of-administrator plugin-option-unknown
   plugin-other-scope plugin-overloaded plugin-request-invalid plugin-store-contradiction plugin-store-unnamed
-  plugin-volume-differs plugin-without-store volume-root-squashed group-refused pod-user-namespace
+  plugin-volume-differs plugin-without-store volume-root-squashed group-refused pod-user-namespace inline-not-allowed
   claim-name-incomplete claim-name-unfit claim-unsupported class-parameter-invalid class-store-unknown store-from-cluster
   agent-absent node-not-registered node-unknown store-full-everywhere store-on-no-node volume-node-gone volume-node-unknown
   condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous

@@ -17,8 +17,12 @@ import { aCall, collectingLog, startServer, type TestServer } from './server.ts'
 type Capability = MessageInitShape<typeof VolumeCapabilitySchema>;
 
 /** A file system for anybody on one node, or as said. */
-export const mounted = (mode: keyof typeof Mode = 'SINGLE_NODE_WRITER', mountFlags: string[] = []): Capability => ({
-  accessType: { case: 'mount', value: { mountFlags } },
+export const mounted = (
+  mode: keyof typeof Mode = 'SINGLE_NODE_WRITER',
+  mountFlags: string[] = [],
+  fsType = '',
+): Capability => ({
+  accessType: { case: 'mount', value: { mountFlags, fsType } },
   accessMode: { mode: Mode[mode] },
 });
 

@@ -8,4 +8,5 @@ export const plainPolicy: StorePolicy = {
   maxVolumes: undefined,
   maxBytes: undefined,
   defaultSize: undefined,
+  inline: undefined,
 };

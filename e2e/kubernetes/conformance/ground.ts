@@ -24,7 +24,7 @@ export async function startGround(signal: AbortSignal): Promise<ConformanceGroun
   const images = { suite: toolPath('k8s-e2e'), agnhost: agnhost(), kubectl: join(binaries(), 'kubectl') };
   await importSuiteImages(cluster, images, signal);
   const stores = [
-    store('files', filer.spec),
+    store('files', { ...filer.spec, options: { ...filer.spec.options, inline: 'true' } }),
     store('images', { uri: 'local:///var/lib/stowage/stores/images', options: { layout: 'image', filesystem: 'xfs' } }),
   ];
   // One of the tests makes as many volumes as a node may have.

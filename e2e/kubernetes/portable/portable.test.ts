@@ -26,7 +26,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
       ...{ timeout: 600_000, maxBuffer: 1 << 24 },
     }).catch((thrown: unknown) => thrown as { readonly stdout: string });
     expect(stdout).toContain('Stowage: by the chart');
-    expect(stdout.trimEnd().split('\n').at(-1), stdout).toBe('7 passed, 0 failed, 0 skipped');
+    expect(stdout.trimEnd().split('\n').at(-1), stdout).toBe('8 passed, 0 failed, 0 skipped');
     expect(await kubectl('get', 'namespaces', '--output=name')).not.toContain('stowage');
     const kinds = 'persistentvolumes,storageclasses,csidrivers,customresourcedefinitions,clusterroles';
     expect(await kubectl('get', kinds, '--output=name')).not.toContain('stowage');

@@ -144,12 +144,36 @@ const stateful: PortableTest = {
   },
 };
 
+const broughtOf = ({ driver = '', store = '' }: Partial<ClassOfStore> = {}): object => ({
+  csi: { driver, volumeAttributes: { store, size: '64M' } },
+});
+
+const refused: PortableTest = {
+  name: 'a volume that a pod brings is refused on a store that nodes share, unless that allows it',
+  unless: ({ shared }) => (shared === undefined ? none('a shared store') : undefined),
+  run: async (ground) => {
+    const { cluster, namespace, shared } = ground;
+    const metadata = { name: shared?.store ?? '' };
+    const store = await cluster.find({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata });
+    const volume = broughtOf(shared);
+    if (Object(store?.spec?.['options'])['inline'] === 'true') {
+      await ran(ground, { name: 'allowed', script: 'echo text >/data/file', volume });
+    } else {
+      await cluster.apply(pod(ground, { name: 'refused', script: 'true', volume }));
+      const told = async () =>
+        (await cluster.list('v1', 'Event', namespace)).map((event) => String(Object(event)['message']));
+      const isTold = (all: readonly string[]) => all.some((text) => text.includes('does not allow inline volumes'));
+      await cluster.until('an Event that says so', told, isTold);
+    }
+    await nothingLeft(ground);
+  },
+};
+
 const inline: PortableTest = {
   name: 'a volume that a pod brings lives with the pod',
-  unless: ({ local, shared }) => (local === undefined && shared === undefined ? none('any store') : undefined),
+  unless: ({ local }) => (local === undefined ? none('a local store') : undefined),
   run: async (ground) => {
-    const { driver = '', store = '' } = ground.local ?? ground.shared ?? {};
-    const volume = { csi: { driver, volumeAttributes: { store, size: '64M' } } };
+    const volume = broughtOf(ground.local);
     const script = 'echo text >/data/file && cat /data/file';
     isEqual(await ran(ground, { name: 'brings', script, volume }), 'text', 'what it read');
     await nothingLeft(ground);
@@ -202,5 +226,5 @@ const wrong: PortableTest = {
 export const tests: readonly PortableTest[] = [
   life('a shared store', ({ shared }) => shared),
   life('a local store', ({ local }) => local),
-  ...[twoNodes, stateful, inline, block, wrong],
+  ...[twoNodes, stateful, inline, refused, block, wrong],
 ];

@@ -19,7 +19,7 @@ describe('an access mode says', () => {
     ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
   ])('%s: %s, %s, sole when %s, for %s', (mode, reads, nodes, sole, pods) => {
     expect(wish(mode)).toEqual({
-      ...{ access: 'filesystem', group: undefined, sole, readOnly: reads === 'reads' },
+      ...{ access: 'filesystem', group: undefined, filesystem: undefined, sole, readOnly: reads === 'reads' },
       ...{ manyNodes: nodes === 'many nodes', alone: pods === 'pod' },
     });
   });
@@ -66,6 +66,10 @@ test('what a store cannot do is said', () => {
     "volumes of store 'one' can be used on one node only",
   );
   expect(cannotHave([block], 'local', view)).toBe("store 'one' has no block volumes");
+  const ext4 = wishFrom(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
+  expect(cannotHave([ext4], 'local', view)).toBe(
+    "volumes of store 'one' are directories without a file system of their own, so fsType must be left out",
+  );
   // One that is not open says itself what is wrong.
-  expect(cannotHave([block], 'local', { ...view, store: undefined })).toBeUndefined();
+  for (const one of [block, ext4]) expect(cannotHave([one], 'local', { ...view, store: undefined })).toBeUndefined();
 });

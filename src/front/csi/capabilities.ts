@@ -1,8 +1,9 @@
 import type { Access } from '#core/model.ts';
+import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
 import type { DriverKind } from './driver.ts';
-import { refuse } from './requests.ts';
+import { refuse, textIn } from './requests.ts';
 
 /** What a capability comes to. */
 export interface Wish {
@@ -16,6 +17,8 @@ export interface Wish {
   readonly alone: boolean;
   /** The group that shall be able to use it. Undefined: none was named. */
   readonly group: number | undefined;
+  /** Undefined: whichever it has, or gets. */
+  readonly filesystem: string | undefined;
 }
 
 type Rule = Pick<Wish, 'readOnly' | 'manyNodes' | 'sole' | 'alone'>;
@@ -42,13 +45,15 @@ export function wishFrom(capability: VolumeCapability | undefined, field = 'volu
   if (accessType.case === undefined) throw refuse(`${field} has no access type`);
   const rule = accessMode === undefined ? undefined : rules[accessMode.mode];
   if (rule === undefined) throw refuse(`${field} has no access mode that is known here`);
-  if (accessType.case === 'block') return { ...rule, access: 'block', group: undefined };
+  if (accessType.case === 'block') return { ...rule, access: 'block', group: undefined, filesystem: undefined };
   const flags = accessType.value.mountFlags.flatMap((flag) => flag.split(',')).map((flag) => flag.trim());
   // Which ones is not said: they may hold secrets.
   if (flags.some((flag) => !knownFlags.has(flag)))
     throw refuse('only these mount flags are known here: defaults, rw, ro, nosuid, nodev');
   const readOnly = rule.readOnly || flags.includes('ro');
-  return { ...rule, readOnly, access: 'filesystem', group: groupFrom(accessType.value.volumeMountGroup) };
+  const { fsType, volumeMountGroup } = accessType.value;
+  const filesystem = fsType === '' ? undefined : textIn(fsType, 'fs_type');
+  return { ...rule, readOnly, access: 'filesystem', group: groupFrom(volumeMountGroup), filesystem };
 }
 
 /** The last number stands for none where the kernel is asked. */
@@ -77,8 +82,26 @@ export function cannotHave(wishes: readonly Wish[], kind: DriverKind, view: Stor
   const offered = view.store?.access;
   const missing = wishes.find(({ access }) => offered !== undefined && !offered.includes(access));
   if (missing !== undefined) return `store '${name}' has no ${missing.access} volumes`;
+  const isDirectory = view.store !== undefined && view.store.filesystemFor === undefined;
+  if (isDirectory && wishes.some(({ filesystem }) => filesystem !== undefined))
+    return `volumes of store '${name}' are directories without a file system of their own, so fsType must be left out`;
   return undefined;
 }
+
+/** Why not. What is there is never made anew as another one. */
+export function otherFilesystem(wishes: readonly Wish[], has: string | undefined): string | undefined {
+  const wrong = wishes.find(({ filesystem }) => filesystem !== undefined && filesystem !== has)?.filesystem;
+  if (wrong === undefined) return undefined;
+  return `the file system ${quoted(wrong)} is wanted, and ${has ?? 'none of its own'} is what the volume has: fsType must be that, or be left out`;
+}
+
+/** The same for one that is to be made. A store that is not open says itself what is wrong. */
+export const otherNewFilesystem = (
+  wishes: readonly Wish[],
+  { store }: Pick<StoreView, 'store'>,
+  bytes: bigint | undefined,
+): string | undefined =>
+  store === undefined || bytes === undefined ? undefined : otherFilesystem(wishes, store.filesystemFor?.(bytes));
 
 /** Only of the driver that says it sees to groups: else they are somebody else's business. */
 export const groupOf = ({ kind }: { readonly kind: DriverKind }, { group }: Pick<Wish, 'group'>): number | undefined =>

@@ -15,7 +15,7 @@ import { createVolume, isHere, parametersFrom } from './creating.ts';
 import { type About, callFrom, storeFor, storesOf } from './driver.ts';
 import { listHealth, listVolumes } from './listing.ts';
 import { isWithin, mapIn, outOfRange, rangeIn, refuse, textIn } from './requests.ts';
-import { contextOf, volumeMessage, volumeOf } from './volumes.ts';
+import { contextOf, otherFilesystemOf, volumeMessage, volumeOf } from './volumes.ts';
 
 const capabilities = [
   Rpc.CREATE_DELETE_VOLUME,
@@ -101,7 +101,8 @@ async function validate(about: About, request: ValidateVolumeCapabilitiesRequest
     cannotHave(wishes, about.kind, view) ??
     otherAccess(volume, wishes[0].access) ??
     otherContext(volume, context) ??
-    otherParameters(volume, given);
+    otherParameters(volume, given) ??
+    (await otherFilesystemOf(about, volume, wishes, call));
   if (message !== undefined) return { message };
   return { confirmed: { volumeCapabilities, volumeContext, parameters } };
 }

@@ -6,9 +6,10 @@ import { nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
-import { cannotHave, wishesFrom } from './capabilities.ts';
+import { cannotHave, otherNewFilesystem, wishesFrom } from './capabilities.ts';
 import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver.ts';
 import { isWithin, mapIn, type Range, rangeIn, refuse, textIn } from './requests.ts';
+import { otherFilesystemOf } from './volumes.ts';
 
 /** What a class, or a pod, may say. */
 export interface Parameters {
@@ -69,10 +70,15 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
     const { access } = wishes[0];
     const wanted = { view, range, access, enforce: parameters.enforce, name };
     if (known !== undefined) requireCompatible(known, wanted);
+    // As it is by now: it may have grown since.
+    const bytes = known?.bytes ?? sizeFor(view, range);
+    const other =
+      known === undefined
+        ? otherNewFilesystem(wishes, view, bytes)
+        : await otherFilesystemOf(about, known, wishes, call);
+    if (other !== undefined) throw refuse(other);
     const spec = {
-      ...{ store: view.config.name, name: nameFor(name), access, labels: {} },
-      // As it is by now: it may have grown since.
-      bytes: known?.bytes ?? sizeFor(view, range),
+      ...{ store: view.config.name, name: nameFor(name), access, labels: {}, bytes },
       enforce: known?.enforce ?? parameters.enforce,
       ownLabels: { ...parameters.claim, ...(name === nameFor(name) ? {} : { [ownLabel('csi-name')]: name }) },
     };

@@ -264,6 +264,82 @@ describe.skipIf(needs('mount'))('a volume', () => {
   });
 });
 
+test('a volume that a pod brings is refused on a store that hosts share, which says how to allow it', async () => {
+  const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'silver', size: '16M' };
+  const volumeId = `csi-${'0'.repeat(64)}`;
+  const request = { volumeId, targetPath: at('inline'), volumeCapability: mounted(), volumeContext };
+  await expect(file.call(method.nodePublishVolume, request)).rejects.toMatchObject({
+    code: 7,
+    message: expect.stringMatching(/^store 'silver' does not allow inline volumes\. .* inline: true$/),
+  });
+  expect((await file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
+});
+
+describe('a file system that is said to be another than the volume has', () => {
+  const capability = (fsType: string) => mounted('SINGLE_NODE_WRITER', [], fsType);
+  const tried = (client: GrpcClient, store: string, fsType: string, name: string) =>
+    client.call(Controller.method.createVolume, {
+      ...{ name, volumeCapabilities: [capability(fsType)], parameters: { store } },
+      capacityRange: { requiredBytes: 64n * mib },
+    });
+
+  test('is refused of directories, whichever it is', async () => {
+    for (const [client, store] of [
+      [local, 'local'],
+      [file, 'silver'],
+    ] as const) {
+      await expect(tried(client, store, 'ext4', 'wrong')).rejects.toMatchObject({
+        code: 3,
+        message: expect.stringContaining(`volumes of store '${store}' are directories`),
+      });
+      const { volume } = await tried(client, store, '', `right-${store}`);
+      const request = { volumeId: volume?.volumeId ?? '', stagingTargetPath: at('stage') };
+      mkdirSync(at('stage'), { recursive: true });
+      await expect(
+        client.call(method.nodeStageVolume, { ...request, volumeCapability: capability('nfs') }),
+      ).rejects.toMatchObject({ code: 3, message: expect.stringContaining('fsType must be left out') });
+    }
+  });
+
+  test.skipIf(needs('mount', 'loop', 'ext4'))(
+    'is refused of images, which have what their store gives them',
+    async () => {
+      await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+      await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({
+        code: 3,
+        message: expect.stringContaining("the file system 'xfs' is wanted, and ext4 is what the volume has"),
+      });
+      expect((await local.call(Controller.method.listVolumes, {})).entries).toEqual([]);
+      for (const fsType of ['ext4', '', 'ext4']) await tried(local, 'disks', fsType, 'disk');
+      const volumeId = (await tried(local, 'disks', '', 'disk')).volume?.volumeId ?? '';
+      await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({ code: 3 });
+      const validate = async (fsType: string) =>
+        await local.call(Controller.method.validateVolumeCapabilities, {
+          ...{ volumeId, volumeCapabilities: [capability(fsType)] },
+        });
+      expect((await validate('ext4')).confirmed).toBeDefined();
+      expect(await validate('xfs')).toMatchObject({ message: expect.stringContaining("'xfs' is wanted") });
+      mkdirSync(at('stage'));
+      const staged = { volumeId, stagingTargetPath: at('stage') };
+      const stage = (fsType: string) =>
+        local.call(method.nodeStageVolume, { ...staged, volumeCapability: capability(fsType) });
+      await expect(stage('xfs')).rejects.toMatchObject({ code: 3 });
+      await stage('ext4');
+      const request = { ...staged, targetPath: at('pod'), volumeCapability: capability('btrfs') };
+      await expect(local.call(method.nodePublishVolume, request)).rejects.toMatchObject({ code: 3 });
+      await local.call(method.nodeUnstageVolume, staged);
+      const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'disks', size: '16M' };
+      const inline = {
+        volumeId: 'csi-1',
+        targetPath: at('inline'),
+        volumeCapability: capability('xfs'),
+        volumeContext,
+      };
+      await expect(local.call(method.nodePublishVolume, inline)).rejects.toMatchObject({ code: 3 });
+    },
+  );
+});
+
 describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
   test('is a device, in a folder while it is staged', async () => {
     const images = mkdtempSync(at('images-'));

@@ -3,7 +3,7 @@ import { StowageError } from '#core/errors.ts';
 import type { User } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
-import { cannotHave, groupOf, type Wish, wishFrom } from './capabilities.ts';
+import { cannotHave, groupOf, otherNewFilesystem, type Wish, wishFrom } from './capabilities.ts';
 import { parametersFrom } from './creating.ts';
 import { type About, storeFor, storeNeeded } from './driver.ts';
 import { mapIn, pathIn, refuse, textIn } from './requests.ts';
@@ -76,10 +76,12 @@ async function publishEphemeral(
   const view = storeFor(about, store);
   if (view === undefined) throw storeNeeded(about);
   // It is this pod's alone, whatever mode is said.
-  const wrong = cannotHave([{ ...wish, manyNodes: false }], about.kind, view);
-  if (wrong !== undefined) throw refuse(wrong);
   const size = context.get('size');
   const bytes = size === undefined ? undefined : parseSize(size);
+  const wrong =
+    cannotHave([{ ...wish, manyNodes: false }], about.kind, view) ??
+    otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize);
+  if (wrong !== undefined) throw refuse(wrong);
   const want = { store: view.config.name, bytes, enforce: enforce ?? false };
   await about.engine.ephemerals.publish(id, want, target, { ...how, sole: false, alone: false }, call);
 }

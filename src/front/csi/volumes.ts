@@ -2,7 +2,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { isVolumeId, partsOfQualified, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import { cannotHave, type Wish } from './capabilities.ts';
+import { cannotHave, otherFilesystem, type Wish } from './capabilities.ts';
 import { type About, isVisible, topologyOf } from './driver.ts';
 import { refuse } from './requests.ts';
 
@@ -19,7 +19,21 @@ export async function fittingVolume(about: About, id: string, wish: Wish, call: 
   const wrong = cannotHave([wish], about.kind, view);
   if (wrong !== undefined) throw refuse(wrong);
   if (volume.access !== wish.access) throw refuse(`the volume is a ${volume.access} volume`);
+  const other = await otherFilesystemOf(about, volume, [wish], call);
+  if (other !== undefined) throw refuse(other);
   return volume;
+}
+
+/** The store is asked only where somebody says which it shall be. */
+export async function otherFilesystemOf(
+  { engine }: About,
+  volume: Volume,
+  wishes: readonly Wish[],
+  call: Call,
+): Promise<string | undefined> {
+  if (wishes.every(({ filesystem }) => filesystem === undefined)) return undefined;
+  const source = await engine.stores.use(volume.store, (store) => store.source(volume, call));
+  return otherFilesystem(wishes, source.kind === 'loop' ? source.filesystem : undefined);
 }
 
 export function unknown(ref: string): StowageError {
