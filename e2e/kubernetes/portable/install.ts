@@ -108,12 +108,19 @@ async function removeServer(cluster: AnyCluster): Promise<void> {
   const pods = async () =>
     (await cluster.list('v1', 'Pod', namespace)).filter(({ metadata: { name } }) => name?.startsWith('stowage-nfs-'));
   await cluster.until('the end of the NFS server', pods, (all) => all.length === 0);
-  await cluster.remove({ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata });
   const volumes = async () =>
     (await cluster.list('v1', 'PersistentVolume')).filter(
       ({ spec }) => (spec?.['claimRef'] as { readonly namespace?: string } | undefined)?.namespace === namespace,
     );
+  // It would outlive its claim otherwise.
+  for (const { metadata: disk } of await volumes())
+    await cluster.apply({
+      ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: disk.name } },
+      spec: { persistentVolumeReclaimPolicy: 'Delete' },
+    });
+  await cluster.remove({ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata });
   await cluster.until('the end of its volume', volumes, (all) => all.length === 0);
+  await cluster.remove({ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: metadata.name } });
 }
 
 /** With their classes. */
