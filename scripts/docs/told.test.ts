@@ -31,17 +31,19 @@ const inShort = words(`
 /** Only ever said by the command line, or before the server listens. */
 const neverSent = words(`
   answer-unreadable config-invalid config-missing config-unreadable confirmation-required door-address-unknown csi-registry-alone connection-ambiguous
-  connection-broken interrupted keeper-not-ready keeper-unsupported kubernetes-unconfigured listen-failed listen-invalid log-level-invalid node-name-invalid node-name-required number-invalid plugin-folder-unusable plugin-socket-in-use port-in-use
+  connection-broken interrupted keeper-not-ready keeper-unsupported kubernetes-unconfigured listen-failed listen-invalid log-level-invalid node-name-changed node-name-invalid node-name-required number-invalid plugin-folder-unusable plugin-socket-in-use port-in-use
   revision-ambiguous server-no-answer server-not-running socket-denied socket-in-use socket-path-long socket-path-taken
   state-folder-unusable store-ambiguous token-file token-malformed trash-ambiguous trash-not-found url-credentials
   url-invalid usage account-unknown controller-unreachable kubeconfig-missing kubeconfig-unreadable kubeconfig-unusable
-  command-not-in-cluster kubernetes-refused kubernetes-unreachable proxy-denied stowage-not-installed token-request-denied`);
+  command-not-in-cluster kubernetes-refused kubernetes-unreachable proxy-denied stowage-not-installed token-request-denied
+  kubernetes-denied take-over-not-possible`);
 
 /** What may stand in a harmless text: what the asker gave, names of what they may see, numbers and states. */
 const filledIn = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
-  reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong namespace`);
+  reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong namespace
+  anywhere knownOptions onMany`);
 
 let failures: readonly Failure[];
 

@@ -18,6 +18,8 @@ export interface ClusterWish extends ClusterOptions {
 const service = 'https:stowage:443';
 const usualNamespace = 'stowage-system';
 const usualAccount = 'stowage-viewer';
+/** Those that the chart brings. */
+const accounts = [usualAccount, 'stowage-adopter'];
 /** The shortest that Kubernetes gives. */
 const tokenSeconds = 600;
 
@@ -35,7 +37,10 @@ export async function findCluster(wish: ClusterWish): Promise<ClusterWay> {
   };
 }
 
-async function accessFor({ kubeconfig: file, context, env, home }: ClusterWish, clock: Clock): Promise<KubeAccess> {
+export async function accessFor(
+  { kubeconfig: file, context, env, home }: Omit<ClusterWish, 'signal'>,
+  clock: Clock,
+): Promise<KubeAccess> {
   const config = await readKubeconfigs({ file, env, home });
   if (config === undefined && !env['KUBERNETES_SERVICE_HOST']) throw unconfigured();
   try {
@@ -96,7 +101,7 @@ function refused(error: KubeError, server: URL, namespace: string, account: stri
       cause: error,
     });
   if (status === 404)
-    return account === usualAccount
+    return accounts.includes(account)
       ? notInstalled(namespace, error)
       : new StowageError(`there is no service account ${namespace}/${account}`, {
           code: 'not-found',

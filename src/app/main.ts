@@ -8,6 +8,7 @@ import { silentLog } from '#base/log.ts';
 import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
+import type { TakeOverWish } from '#cli/taking-over.ts';
 import { usualKeeper } from '#clients/data-path/starting.ts';
 import { runAgent } from './agent.ts';
 import { runController } from './controller.ts';
@@ -17,6 +18,7 @@ import { findCluster } from './kubectl.ts';
 import { runNfsServer } from './nfs-serve.ts';
 import { runServer } from './serve.ts';
 import { keepersFolder } from './state-folder.ts';
+import { startTakingOver } from './take-over/start.ts';
 import { version } from './version.ts';
 
 const isRoot = process.getuid?.() === 0;
@@ -79,6 +81,8 @@ const status = await runCli(
       ? {
           cluster: (options: ClusterOptions) =>
             findCluster({ ...options, env: process.env, home: homedir(), signal: interrupt.signal }),
+          takeOver: (wish: TakeOverWish) =>
+            startTakingOver({ ...wish, env: process.env, home: homedir(), signal: interrupt.signal }),
         }
       : {}),
     up: (options) =>

@@ -11,7 +11,10 @@ export const addClusterOptions = (program: Verb): Verb =>
     .option('--kubeconfig <file>', 'how to reach the cluster (or KUBECONFIG; default: ~/.kube/config)')
     .option('--context <name>', "which of the kubeconfig's contexts (default: the current one)")
     .option('-n, --namespace <name>', 'where Stowage is (default: stowage-system)')
-    .option('--account <name>', 'the service account there whose rights are used (default: stowage-viewer)');
+    .option(
+      '--account <name>',
+      'the service account there whose rights are used (default: stowage-viewer, or stowage-adopter to adopt and take over)',
+    );
 
 const machine = 'it runs on a machine, and kubectl stowage only speaks to a cluster';
 const byObject = 'stores of a cluster are objects of it';
@@ -33,6 +36,21 @@ const refused: Readonly<Record<string, readonly [why: string, action: string]>> 
   'store default': [byObject, 'Make a StorageClass of the store the default one of the cluster.'],
   'client upgrade': ['the keepers of a cluster are a DaemonSet', 'kubectl rollout restart daemonset/stowage-keeper'],
 };
+
+const adopter = 'stowage-adopter';
+/** Whose rights are used for what the viewer may not do. */
+const accounts: Readonly<Record<string, string>> = { 'take-over': adopter, 'store adopt': adopter };
+
+/** Unless others are named. */
+export function useAccounts(program: Verb): void {
+  program.hook('preAction', (_, command) => {
+    const path: string[] = [];
+    for (let at: Verb | null = command as Verb; at !== null && at !== program; at = at.parent as Verb | null)
+      path.unshift(at.name());
+    const account = accounts[path.join(' ')];
+    if (account !== undefined && program.opts()['account'] === undefined) program.setOptionValue('account', account);
+  });
+}
 
 /** They are still understood, for whoever tries them: with the reason why not, and what is done instead. */
 export function refuseMachineCommands(program: Verb, act: Act): void {

@@ -1,6 +1,7 @@
 import type { Writable } from 'node:stream';
 import type { FindingJson } from '#front/rest/schemas.ts';
 import type { ClusterOptions, ClusterWay } from './cluster-connection.ts';
+import type { TakeOverWish, TakingOver } from './taking-over.ts';
 
 /** The world as the command line sees it; handed in, so that tests need no process. */
 export interface Io {
@@ -131,6 +132,8 @@ export interface Injected {
   doctor(): Promise<readonly FindingJson[]>;
   /** Given: this is `kubectl stowage`, and speaks to the Stowage of a cluster, by the way that this finds. */
   cluster?(options: ClusterOptions): Promise<ClusterWay>;
+  /** Likewise: at the API server itself, as whoever the kubeconfig says. */
+  takeOver?(wish: TakeOverWish): Promise<TakingOver>;
   readonly version: string;
   /** The name people call it by. */
   readonly program: string;

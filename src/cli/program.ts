@@ -1,5 +1,5 @@
 import { addClientCommands } from './client.ts';
-import { addClusterOptions, refuseMachineCommands, spokenAs } from './cluster-program.ts';
+import { addClusterOptions, refuseMachineCommands, spokenAs, useAccounts } from './cluster-program.ts';
 import { Verb } from './command.ts';
 import { addCompletionCommands } from './completion.ts';
 import { addControllerCommands } from './controller.ts';
@@ -15,6 +15,7 @@ import { addServingCommands } from './serving.ts';
 import type { Act } from './session.ts';
 import { addStatusCommands } from './status.ts';
 import { addStoreCommands } from './store.ts';
+import { addTakeOverCommand } from './take-over.ts';
 import { shown } from './text.ts';
 import { addTokenCommands } from './token.ts';
 import { firstSentence } from './tree.ts';
@@ -78,10 +79,12 @@ export function createProgram(injected: Pick<Injected, 'version' | 'program' | '
   addOperationCommands(program, act);
   addEventCommands(program, act);
   addTokenCommands(program, act);
+  if (inCluster) addTakeOverCommand(program, act);
   addCompletionCommands(program, act, inCluster);
   addHelp(program, act);
   if (inCluster) {
     refuseMachineCommands(program, act);
+    useAccounts(program);
     program.spoken = spokenAs(program);
   }
   program.addHelpText('after', `\n${exitCodeLines().join('\n')}`);

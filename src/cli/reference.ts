@@ -2,6 +2,7 @@ import { clusterReaching } from './cluster-program.ts';
 import type { Verb } from './command.ts';
 import { exitCodes } from './exit-codes.ts';
 import { createProgram } from './program.ts';
+import type { Act } from './session.ts';
 import { childrenOf, walk } from './tree.ts';
 
 const cell = (text: string): string => text.replaceAll('|', '\\|').replaceAll('\n', ' ');
@@ -16,8 +17,8 @@ function rows(head: readonly [string, string], pairs: readonly (readonly [string
   ];
 }
 
-function section(path: readonly string[], command: Verb): string[] {
-  const name = ['stowage', ...path].join(' ');
+function section(path: readonly string[], command: Verb, program = 'stowage'): string[] {
+  const name = [program, ...path].join(' ');
   const aliases = command.aliases();
   const args = command.registeredArguments.map(
     (argument) =>
@@ -57,11 +58,16 @@ function section(path: readonly string[], command: Verb): string[] {
   ];
 }
 
+const noAct: Act = () => async () => undefined;
+const nowhere = { version: '', program: 'stowage' };
+
 /** Only what is other than above. */
 function kubectlSection(): string[] {
   const injected = { version: '', program: 'kubectl stowage', cluster: () => Promise.reject(new Error('nowhere')) };
-  const program = createProgram(injected, () => async () => undefined);
+  const program = createProgram(injected, noAct);
   const own = program.options.filter(({ long }) => (clusterReaching as readonly (string | undefined)[]).includes(long));
+  const everywhere = new Set(walk(createProgram(nowhere, noAct)).map(({ path }) => path.join(' ')));
+  const more = walk(program).filter(({ path }) => !everywhere.has(path.join(' ')));
   const names = walk(program)
     .filter(({ path, command }) => path.length > 0 && childrenOf(command).length === 0)
     .map(({ path }) => `\`${path.join(' ')}\``);
@@ -78,12 +84,13 @@ function kubectlSection(): string[] {
     ),
     `It has the commands ${names.join(', ')}. What makes sense on a machine only is refused, with what is done in a cluster instead.`,
     '',
+    ...more.flatMap(({ path, command }) => section(path, command, 'kubectl stowage')).map(program.spoken),
   ];
 }
 
 /** Every command with its arguments, options and examples, as one page of Markdown. */
 export function cliReference(): string {
-  const program = createProgram({ version: '', program: 'stowage' }, () => async () => undefined);
+  const program = createProgram(nowhere, noAct);
   const [root, ...commands] = walk(program);
   return [
     '# The command line',

@@ -92,6 +92,7 @@ export interface PersistentVolume extends KubeObject {
       readonly controllerExpandSecretRef?: SecretReference;
       readonly nodeExpandSecretRef?: SecretReference;
     };
+    readonly nfs?: { readonly server: string; readonly path: string; readonly readOnly?: boolean };
   };
   readonly status?: { readonly phase?: string; readonly reason?: string; readonly message?: string };
 }

@@ -1,0 +1,353 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import process from 'node:process';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+import { buildImage } from '#testbed/image.ts';
+import { binaries } from '#testbed/kubernetes/build.ts';
+import { importBusybox } from '#testbed/kubernetes/images.ts';
+import { addresses } from '#testbed/kubernetes/network.ts';
+import { needs, toolPath } from '#testbed/needs.ts';
+import {
+  type Foreign,
+  foreignClaim,
+  foreignClass,
+  foreignClasses,
+  foreignDirectory,
+  foreignVolume,
+} from '#testing/foreign-volumes.ts';
+import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { type Filer, startFiler } from './agent-filer.ts';
+import { usingPod } from './agent-objects.ts';
+import { type ChartGround, claim, startChartGround } from './chart-ground.ts';
+
+const { signal } = new AbortController();
+const wait = { interval: 250, timeout: 90_000 };
+const long = 240_000;
+const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
+const page = readFileSync(join(repository, 'docs', 'kubernetes.md'), 'utf8');
+
+const sectionOf = (title: string): string => page.split(`\n## ${title}\n`)[1]?.split('\n## ')[0] ?? '';
+
+/** The commands of a section, by block, as they are written. */
+function commandsIn(title: string): readonly (readonly string[])[] {
+  const blocks = sectionOf(title).matchAll(/^ *```text\n(.*?)^ *```/gms);
+  return [...blocks].map(([, body = '']) =>
+    body.split('\n').flatMap((line) => /^ *(?:\$ )?((?:kubectl|helm|docker) .*)$/.exec(line)?.[1] ?? []),
+  );
+}
+
+describe.skipIf(needs(...components))('as the page about Kubernetes says', () => {
+  let ground: ChartGround;
+  let filer: Filer;
+  let kubectl: ChartGround['cluster']['kubectl'];
+  let at: { readonly server: string; readonly path: string };
+  let env: Readonly<Record<string, string>>;
+
+  beforeAll(async () => {
+    ground = await startChartGround(signal);
+    const { cluster } = ground;
+    ({ kubectl } = cluster);
+    filer = await startFiler(cluster, signal);
+    at = { server: addresses.controlPlane, path: filer.exported };
+    // What whoever reads it has in a registry.
+    await cluster.importImage(await buildImage(signal), 'docker.io/library/stowage:0.1.0');
+    const named = { importImage: (tar: string) => cluster.importImage(tar, 'docker.io/library/busybox:latest') };
+    await importBusybox(named, signal);
+    const paths = [join(repository, 'bin'), binaries(), dirname(toolPath('helm')), process.env['PATH']];
+    env = { PATH: paths.join(':'), HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
+  }, 400_000);
+  afterAll(async () => {
+    await filer?.[Symbol.asyncDispose]();
+    await ground?.[Symbol.asyncDispose]();
+  }, 60_000);
+
+  /** As it is written, in a clone. */
+  const shell = async (command: string): Promise<string> =>
+    (await promisify(execFile)('bash', ['-c', command], { cwd: repository, env, signal, timeout: 180_000 })).stdout;
+  const all = async (commands: readonly string[]): Promise<void> => {
+    for (const command of commands) await shell(command);
+  };
+  const read = async <T>(...what: readonly string[]): Promise<T> =>
+    JSON.parse(await kubectl('get', ...what, '--output=json')) as T;
+  const claimOf = (name: string): Promise<PersistentVolumeClaim> => read('pvc', name, '--namespace=shop');
+  const volumeOf = (name: string): Promise<PersistentVolume> => read('pv', name);
+  const volumes = async (): Promise<readonly string[]> =>
+    (await kubectl('get', 'pv', '--output=jsonpath={.items[*].metadata.name}')).split(' ');
+
+  test(
+    'the quick start works',
+    async () => {
+      const [install = [], upgrade = []] = commandsIn('Quick start');
+      expect(install).toHaveLength(5);
+      const [build = '', ...rest] = install;
+      expect(build).toContain(':0.1.0');
+      await all(rest.slice(0, -1).map((command) => command.replaceAll('REGISTRY', 'docker.io/library')));
+      await expect.poll(() => shell(rest.at(-1) ?? ''), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
+      expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
+      await all(upgrade);
+      expect(await kubectl('get', 'storageclass', 'network', '--output=name')).toContain('network');
+    },
+    long,
+  );
+
+  test(
+    'kubectl stowage has everything that is shown',
+    async () => {
+      const [shown = []] = commandsIn('kubectl stowage');
+      expect(shown.length).toBeGreaterThan(4);
+      await all(shown);
+    },
+    long,
+  );
+
+  test(
+    'whoever makes a mistake is told what it is, and what to do',
+    async () => {
+      const [host, path] = [new URL('nfs://filer.exmaple.invalid/export'), new URL(filer.spec.uri)];
+      path.pathname += '-other';
+      const { options } = filer.spec;
+      const store = (name: string, uri: string, more: object = {}): object => ({
+        ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name }, spec: { uri, options, ...more } },
+      });
+      const parameters = { store: 'small', onDelete: 'archive' };
+      await mkdir(`${filer.exported}/small`);
+      await ground.cluster.apply(
+        ...[store('wrong-host', host.href), store('wrong-path', path.href)],
+        store('small', `${filer.spec.uri}/small`, { options: { ...options, maxBytes: '1G' }, storageClass: {} }),
+        {
+          ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'odd' } },
+          ...{ provisioner: 'file.stowage.dev', parameters },
+        },
+        claim({ name: 'odd', storageClassName: 'odd', mode: 'ReadWriteMany' }),
+        { ...foreignClaim('csi', 'default', 'large'), spec: { ...largeClaim, storageClassName: 'small' } },
+      );
+      const said = async (what: string): Promise<string> => {
+        const about = '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}';
+        return what.startsWith('store/') ? await kubectl('get', what, about) : await kubectl('describe', what);
+      };
+      await expect
+        .poll(() => said('store/wrong-host'), wait)
+        .toMatch(/no address is known for filer\.exmaple\.invalid\. Check the name in the store's URI/);
+      await expect
+        .poll(() => said('store/wrong-path'), wait)
+        .toMatch(/-other to mount; it exports .*\. Correct the path in the store's URI/);
+      await expect.poll(() => said('pvc/odd'), wait).toMatch(/has the unknown parameter 'onDelete'.*Allowed are: /);
+      await expect
+        .poll(() => said('pvc/large'), wait)
+        .toMatch(/of 1GiB in all, 1GiB are left\. .* ask the administrator to raise/);
+      await kubectl('delete', 'pvc', 'odd', 'large');
+      await kubectl('delete', 'store', 'wrong-host', 'wrong-path', 'small');
+    },
+    long,
+  );
+
+  /** A claim that one of the two has made a volume for, as far as Kubernetes and the server know. */
+  async function provision(kind: Foreign, name: string): Promise<{ readonly volume: string; readonly folder: string }> {
+    const there = await expect
+      .poll(() => claimOf(name), wait)
+      .toBeDefined()
+      .then(() => claimOf(name));
+    const folder = join(filer.exported, foreignDirectory(kind, there));
+    await mkdir(folder, { mode: 0o777 });
+    await writeFile(join(folder, 'old'), `of ${name}\n`);
+    const made = foreignVolume(kind, there, at);
+    await ground.cluster.apply(made);
+    await expect.poll(async () => (await claimOf(name)).status?.phase, wait).toBe('Bound');
+    return { volume: made.metadata.name ?? '', folder };
+  }
+
+  const [look = [], take = [], undo = [], finish = [], rename = []] = commandsIn(
+    'Take over from csi-driver-nfs or nfs-subdir-external-provisioner',
+  );
+  let db: { readonly volume: string; readonly folder: string };
+  let films: { readonly volume: string; readonly folder: string };
+  let inodes: readonly number[];
+  const inodesOf = (folder: string): readonly number[] =>
+    [folder, join(folder, 'old')].map((path) => statSync(path).ino);
+
+  test(
+    'claims of others are found, with those who use them',
+    async () => {
+      await ground.cluster.apply(
+        { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'shop' } },
+        foreignClass('csi', at),
+        foreignClass('subdir', at),
+        foreignClaim('csi', 'shop', 'films'),
+        statefulSet(ground.busybox),
+      );
+      db = await provision('subdir', 'data-db-0');
+      films = await provision('csi', 'films');
+      await mkdir(join(filer.exported, 'films'), { mode: 0o777 });
+      await writeFile(join(filer.exported, 'films', 'old'), 'by hand\n');
+      inodes = inodesOf(db.folder);
+      // Only now: the server remembers for a while what was in a directory that it has shown.
+      const store = { apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' }, spec: filer.spec };
+      await ground.cluster.apply(store);
+      await kubectl('wait', '--for=condition=Ready', 'store/silver', '--timeout=90s');
+      const found = await shell(look.join('\n'));
+      expect(found).toMatch(
+        new RegExp(`shop/data-db-0 +used +${db.volume} +shop-data-db-0-${db.volume} +used by pod db-0`),
+      );
+      expect(found).toMatch(new RegExp(`shop/films +ready +${films.volume} +${films.volume} `));
+      const refused = await shell('kubectl stowage take-over silver shop/data-db-0 || echo "status $?"');
+      expect(refused).toMatch(/^left shop\/data-db-0: used by pod db-0: .*\nstatus 1\n$/);
+      expect((await claimOf('data-db-0')).spec.volumeName).toBe(db.volume);
+    },
+    long,
+  );
+
+  test(
+    'a directory becomes a volume by hand',
+    async () => {
+      const section = sectionOf('Volumes that are there already');
+      const [adopt = []] = commandsIn('Volumes that are there already');
+      expect(adopt).toHaveLength(1);
+      await all(adopt);
+      const objects = /^```yaml\n(.*?)^```/ms.exec(section)?.[1] ?? '';
+      const file = join(ground.cluster.folder, 'films.yaml');
+      await writeFile(file, objects);
+      await ground.cluster.apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'video' } });
+      await shell(`kubectl apply -f ${file}`);
+      const script = 'cat /data/old && exec sleep 100000';
+      const node = ground.cluster.nodes[0]?.name ?? '';
+      const pod = usingPod({ name: 'films', volume: 'films', script, node, image: ground.busybox });
+      await ground.cluster.apply({ ...pod, metadata: { name: 'films', namespace: 'video' } });
+      const own = ['--namespace=video', '--timeout=90s'];
+      await kubectl('wait', '--for=condition=Ready', 'pod/films', ...own);
+      expect(await kubectl('logs', 'films', '--namespace=video')).toBe('by hand');
+      await kubectl('delete', 'pod/films', 'pvc/films', ...own);
+      await kubectl('delete', 'pv', 'films');
+      expect(readdirSync(join(filer.exported, 'films'))).toEqual(['old']);
+    },
+    long,
+  );
+
+  const isTaken = async (): Promise<void> => {
+    expect(await claimOf('data-db-0')).toMatchObject({
+      metadata: { labels: { app: 'db' } },
+      spec: { volumeName: `${db.volume}-stowage`, storageClassName: 'nfs-client' },
+      status: { phase: 'Bound' },
+    });
+    for (const name of [db.volume, `${db.volume}-stowage`])
+      expect((await volumeOf(name)).spec.persistentVolumeReclaimPolicy).toBe('Retain');
+    await kubectl('wait', '--for=condition=Ready', 'pod/db-0', '--namespace=shop', '--timeout=120s');
+    expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
+    await kubectl('exec', 'db-0', '--namespace=shop', '--', 'sh', '-c', 'date >>/data/new && sync /data/new');
+    // What the pod writes is there, in the same directory as before.
+    expect(readdirSync(db.folder).sort()).toEqual(['new', 'old']);
+    expect(inodesOf(db.folder)).toEqual(inodes);
+  };
+
+  test(
+    'a claim is taken over, and its pod has its data',
+    async () => {
+      expect(take).toHaveLength(5);
+      await all(take);
+      await isTaken();
+      // Once more does nothing.
+      const uid = (await claimOf('data-db-0')).metadata.uid;
+      expect(await shell('kubectl stowage take-over silver shop/data-db-0')).toBe('');
+      expect((await claimOf('data-db-0')).metadata.uid).toBe(uid);
+    },
+    long,
+  );
+
+  test(
+    'and given back, and taken over again',
+    async () => {
+      const wrote = await readFile(join(db.folder, 'new'), 'utf8');
+      expect(undo).toHaveLength(3);
+      await all(undo);
+      expect(await claimOf('data-db-0')).toMatchObject({ spec: { volumeName: db.volume }, status: { phase: 'Bound' } });
+      expect(await volumeOf(db.volume)).toMatchObject({
+        spec: { persistentVolumeReclaimPolicy: 'Delete', nfs: { path: db.folder } },
+        status: { phase: 'Bound' },
+      });
+      expect(await volumes()).not.toContain(`${db.volume}-stowage`);
+      expect(await readFile(join(db.folder, 'new'), 'utf8')).toBe(wrote);
+      expect(inodesOf(db.folder)).toEqual(inodes);
+      await all(take);
+      await isTaken();
+    },
+    long,
+  );
+
+  test(
+    'killed in the middle, it goes on where it was',
+    async () => {
+      const one = spawn('kubectl-stowage', ['take-over', 'silver', '--all'], { detached: true, env, stdio: 'ignore' });
+      const ended = once(one, 'exit');
+      await expect.poll(volumes, { interval: 10, timeout: 60_000 }).toContain(`${films.volume}-stowage`);
+      killGroup(one);
+      await ended;
+      for (const name of [films.volume, `${films.volume}-stowage`])
+        expect((await volumeOf(name)).spec.persistentVolumeReclaimPolicy).toBe('Retain');
+      await shell('kubectl stowage take-over silver --all');
+      expect(await claimOf('films')).toMatchObject({
+        spec: { volumeName: `${films.volume}-stowage` },
+        status: { phase: 'Bound' },
+      });
+      expect(readFileSync(join(films.folder, 'old'), 'utf8')).toBe('of films\n');
+    },
+    long,
+  );
+
+  test(
+    'at the end everything is as if Stowage had made it',
+    async () => {
+      await all(finish);
+      // Its provisioner sees that it is to be kept, and lets it go.
+      await kubectl('patch', 'pv', films.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
+      await expect.poll(volumes, wait).not.toContain(films.volume);
+      expect(await volumes()).not.toContain(db.volume);
+      expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
+      await all(rename);
+      const fresh = claim({ name: 'fresh', storageClassName: foreignClasses.subdir, mode: 'ReadWriteMany' });
+      await ground.cluster.apply(fresh);
+      await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/fresh', '--timeout=90s');
+      expect(existsSync(films.folder)).toBe(true);
+      await kubectl('delete', 'pvc', 'films', '--namespace=shop');
+      await expect.poll(() => existsSync(films.folder), wait).toBe(false);
+      expect(await volumes()).not.toContain(`${films.volume}-stowage`);
+      expect(inodesOf(db.folder)).toEqual(inodes);
+    },
+    long,
+  );
+});
+
+function killGroup({ pid }: ChildProcess): void {
+  if (pid !== undefined) process.kill(-pid, 'SIGKILL');
+}
+
+const largeClaim = { accessModes: ['ReadWriteMany'], resources: { requests: { storage: '5Ti' } } };
+
+/** An application that brings its own claims. */
+const statefulSet = (image: string): object => ({
+  ...{ apiVersion: 'apps/v1', kind: 'StatefulSet', metadata: { name: 'db', namespace: 'shop' } },
+  spec: {
+    ...{ replicas: 1, serviceName: 'db', selector: { matchLabels: { app: 'db' } } },
+    template: {
+      metadata: { labels: { app: 'db' } },
+      spec: {
+        terminationGracePeriodSeconds: 0,
+        containers: [
+          {
+            ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', 'sleep 1000000'] },
+            volumeMounts: [{ name: 'data', mountPath: '/data' }],
+          },
+        ],
+      },
+    },
+    volumeClaimTemplates: [
+      {
+        metadata: { name: 'data', labels: { app: 'db' } },
+        spec: foreignClaim('subdir', 'shop', 'data').spec,
+      },
+    ],
+  },
+});

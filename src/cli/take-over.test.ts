@@ -1,0 +1,126 @@
+import { expect, test } from 'vitest';
+import { invalid } from './problem.ts';
+import { page, type Ran, run, type Server, scriptedServer, volume } from './scripted-server.ts';
+import type { Candidate, CandidateState, TakeOverWish } from './taking-over.ts';
+
+const candidate = (name: string, state: CandidateState, detail = ''): Candidate => ({
+  ...{ claim: name === '' ? null : `shop/${name}`, from: `pvc-${name}`, to: `pvc-${name}-stowage` },
+  ...{ directory: `dir-${name}`, state, detail },
+});
+
+/** The command at a Stowage that knows one volume, `silver/dir-known`, and a cluster with these claims. */
+async function takeOver(candidates: readonly Candidate[], ...words: readonly string[]) {
+  const done: string[] = [];
+  const wishes: TakeOverWish[] = [];
+  const accounts: (string | undefined)[] = [];
+  await using server: Server = await scriptedServer({
+    'GET /v1/volumes': page(volume('silver', 'dir-known', { id: 'sv1-known' }), volume('gold', 'dir-other')),
+    'POST /v1/stores/silver/adopt': ({ body }) => {
+      const { names, dryRun } = body as { names: string[]; dryRun: boolean };
+      done.push(`${dryRun ? 'would adopt' : 'adopt'} ${names.join(' ')}`);
+      const skipped = names.filter((name) => name === 'dir-broken').map((name) => ({ name, reason: 'it is a file' }));
+      const adopted = names
+        .filter((name) => name !== 'dir-broken')
+        .map((name) => ({ name, id: dryRun ? null : `sv1-of-${name}`, how: 'data' }));
+      return [200, { adopted, skipped }];
+    },
+  });
+  const ran: Ran = await run(server, ['take-over', ...words], {
+    injected: {
+      program: 'kubectl stowage',
+      cluster: async ({ account }) => {
+        accounts.push(account);
+        return { kind: 'socket', path: server.socket } as never;
+      },
+      takeOver: async (wish) => {
+        wishes.push(wish);
+        return {
+          look: async () => ({ candidates, otherServers: ['10.0.0.9'] }),
+          take: async ({ claim }, id) => {
+            if (claim === 'shop/late') throw invalid('a pod came', 'take-over-not-possible', 'Wait.');
+            done.push(`take ${claim} as ${id}`);
+          },
+          undo: async ({ claim }) => void done.push(`undo ${claim}`),
+          finish: async ({ claim }) => void done.push(`finish ${claim}`),
+          [Symbol.dispose]: () => void done.push('over'),
+        };
+      },
+    },
+  });
+  return { ...ran, done, wishes, accounts };
+}
+
+test('without claims it says what there is, and changes nothing', async () => {
+  const all = [candidate('a', 'ready'), candidate('broken', 'ready'), candidate('b', 'used', 'used by pod b-0')];
+  const { status, stdout, stderr, done, wishes, accounts } = await takeOver(all, 'silver', '--context', 'other');
+  expect(status).toBe(0);
+  expect(stdout).toMatch(/^CLAIM +STATE +FROM +DIRECTORY +DETAIL\nshop\/a +ready +pvc-a +dir-a +-\n/);
+  expect(stdout).toMatch(/shop\/broken +impossible .* its directory: it is a file\n/);
+  expect(stdout).toMatch(/shop\/b +used .* used by pod b-0\n/);
+  expect(stderr).toContain('1 claim can be taken over: name them, or --all');
+  expect(stderr).toContain('others are on 10.0.0.9; if that is the server of silver too, say so: --server NAME');
+  expect(done).toEqual(['would adopt dir-a dir-broken', 'over']);
+  expect(wishes).toMatchObject([{ store: 'silver', servers: [], context: 'other' }]);
+  expect(accounts).toEqual(['stowage-adopter']);
+});
+
+test('all that can be are taken over, those that are volumes already too; what is left is said', async () => {
+  const all = [
+    ...[candidate('a', 'ready'), candidate('known', 'begun'), candidate('late', 'ready')],
+    ...[candidate('b', 'used', 'used by pod b-0'), candidate('c', 'taken-over'), candidate('', 'unclaimed')],
+  ];
+  const { status, stdout, done } = await takeOver(all, 'silver', '--all', '--server', '10.0.0.9');
+  expect(status).toBe(1);
+  expect(stdout.split('\n').sort()).toEqual([
+    '',
+    'left shop/b: used by pod b-0',
+    'left shop/late: a pod came. Wait.',
+    'took over shop/a: it has pvc-a-stowage, directory dir-a',
+    'took over shop/known: it has pvc-known-stowage, directory dir-known',
+  ]);
+  expect(done.sort()).toEqual([
+    ...['adopt dir-a dir-late', 'over', 'take shop/a as sv1-of-dir-a', 'take shop/known as sv1-known'],
+    'would adopt dir-a dir-late',
+  ]);
+});
+
+test('only what is named', async () => {
+  const all = [candidate('a', 'ready'), candidate('ab', 'ready')];
+  expect((await takeOver(all, 'silver', 'shop/a')).done).toContain('take shop/a as sv1-of-dir-a');
+  expect((await takeOver(all, 'silver', 'shop/a')).done).not.toContain('take shop/ab as sv1-of-dir-ab');
+  expect((await takeOver(all, 'silver', 'shop')).done).toContain('take shop/ab as sv1-of-dir-ab');
+  expect(await takeOver(all, 'silver', 'sho', 'shop/b')).toMatchObject({
+    ...{ status: 2, done: ['over'] },
+    stderr: expect.stringContaining("no claim 'sho', 'shop/b' has a directory on that export"),
+  });
+});
+
+test('what no claim has is only worth a word to who names it', async () => {
+  const all = [candidate('gone', 'unclaimed', 'no claim has it')];
+  const named = await takeOver(all, 'silver', 'shop/gone');
+  expect(named).toMatchObject({ status: 1, stdout: 'left shop/gone: no claim has it\n' });
+  expect(await takeOver(all, 'silver', '--all')).toMatchObject({ status: 0, stdout: '' });
+});
+
+test('a trial adopts nothing and takes nothing', async () => {
+  const { stdout, done, status } = await takeOver([candidate('a', 'ready')], 'silver', 'shop/a', '--dry-run');
+  expect({ status, stdout }).toEqual({
+    ...{ status: 0, stdout: 'would take over shop/a: it has pvc-a-stowage, directory dir-a\n' },
+  });
+  expect(done).toEqual(['would adopt dir-a', 'over']);
+});
+
+test('undoing and finishing concern what was taken over', async () => {
+  const all = [candidate('a', 'ready'), candidate('b', 'begun', 'stopped half-way'), candidate('c', 'taken-over')];
+  const undone = await takeOver(all, 'silver', '--all', '--undo');
+  expect(undone.done).toEqual(['undo shop/b', 'undo shop/c', 'over']);
+  expect(undone).toMatchObject({ status: 0, stdout: expect.stringContaining('gave back shop/c: it has pvc-c again') });
+  const finished = await takeOver(all, 'silver', '--all', '--finish', '--json');
+  expect(finished.done).toEqual(['finish shop/c', 'over']);
+  expect(finished.status).toBe(1);
+  expect(JSON.parse(finished.stdout)).toEqual([
+    { claim: 'shop/c', done: true, detail: 'it has pvc-c-stowage, directory dir-c' },
+    { claim: 'shop/b', done: false, detail: 'stopped half-way' },
+  ]);
+  expect(await takeOver(all, 'silver', '--undo', '--finish')).toMatchObject({ status: 2, done: [] });
+});

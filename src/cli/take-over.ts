@@ -1,0 +1,215 @@
+import { eachBounded } from '#base/each-bounded.ts';
+import type { AdoptionJson, VolumeJson } from '#front/rest/schemas.ts';
+import type { ClusterOptions } from './cluster-connection.ts';
+import { collect, type Verb } from './command.ts';
+import { step } from './names.ts';
+import { invalid, problemOf } from './problem.ts';
+import type { Act, Session } from './session.ts';
+import type { Candidate, CandidateState, TakingOver } from './taking-over.ts';
+import { plural, shown } from './text.ts';
+import { longWork } from './work.ts';
+
+interface Options {
+  readonly all?: boolean;
+  readonly dryRun?: boolean;
+  readonly undo?: boolean;
+  readonly finish?: boolean;
+  readonly server?: readonly string[];
+}
+
+/** Only in a cluster: there is nothing to take over from elsewhere. */
+export function addTakeOverCommand(program: Verb, act: Act): void {
+  program
+    .command('take-over')
+    .description(
+      'Make claims of csi-driver-nfs and nfs-subdir-external-provisioner claims of Stowage, with the same names and data. ' +
+        'Without claims and --all it only says what there is. Ends with 1 when something of what was asked for is left.',
+    )
+    .argument('<store>', 'the store that is the export which their directories lie on')
+    .argument('[claims...]', 'NAMESPACE/CLAIM, or NAMESPACE for all claims in it')
+    .option('--all', 'all claims that no pod uses')
+    .option('--dry-run', 'only say what would be done')
+    .option('--undo', 'give claims that were taken over back to whom they were of')
+    .option('--finish', 'end it, for claims that were taken over: it cannot be undone any more')
+    .option('--server <name>', "another name or address of the store's server (repeatable)", collect)
+    .example('stowage take-over silver', 'which claims have their directories on the export of silver?')
+    .example('stowage take-over silver shop/data-db-0', 'take over one claim, which no pod uses')
+    .example('stowage take-over silver --all', 'all claims that no pod uses')
+    .example('stowage take-over silver shop/data-db-0 --undo', 'back to how it was')
+    .example('stowage take-over silver --all --finish', 'it works: the PersistentVolumes from before are not needed')
+    .action(act(takeOver));
+}
+
+type Deed = 'take' | 'undo' | 'finish';
+const words: Readonly<Record<Deed, { readonly done: string; readonly would: string }>> = {
+  take: { done: 'took over', would: 'would take over' },
+  undo: { done: 'gave back', would: 'would give back' },
+  finish: { done: 'finished', would: 'would finish' },
+};
+/** What of a claim there is to do. */
+const open: Readonly<Record<Deed, readonly CandidateState[]>> = {
+  take: ['ready', 'begun'],
+  undo: ['begun', 'taken-over'],
+  finish: ['taken-over'],
+};
+/** What somebody would have to see to. */
+const waiting: Readonly<Record<Deed, readonly CandidateState[]>> = {
+  take: ['used', 'impossible'],
+  undo: [],
+  finish: ['begun'],
+};
+const atOnce = 8;
+const inOneCall = 500;
+
+async function takeOver(
+  session: Session,
+  store: string,
+  names: readonly string[],
+  options: Options,
+  command: Verb,
+): Promise<number> {
+  const { injected, out } = session;
+  if (options.undo === true && options.finish === true)
+    throw invalid('--undo and --finish are opposites', 'usage', 'Give one of them.');
+  const deed: Deed = options.undo === true ? 'undo' : options.finish === true ? 'finish' : 'take';
+  const { kubeconfig, context }: ClusterOptions = command.optsWithGlobals();
+  const wish = { kubeconfig, context, store, servers: options.server ?? [] };
+  using taking = await injected.takeOver?.(wish);
+  if (taking === undefined) throw invalid('this is only possible in a cluster', 'usage', 'Use: kubectl stowage');
+  const { candidates, otherServers } = await taking.look();
+  const chosen = candidates.filter((one) => isMeant(one, names));
+  unknown(names, candidates);
+  const volumes = await volumesOf(session, store);
+  const known = deed === 'take' ? await appraised(session, store, chosen, volumes) : chosen;
+  if (names.length === 0 && options.all !== true) return overview(session, known, otherServers, store);
+  const todo = known.filter(({ state }) => open[deed].includes(state));
+  const isNamed = names.length > 0;
+  const left = known.filter(({ state }) => waiting[deed].includes(state) || (isNamed && state === 'unclaimed'));
+  const results: { readonly claim: string; readonly done: boolean; readonly detail: string }[] = [];
+  const told = (one: Candidate, done: boolean, detail: string): void => {
+    const claim = one.claim ?? one.from;
+    results.push({ claim, done, detail });
+    if (out.json || (out.quiet && done)) return;
+    const verb = options.dryRun === true ? words[deed].would : words[deed].done;
+    out.line(done ? `${verb} ${shown(claim)}: ${shown(detail)}` : `left ${shown(claim)}: ${shown(detail)}`);
+  };
+  if (options.dryRun !== true && deed === 'take') await adopt(session, store, todo, volumes);
+  await eachBounded(todo, atOnce, async (one) => {
+    const detail = deed === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
+    try {
+      if (options.dryRun !== true) await perform(taking, deed, one, volumes);
+      told(one, true, detail);
+    } catch (thrown) {
+      const { reason, detail: why, action } = problemOf(thrown);
+      if (reason === 'interrupted') throw thrown;
+      told(one, false, action === '' ? why : `${why}. ${action}`);
+    }
+  });
+  for (const one of left) told(one, false, one.detail);
+  if (out.json) out.value(results);
+  else if (results.length === 0) out.note('there is nothing to do');
+  const missing = results.filter(({ done }) => !done).length;
+  if (missing > 0) out.note(`${plural(missing, 'claim')} left; repeat the command when that is seen to`);
+  return missing > 0 ? 1 : 0;
+}
+
+async function perform(
+  taking: TakingOver,
+  deed: Deed,
+  one: Candidate,
+  volumes: ReadonlyMap<string, string>,
+): Promise<void> {
+  if (deed === 'undo') return await taking.undo(one);
+  if (deed === 'finish') return await taking.finish(one);
+  await taking.take(one, volumes.get(one.directory) ?? '');
+}
+
+const isMeant = ({ claim }: Candidate, names: readonly string[]): boolean =>
+  names.length === 0 || names.some((name) => claim === name || claim?.startsWith(`${name}/`) === true);
+
+function unknown(names: readonly string[], candidates: readonly Candidate[]): void {
+  const absent = names.filter((name) => !candidates.some((one) => isMeant(one, [name])));
+  if (absent.length === 0) return;
+  throw invalid(
+    `no claim ${absent.map((name) => `'${shown(name)}'`).join(', ')} has a directory on that export`,
+    'take-over-not-possible',
+    'See which there are with: stowage take-over STORE. Write NAMESPACE/CLAIM.',
+  );
+}
+
+/** By their names on the store: their ids. */
+async function volumesOf({ client }: Session, store: string): Promise<Map<string, string>> {
+  const { items } = await client.overStores<VolumeJson>('/v1/volumes', { store });
+  return new Map(items.filter((one) => one.store === store).map(({ name, id }) => [name, id]));
+}
+
+const isOpen = ({ state }: Candidate): boolean => open.take.includes(state);
+
+/** With what Stowage says of those directories that are no volumes yet. */
+async function appraised(
+  session: Session,
+  store: string,
+  candidates: readonly Candidate[],
+  volumes: ReadonlyMap<string, string>,
+): Promise<readonly Candidate[]> {
+  const fresh = candidates.filter((one) => isOpen(one) && !volumes.has(one.directory));
+  const reasons = new Map<string, string>();
+  for (const { skipped } of await adoption(session, store, fresh, true))
+    for (const { name, reason } of skipped) reasons.set(name, reason);
+  return candidates.map((one) => {
+    const reason = fresh.includes(one) ? reasons.get(one.directory) : undefined;
+    return reason === undefined ? one : { ...one, state: 'impossible', detail: `its directory: ${reason}` };
+  });
+}
+
+async function adopt(
+  session: Session,
+  store: string,
+  candidates: readonly Candidate[],
+  volumes: Map<string, string>,
+): Promise<void> {
+  const fresh = candidates.filter(({ directory }) => !volumes.has(directory));
+  for (const { adopted } of await adoption(session, store, fresh, false))
+    for (const { name, id } of adopted) if (id !== null) volumes.set(name, id);
+}
+
+async function adoption(
+  session: Session,
+  store: string,
+  candidates: readonly Candidate[],
+  dryRun: boolean,
+): Promise<readonly AdoptionJson[]> {
+  const names = candidates.map(({ directory }) => directory);
+  const answers: AdoptionJson[] = [];
+  for (let at = 0; at < names.length; at += inOneCall) {
+    const body = { dryRun, directories: true, names: names.slice(at, at + inOneCall) };
+    const path = `/v1/stores/${step('store', store)}/adopt`;
+    const answer = await longWork<AdoptionJson>(session, { method: 'POST', path, body });
+    if (answer !== undefined) answers.push(answer);
+  }
+  return answers;
+}
+
+function overview(
+  { out }: Session,
+  candidates: readonly Candidate[],
+  otherServers: readonly string[],
+  store: string,
+): number {
+  if (out.json) out.value(candidates);
+  else if (out.quiet) candidates.filter(isOpen).forEach(({ claim }) => void out.line(shown(claim ?? '')));
+  else if (candidates.length > 0)
+    out.table(
+      ['CLAIM', 'STATE', 'FROM', 'DIRECTORY', 'DETAIL'],
+      candidates.map(({ claim, state, from, directory, detail }) => [
+        ...[claim ?? '', state.replace('-', ' '), from, directory, detail],
+      ]),
+    );
+  if (candidates.length === 0)
+    out.note(`no PersistentVolume of anybody else's has a directory on the export of ${store}`);
+  if (otherServers.length > 0)
+    out.note(`others are on ${otherServers.join(', ')}; if that is the server of ${store} too, say so: --server NAME`);
+  const ready = candidates.filter(isOpen).length;
+  if (ready > 0) out.note(`${plural(ready, 'claim')} can be taken over: name them, or --all`);
+  return 0;
+}
