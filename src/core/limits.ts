@@ -36,13 +36,18 @@ export function createLimits(records: Records): Limits {
     const soon = pending(config.name);
     const recorded = records.volumes.byId(id);
     if (maxVolumes !== undefined && recorded === undefined && now.volumes + soon.volumes >= maxVolumes) {
-      throw full(config.name, `it may hold ${maxVolumes} volumes`, 'store-volumes-limit');
+      throw full(config.name, `is full: it may hold ${maxVolumes} volumes`, 'store-volumes-limit');
     }
     const left = (maxBytes ?? 0n) - now.bytes - soon.bytes;
     const more = bytes - (recorded?.bytes ?? 0n);
     if (maxBytes !== undefined && more > 0n && more > left) {
       const room = formatSize(left > 0n ? left : 0n);
-      throw full(config.name, `of ${formatSize(maxBytes)} in all, ${room} are left`, 'store-bytes-limit');
+      const wanted = formatSize(more);
+      throw full(
+        config.name,
+        `has no room for ${wanted}: of ${formatSize(maxBytes)} in all, ${room} are left`,
+        'store-bytes-limit',
+      );
     }
   }
 
@@ -58,7 +63,7 @@ export function createLimits(records: Records): Limits {
 }
 
 function full(store: StoreName, why: string, reason: string): StowageError {
-  return new StowageError(`store '${store}' is full: ${why}`, {
+  return new StowageError(`store '${store}' ${why}`, {
     code: 'exhausted',
     reason,
     action: 'Delete volumes you no longer need, use another store, or ask the administrator to raise the limit.',

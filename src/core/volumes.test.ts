@@ -299,7 +299,7 @@ describe('limits of a store', () => {
     await gate.reached;
     expect(await failure(server.engine.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
       code: 'exhausted',
-      message: "store 'limited' is full: of 100B in all, 10B are left",
+      message: "store 'limited' has no room for 70B: of 100B in all, 10B are left",
     });
     gate.open();
     expect(await first).toMatchObject({ bytes: 80n });
