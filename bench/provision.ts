@@ -1,6 +1,6 @@
 import type { Bench } from './bench.ts';
 import { requireComponents } from './needed.ts';
-import { byTime, type Created, type Ground, type Side, startGround, stores } from './provision/ground.ts';
+import { byTime, type Created, type Ground, ofNode, type Side, startGround, stores } from './provision/ground.ts';
 import { type Row, toRow } from './report.ts';
 
 const usualRounds = 5;
@@ -9,9 +9,12 @@ const claims = 300;
 /** Those of the memory that is told after work. */
 const some = 1_000;
 const many = 10_000;
+/** In MB. */
+const mostOfNode: Readonly<Record<(typeof ofNode)[number], number>> = { agent: 100, keeper: 65 };
 
 export const bench: Bench = {
-  about: 'claims that become volumes, against a loop that only creates the objects; and what the controller holds',
+  about:
+    'claims that become volumes, against a loop that only creates the objects; and what controller, agent and keeper hold',
   options: ['rounds', 'only'],
   run: async (signal, note, { rounds = usualRounds, only }) => {
     requireComponents('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'ganesha', 'helm', 'fuse');
@@ -105,23 +108,31 @@ async function roundOf(ground: Ground, side: Side, round: number): Promise<Round
 
 async function memoryRows(ground: Ground, note: (text: string) => void): Promise<readonly Row[]> {
   const rows: Row[] = [];
-  const add = async (when: string, below: number, measured: Promise<number>): Promise<void> => {
+  const add = async (whose: string, when: string, below: number, measured: Promise<number>): Promise<void> => {
     const value = await measured;
-    note(`memory of the controller, ${when}: ${value.toFixed(0)} MB`);
-    rows.push(
-      toRow({ name: `memory of the controller, ${when}`, unit: 'MB', values: [value], goal: { valueBelow: below } }),
-    );
+    const name = `memory of the ${whose}, ${when}`;
+    note(`${name}: ${value.toFixed(0)} MB`);
+    rows.push(toRow({ name, unit: 'MB', values: [value], goal: { valueBelow: below } }));
+  };
+  const addNode = async (when: string): Promise<void> => {
+    for (const which of ofNode) await add(which, when, mostOfNode[which], ground.memoryOf(which));
   };
   {
     await using controller = await ground.begin('nfs');
-    await add('idle', 130, controller.restingMemory());
+    await add('controller', 'idle', 130, controller.restingMemory());
+    await addNode('idle');
     await ground.create('nfs', 'some', some);
-    await add(`after ${some} claims`, 130, controller.restingMemory());
-    await ground.createMany('nfs', 'many', many - some);
-    await add(`${many} volumes`, 150, controller.restingMemory());
+    await ground.settled();
+    await add('controller', `after ${some} claims`, 130, controller.restingMemory());
+    // The node makes those of its own store.
+    await ground.create('local', 'own', some);
+    await addNode(`after ${some} claims`);
+    await ground.createMany('nfs', 'many', many - 2 * some);
+    await ground.settled();
+    await add('controller', `${many} volumes`, 150, controller.restingMemory());
   }
   // Another has made them.
   await using controller = await ground.begin('nfs');
-  await add(`${many} volumes, begun anew`, 150, controller.restingMemory());
+  await add('controller', `${many} volumes, begun anew`, 150, controller.restingMemory());
   return rows;
 }

@@ -66,11 +66,16 @@ async function end(child: ChildProcess): Promise<void> {
 }
 
 const sampleMs = 250;
-const quietSamples = 12;
-const mostSamples = 120;
+const usualQuietMs = 3_000;
 
-/** The least of many samples, taken until none has been lower for 3 s: garbage is collected some time after the work. */
-export async function restingMemory(child: Pick<ChildProcess, 'pid'>, signal: AbortSignal): Promise<number> {
+/** The least of many samples, taken until none has been lower for a while: garbage is collected some time after the work. */
+export async function restingMemory(
+  child: Pick<ChildProcess, 'pid'>,
+  signal: AbortSignal,
+  quietMs = usualQuietMs,
+): Promise<number> {
+  const quietSamples = quietMs / sampleMs;
+  const mostSamples = 10 * quietSamples;
   let least = Number.POSITIVE_INFINITY;
   for (let quiet = 0, samples = 0; quiet < quietSamples && samples < mostSamples; quiet++, samples++) {
     const now = await residentMemory(child);

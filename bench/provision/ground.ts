@@ -13,6 +13,7 @@ import { startFiler } from '../../e2e/kubernetes/agent-filer.ts';
 import { makeFolder, places } from '../nfs/folder.ts';
 import { type Audit, createAudit } from './audit.ts';
 import { processOf, type Running, start } from './process.ts';
+import { podsFirst } from './share.ts';
 
 /** Who makes the volumes of a round: Stowage on a store, or the loop that only creates the objects. */
 export const stores = ['nfs', 'local'] as const;
@@ -40,8 +41,13 @@ export interface Created {
 /** Makes volumes for claims. */
 export type Provisioning = AsyncDisposable & Pick<Running, 'restingMemory' | 'cpuMs'>;
 
+/** Those of the node, beside the controller. */
+export const ofNode = ['agent', 'keeper'] as const;
+
 /** A cluster of one node, an NFS server, and a Stowage by its chart. Its controller runs only while it is wanted. */
 export interface Ground extends AsyncDisposable {
+  /** In MB, once they have come to rest. */
+  memoryOf(which: (typeof ofNode)[number]): Promise<number>;
   /** Ready to work. */
   begin(side: Side): Promise<Provisioning>;
   create(side: Side, prefix: string, count: number): Promise<Created>;
@@ -72,6 +78,7 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const filer = stack.use(await startFiler(cluster, signal, exported.path));
   await cluster.importImage(tar, 'docker.io/library/stowage:bench');
   await installChart(cluster, filer.uri, signal);
+  const share = await podsFirst(cluster.folder);
   await cluster.apply(bareClass);
   const ways = new Map<Account, string>();
   const ca = join(cluster.folder, 'pki', 'ca.crt');
@@ -95,19 +102,21 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const all = stack.move();
   return {
     settled: () => settled(audit, signal),
+    memoryOf: async (which) => await processOf(await pidOf(which, cluster), signal).restingMemory(),
     begin: async (side) => {
       if (side === 'bare') {
         const running = start(
           script(new URL('./bare.ts', import.meta.url), ways.get('bare') ?? '', classOf.bare),
           signal,
         );
+        await share.join(running.pid);
         await running.said('the loop watches');
         return { ...running, [Symbol.asyncDispose]: running.stop };
       }
       await own('scale', controller, '--replicas=1');
       await own('rollout', 'status', controller, '--timeout=100s');
       return {
-        ...processOf(await controllerOf(cluster), signal),
+        ...processOf(await pidOf('controller', cluster), signal),
         [Symbol.asyncDispose]: () => noController(cluster),
       };
     },
@@ -152,17 +161,23 @@ async function noController({ kubectl }: Cluster): Promise<void> {
   await kubectl('--namespace', namespace, 'wait', '--for=delete', 'pod', pods, '--timeout=60s');
 }
 
+/** How they are known among all processes. A keeper begins as the same program as the others, and becomes its own. */
+const started = {
+  controller: /stowage\.mjs\0controller\0/,
+  agent: /stowage\.mjs\0node\0/,
+  keeper: /^stowage keeper(?:\0|$)/,
+} as const;
+
 /** The process id of the one that runs in this cluster's pods. */
-async function controllerOf({ folder }: Cluster): Promise<number> {
+async function pidOf(which: keyof typeof started, { folder }: Cluster): Promise<number> {
   for (const name of await readdir('/proc')) {
     if (!/^[0-9]+$/.test(name)) continue;
-    const [words, groups] = await Promise.all(
+    const [words = '', groups = ''] = await Promise.all(
       ['cmdline', 'cgroup'].map((file) => readFile(`/proc/${name}/${file}`, 'utf8').catch(() => '')),
     );
-    if (words?.includes('stowage.mjs\0controller') === true && groups?.includes(basename(folder)) === true)
-      return Number(name);
+    if (started[which].test(words) && groups.includes(basename(folder))) return Number(name);
   }
-  throw new Error('there is no process of the controller');
+  throw new Error(`there is no process of the ${which}`);
 }
 
 /** Events are written when there is time. */

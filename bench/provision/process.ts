@@ -11,6 +11,7 @@ export interface Ended {
 }
 
 export interface Running {
+  readonly pid: number;
   readonly stdout: Readable;
   readonly ended: Promise<Ended>;
   /** Resolves when it has printed this. */
@@ -25,10 +26,12 @@ export interface Running {
 const shown = 2_000;
 const stopMs = 15_000;
 const patienceMs = 120_000;
+/** They look every ten seconds whether there is nothing to do, and give back then what they do not need. */
+const restMs = 25_000;
 
 /** What is told of any process. */
 export const processOf = (pid: number | undefined, signal: AbortSignal): Pick<Running, 'restingMemory' | 'cpuMs'> => ({
-  restingMemory: () => restingMemory({ pid }, signal),
+  restingMemory: () => restingMemory({ pid }, signal, restMs),
   cpuMs: async () => {
     const stat = await readFile(`/proc/${pid}/stat`, 'utf8');
     // After the name, which may have blanks in it; in hundredths of a second, of programs and of the kernel for them.
@@ -54,6 +57,8 @@ export function start(
   });
   const ended = once(child, 'close').then(([code, by]): Ended => ({ status: code ?? by, errors }));
   return {
+    // One that could not be started has none, and says so when it is waited for.
+    pid: child.pid ?? 0,
     stdout: child.stdout,
     ended,
     said: async (wanted) => {

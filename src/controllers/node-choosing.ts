@@ -1,6 +1,5 @@
 import type { Clock } from '#base/clock.ts';
 import type { Node } from '#wire/kube/types.ts';
-import type { NodeStore } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Again, again } from './engine/outcome.ts';
@@ -95,7 +94,9 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
     if (!open.some(({ seen }) => seen.access.includes(want.access))) throw noSuchMode(store, want.access);
     const fitting = open.filter(({ seen }) => seen.access.includes(want.access) && seen.freeBytes >= want.bytes);
     const left = fitting.filter(({ node }) => refusals.get(uid)?.has(node) !== true);
-    const [best] = left.toSorted(byRoom);
+    const [best] = left
+      .map(({ node, seen }) => ({ node, room: seen.freeBytes - stores.taken(node, store) }))
+      .toSorted(byRoom);
     if (best !== undefined) return best.node;
     if (isSettling()) return again(lookMs);
     // All are asked again the next time.
@@ -127,11 +128,11 @@ function mayBeOn(node: Node, { allowed }: Wanted): boolean {
 
 interface Candidate {
   readonly node: string;
-  readonly seen: NodeStore;
+  readonly room: bigint;
 }
 
 /** The most room first; the same order for the same. */
 function byRoom(a: Candidate, b: Candidate): number {
-  if (a.seen.freeBytes !== b.seen.freeBytes) return a.seen.freeBytes > b.seen.freeBytes ? -1 : 1;
+  if (a.room !== b.room) return a.room > b.room ? -1 : 1;
   return a.node < b.node ? -1 : 1;
 }

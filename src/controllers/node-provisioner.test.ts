@@ -116,7 +116,7 @@ describe('a claim whose node the scheduler chose', () => {
   });
 
   test.each<[string, (node: AgentNode) => void, RegExp]>([
-    ['has no room', () => undefined, /is full/],
+    ['has no room', () => undefined, /has no room for/],
     ['is not in the cluster any more', () => it.api.remove(paths.nodes, 'node-1'), /not in the cluster/],
   ])('that %s is given back to the scheduler, and told why', async (_, prepare, why) => {
     const [one, two] = await twoNodes('?maxBytes=1M');
@@ -132,7 +132,7 @@ describe('a claim whose node the scheduler chose', () => {
     await eventually(annotation).toBe(undefined);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(why);
     // By what is known of its room it would be chosen again.
-    if (why.test('is full')) await eventually(asked).toBe(before + 1);
+    if (why.test('has no room for')) await eventually(asked).toBe(before + 1);
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
     expect(await counted(one, two)).toEqual([0, 1]);
@@ -188,6 +188,23 @@ describe('a claim that does not wait for a pod', () => {
     );
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 1/);
     expect(await wellMade()).toHaveLength(2);
+  });
+
+  test('is not refused for what others may fill one day, and goes where fewer are made', async () => {
+    const nodes = await twoNodes();
+    for (const [at, node] of nodes.entries())
+      node.intercept = ({ path }) =>
+        path.endsWith('/check')
+          ? { steps: [{ ok: true }], totalBytes: String(8n * gib), freeBytes: String(BigInt(3 - at) * gib) }
+          : undefined;
+    it.api.put(paths.classes, aLocalClass(immediate));
+    lead();
+    await eventually(() => [...it.parts.nodeStores.all()].length).toBe(2);
+    for (const name of ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i']) it.api.put(paths.claims, aLocalClaim(name));
+    await eventually(() => counted(...nodes)).toEqual([5, 4]);
+    it.api.put(paths.claims, aLocalClaim('j'));
+    await eventually(() => counted(...nodes)).toEqual([6, 4]);
+    expect(await it.notes('ProvisioningFailed')).toEqual([]);
   });
 
   test('is made on another node when the one that was chosen refuses', async () => {

@@ -40,10 +40,12 @@ test('nodes are asked for what is their own: one disk that hangs says nothing of
     ['full', true, 0n],
     ['silent', false, 0n],
   ]);
-  it.parts.nodeStores.took('node-1', 'disks', 1500n);
-  it.parts.nodeStores.took('node-1', 'bounded', 500n);
-  expect(it.parts.nodeStores.of('node-1')?.stores.get('disks')?.freeBytes).toBe(500n);
-  expect(it.parts.nodeStores.of('node-1')?.stores.get('bounded')?.freeBytes).toBe(0n);
+  for (const bytes of [1500n, 500n, -1500n]) it.parts.nodeStores.took('node-1', 'disks', bytes);
+  expect(it.parts.nodeStores.taken('node-1', 'disks')).toBe(500n);
+  expect(it.parts.nodeStores.taken('node-1', 'bounded')).toBe(0n);
+  expect(it.parts.nodeStores.of('node-1')?.stores.get('disks')?.freeBytes).toBe(2000n);
+  it.parts.nodeStores.add('node-1');
+  await eventually(() => it.parts.nodeStores.taken('node-1', 'disks')).toBe(0n);
   it.agents.lose('node-1');
   await eventually(() => [...it.parts.nodeStores.all()]).toEqual([]);
 });

@@ -18,8 +18,13 @@ export interface NodeView {
 export interface NodeStores extends Controller {
   of(node: string): NodeView | undefined;
   all(): Iterable<NodeView>;
-  /** So much was taken there since it was last asked. */
+  /** A volume is made there, or, with less than nothing, was not. */
   took(node: string, store: string, bytes: bigint): void;
+  /**
+   * How large the volumes are that were made there since it was last asked: for who spreads them. It is no room that is gone, since sizes are
+   * limits that are filled one day or never. Whether one more may be made is said by the agent.
+   */
+  taken(node: string, store: string): bigint;
   /** Called with a node's name when it was asked, or is lost. */
   on(changed: (node: string) => void): void;
 }
@@ -32,6 +37,7 @@ const firstMs = 250;
 
 export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Caches, 'stores'>): NodeStores {
   const views = new Map<string, NodeView>();
+  const taken = new Map<string, Map<string, bigint>>();
   const waited = new Map<string, number>();
   const listeners = new Set<(node: string) => void>();
   const tell = (node: string): void => {
@@ -41,11 +47,13 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
     if (!agents.nodes().includes(node)) {
       waited.delete(node);
+      taken.delete(node);
       if (views.delete(node)) tell(node);
       return done;
     }
     const stores = new Map((await ask(node, scope)).map((store) => [store.name, store]));
     views.set(node, { node, stores });
+    taken.delete(node);
     tell(node);
     return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
   }
@@ -97,12 +105,10 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     of: (node) => views.get(node),
     all: () => views.values(),
     took: (node, store, bytes) => {
-      const view = views.get(node);
-      const known = view?.stores.get(store);
-      if (view === undefined || known === undefined) return;
-      const freeBytes = known.freeBytes > bytes ? known.freeBytes - bytes : 0n;
-      views.set(node, { node, stores: new Map(view.stores).set(store, { ...known, freeBytes }) });
+      const those = taken.get(node) ?? new Map<string, bigint>();
+      taken.set(node, those.set(store, (those.get(store) ?? 0n) + bytes));
     },
+    taken: (node, store) => taken.get(node)?.get(store) ?? 0n,
     on: (changed) => void listeners.add(changed),
   };
 }

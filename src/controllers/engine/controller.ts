@@ -71,7 +71,7 @@ export function createController(options: ControllerOptions): Controller {
   }
 
   async function work(key: string, outer: Scope): Promise<void> {
-    const scope = { signal: outer.signal, log: outer.log.with({ controller: name, key }) };
+    const scope = scopeOf(outer, { controller: name, key });
     const began = clock.elapsed();
     const verdict = await outcome(key, scope);
     for (const timer of timers) timer((clock.elapsed() - began) / 1_000);
@@ -130,6 +130,18 @@ export function createController(options: ControllerOptions): Controller {
         throw thrown;
       }
       await queue.run(work, scope, stop);
+    },
+  };
+}
+
+/** Most of what is looked at is as it should be, and nothing is said of it. */
+function scopeOf({ signal, log }: Scope, facts: Readonly<Record<string, string>>): Scope {
+  let own: Scope['log'] | undefined;
+  return {
+    signal,
+    get log() {
+      own ??= log.with(facts);
+      return own;
     },
   };
 }

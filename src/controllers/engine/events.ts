@@ -61,8 +61,8 @@ const attempts = 8;
  * So many that all is well are written at once; of more, one each time. Whoever made hundreds of claims looks at one or two, and
  * what binds all of them waits for the same API server.
  */
-const burst = 20;
-const paceMs = 50;
+const burst = 10;
+const paceMs = 100;
 
 /** One reason on one object. */
 interface Topic {

@@ -60,6 +60,11 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
   // All of them are kept for a while: a burst that opens a connection for each call costs both sides more than its calls.
   const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
   const agent = isSecure ? new SecureAgent(how) : new PlainAgent(how);
+  const to = {
+    host: server.hostname.replace(/^\[(.*)\]$/, '$1'),
+    port: server.port === '' ? (isSecure ? 443 : 80) : Number(server.port),
+  };
+  const before = server.pathname.replace(/\/$/, '');
   const trust = createTrust();
 
   function start(
@@ -76,15 +81,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
       headers['content-length'] = String(body.length);
     }
     if (identity.authorization !== undefined) headers['authorization'] = identity.authorization;
-    const options = {
-      host: server.hostname.replace(/^\[(.*)\]$/, '$1'),
-      port: server.port === '' ? (isSecure ? 443 : 80) : Number(server.port),
-      path: pathOf(server, out),
-      method: out.method,
-      headers,
-      signal,
-      agent: by,
-    };
+    const options = { ...to, path: `${before}${pathOf(out)}`, method: out.method, headers, signal, agent: by };
     // The agent keeps connections of one identity apart from those of another.
     if (!isSecure) return plainRequest(options);
     const secure = { ...options, ...identity.tls, secureContext: trust(identity.tls) };
@@ -180,10 +177,10 @@ function createTrust(): (tls: Identity['tls']) => SecureContext {
   };
 }
 
-function pathOf(server: URL, out: Outgoing): string {
+function pathOf({ path, query: given }: Outgoing): string {
+  if (given === undefined) return path;
   const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(out.query ?? {})) if (value !== undefined) query.set(name, value);
-  const path = `${server.pathname.replace(/\/$/, '')}${out.path}`;
+  for (const [name, value] of Object.entries(given)) if (value !== undefined) query.set(name, value);
   return query.size === 0 ? path : `${path}?${query.toString()}`;
 }
 

@@ -1,7 +1,8 @@
-import { type Clock, limited } from '#base/clock.ts';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { createLines } from '#base/lines.ts';
 import { garbled, KubeError, mayPass, mustRelist } from './errors.ts';
 import { callOf, failureOf, type KubeHttp } from './http.ts';
-import { linesOf, parsed } from './lines.ts';
+import { parsed } from './lines.ts';
 import { pathOf, type Resource } from './resources.ts';
 import { refusal } from './status.ts';
 import type { KubeObject } from './types.ts';
@@ -108,8 +109,11 @@ async function* connection<T extends KubeObject>(
   const ended = new AbortController();
   using silence = quiet(clock, ended, signal);
   try {
-    const stream = heard(await http.open(out, ended.signal), silence);
-    for await (const line of linesOf(stream, maxLine, call)) yield changeOf<T>(parsed(line, call), call);
+    const lines = createLines(maxLine, (why) => garbled(call, why));
+    for await (const chunk of (await http.open(out, ended.signal)) as AsyncIterable<Uint8Array>) {
+      silence.broken();
+      for (const line of lines.taken(chunk)) yield changeOf<T>(parsed(line, call), call);
+    }
   } catch (thrown) {
     throw failureOf(call, thrown, ended.signal);
   }
@@ -121,25 +125,26 @@ interface Silence extends Disposable {
 
 /** Ends what belongs to the controller with the signal, and when nothing was heard for long. */
 function quiet(clock: Clock, controller: AbortController, signal: AbortSignal): Silence {
-  const begin = (): Disposable => limited(clock.after, controller, signal, idleMs);
-  let timer = begin();
+  let heardAt = clock.elapsed();
+  const look = (): void => {
+    const leftMs = heardAt + idleMs - clock.elapsed();
+    if (leftMs <= 0) controller.abort(new DeadlineExceeded(idleMs));
+    // Not begun anew with every sound: in a burst there are thousands.
+    else timer = clock.after(leftMs, look);
+  };
+  let timer = clock.after(idleMs, look);
+  const stop = (): void => controller.abort(signal.reason);
+  if (signal.aborted) stop();
+  else signal.addEventListener('abort', stop, { once: true });
   return {
     broken: () => {
-      timer[Symbol.dispose]();
-      timer = begin();
+      heardAt = clock.elapsed();
     },
-    [Symbol.dispose]: () => timer[Symbol.dispose](),
+    [Symbol.dispose]: () => {
+      timer[Symbol.dispose]();
+      signal.removeEventListener('abort', stop);
+    },
   };
-}
-
-async function* heard(
-  stream: AsyncIterable<Uint8Array>,
-  silence: Silence,
-): AsyncGenerator<Uint8Array, void, undefined> {
-  for await (const chunk of stream) {
-    silence.broken();
-    yield chunk;
-  }
 }
 
 const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
