@@ -6,9 +6,10 @@ import { methodsOf } from '#wire/csi/grpc.ts';
 import { createGrpcServer } from '#wire/csi/server.ts';
 import { bare } from './bare.ts';
 
-// A CSI driver that makes mounts and does nothing else: `node bare-driver.ts SOCKET SOURCES OWN`. Volumes are folders in SOURCES.
+// A CSI driver that makes mounts and does nothing else: `node bare-driver.ts SOCKET SOURCES OWN IDLE`. Volumes are folders in SOURCES.
+// At the socket IDLE there is one that does not even that, and answers.
 
-const [socket = '', sources = '', own = ''] = process.argv.slice(2);
+const [socket = '', sources = '', own = '', idle = ''] = process.argv.slice(2);
 const methods = methodsOf(Node, {
   nodeStageVolume: async ({ volumeId, stagingTargetPath }) => {
     bare.stage(join(sources, volumeId), join(own, volumeId), join(stagingTargetPath, 'volume'));
@@ -27,8 +28,18 @@ const methods = methodsOf(Node, {
     return {};
   },
 });
+const nothing = async () => ({});
+const answers = methodsOf(Node, {
+  ...{ nodeStageVolume: nothing, nodePublishVolume: nothing, nodeUnpublishVolume: nothing, nodeUnstageVolume: nothing },
+});
 const statusOf = (thrown: unknown) => ({ code: 13, message: String(thrown) });
-const { server } = createGrpcServer({ methods, clock: systemClock(), statusOf });
-server.listen(socket);
-await once(server, 'listening');
+const clock = systemClock();
+for (const [path, served] of [
+  [socket, methods],
+  [idle, answers],
+] as const) {
+  const { server } = createGrpcServer({ methods: served, clock, statusOf });
+  server.listen(path);
+  await once(server, 'listening');
+}
 console.log('ready');

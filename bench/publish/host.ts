@@ -12,12 +12,15 @@ import { makeFolder, type Place } from '../nfs/folder.ts';
 import { startServer } from '../server.ts';
 import { bare } from './bare.ts';
 
-export const sides = ['local', 'nfs', 'driver', 'calls', 'programs'] as const;
+export const sides = ['local', 'nfs', 'driver', 'answers', 'calls', 'programs'] as const;
 /**
- * Who is asked to stage and to publish: Stowage for a volume of either store; a driver that only makes the mounts; and the
- * mounts without a driver, by calls of the kernel and by the program `mount`.
+ * Who is asked to stage and to publish: Stowage for a volume of either store; a driver that only makes the mounts, and one that
+ * makes none; and the mounts without a driver, by calls of the kernel and by the program `mount`.
  */
 export type Side = (typeof sides)[number];
+
+/** By CSI. */
+type Asked = Exclude<Side, 'calls' | 'programs'>;
 
 /** Stages and publishes a volume, counted from 0, in milliseconds; and takes it down again. */
 export interface Host extends AsyncDisposable {
@@ -52,15 +55,17 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
   const { host, nfsPort, mountPort } = nfs;
   const uri = `nfs://${host}${exported.path}?port=${nfsPort}&mountport=${mountPort}`;
   await command([program, '--socket', stowage.socket, 'store', 'add', 'silver', uri], signal);
-  const driver = stack.use(await startBareDriver(at('bare.sock'), at('sources'), at('own')));
+  stack.use(await startBareDriver([at('bare.sock'), at('sources'), at('own'), at('idle.sock')]));
+  const driver = stack.use(grpcClient(at('bare.sock')));
+  const answers = stack.use(grpcClient(at('idle.sock')));
   const local = stack.use(grpcClient(at('csi', 'local.sock')));
   const file = stack.use(grpcClient(at('csi', 'file.sock')));
 
-  const ids: Record<'local' | 'nfs' | 'driver', string[]> = { local: [], nfs: [], driver: [] };
+  const ids: Record<Asked, string[]> = { local: [], nfs: [], driver: [], answers: [] };
   for (let i = 0; i < volumes; i++) {
     ids.local.push(await created(local, `v${i}`, single));
     ids.nfs.push(await created(file, `v${i}`, capability));
-    ids.driver.push(`v${i}`);
+    for (const side of ['driver', 'answers'] as const) ids[side].push(`v${i}`);
     await mkdir(at('sources', `v${i}`), { recursive: true });
     for (const side of sides)
       for (const part of ['staging', 'pods']) await mkdir(at(side, part, `v${i}`), { recursive: true });
@@ -71,11 +76,11 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
     staging: at(side, 'staging', `v${i}`),
     target: at(side, 'pods', `v${i}`, 'mount'),
   });
-  const clients: Readonly<Record<'local' | 'nfs' | 'driver', GrpcClient>> = { local, nfs: file, driver };
-  const isAsked = (side: Side): side is keyof typeof clients => Object.hasOwn(clients, side);
+  const clients: Readonly<Record<Asked, GrpcClient>> = { local, nfs: file, driver, answers };
+  const isAsked = (side: Side): side is Asked => Object.hasOwn(clients, side);
   const capabilityOf = (side: Side) => (side === 'nfs' ? capability : single);
 
-  async function ask(side: keyof typeof clients, i: number): Promise<void> {
+  async function ask(side: Asked, i: number): Promise<void> {
     const { staging: stagingTargetPath, target: targetPath } = places(side, i);
     const common = { volumeId: ids[side][i] ?? '', stagingTargetPath, volumeCapability: capabilityOf(side) };
     await clients[side].call(method.nodeStageVolume, common);
@@ -120,18 +125,15 @@ async function created(client: GrpcClient, name: string, volumeCapability: typeo
   return volume?.volumeId ?? '';
 }
 
-async function startBareDriver(socket: string, sources: string, own: string): Promise<GrpcClient> {
-  const child = spawn(process.execPath, [bareDriver, socket, sources, own], { stdio: ['ignore', 'pipe', 'inherit'] });
+async function startBareDriver(words: readonly string[]): Promise<AsyncDisposable> {
+  const child = spawn(process.execPath, [bareDriver, ...words], { stdio: ['ignore', 'pipe', 'inherit'] });
   const ended = once(child, 'exit');
   await Promise.race([
     once(child.stdout, 'data'),
     ended.then(() => Promise.reject(new Error('the bare driver ended'))),
   ]);
-  const client = grpcClient(socket);
   return {
-    ...client,
     [Symbol.asyncDispose]: async () => {
-      await client[Symbol.asyncDispose]();
       child.kill('SIGKILL');
       await ended;
     },

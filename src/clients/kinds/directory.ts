@@ -1,6 +1,7 @@
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
-import { createTableReader, type MountTable } from '../mounter/mountinfo.ts';
+import { confined, hasAll } from '../mounter/bind.ts';
+import { createTableReader, type MountTable, same } from '../mounter/mountinfo.ts';
 import type { Near } from '../mounter/near.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
@@ -9,6 +10,12 @@ export interface DirectoryClientParts {
   readonly mounter: Mounter;
   readonly readTable?: () => Promise<MountTable>;
   readonly near?: Near;
+}
+
+/** By names without a symbolic link in them; of others it cannot be told like this. */
+function isStaged(table: MountTable, path: string, at: string): boolean {
+  const there = table.at(at);
+  return there !== undefined && same(there, table.shown(path)) && hasAll(there, confined);
 }
 
 /** A directory of this node: a bind mount. */
@@ -26,6 +33,8 @@ export function createDirectoryClient({
     kind: 'directory',
     stage: async (source, at, scope) => {
       requireMounting(mounter);
+      // As for every target but the first: then there is nothing to make.
+      if (isStaged(await readTable(), source.path, at)) return;
       const path = (await isFolderNear(source.path)) ? source.path : (await sourceAt(source.path, 'folder')).path;
       const place = await makeStage(at, 'filesystem');
       const table = await readTable();

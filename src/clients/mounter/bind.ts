@@ -10,7 +10,7 @@ import { checkPath, isErrno, located } from './paths.ts';
 import { inChild } from './run.ts';
 
 /** A set-uid program or a device node that a container's root put into a volume must not work for users of the host. */
-const confined = ['nosuid', 'nodev'];
+export const confined = ['nosuid', 'nodev'];
 
 /** What is bound, the mount that it is seen through, and what a bind of it shows. */
 interface Origin {
@@ -19,7 +19,7 @@ interface Origin {
   readonly shown: Shown | undefined;
 }
 
-const hasAll = ({ options }: MountEntry, flags: readonly string[]): boolean =>
+export const hasAll = ({ options }: MountEntry, flags: readonly string[]): boolean =>
   flags.every((flag) => options.includes(flag));
 
 const undoMs = 5_000;

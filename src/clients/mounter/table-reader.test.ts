@@ -1,5 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
@@ -39,6 +39,31 @@ describe.skipIf(needs('root', 'mount'))('who reads the mount table again and aga
     expect((await read()).at(at('one'))?.readOnly).toBe(true);
     execFileSync('umount', [at('one')]);
     expect(await shows(read, 'one')).toBe(false);
+  });
+
+  test('reads what changes in a turn once for all who ask in it, and as it is at its end', async () => {
+    const read = createTableReader();
+    await read();
+    mount('one');
+    const first = read();
+    mount('other/inner');
+    const [one, both] = await Promise.all([first, read()]);
+    expect(one).toBe(both);
+    expect(both.at(at('other/inner'))?.source).toBe('stowage-test');
+    execFileSync('umount', [at('one')]);
+    expect(await shows(read, 'one')).toBe(false);
+  });
+
+  test('fails for each who asked when it cannot be read, and reads again for who asks then', async () => {
+    const line = (where: string): string => `20 1 8:1 / ${where} rw - ext4 a rw\n`;
+    writeFileSync(at('table'), line('/'));
+    const read = createTableReader(at('table'));
+    await read();
+    rmSync(at('table'));
+    const asked = [read(), read()].map((one) => expect(one).rejects.toThrow('ENOENT'));
+    await Promise.all(asked);
+    writeFileSync(at('table'), line('/'));
+    expect((await read()).at('/')?.source).toBe('a');
   });
 
   test('sees in the next turn where something went with its folder, of which nobody is told', async () => {

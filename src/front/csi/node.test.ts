@@ -51,6 +51,25 @@ test('a store that does not answer is told of', async () => {
   ping.open();
 });
 
+test('a volume on record is refused without asking its store; one that is gone there is none', async () => {
+  const volumeCapabilities = [mounted('MULTI_NODE_MULTI_WRITER')];
+  const request = { name: 'shared', volumeCapabilities, capacityRange: { requiredBytes: 64n * mib } };
+  const { volume } = await file.call(Controller.method.createVolume, request);
+  const volumeId = volume?.volumeId ?? '';
+  const stage = { volumeId, stagingTargetPath: at('stage'), volumeCapability: blockDevice('MULTI_NODE_MULTI_WRITER') };
+  const get = csi.nfs.close('get');
+  await expect(file.call(method.nodeStageVolume, stage)).rejects.toMatchObject({ code: 3 });
+  expect(get.waiting()).toBe(0);
+  get.open();
+  await csi.server.engine.stores.use('silver', async (store) => {
+    const { records } = csi.server.engine;
+    const known = records.volumes.byId(volumeId as Parameters<typeof records.volumes.byId>[0]);
+    if (known !== undefined) await store.delete(known, aCall());
+  });
+  const again = { ...stage, volumeCapability: mounted('MULTI_NODE_MULTI_WRITER') };
+  await expect(file.call(method.nodeStageVolume, again)).rejects.toMatchObject({ code: 5 });
+});
+
 describe('what is missing is said first', () => {
   const volumeCapability = mounted();
   const stagingTargetPath = '/nowhere/stage';

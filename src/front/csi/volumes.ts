@@ -12,9 +12,18 @@ export async function volumeOf(about: About, ref: string, call: Call): Promise<V
   return await about.engine.catalogue.resolve(ref, call, isVisible(about));
 }
 
-/** Throws for a volume that cannot be had like this. */
+/**
+ * As it is on record, if it is: whoever mounts it asks its store for it with its locks held, and each time costs a shared store
+ * several calls.
+ */
+async function volumeToMount(about: About, ref: string, call: Call): Promise<Volume> {
+  const known = isVolumeId(ref) ? about.engine.records.volumes.byId(ref) : undefined;
+  return known !== undefined && isVisible(about)(known.store) ? known : await volumeOf(about, ref, call);
+}
+
+/** Throws for a volume that cannot be mounted like this. */
 export async function fittingVolume(about: About, id: string, wish: Wish, call: Call): Promise<Volume> {
-  const volume = await volumeOf(about, id, call);
+  const volume = await volumeToMount(about, id, call);
   const view = about.engine.stores.view(volume.store);
   const wrong = cannotHave([wish], about.kind, view);
   if (wrong !== undefined) throw refuse(wrong);
