@@ -95,10 +95,11 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
     const last = written.get(own);
     const sinceMs = clock.elapsed() - (last?.at ?? Number.NEGATIVE_INFINITY);
     // What was written a moment ago may not have been told yet.
-    const before = last !== undefined && sinceMs < untoldMs ? last.capacity : known?.capacity;
+    const untold = sinceMs < untoldMs ? last : undefined;
+    const before = untold === undefined ? known?.capacity : untold.capacity;
     if (before !== undefined && (before === capacity || !isWorth(room.freeBytes, before, sinceMs))) return;
     const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
-    if (known === undefined)
+    if (known === undefined && untold === undefined)
       await client.create(
         csiStorageCapacities,
         {
