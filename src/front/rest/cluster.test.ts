@@ -161,6 +161,15 @@ describe('what nodes have', () => {
     expect([names(body), body.next, body.unreached]).toEqual([everything, null, []]);
   });
 
+  test('labels that are Stowage’s own are changed by no user, here or on a node', async () => {
+    for (const volume of ['local..shared-1', 'of-node-a']) {
+      const body = { ownLabels: { 'stowage.dev/claim-uid': 'mine' } };
+      const { status, body: said } = await api.call('PATCH', `/v1/volumes/${volume}`, { body });
+      expect([status, said.code]).toEqual([403, 'denied']);
+    }
+    expect(sent.filter(({ request }) => request.method === 'PATCH')).toEqual([]);
+  });
+
   test.each([1, 2, 3, 5, 7])('volumes in pages of %i: each once', async (limit) => {
     const found: string[] = [];
     let after: string | null = null;

@@ -150,9 +150,10 @@ export const volumeRoutes: readonly Route[] = [
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, params: p, body, expected, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
       const { labels, ownLabels, enforce } = body;
+      // Before the volume is looked for: where it is on a node, all of this is passed on, and done there as its administrator.
       if (ownLabels !== undefined) requireRole(principal, 'admin');
+      const { id } = await allowed(engine, principal, p.volume, call);
       if ((labels === undefined && ownLabels === undefined) === (enforce === undefined)) throw oneChange();
       const volume =
         enforce === undefined
