@@ -86,10 +86,19 @@ describe('a PersistentVolume', () => {
     expect(await it.volumes()).toMatchObject([{ labels: { 'stowage.dev/retained': 'true' } }]);
   });
 
+  test('that is to be retained stays while only the agent does not know its store', async () => {
+    it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///silver' } });
+    await retaining('not-found', 'store-unknown');
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain('it cannot be said. Wait.');
+    expect(await left()).toEqual([1, 1]);
+  });
+
   test.each<[ErrorCode, string]>([
     ['not-found', 'volume-unknown'],
     ['conflict', 'volume-node-gone'],
     ['denied', 'store-read-only'],
+    // Its Store was deleted.
+    ['not-found', 'store-unknown'],
   ])('that is to be retained goes where that will never be said (%s %s)', async (code, reason) => {
     await retaining(code, reason);
     await eventually(left).toEqual([1, 0]);

@@ -67,7 +67,11 @@ export function createDeleting(parts: ControllerParts): Controller {
     try {
       await provisioner.retain(spec.csi?.volumeHandle ?? '', scope);
     } catch (error) {
-      if (!cannotBeSaid.has(stowageError(error).reason)) throw error;
+      const { reason } = stowageError(error);
+      // Agents may be slow to know a store, and never forget the volumes of one that was taken away.
+      const isStoreGone =
+        reason === 'store-unknown' && caches.stores.get(spec.csi?.volumeAttributes?.['store'] ?? '') === undefined;
+      if (!isStoreGone && !cannotBeSaid.has(reason)) throw error;
       scope.log.warn('a volume that was kept could not be labelled so', { error });
     }
   }
@@ -96,6 +100,7 @@ export function createDeleting(parts: ControllerParts): Controller {
   controller.follow(caches.volumes);
   // Known before anything is done: of what is on one that is gone nobody can be asked.
   controller.follow(caches.nodes, () => []);
+  controller.follow(caches.stores, () => []);
   // Its claim is the last to go.
   controller.follow(caches.claims, ({ spec: { volumeName } }) => (volumeName === undefined ? [] : [volumeName]));
   return controller;

@@ -77,10 +77,20 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
     }
   }
 
+  /** Of what could not be read now, nothing older is told either: that something changed is told once. */
+  function readOrForget(): Buffer {
+    try {
+      return read();
+    } catch (thrown) {
+      last = undefined;
+      throw thrown;
+    }
+  }
+
   function readNow(): MountTable {
     if (!isOfThisTurn) setImmediate(endTurn);
     isOfThisTurn = true;
-    const bytes = read();
+    const bytes = readOrForget();
     if (last?.bytes.equals(bytes) !== true) {
       const known = lines;
       const now = bytes.toString().split('\n');
