@@ -13,6 +13,7 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
   const done: string[] = [];
   const wishes: TakeOverWish[] = [];
   const accounts: (string | undefined)[] = [];
+  const looked: string[] = [];
   await using server: Server = await scriptedServer({
     'GET /v1/volumes': page(volume('silver', 'dir-known', { id: 'sv1-known' }), volume('gold', 'dir-other')),
     'POST /v1/stores/silver/adopt': ({ body }) => {
@@ -35,19 +36,25 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
       takeOver: async (wish) => {
         wishes.push(wish);
         return {
-          look: async () => ({ candidates, otherServers: ['10.0.0.9'] }),
+          look: async (deed) => {
+            looked.push(deed);
+            return { candidates, otherServers: ['10.0.0.9'] };
+          },
           take: async ({ claim }, id) => {
             if (claim === 'shop/late') throw invalid('a pod came', 'take-over-not-possible', 'Wait.');
             done.push(`take ${claim} as ${id}`);
           },
           undo: async ({ claim }) => void done.push(`undo ${claim}`),
-          finish: async ({ claim }) => void done.push(`finish ${claim}`),
+          finish: async ({ claim, to }) => {
+            done.push(`finish ${claim}`);
+            return claim === 'shop/kept' ? `it stays Retain: kubectl patch pv ${to}` : '';
+          },
           [Symbol.dispose]: () => void done.push('over'),
         };
       },
     },
   });
-  return { ...ran, done, wishes, accounts };
+  return { ...ran, done, wishes, accounts, looked };
 }
 
 test('without claims it says what there is, and changes nothing', async () => {
@@ -115,6 +122,7 @@ test('undoing and finishing concern what was taken over', async () => {
   const undone = await takeOver(all, 'silver', '--all', '--undo');
   expect(undone.done).toEqual(['undo shop/b', 'undo shop/c', 'over']);
   expect(undone).toMatchObject({ status: 0, stdout: expect.stringContaining('gave back shop/c: it has pvc-c again') });
+  expect(undone.looked).toEqual(['undo']);
   const finished = await takeOver(all, 'silver', '--all', '--finish', '--json');
   expect(finished.done).toEqual(['finish shop/c', 'over']);
   expect(finished.status).toBe(1);
@@ -123,4 +131,15 @@ test('undoing and finishing concern what was taken over', async () => {
     { claim: 'shop/b', done: false, detail: 'stopped half-way' },
   ]);
   expect(await takeOver(all, 'silver', '--undo', '--finish')).toMatchObject({ status: 2, done: [] });
+});
+
+test('what its user has to know of a finished claim is said', async () => {
+  const all = [candidate('c', 'taken-over'), candidate('kept', 'taken-over')];
+  const { status, stdout } = await takeOver(all, 'silver', '--all', '--finish');
+  expect(status).toBe(0);
+  expect(stdout.split('\n').sort()).toEqual([
+    '',
+    'finished shop/c: it has pvc-c-stowage, directory dir-c',
+    'finished shop/kept: it has pvc-kept-stowage, directory dir-kept; it stays Retain: kubectl patch pv pvc-kept-stowage',
+  ]);
 });

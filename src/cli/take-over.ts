@@ -5,7 +5,7 @@ import { collect, type Verb } from './command.ts';
 import { step } from './names.ts';
 import { invalid, problemOf } from './problem.ts';
 import type { Act, Session } from './session.ts';
-import type { Candidate, CandidateState, TakingOver } from './taking-over.ts';
+import type { Candidate, CandidateState, Deed, TakingOver } from './taking-over.ts';
 import { plural, shown } from './text.ts';
 import { longWork } from './work.ts';
 
@@ -40,7 +40,6 @@ export function addTakeOverCommand(program: Verb, act: Act): void {
     .action(act(takeOver));
 }
 
-type Deed = 'take' | 'undo' | 'finish';
 const words: Readonly<Record<Deed, { readonly done: string; readonly would: string }>> = {
   take: { done: 'took over', would: 'would take over' },
   undo: { done: 'gave back', would: 'would give back' },
@@ -76,7 +75,7 @@ async function takeOver(
   const wish = { kubeconfig, context, store, servers: options.server ?? [] };
   using taking = await injected.takeOver?.(wish);
   if (taking === undefined) throw invalid('this is only possible in a cluster', 'usage', 'Use: kubectl stowage');
-  const { candidates, otherServers } = await taking.look();
+  const { candidates, otherServers } = await taking.look(deed);
   const chosen = candidates.filter((one) => isMeant(one, names));
   unknown(names, candidates);
   const volumes = await volumesOf(session, store);
@@ -97,8 +96,8 @@ async function takeOver(
   await eachBounded(todo, atOnce, async (one) => {
     const detail = deed === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
     try {
-      if (options.dryRun !== true) await perform(taking, deed, one, volumes);
-      told(one, true, detail);
+      const more = options.dryRun === true ? '' : await perform(taking, deed, one, volumes);
+      told(one, true, more === '' ? detail : `${detail}; ${more}`);
     } catch (thrown) {
       const { reason, detail: why, action } = problemOf(thrown);
       if (reason === 'interrupted') throw thrown;
@@ -113,15 +112,17 @@ async function takeOver(
   return missing > 0 ? 1 : 0;
 }
 
+/** Gives what is to be said of it, or nothing. */
 async function perform(
   taking: TakingOver,
   deed: Deed,
   one: Candidate,
   volumes: ReadonlyMap<string, string>,
-): Promise<void> {
-  if (deed === 'undo') return await taking.undo(one);
+): Promise<string> {
   if (deed === 'finish') return await taking.finish(one);
-  await taking.take(one, volumes.get(one.directory) ?? '');
+  if (deed === 'undo') await taking.undo(one);
+  else await taking.take(one, volumes.get(one.directory) ?? '');
+  return '';
 }
 
 const isMeant = ({ claim }: Candidate, names: readonly string[]): boolean =>

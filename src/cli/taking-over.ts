@@ -13,6 +13,8 @@ export interface TakeOverWish {
  */
 export type CandidateState = 'ready' | 'used' | 'begun' | 'taken-over' | 'unclaimed' | 'impossible';
 
+export type Deed = 'take' | 'undo' | 'finish';
+
 /** A PersistentVolume of somebody else's whose directory is on the store. */
 export interface Candidate {
   /** `namespace/name`; null: none has it. */
@@ -38,9 +40,11 @@ export interface Looked {
  * Every step can be repeated, in either direction, whenever the one before ended.
  */
 export interface TakingOver extends Disposable {
-  look(): Promise<Looked>;
+  /** `deed`: what is to be done then. */
+  look(deed: Deed): Promise<Looked>;
   /** `id`: of the volume that the directory has become. */
   take(candidate: Candidate, id: string): Promise<void>;
   undo(candidate: Candidate): Promise<void>;
-  finish(candidate: Candidate): Promise<void>;
+  /** Gives what its user has to know of it; empty: nothing. */
+  finish(candidate: Candidate): Promise<string>;
 }

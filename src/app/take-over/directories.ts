@@ -9,7 +9,9 @@ export interface Directory {
 }
 
 /** The driver's name for its volumes; those of nfs-subdir-external-provisioner are Kubernetes' own kind. */
-const csiDriverNfs = 'nfs.csi.k8s.io';
+export const csiDriverNfs = 'nfs.csi.k8s.io';
+
+type Csi = NonNullable<PersistentVolume['spec']['csi']>;
 
 /** What the driver puts into the names of directories, and under which key it finds that. */
 const inNames: Readonly<Record<string, string>> = {
@@ -18,14 +20,17 @@ const inNames: Readonly<Record<string, string>> = {
   '${pv.metadata.name}': 'csi.storage.k8s.io/pv/name',
 };
 
+/** That driver does not look at how they are written. */
+export const attributesOf = ({ volumeAttributes = {} }: Csi): ReadonlyMap<string, string> =>
+  new Map(Object.entries(volumeAttributes).map(([key, one]) => [key.toLowerCase(), one]));
+
 /** Undefined: it is no directory of a file server. */
 export function directoryOf({ spec }: PersistentVolume): Directory | undefined {
   const { csi, nfs } = spec;
   if (nfs !== undefined)
     return { server: serverName(nfs.server), path: plain(nfs.path), isReadOnly: nfs.readOnly === true };
   if (csi?.driver !== csiDriverNfs) return undefined;
-  // That driver does not look at how they are written.
-  const attributes = new Map(Object.entries(csi.volumeAttributes ?? {}).map(([key, one]) => [key.toLowerCase(), one]));
+  const attributes = attributesOf(csi);
   const [server, share] = [attributes.get('server'), attributes.get('share')];
   if (!server || !share) return undefined;
   let below = attributes.get('subdir') ?? '';

@@ -15,7 +15,6 @@ export interface Cluster {
   readonly users: ReadonlyMap<string, readonly string[]>;
 }
 
-/** Kubernetes keeps it on every claim; whatever else is there would keep the claim from going. */
 const protection = 'kubernetes.io/pvc-protection';
 const longestName = 253;
 
@@ -74,6 +73,12 @@ export const usedBy = (users: readonly string[]): string => {
   const shown = users.slice(0, 3).join(', ');
   const more = users.length > 3 ? ` and ${users.length - 3} more` : '';
   return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale what runs it to 0, and repeat`;
+};
+
+/** Kubernetes has one on every claim; whatever else is there would keep the claim from going. Empty: nothing does. */
+export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
+  const others = (metadata.finalizers ?? []).filter((one) => one !== protection);
+  return others.length > 0 ? `the claim is held by ${others.join(', ')}` : '';
 };
 
 /** What there is to take over. `servers`: what the export's server is called. */
@@ -150,13 +155,13 @@ function stateOf(
       state: 'unclaimed',
       detail: `its claim was deleted since. The data stay, also with: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
     };
-  if (after !== undefined)
-    return users.length > 0 && claim?.spec.volumeName === nameOf(before)
-      ? { state: 'used', detail: usedBy(users) }
-      : { state: 'begun', detail: 'it was stopped half-way: repeat it' };
+  if (after !== undefined) {
+    // Whoever uses it has what was before: that stays in the way of going on, and of nothing else.
+    const isUsed = users.length > 0 && claim?.spec.volumeName === nameOf(before);
+    return { state: 'begun', detail: `it was stopped half-way: ${isUsed ? usedBy(users) : 'repeat it'}` };
+  }
   if (claim === undefined || claim.spec.volumeName !== nameOf(before))
     return { state: 'unclaimed', detail: 'no claim has it' };
-  const finalizers = (claim.metadata.finalizers ?? []).filter((one) => one !== protection);
   if (path === '') return impossible('it is the whole export of the store, and not a directory on it');
   if (path.includes('/'))
     return impossible(
@@ -169,7 +174,7 @@ function stateOf(
     );
   if (claim.metadata.deletionTimestamp !== undefined) return impossible('the claim is being deleted');
   if (before.metadata.deletionTimestamp !== undefined) return impossible('the PersistentVolume is being deleted');
-  if (finalizers.length > 0) return impossible(`the claim is held by ${finalizers.join(', ')}`);
+  if (heldBy(claim) !== '') return impossible(heldBy(claim));
   if (nameAfter(nameOf(before)).length > longestName) return impossible('the name of the PersistentVolume is too long');
   if (cluster.volumes.has(nameAfter(nameOf(before))))
     return impossible(`there is another PersistentVolume ${nameAfter(nameOf(before))}`);

@@ -5,7 +5,7 @@ import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.t
 /** On the PersistentVolume of Stowage's, until it is finished: the one before it. */
 export const takenFrom = 'stowage.dev/taken-over-from';
 /** Likewise: the claim as it was, since between two PersistentVolumes there is a moment without one. */
-const claimAsWas = 'stowage.dev/taken-over-claim';
+export const claimAsWas = 'stowage.dev/taken-over-claim';
 /** On both: what shall become of the data when all of this is over and the claim is deleted. */
 export const policyBefore = 'stowage.dev/reclaim-policy';
 

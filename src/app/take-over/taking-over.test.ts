@@ -1,10 +1,18 @@
+import type { ServerResponse } from 'node:http';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { Candidate } from '#cli/taking-over.ts';
+import type { Candidate, Deed } from '#cli/taking-over.ts';
 import { stowageError } from '#core/errors.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
-import { type Foreign, foreignClaim, foreignDirectory, foreignVolume } from '#testing/foreign-volumes.ts';
+import {
+  type Foreign,
+  foreignClaim,
+  foreignClass,
+  foreignClasses,
+  foreignDirectory,
+  foreignVolume,
+} from '#testing/foreign-volumes.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes, type Resource } from '#wire/kube/resources.ts';
@@ -17,9 +25,11 @@ const paths = {
   volumes: '/api/v1/persistentvolumes',
   pods: '/api/v1/namespaces/shop/pods',
   stores: '/apis/stowage.dev/v1/stores',
+  classes: '/apis/storage.k8s.io/v1/storageclasses',
 };
 const { signal } = new AbortController();
 const administrator = 'administrator';
+const usualPatienceMs = 10_000;
 const asIs = (object: object): Thing => object as Thing;
 
 let api: FakeKubeApi;
@@ -27,18 +37,27 @@ let api: FakeKubeApi;
 let lives: number;
 /** PersistentVolumes that were released while their policy was Delete: what is on them is lost. */
 let destroyed: string[];
+let patienceMs: number;
 
 beforeEach(async () => {
   api = await startKubeApi();
   onTestFinished(() => api[Symbol.asyncDispose]());
   lives = Number.POSITIVE_INFINITY;
   destroyed = [];
+  patienceMs = usualPatienceMs;
   api.intercept = ({ method = '', headers }, response) => {
     if (method !== 'GET' && headers['user-agent'] === administrator && lives-- <= 0) response.destroy();
     return response.destroyed;
   };
-  api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: `nfs://${at.server}${at.path}` } });
+  putStore();
+  for (const kind of ['csi', 'subdir'] as const) api.put(paths.classes, asIs(foreignClass(kind, at)));
 });
+
+const putStore = (options?: object, query = ''): void =>
+  void api.put(paths.stores, {
+    metadata: { name: 'silver' },
+    spec: { uri: `nfs://${at.server}${at.path}${query}`, options },
+  });
 
 const client = (userAgent = administrator) => createKubeClient({ access: api.access, clock: systemClock(), userAgent });
 async function list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]> {
@@ -110,17 +129,17 @@ function provisioned(
 }
 
 const taking = (servers: readonly string[] = []) =>
-  createTakingOver({ client: client(), clock: systemClock(), signal, store: 'silver', servers, patienceMs: 2_000 });
+  createTakingOver({ client: client(), clock: systemClock(), signal, store: 'silver', servers, patienceMs });
 
 /** One run of the command, while Kubernetes does its part. */
-async function run(deed: 'take' | 'undo' | 'finish', name = 'data'): Promise<void> {
+async function run(deed: Deed, { name = 'data', id = 'sv1-id' } = {}): Promise<string> {
   using one = taking();
-  const { candidates } = await one.look();
+  const { candidates } = await one.look(deed);
   const candidate = candidates.find((found) => found.claim === `shop/${name}`);
   if (candidate === undefined) throw new Error('there is no such claim');
   const { promise: over, resolve } = Promise.withResolvers<void>();
   let isOver = false;
-  const working = (deed === 'take' ? one.take(candidate, 'sv1-id') : one[deed](candidate)).finally(() => {
+  const working = (deed === 'take' ? one.take(candidate, id) : one[deed](candidate)).finally(() => {
     isOver = true;
     resolve();
   });
@@ -131,12 +150,32 @@ async function run(deed: 'take' | 'undo' | 'finish', name = 'data'): Promise<voi
     }
     await settle();
   })();
-  await Promise.all([working, controlling]);
+  const [said] = await Promise.all([working, controlling]);
+  return said ?? '';
 }
+
+/** One that ends after so many changes. */
+async function stopped(deed: Deed, after: number): Promise<void> {
+  lives = after;
+  patienceMs = 100;
+  await run(deed).catch(() => undefined);
+  lives = Number.POSITIVE_INFINITY;
+  patienceMs = usualPatienceMs;
+}
+
+const refused = (deed: Deed, which?: object) => run(deed, which).then(() => undefined, stowageError);
+const pod = (phase: string): Thing => ({
+  ...{ metadata: { name: 'web-0' }, status: { phase } },
+  spec: { volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }] },
+});
+const holds = async (...finalizers: readonly string[]): Promise<void> => {
+  const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
+  api.put(paths.claims, asIs({ ...rest, metadata: { ...metadata, finalizers } }));
+};
 
 const found = async (servers?: readonly string[]): Promise<readonly Candidate[]> => {
   using one = taking(servers);
-  return (await one.look()).candidates;
+  return (await one.look('take')).candidates;
 };
 
 describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
@@ -197,10 +236,8 @@ describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
 describe('killed at any step', () => {
   /** How many changes each of them makes, and more. */
   const steps = Array.from({ length: 7 }, (_, at) => at);
-  const killed = async (deed: 'take' | 'undo' | 'finish', after: number): Promise<void> => {
-    lives = after;
-    await run(deed).catch(() => undefined);
-    lives = Number.POSITIVE_INFINITY;
+  const killed = async (deed: Deed, after: number): Promise<void> => {
+    await stopped(deed, after);
     await settle();
     expect(destroyed).toEqual([]);
     // Whoever looks now still finds the claim, or what it was.
@@ -254,6 +291,7 @@ describe('killed at any step', () => {
     await killed('finish', after);
     if ((await found()).length > 0) await run('finish');
     expect(await volume(from)).toBeUndefined();
+    expect((await volume(`${from}-stowage`))?.spec.persistentVolumeReclaimPolicy).toBe('Delete');
     expect((await volume(`${from}-stowage`))?.metadata.annotations).toEqual({
       'pv.kubernetes.io/provisioned-by': 'file.stowage.dev',
     });
@@ -262,18 +300,15 @@ describe('killed at any step', () => {
 });
 
 describe('is left alone', () => {
-  const pod = (phase: string): Thing => ({
-    ...{ metadata: { name: 'web-0' }, status: { phase } },
-    spec: { volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }] },
-  });
-  const refused = (deed: 'take' | 'undo' | 'finish') => run(deed).then(() => undefined, stowageError);
-
+  const held = ['kubernetes.io/pvc-protection', 'snapshot.storage.kubernetes.io/pvc-as-source-protection'];
   test('what a pod uses, however late it comes', async () => {
     const from = provisioned('csi');
     api.put(paths.pods, pod('Running'));
     expect(await found()).toMatchObject([{ state: 'used', detail: expect.stringContaining('used by pod web-0') }]);
+    const was = await list(persistentVolumes);
     expect((await refused('take'))?.message).toContain('used by pod web-0');
     expect((await claim())?.spec.volumeName).toBe(from);
+    expect(await list(persistentVolumes)).toEqual(was);
     api.put(paths.pods, pod('Succeeded'));
     await run('take');
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
@@ -320,12 +355,79 @@ describe('is left alone', () => {
 
   test('a claim that something else holds', async () => {
     provisioned('csi');
-    const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
-    const finalizers = ['kubernetes.io/pvc-protection', 'snapshot.storage.kubernetes.io/pvc-as-source-protection'];
-    api.put(paths.claims, asIs({ ...rest, metadata: { ...metadata, finalizers } }));
+    await holds(...held);
     expect(await found()).toMatchObject([
       { state: 'impossible', detail: expect.stringContaining('is held by snapshot.') },
     ]);
+  });
+
+  test('a claim that something else holds only since it was looked at', async () => {
+    const from = provisioned('csi');
+    await holds(...held);
+    const was = await list(persistentVolumes);
+    expect((await refused('take'))?.message).toContain('is held by snapshot.');
+    expect(await list(persistentVolumes)).toEqual(was);
+    expect((await claim())?.metadata).not.toHaveProperty('deletionTimestamp');
+    expect((await claim())?.spec.volumeName).toBe(from);
+  });
+
+  test('a claim that something holds since it was begun, or taken over', async () => {
+    const from = provisioned('subdir');
+    // The policy, and the PersistentVolume.
+    await stopped('take', 2);
+    await holds(...held);
+    expect((await refused('take'))?.message).toContain('is held by snapshot.');
+    expect(await claim()).toMatchObject({ spec: { volumeName: from } });
+    await holds();
+    await run('take');
+    await holds(...held);
+    const was = await list(persistentVolumes);
+    expect((await refused('undo'))?.message).toContain('is held by snapshot.');
+    expect(await list(persistentVolumes)).toEqual(was);
+    expect((await claim())?.metadata).not.toHaveProperty('deletionTimestamp');
+    expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
+  });
+
+  test('what is no volume of the store, and what another PersistentVolume has', async () => {
+    const from = provisioned('subdir');
+    const was = await list(persistentVolumes);
+    expect((await refused('take', { id: '' }))?.message).toContain('is no volume of the store');
+    expect(await list(persistentVolumes)).toEqual(was);
+    const csi = { driver: 'file.stowage.dev', volumeHandle: 'sv1-id' };
+    api.put(paths.volumes, asIs({ metadata: { name: 'by-hand' }, spec: { csi } }));
+    expect((await refused('take'))?.message).toContain('by-hand has that directory already');
+    expect(await volume(from)).toEqual(was[0]);
+    expect(await volume(`${from}-stowage`)).toBeUndefined();
+  });
+
+  test.each([
+    ['an option', { pathTemplate: '{label:team}/{name}' }, ''],
+    ['its uri', undefined, '?pathTemplate={label:team}/{name}'],
+  ])('everything on a store with paths of its own, by %s', async (_, options, query) => {
+    const from = provisioned('csi');
+    await run('take');
+    putStore(options, query);
+    await expect(found()).rejects.toMatchObject({
+      ...{ code: 'unsupported', reason: 'take-over-not-possible' },
+      action: expect.stringContaining('without pathTemplate'),
+    });
+    await run('undo');
+    expect((await claim())?.spec.volumeName).toBe(from);
+  });
+
+  test('what was stopped half-way and is used: it does not go on, and is given back', async () => {
+    const from = provisioned('subdir');
+    await stopped('take', 2);
+    api.put(paths.pods, pod('Running'));
+    expect(await found()).toMatchObject([
+      { state: 'begun', detail: expect.stringMatching(/half-way: used by pod web-0/) },
+    ]);
+    expect((await refused('take'))?.message).toContain('used by pod web-0');
+    const { uid } = (await claim())?.metadata ?? {};
+    await run('undo');
+    expect(await claim()).toMatchObject({ metadata: { uid }, spec: { volumeName: from } });
+    expect((await volume(from))?.spec.persistentVolumeReclaimPolicy).toBe('Delete');
+    expect(await volume(`${from}-stowage`)).toBeUndefined();
   });
 
   test('what is on another server, unless it is said to be the same', async () => {
@@ -335,16 +437,14 @@ describe('is left alone', () => {
     });
     provisioned('subdir', 'data', nfs);
     using one = taking();
-    expect(await one.look()).toEqual({ candidates: [], otherServers: ['filer.example.com'] });
+    expect(await one.look('take')).toEqual({ candidates: [], otherServers: ['filer.example.com'] });
     expect(await found(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
   });
 
   test('a claim that somebody made anew meanwhile has the volume that waits for it', async () => {
     const from = provisioned('subdir');
     // The policy, the PersistentVolume, and that the claim goes.
-    lives = 3;
-    await run('take').catch(() => undefined);
-    lives = Number.POSITIVE_INFINITY;
+    await stopped('take', 3);
     expect(await claim()).toBeUndefined();
     api.put(paths.claims, asIs(foreignClaim('subdir', 'shop', 'data')));
     api.put(paths.pods, pod('Pending'));
@@ -404,7 +504,7 @@ test('a claim that has grown gets a volume that is large enough, both ways', asy
 
 test('a store that is not there, and one that has no export', async () => {
   using other = createTakingOver({ client: client(), clock: systemClock(), signal, store: 'gold', servers: [] });
-  await expect(other.look()).rejects.toMatchObject({ code: 'not-found', reason: 'store-unknown' });
+  await expect(other.look('take')).rejects.toMatchObject({ code: 'not-found', reason: 'store-unknown' });
   api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///srv' } });
   await expect(found()).rejects.toMatchObject({ code: 'unsupported', reason: 'take-over-not-possible' });
 });
@@ -416,5 +516,185 @@ test('whoever may not is told what the API server says', async () => {
   };
   await expect(found()).rejects.toMatchObject({
     ...{ code: 'denied', reason: 'kubernetes-denied', message: expect.stringContaining('User "me" cannot') },
+  });
+});
+
+describe('when Kubernetes does not let the claim be made again', () => {
+  const quota = 'persistentvolumeclaims "data" is forbidden: exceeded quota: small, used: persistentvolumeclaims=1';
+  /** What is asked of claims by this method, that many times. */
+  function failing(method: string, times: number, answer: (response: ServerResponse) => void): void {
+    let left = times;
+    api.intercept = ({ method: asked, url = '', headers }, response) => {
+      const isMeant = asked === method && url.includes('/persistentvolumeclaims');
+      if (!isMeant || headers['user-agent'] !== administrator || left <= 0) return false;
+      left--;
+      answer(response);
+      return true;
+    };
+  }
+  const noRoom = (response: ServerResponse): void => api.refuse(response, 403, 'Forbidden', { message: quota });
+
+  test.each<[string, (response: ServerResponse) => void]>([
+    ['a quota that is full', noRoom],
+    ['a quota that somebody else changes', (response) => api.refuse(response, 409, 'Conflict')],
+    ['too many requests', (response) => api.refuse(response, 429, 'TooManyRequests')],
+    ['a failure of the server', (response) => api.refuse(response, 500, 'InternalError')],
+    ['an answer that is lost', (response) => void response.destroy()],
+  ])('it is tried again: %s', async (_, answer) => {
+    const from = provisioned('subdir');
+    failing('POST', 3, answer);
+    await run('take');
+    expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
+    failing('POST', 3, answer);
+    await run('undo');
+    expect((await claim())?.spec.volumeName).toBe(from);
+  });
+
+  test.each(['DELETE', 'GET'])('neither is a lost %s the end', async (method) => {
+    const from = provisioned('csi');
+    let isDeleted = method === 'DELETE';
+    let times = 2;
+    api.intercept = ({ method: asked, url = '', headers }, response) => {
+      if (headers['user-agent'] !== administrator || !url.includes('/persistentvolumeclaims/')) return false;
+      const isLost = isDeleted && asked === method && times-- > 0;
+      isDeleted ||= asked === 'DELETE';
+      if (isLost) response.destroy();
+      return isLost;
+    };
+    await run('take');
+    expect(times).toBeLessThanOrEqual(0);
+    expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
+  });
+
+  test.each<[string, (response: ServerResponse) => void]>([
+    ['exceeded quota', noRoom],
+    ['no webhook', (response) => api.refuse(response, 403, 'Forbidden', { message: 'no webhook lets it' })],
+  ])('it says that the claim is gone, and where it is kept: %s', async (why, answer) => {
+    const from = provisioned('subdir');
+    patienceMs = 100;
+    failing('POST', Number.POSITIVE_INFINITY, answer);
+    const was = await claim();
+    const error = await refused('take');
+    expect(error).toMatchObject({
+      message: expect.stringMatching(`^the claim is gone, and could not be made again yet: .*${why}`),
+      action: expect.stringContaining(
+        `annotation stowage.dev/taken-over-claim of the PersistentVolume ${from}-stowage`,
+      ),
+    });
+    expect(error?.action).toContain('Repeat the command');
+    expect(await claim()).toBeUndefined();
+    failing('POST', 0, answer);
+    patienceMs = usualPatienceMs;
+    await run('take');
+    expect((await claim())?.spec).toEqual({ ...was?.spec, volumeName: `${from}-stowage` });
+  });
+
+  test('only the claim that was written down is deleted', async () => {
+    provisioned('subdir');
+    let isFirst = true;
+    const { spec, ...rest } = (await claim()) as PersistentVolumeClaim;
+    api.intercept = ({ method, url = '' }) => {
+      // Somebody lets it grow just then.
+      if (method === 'DELETE' && url.includes('/persistentvolumeclaims') && isFirst) {
+        isFirst = false;
+        api.put(paths.claims, asIs({ ...rest, spec: { ...spec, resources: { requests: { storage: '3Gi' } } } }));
+      }
+      return false;
+    };
+    await run('take');
+    expect((await claim())?.spec.resources).toEqual({ requests: { storage: '3Gi' } });
+  });
+});
+
+describe('what is deleted with a finished claim', () => {
+  const policyOf = async (from: string) => (await volume(`${from}-stowage`))?.spec.persistentVolumeReclaimPolicy;
+  const changed =
+    (attributes: object, more: object = {}) =>
+    (one: PersistentVolume): object => {
+      const volumeAttributes = { ...one.spec.csi?.volumeAttributes, ...attributes };
+      return { ...one, spec: { ...one.spec, csi: { ...one.spec.csi, volumeAttributes, ...more } } };
+    };
+  const classWith = (parameters: object): void =>
+    void api.put(paths.classes, asIs({ ...foreignClass('subdir', at), parameters }));
+
+  test.each([
+    ['kept by the driver', { onDelete: 'retain' }, {}],
+    ['archived, however it is written', { ondelete: 'Archive' }, {}],
+    ['kept as its id says', {}, { volumeHandle: '10.10.2.4#export/silver#one##retain' }],
+  ])('csi-driver-nfs: %s stays', async (_, attributes, more) => {
+    const from = provisioned('csi', 'data', changed(attributes, more));
+    await run('take');
+    const said = await run('finish');
+    expect(await policyOf(from)).toBe('Retain');
+    expect(said).toContain(`it stays Retain`);
+    expect(said).toContain(`kubectl patch pv ${from}-stowage --type=merge`);
+  });
+
+  test('csi-driver-nfs: what was to be deleted is', async () => {
+    const from = provisioned('csi', 'data', changed({ onDelete: 'delete' }));
+    await run('take');
+    expect(await run('finish')).toBe('');
+    expect(await policyOf(from)).toBe('Delete');
+  });
+
+  test.each([
+    ['archived, as it does by itself', {}],
+    ['archived', { archiveOnDelete: 'true' }],
+    ['kept', { onDelete: 'retain', archiveOnDelete: 'false' }],
+  ])('nfs-subdir-external-provisioner: %s stays', async (_, parameters) => {
+    classWith(parameters);
+    const from = provisioned('subdir');
+    await run('take');
+    expect(await run('finish')).toContain('it stays Retain');
+    expect(await policyOf(from)).toBe('Retain');
+  });
+
+  test.each([{ onDelete: 'delete' }, { archiveOnDelete: 'False' }])(
+    'nfs-subdir-external-provisioner: what was to be deleted is, by %j',
+    async (parameters) => {
+      classWith(parameters);
+      const from = provisioned('subdir');
+      await run('take');
+      expect(await run('finish')).toBe('');
+      expect(await policyOf(from)).toBe('Delete');
+    },
+  );
+
+  test.each(['gone', "another's"])('nothing, where the class is %s', async (how) => {
+    const from = provisioned('subdir');
+    await run('take');
+    if (how === 'gone') api.remove(paths.classes, foreignClasses.subdir);
+    else api.put(paths.classes, asIs({ ...foreignClass('subdir', at), provisioner: 'file.stowage.dev' }));
+    expect(await run('finish')).toContain('it stays Retain');
+    expect(await policyOf(from)).toBe('Retain');
+  });
+
+  test('nothing, where nobody made the volume, or it is gone', async () => {
+    const byHand = (one: PersistentVolume) => ({ ...one, metadata: { ...one.metadata, annotations: {} } });
+    const from = provisioned('csi', 'data', byHand);
+    const other = provisioned('csi', 'other');
+    await run('take');
+    await run('take', { name: 'other', id: 'sv1-other' });
+    api.remove(paths.volumes, other);
+    expect(await run('finish')).toContain('it stays Retain');
+    expect(await run('finish', { name: 'other' })).toContain('it stays Retain');
+    expect([await policyOf(from), await policyOf(other)]).toEqual(['Retain', 'Retain']);
+  });
+
+  test.each([
+    ['an option', { onDelete: 'archive' }, ''],
+    ['its uri', undefined, '?onDelete=retain'],
+  ])('what the store itself keeps, by %s', async (_, options, query) => {
+    classWith({});
+    const from = provisioned('subdir');
+    const kept = provisioned('subdir', 'kept', (one) => ({
+      ...one,
+      spec: { ...one.spec, persistentVolumeReclaimPolicy: 'Retain' },
+    }));
+    putStore(options, query);
+    await run('take');
+    await run('take', { name: 'kept', id: 'sv1-kept' });
+    expect([await run('finish'), await run('finish', { name: 'kept' })]).toEqual(['', '']);
+    expect([await policyOf(from), await policyOf(kept)]).toEqual(['Delete', 'Retain']);
   });
 });

@@ -1,16 +1,17 @@
 import type { Clock } from '#base/clock.ts';
-import type { Candidate, TakeOverWish, TakingOver } from '#cli/taking-over.ts';
-import { drivers, provisionedBy, volumeFinalizer } from '#controllers/names.ts';
+import type { Candidate, Deed, TakeOverWish, TakingOver } from '#cli/taking-over.ts';
 import { type StoreObject, storeObjects } from '#controllers/store-object.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { KubeError, reasonOf } from '#wire/kube/errors.ts';
-import { claims, persistentVolumes } from '#wire/kube/resources.ts';
-import type { PersistentVolume } from '#wire/kube/types.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { optionOf } from './deletion.ts';
 import { directoryOf, type Export, exportOf, serverName } from './directories.ts';
+import { createFinishing } from './finishing.ts';
 import { type Cluster, holderOf, look, readCluster } from './looking.ts';
 import { absent, createMoving, left } from './moving.ts';
-import { nothingRemembered, policyBefore, takenFrom, volumeAfter } from './objects.ts';
+import { policyBefore, takenFrom, volumeAfter } from './objects.ts';
 
 export interface TakingOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
   readonly client: KubeClient;
@@ -24,13 +25,14 @@ const [mostTimes, pauseMs] = [10, 20];
 
 export function createTakingOver(parts: TakingOverParts): TakingOver {
   const { client, clock, signal, store, servers, patienceMs = usualPatienceMs } = parts;
-  const { move, keepData, change } = createMoving({ client, clock, signal, patienceMs });
+  const { checked, move, keepData, change } = createMoving({ client, clock, signal, patienceMs });
+  const { finish } = createFinishing({ client, signal, keepData, change });
   let seen: Cluster | undefined;
 
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
     absent(client.get(persistentVolumes, { name }, signal));
 
-  async function exported(): Promise<Export> {
+  async function exported(deed: Deed): Promise<Export> {
     const object: StoreObject | undefined = await absent(client.get(storeObjects, { name: store }, signal));
     if (object === undefined)
       throw new StowageError(`there is no store '${store}' in the cluster`, {
@@ -39,6 +41,16 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
         action: 'See which there are with: kubectl get stores',
       });
     const at = exportOf(object.spec.uri);
+    // There a volume of the directory's name can have another directory.
+    if (at !== undefined && deed === 'take' && optionOf(object, 'pathTemplate') !== undefined)
+      throw new StowageError(
+        `'${store}' has the option pathTemplate: its volumes lie elsewhere than under their names`,
+        {
+          code: 'unsupported',
+          reason: 'take-over-not-possible',
+          action: 'Name a Store of the same export without pathTemplate.',
+        },
+      );
     if (at !== undefined) return at;
     throw new StowageError(`'${store}' is not on a file server`, {
       code: 'unsupported',
@@ -59,77 +71,49 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     return [before, after];
   }
 
-  async function successor(before: PersistentVolume, { directory, claim: key }: Candidate, id: string) {
-    const [namespace = '', name = ''] = (key ?? '').split('/');
-    const claim = await absent(client.get(claims, { namespace, name }, signal));
-    if (claim === undefined || claim.spec.volumeName !== before.metadata.name)
+  /** The one after, unless something is not as it has to be: then nothing is changed. */
+  async function begin(
+    before: PersistentVolume,
+    claim: PersistentVolumeClaim | undefined,
+    { directory }: Candidate,
+    id: string,
+  ): Promise<PersistentVolume> {
+    if (id === '')
+      throw left('its directory is no volume of the store', `See why: kubectl stowage store adopt ${store} --dry-run`);
+    const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
+    if (claim === undefined || !isThere)
       throw left('the claim is gone, or has another volume', 'Look again: kubectl stowage take-over');
     const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
     if (holder !== undefined) throw left(`the PersistentVolume ${holder} has that directory already`, '');
     const isReadOnly = directoryOf(before)?.isReadOnly === true;
-    return await client.create(
-      persistentVolumes,
-      volumeAfter({ before, claim, store, name: directory, id, isReadOnly }),
-      signal,
-    );
+    const kept = await keepData(before);
+    const after = volumeAfter({ before: kept, claim, store, name: directory, id, isReadOnly });
+    return await client.create(persistentVolumes, after, signal);
+  }
+
+  async function goOn(before: PersistentVolume, after: PersistentVolume): Promise<PersistentVolume> {
+    await keepData(before);
+    return await keepData(after);
   }
 
   async function take(candidate: Candidate, id: string): Promise<void> {
     const [before, there] = await both(candidate);
-    const kept = await keepData(before);
-    const after = there === undefined ? await successor(kept, candidate, id) : await keepData(there);
-    await move({ from: kept, to: after, memory: after });
+    const claim = await checked(before);
+    const after = there === undefined ? await begin(before, claim, candidate, id) : await goOn(before, there);
+    await move({ claim, from: before, to: after, memory: after });
   }
 
   async function undo(candidate: Candidate): Promise<void> {
     const [before, after] = await both(candidate);
     if (after === undefined) throw left('it was not taken over', '');
+    const claim = await checked(after);
     const [kept, memory] = [await keepData(before), await keepData(after)];
-    await move({ from: memory, to: kept, memory });
+    await move({ claim, from: memory, to: kept, memory });
     const bound = await volume(candidate.from);
     if (bound === undefined) throw left(`the PersistentVolume ${candidate.from} is gone`, '');
     const policy = bound.metadata.annotations?.[policyBefore] ?? 'Retain';
     await change(bound, { persistentVolumeReclaimPolicy: policy }, { [policyBefore]: null });
     await absent(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
-  }
-
-  /** Now it is as any that Stowage made itself, and ends as the one before would have. */
-  async function finish({ from, to }: Candidate): Promise<void> {
-    const after = await volume(to);
-    if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return;
-    const { claimRef } = after.spec;
-    const { namespace = '', name = '', uid } = claimRef ?? {};
-    const claim = await absent(client.get(claims, { namespace, name }, signal));
-    if (claim?.spec.volumeName !== to || claim.metadata.uid !== uid)
-      throw left(
-        'its claim is gone, or has another volume',
-        `Repeat take-over, or delete the PersistentVolumes ${from} and ${to} yourself: the data stay.`,
-      );
-    const { annotations, finalizers = [] } = after.metadata;
-    // Kubernetes knows a third one, which is over for all but the oldest kinds of volumes.
-    const policy = annotations[policyBefore] === 'Delete' ? 'Delete' : 'Retain';
-    const ended = await client.patch(
-      persistentVolumes,
-      { name: to },
-      {
-        kind: 'merge',
-        body: {
-          metadata: {
-            ...{ uid: after.metadata.uid, resourceVersion: after.metadata.resourceVersion },
-            annotations: { [provisionedBy]: drivers.anywhere },
-            finalizers: [...new Set([...finalizers, volumeFinalizer])],
-          },
-          spec: { persistentVolumeReclaimPolicy: policy },
-        },
-      },
-      signal,
-    );
-    const before = await volume(from);
-    if (before !== undefined) {
-      const kept = await keepData(before);
-      await absent(client.delete(persistentVolumes, { name: from }, { uid: kept.metadata.uid }, signal));
-    }
-    await change(ended, {}, nothingRemembered);
   }
 
   /** Whatever Kubernetes says no to, for people. */
@@ -142,7 +126,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   }
 
   /** From what is there now, when Kubernetes or somebody else changed it at the same moment. */
-  async function anew(work: () => Promise<void>): Promise<void> {
+  async function anew<T>(work: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++)
       try {
         return await work();
@@ -153,9 +137,9 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   }
 
   return {
-    look: () =>
+    look: (deed) =>
       told(async () => {
-        const at = await exported();
+        const at = await exported(deed);
         seen = await readCluster(client, signal);
         return look(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
       }),

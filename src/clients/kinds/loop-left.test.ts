@@ -47,6 +47,8 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     ground = createGround();
     // With the namespace goes its copy of this mount, and with that the beginning of the paths.
     execFileSync('mount', ['--bind', ground.folder, ground.folder]);
+    // Where mounts are shared, what is mounted in it would be there twice: in the folder below it, too.
+    execFileSync('mount', ['--make-private', ground.folder]);
     mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [at('store')] });
     client = createLoopClient({ mounter, run, clock });
     for (const name of ['store', 'stage']) mkdirSync(at(name));
