@@ -115,6 +115,10 @@ test('a trial adopts nothing and takes nothing', async () => {
     ...{ status: 0, stdout: 'would take over shop/a: it has pvc-a-stowage, directory dir-a\n' },
   });
   expect(done).toEqual(['would adopt dir-a', 'over']);
+  const begun = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');
+  expect(begun.stdout).toBe(
+    'would take over shop/known: it has pvc-known-stowage, directory dir-known; used by pod b-0\n',
+  );
 });
 
 test('undoing and finishing concern what was taken over', async () => {

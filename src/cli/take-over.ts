@@ -96,7 +96,7 @@ async function takeOver(
   await eachBounded(todo, atOnce, async (one) => {
     const detail = deed === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
     try {
-      const more = options.dryRun === true ? '' : await perform(taking, deed, one, volumes);
+      const more = options.dryRun === true ? one.detail : await perform(taking, deed, one, volumes);
       told(one, true, more === '' ? detail : `${detail}; ${more}`);
     } catch (thrown) {
       const { reason, detail: why, action } = problemOf(thrown);
