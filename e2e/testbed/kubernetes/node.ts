@@ -62,7 +62,8 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   await using ground = new AsyncDisposableStack();
   const folder = join(top, name);
   const group = `${options.group}/${name}`;
-  await mkdir(join(folder, 'etc'), { recursive: true });
+  const temporary = join(folder, 'tmp');
+  for (const part of [join(folder, 'etc'), temporary]) await mkdir(part, { recursive: true });
   ground.defer(() => removeCgroups(group));
   const machine = ground.use(
     await startNodeMachine({ number, count, folder, group, folders: options.folders, network }, signal),
@@ -79,7 +80,8 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
     startInside(machine, {
       command: [...named, name, ...command],
       // What is on an ordinary user's PATH may lack iptables.
-      env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin` },
+      // Whoever is killed while it starts a process in a container leaves its description behind, among the node's files.
+      env: { PATH: `${process.env['PATH']}:/usr/sbin:/sbin`, TMPDIR: temporary },
       logFile: join(top, 'log', `${name}-${called}`),
       isReady: (log) => log.includes(ready),
       signal,
