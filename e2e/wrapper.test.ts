@@ -94,14 +94,16 @@ test('what idles is started to be small, and what serves files to be fast, as th
   writeFileSync(join(home.path, 'dist', 'stowage.mjs'), 'console.log(JSON.stringify(process.execArgv));\n');
   const flags = (...args: readonly string[]): readonly string[] =>
     JSON.parse(call(join(home.path, 'bin/stowage'), { PATH: ownNode, HOME: home.path }, ...args).out);
-  expect(flags('up', '--nfs')).toContain('--optimize-for-size');
+  expect(flags('volume', 'list')).toContain('--optimize-for-size');
   const serving = flags('nfs', 'serve', '/srv/data');
   expect(serving).not.toContain('--optimize-for-size');
   expect(flags('--json', 'nfs', 'serve', '/srv/data')).toEqual(serving);
   expect(servingFlags(flags('up', '--nfs'))).toEqual(serving);
-  // It makes itself small when it has nothing to do.
-  expect(flags('controller')).toContain('--expose-gc');
-  expect(flags('controller')).not.toContain('--optimize-for-size');
+  // They make themselves small when they have nothing to do.
+  for (const server of ['up', 'node', 'controller']) {
+    expect(flags(server)).toContain('--expose-gc');
+    expect(flags(server)).not.toContain('--optimize-for-size');
+  }
 });
 
 test('an old Node is refused with what to do', async () => {

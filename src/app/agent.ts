@@ -6,7 +6,6 @@ import { StowageError } from '#core/errors.ts';
 import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
-import { giveBackWhenIdle } from './giving-back.ts';
 import { type Figures, serveHealth, serveMetrics } from './health.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
@@ -31,7 +30,6 @@ export async function runAgent(
   const { env } = process;
   const log = createLog(levelFrom(options.logLevel), process.stderr);
   const clock = systemClock();
-  using _memory = giveBackWhenIdle(clock);
   const nodeName = options.nodeName ?? (env['NODE_NAME'] || undefined);
   if (nodeName === undefined) throw nameless();
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env, clock });

@@ -33,7 +33,13 @@ test('memory is given back once, when a burst of work is over', () => {
 test('a process that does little all the time is left alone for long', () => {
   const { clock, own, pass } = aProcess();
   using _ = giveBackWhenIdle(clock, own);
-  expect(Array.from({ length: 24 }, () => pass(40))).toEqual(Array(24).fill(0));
+  expect(Array.from({ length: 24 }, () => pass(40))).toEqual(Array(24).fill(1));
+});
+
+test('what its start needed is given back too', () => {
+  const { clock, own, pass } = aProcess();
+  using _ = giveBackWhenIdle(clock, own);
+  expect([pass(700), pass(100), pass(100)]).toEqual([0, 1, 1]);
 });
 
 test('nothing happens after its end', () => {

@@ -19,12 +19,13 @@ const muchMs = 1_000;
 /**
  * Gives back what a burst of work needed once it is over. V8 looks for what is no longer used only when it needs more, and whoever
  * has nothing to do needs nothing: thousands of claims would be paid for in memory for days. V8 can be told instead to be
- * small at any time (--optimize-for-size, as bin/stowage does for others): then each claim costs a quarter more. And what is
+ * small at any time (--optimize-for-size, as bin/stowage does for others): then each claim and each mount costs a quarter more. And what is
  * freed between two things that are still used, the C library keeps until it is told: a tenth of what an agent holds.
  */
 export function giveBackWhenIdle(clock: Clock, own: Process = thisProcess()): Disposable {
   let before = own.cpuMs();
-  let worked = 0;
+  // Its start leaves much behind, however fast it was.
+  let worked = muchMs;
   let timer = clock.after(everyMs, look);
 
   function look(): void {

@@ -1,5 +1,6 @@
 import { resolve } from 'node:path';
 import process from 'node:process';
+import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log } from '#base/log.ts';
 import { wayTo } from '#cli/connection.ts';
@@ -9,6 +10,7 @@ import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { type CsiWish, csiWish } from './csi.ts';
 import { isListening } from './engines.ts';
+import { giveBackWhenIdle } from './giving-back.ts';
 import { createLog, levelFrom } from './logger.ts';
 import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp, type UpSettings } from './up.ts';
@@ -134,6 +136,7 @@ export async function runServer(
 ): Promise<number> {
   const began = performance.now();
   const log = createLog(levelFrom(options.logLevel), process.stderr);
+  using _memory = giveBackWhenIdle(systemClock());
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
   interrupted.addEventListener('abort', () => tell(), { once: true });
