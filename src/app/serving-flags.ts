@@ -1,4 +1,4 @@
-const forSmallness = /^--(optimize-for-size|expose-gc|no-maglev|max-semi-space-size\b.*)$/;
+const forSmallness = /^--(optimize-for-size|expose-gc|max-semi-space-size\b.*)$/;
 
 /**
  * What makes an idle process small would only make one that serves files slow: by a tenth at one call in flight, by a third

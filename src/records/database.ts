@@ -30,7 +30,7 @@ const pragmas = `
   -- fsync to each; what is nowhere else (settings, stores, tokens) goes through 'durably'.
   PRAGMA synchronous = NORMAL;
   -- The server's memory is counted; the kernel caches the file anyway.
-  PRAGMA cache_size = -2000;
+  PRAGMA cache_size = -500;
   -- The log is folded into the file every 4 MiB, and cut back to that after a transaction that outgrew it.
   PRAGMA wal_autocheckpoint = 1000;
   PRAGMA journal_size_limit = 4194304;
