@@ -14,12 +14,32 @@ interface Agent {
 
 interface Kubernetes {
   readonly kind: string;
-  readonly metadata: { readonly name: string };
+  readonly metadata: { readonly name: string; readonly labels?: Readonly<Record<string, string>> };
   readonly spec: {
     readonly template: { readonly spec: { readonly containers: readonly [Agent] } };
-    readonly podMetricsEndpoints?: readonly { readonly port: string }[];
+    readonly selector?: unknown;
+    readonly endpoints?: readonly { readonly port: string }[];
+    readonly ports?: readonly { readonly name: string; readonly port: number; readonly targetPort: string }[];
     readonly ingress?: readonly { readonly ports: readonly { readonly port: number }[] }[];
   };
+}
+
+/** Which port of which pods. */
+function readBy({ metadata, spec }: Kubernetes, all: readonly Kubernetes[]): string {
+  const { matchLabels } = spec.selector as { readonly matchLabels: Readonly<Record<string, string>> };
+  const services = all.filter(
+    ({ kind, metadata: { labels } }) =>
+      kind === 'Service' && Object.entries(matchLabels).every(([name, value]) => labels?.[name] === value),
+  );
+  const wanted = spec.endpoints?.map(({ port }) => port);
+  return `${metadata.name}: ${services.flatMap(({ spec: { ports, selector } }) =>
+    (ports ?? [])
+      .filter(({ name }) => wanted?.includes(name))
+      .map(
+        ({ port, targetPort }) =>
+          `${(selector as typeof matchLabels)['app.kubernetes.io/component']} ${targetPort} ${port}`,
+      ),
+  )}`;
 }
 
 describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', () => {
@@ -40,15 +60,13 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
     return {
       container,
       listens: container.args.filter((word) => /^--(health|metrics|listen)/.test(word)),
-      monitors: all
-        .filter(({ kind }) => kind === 'PodMonitor')
-        .map(({ metadata, spec }) => `${metadata.name} ${spec.podMetricsEndpoints?.map(({ port }) => port)}`),
+      monitors: all.filter(({ kind }) => kind === 'ServiceMonitor').map((monitor) => readBy(monitor, all)),
       openings: policy?.spec.ingress?.flatMap(({ ports }) => ports.map(({ port }) => port)),
     };
   }
 
   test('nowhere but on their node, unless that is asked for', async () => {
-    for (const values of [[], ['agent.metrics.enabled=true'], ['monitoring.podMonitors=true']]) {
+    for (const values of [[], ['agent.metrics.enabled=true'], ['monitoring.serviceMonitors=true']]) {
       const { listens, monitors, container, openings } = await rendered(...values);
       expect(listens).toEqual(['--health=127.0.0.1:7879']);
       expect([monitors, container.ports, openings]).toEqual([[], undefined, [8443]]);
@@ -66,12 +84,15 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
     });
     expect(container.ports).toEqual([{ name: 'metrics', containerPort: 9100 }]);
     expect(container.livenessProbe.httpGet).toMatchObject({ host: '127.0.0.1', port: 7879 });
-    expect(monitors).toEqual(['stowage-agent metrics', 'stowage-controller health']);
+    expect(monitors).toEqual(['stowage-agent: agent metrics 9100', 'stowage-controller: controller health 8081']);
     expect(openings).toEqual([8443, 8081]);
   });
 
   test('also for a Prometheus without its operator', async () => {
-    const { monitors, container, openings } = await rendered('monitoring.enabled=true', 'monitoring.podMonitors=false');
+    const { monitors, container, openings } = await rendered(
+      'monitoring.enabled=true',
+      'monitoring.serviceMonitors=false',
+    );
     expect([monitors, container.ports, openings]).toEqual([
       [],
       [{ name: 'metrics', containerPort: 7879 }],
@@ -82,6 +103,6 @@ describe.skipIf(needs('helm'))('where figures of agents can be read, by Helm', (
   test('nowhere where they are not wanted, and the controller’s are all the same', async () => {
     const { listens, monitors, container } = await rendered('monitoring.enabled=true', 'agent.metrics.enabled=false');
     expect(listens).toEqual(['--health=127.0.0.1:7879']);
-    expect([monitors, container.ports]).toEqual([['stowage-controller health'], undefined]);
+    expect([monitors, container.ports]).toEqual([['stowage-controller: controller health 8081'], undefined]);
   });
 });

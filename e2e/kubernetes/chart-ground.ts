@@ -49,17 +49,20 @@ export async function startChartGround(signal: AbortSignal): Promise<ChartGround
 }
 
 /** What of the Prometheus operator's definitions the API server looks at. */
-export const podMonitors: object = {
+export const serviceMonitors: object = {
   apiVersion: 'apiextensions.k8s.io/v1',
   kind: 'CustomResourceDefinition',
   metadata: {
-    name: 'podmonitors.monitoring.coreos.com',
+    name: 'servicemonitors.monitoring.coreos.com',
     annotations: { 'api-approved.kubernetes.io': 'unapproved, for tests' },
   },
   spec: {
     group: 'monitoring.coreos.com',
     scope: 'Namespaced',
-    names: { kind: 'PodMonitor', listKind: 'PodMonitorList', plural: 'podmonitors', singular: 'podmonitor' },
+    names: {
+      ...{ kind: 'ServiceMonitor', listKind: 'ServiceMonitorList' },
+      ...{ plural: 'servicemonitors', singular: 'servicemonitor' },
+    },
     versions: [
       {
         ...{ name: 'v1', served: true, storage: true },
@@ -69,16 +72,26 @@ export const podMonitors: object = {
             properties: {
               spec: {
                 type: 'object',
-                required: ['selector'],
+                required: ['selector', 'endpoints'],
                 properties: {
                   selector: { type: 'object', 'x-kubernetes-preserve-unknown-fields': true },
-                  podMetricsEndpoints: {
+                  endpoints: {
                     type: 'array',
                     items: {
                       type: 'object',
                       properties: {
                         port: { type: 'string' },
                         path: { type: 'string' },
+                        relabelings: {
+                          type: 'array',
+                          items: {
+                            type: 'object',
+                            properties: {
+                              sourceLabels: { type: 'array', items: { type: 'string' } },
+                              targetLabel: { type: 'string' },
+                            },
+                          },
+                        },
                         interval: {
                           type: 'string',
                           pattern: '^(0|(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$',

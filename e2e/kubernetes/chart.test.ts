@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
-import { type ChartGround, chart, claim, namespace, podMonitors, startChartGround } from './chart-ground.ts';
+import { type ChartGround, chart, claim, namespace, serviceMonitors, startChartGround } from './chart-ground.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
@@ -32,8 +32,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     const stores = [silver, { name: 'private', ...inPrivate.spec, storageClass: {} }];
     const monitoring = { enabled: true };
     await writeFile(values, JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [inPrivate.secretName] }));
-    await ground.cluster.apply(podMonitors);
-    await kubectl('wait', '--for=condition=Established', 'crd/podmonitors.monitoring.coreos.com', '--timeout=30s');
+    await ground.cluster.apply(serviceMonitors);
+    await kubectl('wait', '--for=condition=Established', 'crd/servicemonitors.monitoring.coreos.com', '--timeout=30s');
   }, 400_000);
   afterAll(async () => {
     await filer?.[Symbol.asyncDispose]();
@@ -102,24 +102,26 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(classes).toBe(
         'local=local.stowage.dev,WaitForFirstConsumer network=file.stowage.dev,Immediate private=file.stowage.dev,Immediate silver=file.stowage.dev,Immediate stowage-nfs=local.stowage.dev,WaitForFirstConsumer',
       );
-      const made = await ground.own('get', 'podmonitors,networkpolicies,poddisruptionbudgets', '--output=name');
-      for (const kind of ['podmonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
+      const made = await ground.own('get', 'servicemonitors,networkpolicies,poddisruptionbudgets', '--output=name');
+      for (const kind of ['servicemonitor', 'networkpolicy', 'poddisruptionbudget']) expect(made).toContain(kind);
     },
     long,
   );
 
   test('shows figures where the monitors say', async () => {
-    for (const [component, port] of [
-      ['controller', 8081],
-      ['agent', 7879],
-    ]) {
+    for (const component of ['controller', 'agent']) {
+      const monitor = ['get', 'servicemonitor', `stowage-${component}`];
+      const part =
+        '--output=jsonpath={.spec.selector.matchLabels.app\\.kubernetes\\.io/component} {.spec.endpoints[0].port}';
+      const [chosen, port] = (await ground.own(...monitor, part)).split(' ');
       const which = [
         '--selector',
-        `app.kubernetes.io/component=${component}`,
-        '--output=jsonpath={.items[0].metadata.name}',
+        `app.kubernetes.io/component=${chosen}`,
+        '--output=jsonpath={.items[*].metadata.name}',
       ];
-      const name = await ground.own('get', 'pods', ...which);
-      const path = `/api/v1/namespaces/${namespace}/pods/${name}:${port}/proxy/metrics`;
+      const services = await ground.own('get', 'services', ...which);
+      expect(services).toBe(`stowage-${component}-metrics`);
+      const path = `/api/v1/namespaces/${namespace}/services/${services}:${port}/proxy/metrics`;
       expect(await kubectl('get', '--raw', path)).toContain('stowage_info');
     }
   });
