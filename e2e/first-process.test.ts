@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { mkdtempDisposable, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -16,17 +16,35 @@ interface First {
   said(): string;
 }
 
+const aNode = (folder: string): readonly string[] => [
+  ...['--config', 'none', '--plugins', 'none', '--docker-socket', 'none', '--podman-socket', 'none'],
+  ...['--state', join(folder, 's'), '--socket', join(folder, 'k')],
+];
+
+/** Each of them goes on until it is told to end. */
+const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> = {
+  node: aNode,
+  up: (folder) => [...aNode(folder), '--listen', 'none'],
+  controller: (folder) => {
+    const cluster = { name: 'c', cluster: { server: 'http://127.0.0.1:9' } };
+    const [user, context] = [
+      { name: 'u', user: { token: 't' } },
+      { name: 'x', context: { cluster: 'c', user: 'u' } },
+    ];
+    const file = join(folder, 'kubeconfig');
+    const lists = { clusters: [cluster], users: [user], contexts: [context], 'current-context': 'x' };
+    writeFileSync(file, JSON.stringify({ apiVersion: 'v1', kind: 'Config', ...lists }));
+    return ['--kubeconfig', file, '--namespace', 'default', '--state', join(folder, 's')];
+  },
+  keeper: (folder) => ['--folder', join(folder, 'keeper')],
+};
+
 /** As an engine starts it: the first process of its own, whose program is known to run. */
-async function startFirst(folder: string, ...words: readonly string[]): Promise<First> {
-  const none = ['--config', 'none', '--plugins', 'none', '--docker-socket', 'none', '--podman-socket', 'none'];
-  const own = ['--state', join(folder, 's'), '--socket', join(folder, 'k')];
-  const child = spawn(
-    'unshare',
-    ['--pid', '--fork', '--mount-proc', '--kill-child', program, ...words, ...own, ...none],
-    {
-      stdio: ['ignore', 'pipe', 'pipe'],
-    },
-  );
+async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<First> {
+  const words = [command, ...(wordsFor[command]?.(folder) ?? []), ...more];
+  const child = spawn('unshare', ['--pid', '--fork', '--mount-proc', '--kill-child', program, ...words], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
   onTestFinished(() => void child.kill('SIGKILL'));
   const text: string[] = [];
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));
@@ -44,15 +62,14 @@ function hasHandler(pid: number): boolean {
 }
 
 describe.skipIf(needs('root'))('the first process of a container', () => {
-  test.each(['node', 'up'])(
+  test.each(['node', 'up', 'controller', 'keeper'])(
     '%s ends when it is told to, however early that is',
     { timeout: 60_000 },
     async (command) => {
       // Each time another part of it is being loaded.
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
         await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
-        const listening = command === 'up' ? ['--listen', 'none'] : [];
-        const { child, pid } = await startFirst(folder.path, command, ...listening);
+        const { child, pid } = await startFirst(folder.path, command);
         await setTimeout(afterMs);
         process.kill(pid, 'SIGTERM');
         const ended = await Promise.race([once(child, 'exit'), setTimeout(8_000, 'it goes on', { ref: false })]);

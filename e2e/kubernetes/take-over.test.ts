@@ -311,6 +311,9 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       await ground.cluster.apply(fresh);
       await kubectl('wait', '--for=jsonpath={.status.phase}=Bound', 'pvc/fresh', '--timeout=90s');
       expect(existsSync(films.folder)).toBe(true);
+      // What csi-driver-nfs would have done, nobody knows: it stays, until somebody says otherwise.
+      const mayGo = '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}';
+      await kubectl('patch', 'pv', `${films.volume}-stowage`, '--type=merge', '-p', mayGo);
       await kubectl('delete', 'pvc', 'films', '--namespace=shop');
       await expect.poll(() => existsSync(films.folder), wait).toBe(false);
       expect(await volumes()).not.toContain(`${films.volume}-stowage`);

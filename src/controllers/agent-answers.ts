@@ -18,6 +18,10 @@ export interface NodeStore {
   readonly freeBytes: bigint;
 }
 
+/** Whoever has a node must not be able to fill the controller: of what an agent says, so much is kept. */
+const mostText = 1_024;
+const mostLabels = 256;
+
 type Answer = Readonly<Record<string, unknown>>;
 
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
@@ -27,16 +31,24 @@ const answerIn = (value: unknown): Answer => {
 };
 const textIn = (answer: Answer, key: string): string => {
   const { [key]: value } = answer;
-  if (typeof value === 'string') return value;
+  if (typeof value === 'string' && value.length <= mostText) return value;
   throw garbled();
 };
+/** No more than a volume can have. */
+function labelsIn({ labels }: Answer): Labels {
+  if (!isAnswer(labels)) return {};
+  const all = Object.entries(labels);
+  const isSmall = all.every(([key, value]) => key.length <= mostText && String(value).length <= mostText);
+  if (all.length <= mostLabels && isSmall) return labels as Labels;
+  throw garbled();
+}
 const bytesIn = (answer: Answer, key: string): bigint | undefined => {
   const { [key]: value } = answer;
   return typeof value === 'string' && /^\d{1,20}$/.test(value) ? BigInt(value) : undefined;
 };
 const itemsIn = ({ items }: Answer): readonly Answer[] => (Array.isArray(items) ? items.filter(isAnswer) : []);
 
-const garbled = (): StowageError =>
+export const garbled = (): StowageError =>
   new StowageError("the agent's answer is not what was asked for", {
     code: 'internal',
     reason: 'agent-answer',
@@ -45,7 +57,7 @@ const garbled = (): StowageError =>
 
 export function volumeFrom(value: unknown): AgentVolume {
   const answer = answerIn(value);
-  const [id, labels] = [textIn(answer, 'id'), answer['labels']];
+  const id = textIn(answer, 'id');
   if (!isVolumeId(id)) throw garbled();
   return {
     id,
@@ -53,7 +65,7 @@ export function volumeFrom(value: unknown): AgentVolume {
     store: textIn(answer, 'store') as StoreName,
     bytes: bytesIn(answer, 'bytes'),
     access: answer['access'] === 'block' ? 'block' : 'filesystem',
-    labels: isAnswer(labels) ? (labels as Labels) : {},
+    labels: labelsIn(answer),
     createdAt: Date.parse(textIn(answer, 'createdAt')),
   };
 }

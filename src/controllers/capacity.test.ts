@@ -1,10 +1,10 @@
 import { describe, expect, test } from 'vitest';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { AgentRequest } from './agents.ts';
 import { type CapacityController, createCapacity } from './capacity.ts';
-import { nodeTopologyKey } from './names.ts';
 import { createNodeStores } from './node-stores.ts';
 
 const it = controlled();

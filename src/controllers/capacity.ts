@@ -1,13 +1,14 @@
 import { createHash } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
 import { type Cache, createCache, identityOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import { drivers, nodeTopologyKey } from './names.ts';
+import { drivers } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import { type ControllerParts, found } from './parts.ts';
 import { bytesOf, quantityOf } from './quantity.ts';

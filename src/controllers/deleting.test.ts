@@ -47,6 +47,26 @@ describe('a PersistentVolume', () => {
     await eventually(left).toEqual([0, 0]);
   });
 
+  test.each([
+    ['id', (id: string) => id],
+    ['store and name', () => 'silver..a'],
+  ])('stays, and its volume, while another has the same by its %s', async (_, handleFor) => {
+    const attributes = { volumeAttributes: { store: 'silver', name: 'a' } };
+    const { id } = await aVolume();
+    const [made] = await it.list(persistentVolumes);
+    it.api.put(paths.volumes, { ...made, spec: { ...made?.spec, csi: { ...made?.spec.csi, ...attributes } } } as Thing);
+    const csi = { driver: 'file.stowage.dev', volumeHandle: handleFor(id) };
+    const other = { spec: { persistentVolumeReclaimPolicy: 'Retain', csi }, status: { phase: 'Bound' } };
+    it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, ...other });
+    it.start(createDeleting);
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
+      "PersistentVolume 'by-hand' has the same volume. Delete that one first",
+    );
+    expect(await left()).toEqual([1, 2]);
+    it.api.remove(paths.volumes, 'by-hand');
+    await eventually(left).toEqual([0, 0]);
+  });
+
   test('whose volume is gone already goes', async () => {
     const { id } = await aVolume();
     await it.engine.deletions.delete(id, undefined, aCall());

@@ -1,10 +1,12 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
+import type { StoreName, VolumeName } from '#core/model.ts';
+import { qualified } from '#core/names.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
-import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
+import { drivers, provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
 import { reportFailure } from './reporting.ts';
@@ -53,13 +55,25 @@ export function createDeleting(parts: ControllerParts): Controller {
     return done;
   }
 
-  async function destroy({ spec: { csi } }: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+  async function destroy(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+    const { csi } = volume.spec;
+    const [other] = othersOf(volume);
+    if (other !== undefined) throw hasAnother(other);
     try {
       await provisioner.delete(csi?.volumeHandle ?? '', csi?.volumeAttributes?.['store'], scope);
     } catch (thrown) {
       if (stowageError(thrown).code === 'in-use') throw stillUsed(thrown);
       throw thrown;
     }
+  }
+
+  /** By whatever they call it: somebody may have given it to a second namespace. A name on a node's store is only that node's. */
+  function othersOf({ metadata, spec: { csi } }: PersistentVolume): readonly string[] {
+    const { store = '', name = '' } = csi?.volumeAttributes ?? {};
+    const isNamed = csi?.driver === drivers.anywhere && store !== '' && name !== '';
+    const handles = [csi?.volumeHandle ?? '', ...(isNamed ? [qualified(store as StoreName, name as VolumeName)] : [])];
+    const all = handles.flatMap((handle) => caches.volumes.by('handle', handle));
+    return all.flatMap((one) => (one.metadata.uid === metadata.uid ? [] : (one.metadata.name ?? '')));
   }
 
   /** Whoever looks for volumes that nobody claims is to leave it alone: until that is said on it, the object stays. */
@@ -114,4 +128,11 @@ const stillUsed = (cause: unknown): StowageError =>
     action:
       'It is deleted as soon as it is not. A node that is gone for good has to be declared so: delete it, or taint it node.kubernetes.io/out-of-service.',
     cause,
+  });
+
+const hasAnother = (name: string): StowageError =>
+  new StowageError(`PersistentVolume '${name}' has the same volume`, {
+    code: 'busy',
+    reason: 'volume-has-another-pv',
+    action: `Delete that one first, with its claim, and the data go with this one. To keep the data: kubectl patch pv NAME --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}', for this one.`,
   });

@@ -3,8 +3,6 @@ import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#
 /** The drivers, by where their stores can be worked on. */
 export const drivers = { anywhere: 'file.stowage.dev', node: 'local.stowage.dev' } as const;
 
-/** By it nodes say where a volume of the local driver can be used; kubelets put it on them when the driver is registered. */
-export const nodeTopologyKey = 'local.stowage.dev/node';
 /** Put on a node by whoever knows that it is off, and that nothing of it still writes. */
 export const outOfService = 'node.kubernetes.io/out-of-service';
 

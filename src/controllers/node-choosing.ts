@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Again, again } from './engine/outcome.ts';
-import { nodeTopologyKey, outOfService } from './names.ts';
+import { outOfService } from './names.ts';
 import { noAgents, noRoom } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';

@@ -2,6 +2,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import { topologyOf } from '#front/csi/driver.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
@@ -10,7 +11,7 @@ import { aCall } from '#testing/server.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { createDeleting } from './deleting.ts';
-import { nodeTopologyKey, selectedNode, volumeFinalizer } from './names.ts';
+import { selectedNode, volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import type { Provisioner } from './provisioner.ts';
@@ -271,6 +272,23 @@ describe('a volume of a node', () => {
     await written({ status: { phase: 'Released' } });
     await eventually(wellMade).toEqual([]);
     expect(await counted(one)).toEqual([0]);
+  });
+
+  test('is deleted on its node, whatever another says of itself', async () => {
+    const [one, two] = await aVolume();
+    const named = (name: string) => ({
+      metadata: { name, uid: `uid-of-${name}`, labels: { [nodeTopologyKey]: 'node-1' } },
+    });
+    it.api.put(paths.nodes, named('node-2'));
+    it.api.remove(paths.nodes, 'node-1');
+    it.api.put(paths.nodes, named('node-1'));
+    const asked: string[] = [];
+    two.intercept = ({ method }) => void asked.push(method);
+    await eventually(() => [...it.caches.nodes.all()].at(-1)?.metadata.name).toBe('node-1');
+    it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
+    await written({ status: { phase: 'Released' } });
+    await eventually(wellMade).toEqual([]);
+    expect([await counted(one), asked.includes('DELETE')]).toEqual([[0], false]);
   });
 
   test('is not taken for deleted because its node does not know the store', async () => {

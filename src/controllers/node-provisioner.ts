@@ -1,13 +1,14 @@
 import { randomUUID } from 'node:crypto';
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from '#core/errors.ts';
+import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import type { Again } from './engine/outcome.ts';
-import { drivers, nodeTopologyKey } from './names.ts';
+import { drivers } from './names.ts';
 import { createChoosing } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
@@ -78,19 +79,19 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   async function topologyOf(name: string, scope: Scope): Promise<string | undefined> {
     const node = caches.nodes.get(name) ?? (await found(client.get(nodes, { name }, scope.signal)));
     if (node === undefined) return undefined;
-    const value = node.metadata.labels?.[nodeTopologyKey];
-    if (value === undefined) throw notRegistered(name);
+    const value = topologyOfNode(name);
+    if (node.metadata.labels?.[nodeTopologyKey] !== value) throw notRegistered(name);
     return value;
   }
 
-  /** By their labels, or by that they were called so before there were any. */
   function nodesOf({ spec }: Pick<PersistentVolume, 'metadata' | 'spec'>): readonly string[] {
     const terms = spec.nodeAffinity?.required?.nodeSelectorTerms ?? [];
     const values = terms.flatMap(({ matchExpressions = [] }) =>
       matchExpressions.flatMap((one) => (one.key === nodeTopologyKey ? (one.values ?? []) : [])),
     );
     return values.map((value) => {
-      const known = [...caches.nodes.all()].find(({ metadata }) => metadata.labels?.[nodeTopologyKey] === value);
+      // Not by their labels: whoever has one node could write there that it is another.
+      const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
       return known?.metadata.name ?? value;
     });
   }

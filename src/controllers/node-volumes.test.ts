@@ -1,3 +1,4 @@
+import { randomUUID } from 'node:crypto';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, test } from 'vitest';
@@ -73,6 +74,29 @@ test('one that a PersistentVolume calls by store and name stays, as the cache kn
   };
   expect(await looked(node)).toEqual(['known', 'untold']);
   expect(await it.notes('OrphanedVolumes')).toEqual([]);
+});
+
+test.each<[string, (page: number) => object]>([
+  [
+    'pages without end',
+    (page) => ({ items: Array.from({ length: 500 }, (_, i) => listed(`${page}-${i}`)), next: 'more' }),
+  ],
+  ['pages with nothing on them', () => ({ items: [], next: 'more' })],
+  ['more than was asked for', () => ({ items: Array.from({ length: 501 }, (_, i) => listed(`${i}`)) })],
+  ['labels that no volume can have', () => ({ items: [{ ...listed('a'), labels: { long: 'x'.repeat(2_000) } }] })],
+])('an agent that answers with %s is not believed, and takes no memory', async (_, page) => {
+  const node = await anAgentNode(it, 'node-1');
+  let pages = 0;
+  node.intercept = ({ path }) => (path.startsWith('/v1/volumes?') ? page(pages++) : undefined);
+  const finder = start();
+  await eventually(() => finder.counts().retried + finder.counts().terminal).toBeGreaterThan(0);
+  expect([finder.isSearched('node-1'), finder.nodesWith('uid-of-0-0')]).toEqual([false, []]);
+  expect(pages).toBeLessThan(1_000);
+});
+
+const listed = (name: string) => ({
+  ...{ id: `sv1-${randomUUID()}`, store: 'disks', name, access: 'filesystem', createdAt: '2026-01-01T00:00:00Z' },
+  labels: { 'stowage.dev/claim-uid': `uid-of-${name}` },
 });
 
 describe.skipIf(needs('ext4'))('an image that nobody claims', () => {

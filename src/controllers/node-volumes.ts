@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type AgentVolume, volumesFrom } from './agent-answers.ts';
+import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
@@ -30,6 +30,10 @@ export interface NodeVolumes extends Controller {
 const youngMs = 600_000;
 const everyMs = 900_000;
 const inPage = 500;
+/** No disk of a node has more. */
+const mostOnNode = 50_000;
+/** At a time: each costs requests to the API server. */
+const mostSuspects = 1_000;
 const shown = 5;
 
 /**
@@ -51,7 +55,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const uid = volume.labels[claimLabels.uid];
       if (uid === undefined || persistentVolumesOf(caches, volume).length > 0) continue;
       uids.add(uid);
-      if (isSuspect(volume, uid)) suspects.set(volume.id, volume);
+      if (suspects.size < mostSuspects && isSuspect(volume, uid)) suspects.set(volume.id, volume);
     }
     loose.set(node, uids);
     await clear(suspects, scope);
@@ -63,9 +67,11 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
 
   async function* volumesOn(node: string, scope: Scope): AsyncGenerator<AgentVolume, void, undefined> {
     const label = encodeURIComponent(`${claimLabels.cluster}=${cluster}`);
-    for (let after = ''; ; ) {
+    for (let after = '', seen = 0; ; ) {
       const path = `/v1/volumes?limit=${inPage}&label=${label}${after}`;
       const { volumes, next, unanswered } = volumesFrom(await agents.call(node, { method: 'GET', path }, scope));
+      seen += volumes.length;
+      if (volumes.length > inPage || seen > mostOnNode || (volumes.length === 0 && next !== undefined)) throw garbled();
       // What a store held when it last answered is nothing to destroy something for; that it may hold it is worth knowing.
       for (const volume of volumes) yield unanswered.includes(volume.store) ? { ...volume, ...untouchable } : volume;
       if (next === undefined) return;

@@ -17,7 +17,9 @@ export interface Deletion {
 
 export interface Deleting {
   /** Asked for by a container engine, which lets nobody of its own begin to use it meanwhile. */
-  readonly byEngine: boolean;
+  readonly byEngine?: boolean;
+  /** Whatever the store says: it was promised to nobody that it stays. */
+  readonly destroy?: boolean;
 }
 
 export interface Deletions {
@@ -74,7 +76,8 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
       using _closed = await asks.close(volume.id, how?.byEngine === true, call.signal);
       // Users on this node. For those on other hosts the store looks while it holds the volume: here it could be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
-      const params = { id: volume.id, name: volume.name, deletedAt: clock.now() };
+      const destroy = how?.destroy === true;
+      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), ...(destroy ? { destroy } : {}) };
       const intent = { kind: 'volume.delete', store: store.name, subject: `${store.name}/${volume.name}`, params };
       return await operations.run(intent, call, (work) => steps['volume.delete'](store, config, params, work));
     });
@@ -94,7 +97,8 @@ function createSteps(parts: DeletionParts): DeletionSteps {
     'volume.delete': async (store, config, params, work) => {
       const ref = refFrom(params);
       const deletedAt = Number(params['deletedAt']);
-      const { onDelete, retention } = config.policy;
+      const { retention } = config.policy;
+      const onDelete = params['destroy'] === true ? 'delete' : config.policy.onDelete;
       const volume = records.volumes.byId(ref.id);
       if (volume !== undefined) await mounts.letGo(volume, store, work);
       switch (onDelete) {

@@ -98,6 +98,16 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     expect(await unpublish()).toBe(false);
   });
 
+  test.each(['retain', 'archive'])('goes also on a store with onDelete=%s', async (onDelete) => {
+    const place = mkdtempSync(join(folder, 'place-'));
+    await server.engine.stores.add('keeps', `local://${place}?onDelete=${onDelete}`, aCall());
+    await publish('key', 'keeps');
+    expect(readdirSync(place)).toContain('key');
+    await unpublish();
+    expect(readdirSync(place)).toEqual(['.stowage']);
+    expect(await server.engine.deletions.trash(['keeps'], aCall())).toMatchObject({ entries: [] });
+  });
+
   test('is unpublished while its store is silent, and destroyed when it answers', async () => {
     await publish();
     const gate = kind.close('delete', { deaf: true });

@@ -94,7 +94,12 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     if (volume === undefined && !isAbsentForGood(one.key)) return;
     try {
       if (volume !== undefined)
-        await deletions.delete(volume.id, undefined, { ...scope, requestId: `${requestId(one.key)}:end` });
+        await deletions.delete(
+          volume.id,
+          undefined,
+          { ...scope, requestId: `${requestId(one.key)}:end` },
+          { destroy: true },
+        );
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
     }

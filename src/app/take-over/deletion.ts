@@ -1,7 +1,6 @@
 import { provisionedBy } from '#controllers/names.ts';
 import type { StoreObject } from '#controllers/store-object.ts';
 import type { PersistentVolume, StorageClass } from '#wire/kube/types.ts';
-import { attributesOf, csiDriverNfs } from './directories.ts';
 
 /** What its provisioner, which is written in Go, takes for a no. */
 const no = new Set(['0', 'f', 'F', 'false', 'False', 'FALSE']);
@@ -11,14 +10,9 @@ const no = new Set(['0', 'f', 'F', 'false', 'False', 'FALSE']);
  * name or its own. False: they would not, or nobody knows. `storageClass`: the one that it names, as it is now.
  */
 export function wasDestroyed(volume: PersistentVolume, storageClass: StorageClass | undefined): boolean {
-  const { csi, nfs } = volume.spec;
+  const { nfs } = volume.spec;
   const by = volume.metadata.annotations?.[provisionedBy];
-  if (csi?.driver === csiDriverNfs) {
-    const fifth = csi.volumeHandle.split('#')[4] ?? '';
-    const given = attributesOf(csi).get('ondelete') ?? '';
-    // What somebody wrote by hand, that driver never deletes.
-    return by === csiDriverNfs && [fifth, given].every((one) => ['', 'delete'].includes(one.toLowerCase()));
-  }
+  // Of csi-driver-nfs nobody knows: what it does where nothing else is said, `--default-ondelete-policy`, is among its arguments alone.
   // Meanwhile the name may be that of another's class.
   if (nfs === undefined || by === undefined || by !== storageClass?.provisioner) return false;
   const { onDelete = '', archiveOnDelete = '' } = storageClass.parameters ?? {};

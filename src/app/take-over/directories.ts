@@ -9,7 +9,7 @@ export interface Directory {
 }
 
 /** The driver's name for its volumes; those of nfs-subdir-external-provisioner are Kubernetes' own kind. */
-export const csiDriverNfs = 'nfs.csi.k8s.io';
+const csiDriverNfs = 'nfs.csi.k8s.io';
 
 type Csi = NonNullable<PersistentVolume['spec']['csi']>;
 
@@ -21,7 +21,7 @@ const inNames: Readonly<Record<string, string>> = {
 };
 
 /** That driver does not look at how they are written. */
-export const attributesOf = ({ volumeAttributes = {} }: Csi): ReadonlyMap<string, string> =>
+const attributesOf = ({ volumeAttributes = {} }: Csi): ReadonlyMap<string, string> =>
   new Map(Object.entries(volumeAttributes).map(([key, one]) => [key.toLowerCase(), one]));
 
 /** Undefined: it is no directory of a file server. */

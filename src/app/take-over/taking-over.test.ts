@@ -225,7 +225,7 @@ describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
     await run('finish');
     expect(await volume(from)).toBeUndefined();
     const after = await volume(`${from}-stowage`);
-    expect(after?.spec.persistentVolumeReclaimPolicy).toBe('Delete');
+    expect(after?.spec.persistentVolumeReclaimPolicy).toBe(kind === 'csi' ? 'Retain' : 'Delete');
     expect(after?.metadata.annotations).toEqual({ 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' });
     expect(after?.metadata.finalizers).toEqual(['stowage.dev/volume']);
     expect(await found()).toEqual([]);
@@ -286,7 +286,7 @@ describe('killed at any step', () => {
   });
 
   test.each(steps)('finishing it, after %i changes: repeated, it is finished', async (after) => {
-    const from = provisioned('csi');
+    const from = provisioned('subdir');
     await run('take');
     await killed('finish', after);
     if ((await found()).length > 0) await run('finish');
@@ -621,6 +621,9 @@ describe('what is deleted with a finished claim', () => {
     ['kept by the driver', { onDelete: 'retain' }, {}],
     ['archived, however it is written', { ondelete: 'Archive' }, {}],
     ['kept as its id says', {}, { volumeHandle: '10.10.2.4#export/silver#one##retain' }],
+    ['what only its arguments tell', {}, {}],
+    // Nothing of it is in the id, and the arguments count.
+    ['to be deleted, as its class said', { onDelete: 'delete' }, {}],
   ])('csi-driver-nfs: %s stays', async (_, attributes, more) => {
     const from = provisioned('csi', 'data', changed(attributes, more));
     await run('take');
@@ -628,13 +631,6 @@ describe('what is deleted with a finished claim', () => {
     expect(await policyOf(from)).toBe('Retain');
     expect(said).toContain(`it stays Retain`);
     expect(said).toContain(`kubectl patch pv ${from}-stowage --type=merge`);
-  });
-
-  test('csi-driver-nfs: what was to be deleted is', async () => {
-    const from = provisioned('csi', 'data', changed({ onDelete: 'delete' }));
-    await run('take');
-    expect(await run('finish')).toBe('');
-    expect(await policyOf(from)).toBe('Delete');
   });
 
   test.each([

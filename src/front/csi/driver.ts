@@ -1,10 +1,11 @@
-import { createHash, randomUUID } from 'node:crypto';
+import { randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
+import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { GrpcCall } from '#wire/csi/grpc.ts';
@@ -13,9 +14,6 @@ import type { Underway } from './underway.ts';
 /** What a driver is called, and the stores that are its own: attaching, topology and growth are properties of a driver. */
 export const driverNames = { file: 'file.stowage.dev', local: 'local.stowage.dev' } as const;
 export type DriverKind = keyof typeof driverNames;
-
-/** Where a volume of the local driver can be used. */
-const nodeTopologyKey = 'local.stowage.dev/node';
 
 /** What is free where something is mounted, as the kernel says. */
 export interface Space {
@@ -88,13 +86,5 @@ const namesOf = (views: readonly StoreView[]): string =>
   views.length === 0 ? 'none is configured' : views.map(({ config }): StoreName => config.name).join(', ');
 
 export const topologyOf = ({ engine }: Pick<About, 'engine'>): Readonly<Record<string, string>> => ({
-  [nodeTopologyKey]: labelFor(engine.node),
+  [nodeTopologyKey]: topologyOfNode(engine.node),
 });
-
-/** Values of labels are at most 63 of few letters; nodes are named by their administrators, and must not become one. */
-function labelFor(node: string): string {
-  if (/^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$/.test(node)) return node;
-  const digest = createHash('sha256').update(node).digest('hex').slice(0, 16);
-  const readable = node.replace(/[^A-Za-z0-9_.-]/g, '-').replace(/^[^A-Za-z0-9]+/, '');
-  return readable === '' ? digest : `${readable.slice(0, 46)}-${digest}`;
-}
