@@ -4,8 +4,9 @@ import { existsSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import process from 'node:process';
+import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { repository } from '#testbed/component.ts';
 import { buildImage } from '#testbed/image.ts';
 import { binaries } from '#testbed/kubernetes/build.ts';
@@ -280,11 +281,25 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   test(
     'killed in the middle, it goes on where it was',
     async () => {
+      // Told at once, and not asked for: what comes after it takes Kubernetes some tenths of a second, and no more.
+      const watch = spawn('kubectl', ['get', 'pv', '--watch', '--output=name'], {
+        env,
+        stdio: ['ignore', 'pipe', 'ignore'],
+      });
+      onTestFinished(() => void watch.kill('SIGKILL'));
+      const lines = createInterface({ input: watch.stdout, signal: AbortSignal.timeout(60_000) });
+      const told = lines[Symbol.asyncIterator]();
+      await told.next();
       const one = spawn('kubectl-stowage', ['take-over', 'silver', '--all'], { detached: true, env, stdio: 'ignore' });
       const ended = once(one, 'exit');
-      await expect.poll(volumes, { interval: 10, timeout: 60_000 }).toContain(`${films.volume}-stowage`);
+      for (
+        let line = await told.next();
+        line.value !== `persistentvolume/${films.volume}-stowage`;
+        line = await told.next()
+      )
+        expect(line.done).not.toBe(true);
       killGroup(one);
-      await ended;
+      expect(await ended).toEqual([null, 'SIGKILL']);
       for (const name of [films.volume, `${films.volume}-stowage`])
         expect((await volumeOf(name)).spec.persistentVolumeReclaimPolicy).toBe('Retain');
       await shell('kubectl stowage take-over silver --all');
