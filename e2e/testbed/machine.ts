@@ -38,6 +38,8 @@ const setUp = [
   '  mkdir -p "$top/upper" "$top/work"',
   '  mount -t overlay -o "lowerdir=/$at,upperdir=$top/upper,workdir=$top/work" "stowage-overlay" "/$at"',
   'done',
+  // Of the view alone: a Stowage of this machine may run, and what changes below a view shows through it.
+  'rm -rf /var/lib/stowage',
   'ip link set lo up',
   'mount --make-rshared /',
 ];

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { toolPath } from '#testbed/needs.ts';
 
-export const drivers = ['file', 'local'] as const;
+export const drivers = ['file', 'local', 'directories'] as const;
 export type Driver = (typeof drivers)[number];
 
 export interface Selection {
