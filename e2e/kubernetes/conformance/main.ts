@@ -7,7 +7,8 @@ import { namespace } from '../chart-ground.ts';
 import { components, startGround } from './ground.ts';
 import { type Driver, drivers, runSuite, summaryOf } from './suite.ts';
 
-const usage = 'usage: npm run e2e:conformance [-- --driver file|local|directories] [--focus REGEXP] [--at-once N] [--minutes N]';
+const usage =
+  'usage: npm run e2e:conformance [-- --driver file|local|directories] [--focus REGEXP] [--at-once N] [--minutes N]';
 
 interface Wish {
   readonly chosen: readonly Driver[];
