@@ -18,7 +18,7 @@ test('of a report those are counted that ran, or say why not', () => {
     setUp('passed'),
   );
   expect(summaryOf('file', specs)).toEqual([
-    'file.stowage.dev: 1 passed, 1 failed, 2 skipped',
+    'file: 1 passed, 1 failed, 2 skipped',
     '✗ External Storage a suite grows (12 s)',
     '    too late',
     '    by far',

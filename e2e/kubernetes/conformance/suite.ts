@@ -109,7 +109,7 @@ export function summaryOf(driver: Driver, specs: readonly Spec[]): readonly stri
   const reasons = Object.groupBy(skipped, ({ why }) => why.trim());
   const known = Object.entries(reasons).map(([why, those = []]) => ({ why, count: those.length }));
   return [
-    `${driver}.stowage.dev: ${passed.length} passed, ${failed.length} failed, ${skipped.length} skipped`,
+    `${driver}: ${passed.length} passed, ${failed.length} failed, ${skipped.length} skipped`,
     ...failed.flatMap(({ name, seconds, why }) => [
       `✗ ${name} (${seconds.toFixed(0)} s)`,
       ...why.split('\n').map((line) => `    ${line}`),
