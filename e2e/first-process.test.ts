@@ -70,6 +70,8 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
         await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
         const { child, pid } = await startFirst(folder.path, command);
+        // What hears it is there before the program is.
+        expect(readFileSync(`/proc/${pid}/comm`, 'utf8')).toBe('stowage\n');
         await setTimeout(afterMs);
         process.kill(pid, 'SIGTERM');
         const ended = await Promise.race([once(child, 'exit'), setTimeout(8_000, 'it goes on', { ref: false })]);

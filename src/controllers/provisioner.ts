@@ -141,9 +141,9 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     },
     takeBack: async (uid, scope) => {
       const volume = madeFor(uid);
+      if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       // Nobody was given it.
-      const how = { destroy: true };
-      if (volume !== undefined) await engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), how);
+      await engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { destroy: true });
     },
     delete: async (handle, store, scope) => {
       // A store that is no longer asked would make every volume of it look deleted.
