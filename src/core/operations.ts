@@ -100,10 +100,10 @@ export function createOperations(parts: {
     run: async (intent, call, work) => {
       if (stopping) throw refusedWhileStopping();
       const operation = begun(intent, clock.now());
-      records.operations.begin(operation);
-      publishOperation(events, 'started', operation);
-      call.onOperation?.(operation);
-      return await perform(operation, call, intent.deadlineMs ?? defaultDeadlineMs, work);
+      return await perform(operation, call, intent.deadlineMs ?? defaultDeadlineMs, work, () => {
+        publishOperation(events, 'started', operation);
+        call.onOperation?.(operation);
+      });
     },
     resume: async (operation, scope, work) => {
       // A store that is opened anew at run time can still have work under way.

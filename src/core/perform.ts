@@ -31,6 +31,8 @@ export type Perform = <T>(
   scope: Scope,
   limitMs: number,
   work: (scope: Work) => Promise<Outcome<T>>,
+  /** Of one that is not on record yet, once it is. */
+  begun?: () => void,
 ) => Promise<T>;
 
 const keptOperations = 1000;
@@ -39,8 +41,7 @@ const recordAgainMs = 1_000;
 
 /** Does the work of a recorded operation and records how it ended. */
 export function createPerform(parts: PerformParts): Perform {
-  const { events, clock, log, running } = parts;
-  const end = createEnd(parts);
+  const { records, events, clock, log, running } = parts;
 
   function tellProgress(entry: Running): (progress: Progress) => void {
     let told = 0;
@@ -61,7 +62,14 @@ export function createPerform(parts: PerformParts): Perform {
     return failure;
   }
 
-  return async (operation, scope, limitMs, work) => {
+  /** Where others are under way, many may begin or end in this moment: then in one. */
+  const written = async (write: () => void): Promise<void> => {
+    if (running.size > 1) await records.together(write);
+    else write();
+  };
+  const end = createEnd(parts, written);
+
+  return async (operation, scope, limitMs, work, begun) => {
     const controller = new AbortController();
     const { signal } = controller;
     const { promise: ended, resolve: ending } = Promise.withResolvers<void>();
@@ -69,6 +77,10 @@ export function createPerform(parts: PerformParts): Perform {
     using _limit = limited(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
+      if (begun !== undefined) {
+        await written(() => records.operations.begin(operation));
+        begun();
+      }
       const progress = tellProgress(entry);
       const outcome = await work({ signal, log: scope.log, operation: operation.id, progress }).catch(
         (thrown: unknown) => failureOf(thrown, operation, signal),
@@ -85,7 +97,7 @@ export function createPerform(parts: PerformParts): Perform {
 
 type End = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
 
-function createEnd(parts: PerformParts): End {
+function createEnd(parts: PerformParts, written: (write: () => void) => Promise<void>): End {
   const { records, events, clock, log } = parts;
   let sincePrune = 0;
 
@@ -101,10 +113,10 @@ function createEnd(parts: PerformParts): End {
   }
 
   /** The work is done and its end cannot be written down: it stays as running, its volume locked, until it can be. */
-  async function insist(signal: AbortSignal, attempt: () => void): Promise<void> {
+  async function insist(signal: AbortSignal, attempt: () => Promise<void>): Promise<void> {
     for (let told = false; ; told = true) {
       try {
-        return attempt();
+        return await attempt();
       } catch (thrown) {
         if (signal.reason instanceof ShuttingDown) throw interrupted(thrown);
         const { message, action } = stowageError(thrown);
@@ -121,7 +133,7 @@ function createEnd(parts: PerformParts): End {
       outcome instanceof StowageError
         ? [failed(operation, outcome, clock.now()), {}]
         : [{ ...operation, state: 'done', endedAt: clock.now() } as const, outcome];
-    await insist(signal, () => write(ended, record));
+    await insist(signal, () => written(() => write(ended, record)));
     announce?.();
     publishOperation(events, 'ended', ended);
   };

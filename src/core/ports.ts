@@ -265,11 +265,16 @@ export interface Mounter {
 }
 
 /**
- * What must outlive the process on this machine. Synchronous: the file is local and each call takes microseconds.
+ * What must outlive the process on this machine. Synchronous, but for `together`: the file is local and each call takes microseconds.
  * Commits survive kill -9; what a power cut can take back is found again on the stores, which sync for themselves.
  */
 export interface Records extends ContainerRecords {
   transaction<T>(work: () => T): T;
+  /**
+   * The same, in one with whatever else is to be written in this turn of the loop: in a burst of work each commit costs more than
+   * what it says. Each is done or not by itself.
+   */
+  together(work: () => void): Promise<void>;
   readonly settings: {
     get(key: string): string | undefined;
     set(key: string, value: string): void;

@@ -2,6 +2,7 @@ import { chmodSync, closeSync, openSync, renameSync, rmSync, writeFileSync } fro
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
 import { corruptError, holderFile, stateError } from './errors.ts';
 import { migrate } from './migrations.ts';
+import { createTogether } from './together.ts';
 
 export type Row = Readonly<Record<string, SQLOutputValue>>;
 
@@ -16,6 +17,8 @@ export interface Statement {
 export interface Database {
   prepare(sql: string): Statement;
   transaction<T>(work: () => T): T;
+  /** As the records' own. */
+  together(work: () => void): Promise<void>;
   /** Its writes survive a power cut when it returns, or when the transaction around it has ended. */
   durably<T>(work: () => T): T;
   close(): void;
@@ -47,8 +50,17 @@ export function openDatabase(path: string): Database {
   const db = translated(() => openFile(path));
   let unsynced = false;
   const transactions = createTransactions(db, translated);
+  const committed: Database['transaction'] = (work) => {
+    try {
+      return transactions(work);
+    } catch (cause) {
+      // Of what was rolled back nothing is left to sync.
+      if (!db.isTransaction) unsynced = false;
+      throw cause;
+    }
+  };
   const transaction: Database['transaction'] = (work) => {
-    const result = transactions(work);
+    const result = committed(work);
     if (unsynced && !db.isTransaction) {
       unsynced = false;
       // It syncs the log before it folds it into the file, and with it everything committed so far.
@@ -66,6 +78,8 @@ export function openDatabase(path: string): Database {
       };
     },
     transaction,
+    // What comes after a commit, and may fail, is for what has to be durable: a commit that is there must not look as if it had failed.
+    together: createTogether(transactions, () => db.isTransaction),
     durably: (work) =>
       transaction(() => {
         unsynced = true;

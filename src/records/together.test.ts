@@ -1,0 +1,94 @@
+import { existsSync, mkdtempSync, rmSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { openRecords } from './sqlite.ts';
+import { createTogether } from './together.ts';
+
+const answer = { fingerprint: '', status: 200, body: 'x'.repeat(100), at: 0 };
+
+function opened() {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-together-'));
+  onTestFinished(() => rmSync(folder, { recursive: true }));
+  const path = join(folder, 'state.db');
+  const records = openRecords(path);
+  onTestFinished(() => records.close());
+  const log = `${path}-wal`;
+  return { records, logBytes: () => (existsSync(log) ? statSync(log).size : 0) };
+}
+
+describe('what is written together', () => {
+  test('is there when it is said to be', async () => {
+    const { records } = opened();
+    await records.together(() => records.answers.put('a', answer));
+    expect(records.answers.get('a')).toMatchObject({ status: 200 });
+  });
+
+  test('is one commit, however many want it in a turn', async () => {
+    const { records, logBytes } = opened();
+    const before = logBytes();
+    await Promise.all(
+      Array.from({ length: 50 }, (_, i) => records.together(() => records.answers.put(`a${i}`, answer))),
+    );
+    const together = logBytes() - before;
+    for (let i = 0; i < 50; i++) records.answers.put(`b${i}`, answer);
+    expect(together).toBeLessThan((logBytes() - before - together) / 4);
+    expect(records.answers.get('a49')).toBeDefined();
+  });
+
+  test('is done or not each by itself', async () => {
+    const { records } = opened();
+    const why = new Error('not this one');
+    const [first, second, third] = await Promise.allSettled([
+      records.together(() => records.answers.put('a', answer)),
+      records.together(() => {
+        records.answers.put('b', answer);
+        throw why;
+      }),
+      records.together(() => records.answers.put('c', answer)),
+    ]);
+    expect([first?.status, second, third?.status]).toEqual([
+      'fulfilled',
+      { status: 'rejected', reason: why },
+      'fulfilled',
+    ]);
+    expect(['a', 'b', 'c'].map((key) => records.answers.get(key) !== undefined)).toEqual([true, false, true]);
+  });
+
+  test('comes in the order in which it was asked for, and what is asked for meanwhile comes after it', async () => {
+    const { records } = opened();
+    const seen: number[] = [];
+    const later = Promise.withResolvers<void>();
+    const first = records.together(() => {
+      seen.push(1);
+      void records.together(() => seen.push(3)).then(later.resolve);
+    });
+    await Promise.all([first, records.together(() => seen.push(2))]);
+    await later.promise;
+    expect(seen).toEqual([1, 2, 3]);
+  });
+
+  test('is not there at all, for none of them, when it was rolled back in the middle', async () => {
+    const full = new Error('disk full');
+    let isOpen = false;
+    const done: string[] = [];
+    const transaction = <T>(work: () => T): T => {
+      const isOuter = !isOpen;
+      isOpen = true;
+      const result = work();
+      if (isOuter) isOpen = false;
+      return result;
+    };
+    const together = createTogether(transaction, () => isOpen);
+    const all = await Promise.allSettled([
+      together(() => done.push('first')),
+      together(() => {
+        isOpen = false;
+        throw full;
+      }),
+      together(() => done.push('third')),
+    ]);
+    expect(all).toEqual(Array.from({ length: 3 }, () => ({ status: 'rejected', reason: full })));
+    expect(done).toEqual(['first']);
+  });
+});
