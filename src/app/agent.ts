@@ -60,14 +60,14 @@ export async function runAgent(
       isServing = true;
       const { metrics } = running;
       figures = { contentType: metrics.contentType, text: () => metrics.text(() => true, scope) };
-      const { engine, reload } = running;
+      const { engine, reload, api } = running;
       const apply = async (): Promise<readonly string[]> => {
         await reload();
         return engine.stores.list().flatMap(({ config, pending }) => (pending === undefined ? [] : config.name));
       };
       const following = stores.follow(apply, scope);
       const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
-      const link = startControllerLink({ client, clock, log, namespace, tokenFile, socket: folders.socket });
+      const link = startControllerLink({ client, clock, log, namespace, tokenFile, api });
       late.link = link;
       return {
         [Symbol.asyncDispose]: async () => {

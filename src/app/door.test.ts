@@ -45,7 +45,7 @@ describe('the door of the leader', () => {
     const stop = new AbortController();
     const door = opened(anyPort);
     const running = door.run(scopeOf(), stop.signal);
-    const link = it.link({ socket: await it.serve((_, response) => response.end('{"a":1}')) });
+    const link = it.link({ api: (_, response) => response.end('{"a":1}') });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     expect(await door.agents.call('node-1', { method: 'GET', path: '/v1/status' }, scopeOf())).toEqual({ a: 1 });
     stop.abort();

@@ -77,6 +77,8 @@ export interface Running {
   readonly csi: Csi;
   readonly engines: readonly EngineSocket[];
   readonly metrics: RestServer['metrics'];
+  /** The REST API for who asks from within, as the owner of its socket. */
+  readonly api: RestServer['handleOwn'];
   /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
   reload(): Promise<void>;
   /** What was left mounted because somebody uses it. */
@@ -202,6 +204,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     csi,
     engines: sockets,
     metrics: rest.metrics,
+    api: rest.handleOwn,
     reload: async () => configure(await readFile()),
     stop: () => stop({ engine, rest, plugins, csi, found, tending, nfs, keepers, clients, released, log }),
   };

@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { createServer as createHttpServer, type RequestListener } from 'node:http';
+import type { RequestListener } from 'node:http';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -42,9 +42,8 @@ export interface Doors {
   }): Promise<OpenedDoor>;
   /** Says that it leads. */
   lead(door: OpenedDoor, port?: number): void;
-  /** An agent's API, as a Unix socket. */
-  serve(listener: RequestListener): Promise<string>;
-  link(how: { readonly node?: string; readonly socket: string; readonly clock?: Clock }): ControllerLink;
+  /** With an agent's API. */
+  link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): ControllerLink;
   tokenFile: string;
 }
 
@@ -101,22 +100,11 @@ export function doors(): Doors {
       ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
     } as never);
   };
-  let sockets = 0;
-  it.serve = async (listener) => {
-    const path = join(folder, `${sockets++}.sock`);
-    const server = createHttpServer(listener).listen(path);
-    await once(server, 'listening');
-    onTestFinished(() => {
-      server.close();
-      server.closeAllConnections();
-    });
-    return path;
-  };
-  it.link = ({ node = 'node-1', socket, clock = systemClock() }) => {
+  it.link = ({ node = 'node-1', api, clock = systemClock() }) => {
     writeFileSync(it.tokenFile, `${agentToken(node)}\n`);
     const { client, tokenFile } = it;
     const link = startControllerLink({
-      ...{ client, clock, log: silentLog(), namespace: doorNamespace, tokenFile, socket },
+      ...{ client, clock, log: silentLog(), namespace: doorNamespace, tokenFile, api },
       // Twice as quickly as ever.
       random: () => 0,
     });

@@ -1,5 +1,5 @@
 import { readFileSync } from 'node:fs';
-import { createServer } from 'node:http';
+import type { RequestListener } from 'node:http';
 import { dirname } from 'node:path';
 import { systemClock } from '#base/clock.ts';
 import { type Log, silentLog } from '#base/log.ts';
@@ -7,8 +7,8 @@ import { startControllerLink } from '#front/cluster/link.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 
-/** What an agent is to the controller, and nothing else of it: `KUBECONFIG NAMESPACE TOKEN-FILE SOCKET`. Prints what the link logs. */
-const [kubeconfig = '', namespace = '', tokenFile = '', socket = ''] = process.argv.slice(2);
+/** What an agent is to the controller, and nothing else of it: `KUBECONFIG NAMESPACE TOKEN-FILE`. Prints what the link logs. */
+const [kubeconfig = '', namespace = '', tokenFile = ''] = process.argv.slice(2);
 const clock = systemClock();
 const config: unknown = JSON.parse(readFileSync(kubeconfig, 'utf8'));
 const access = await fromKubeconfig({ config, folder: dirname(kubeconfig), clock, env: {} });
@@ -18,7 +18,7 @@ const say = (message: string, facts?: object): void => {
   );
 };
 const log: Log = { ...silentLog(), info: say, warn: say, error: say, with: () => log };
-createServer((request, response) => response.end(JSON.stringify({ asked: request.url }))).listen(socket);
+const api: RequestListener = (request, response) => response.end(JSON.stringify({ asked: request.url }));
 const client = createKubeClient({ access, clock, userAgent: 'test' });
-const link = startControllerLink({ client, clock, log, namespace, tokenFile, socket });
+const link = startControllerLink({ client, clock, log, namespace, tokenFile, api });
 process.once('SIGTERM', () => void link[Symbol.asyncDispose]().then(() => process.exit()));

@@ -28,13 +28,15 @@ export const agentCalls: readonly AgentCall[] = [
   { method: 'GET', path: '/v1/volumes/{volume}' },
   { method: 'PATCH', path: '/v1/volumes/{volume}' },
   { method: 'DELETE', path: '/v1/volumes/{volume}' },
+  { method: 'DELETE', path: '/v1/volumes/{volume}/empty' },
   { method: 'GET', path: '/v1/volumes/{volume}/usage' },
   { method: 'POST', path: '/v1/volumes/{volume}/expand' },
   { method: 'POST', path: '/v1/volumes/{volume}/rename' },
 ];
 
 const patterns = agentCalls.map((call) => {
-  const path = call.path.replaceAll(/\{\w+\}/g, "[\\w.~%!'()*-]+");
+  // No name that leads elsewhere, however it is written: what is checked here is what is asked.
+  const path = call.path.replaceAll(/\{\w+\}/g, "(?!(?:\\.|%2[Ee]){1,2}(?![^/?]))[\\w.~%!'()*-]+");
   // Only what is read can be asked for in one way or another.
   return { call, pattern: new RegExp(`^${path}${call.method === 'GET' ? '(?:\\?.*)?' : ''}$`) };
 });

@@ -30,7 +30,7 @@ const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
 async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedDoor> {
   const door = await it.open();
   it.lead(door);
-  it.link({ node, socket: await it.serve(listener) });
+  it.link({ node, api: listener });
   await eventually(() => door.agents.nodes()).toEqual([node]);
   return door;
 }
@@ -59,16 +59,6 @@ describe('an agent that is connected', () => {
     );
   });
 
-  test('is asked one thing after the other on one connection to its API', async () => {
-    const connections = new Set<unknown>();
-    const { agents } = await connected(({ socket }, response) => {
-      connections.add(socket);
-      response.writeHead(200).end('{}');
-    });
-    for (let i = 0; i < 5; i++) await agents.call('node-1', get(), scopeOf());
-    expect(connections.size).toBe(1);
-  });
-
   test('says what is wrong, as it says it', async () => {
     const { agents } = await connected((_, response) => {
       const problem = { code: 'in-use', reason: 'volume-mounted', detail: 'it is\u202emounted', action: 'Unmount it.' };
@@ -87,7 +77,10 @@ describe('an agent that is connected', () => {
   test('whose API is not there says so', async () => {
     const door = await it.open();
     it.lead(door);
-    it.link({ socket: `${it.tokenFile}.nowhere` });
+    const api: RequestListener = () => {
+      throw new Error('not yet');
+    };
+    it.link({ api });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     await expect(door.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
       ...{ code: 'unavailable', reason: 'agent-not-serving' },
@@ -100,7 +93,7 @@ describe('an agent that is connected', () => {
       const { agents } = await connected((_, response) => {
         response.writeHead(200, headers).write('{"a":1}', () => response.destroy());
       });
-      await expect(agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({ reason: 'agent-lost' });
+      await expect(agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({ reason: 'agent-not-serving' });
       expect(agents.nodes()).toEqual(['node-1']);
     },
   );
@@ -113,12 +106,12 @@ describe('an agent that is connected', () => {
     });
     const end = door.agents.follow((node) => told.push(`${node} ${door.agents.nodes().length}`));
     it.lead(door);
-    const link = it.link({ socket: await it.serve(echo) });
+    const link = it.link({ api: echo });
     await eventually(() => told).toEqual(['node-1 1']);
     await link[Symbol.asyncDispose]();
     await eventually(() => told).toEqual(['node-1 1', 'node-1 0']);
     end();
-    it.link({ socket: await it.serve(echo) });
+    it.link({ api: echo });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     expect(told).toHaveLength(2);
   });
@@ -183,7 +176,7 @@ describe('an agent that does not answer', () => {
     const way = await startWay(door.port);
     it.lead(door, way.port);
     const asked = Promise.withResolvers<void>();
-    it.link({ socket: await it.serve(() => asked.resolve()) });
+    it.link({ api: () => asked.resolve() });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     const asking = door.agents.call('node-1', get(), scopeOf());
     await asked.promise;
@@ -196,13 +189,13 @@ describe('an agent that does not answer', () => {
     const door = await it.open();
     it.lead(door);
     const asked = Promise.withResolvers<void>();
-    const first = it.link({ socket: await it.serve(() => asked.resolve()) });
+    const first = it.link({ api: () => asked.resolve() });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     const asking = door.agents.call('node-1', get(), scopeOf());
     const told: string[] = [];
     onTestFinished(door.agents.follow((node) => told.push(node)));
     await asked.promise;
-    it.link({ socket: await it.serve(echo) });
+    it.link({ api: echo });
     await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
     await first[Symbol.asyncDispose]();
     expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
@@ -214,7 +207,7 @@ describe('an agent that does not answer', () => {
     const door = await it.open({ clock });
     const way = await startWay(door.port);
     it.lead(door, way.port);
-    it.link({ socket: await it.serve(echo) });
+    it.link({ api: echo });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     // It answers, and goes on.
     for (let i = 0; i < 3; i++) {

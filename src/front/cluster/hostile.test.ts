@@ -44,7 +44,7 @@ async function answering(
 /** The controller is as it was: another agent is still asked. */
 async function isWell(door: OpenedDoor): Promise<void> {
   it.lead(door);
-  it.link({ node: 'good', socket: await it.serve((_, response) => response.end('{"good":true}')) });
+  it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
   await eventually(() => door.agents.nodes()).toContain('good');
   expect(await door.agents.call('good', get, scopeOf())).toEqual({ good: true });
 }

@@ -20,7 +20,7 @@ const get = { method: 'GET', path: '/v1/status' } as const;
 describe('an agent', () => {
   test('waits for a leader, and for what it is known by', async () => {
     const door = await it.open();
-    const link = it.link({ socket: await it.serve(ok) });
+    const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     // As one is that has no address.
     it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`, {
@@ -34,7 +34,7 @@ describe('an agent', () => {
   test('goes to another who leads, though the first is still there', async () => {
     const [first, second] = [await it.open(), await it.open()];
     it.lead(first);
-    it.link({ socket: await it.serve(ok) });
+    it.link({ api: ok });
     await eventually(() => first.agents.nodes()).toEqual(['node-1']);
     it.lead(second);
     await eventually(() => second.agents.nodes()).toEqual(['node-1']);
@@ -44,7 +44,7 @@ describe('an agent', () => {
   test('stays while nobody leads, and while the certificate is renewed', async () => {
     const door = await it.open();
     it.lead(door);
-    it.link({ socket: await it.serve(ok) });
+    it.link({ api: ok });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     const told: string[] = [];
     onTestFinished(door.agents.follow((node) => told.push(node)));
@@ -61,7 +61,7 @@ describe('an agent', () => {
   test('sends the token that it has now, when an earlier one was refused', async () => {
     const door = await it.open();
     it.lead(door);
-    it.link({ socket: await it.serve(ok) });
+    it.link({ api: ok });
     writeFileSync(it.tokenFile, agentToken(''));
     // The first may have been read before.
     await eventually(() => it.reviewed.length).toBeGreaterThan(0);
@@ -81,7 +81,7 @@ describe('an agent', () => {
     onTestFinished(() => void impostor.close());
     await once(impostor, 'listening');
     it.lead(door, (impostor.address() as AddressInfo).port);
-    const link = it.link({ socket: await it.serve(ok) });
+    const link = it.link({ api: ok });
     await dialled.promise;
     it.lead(door);
     await eventually(() => link.isConnected).toBe(true);
@@ -92,7 +92,7 @@ describe('an agent', () => {
     const door = await it.open();
     const way = await startWay(door.port);
     it.lead(door, way.port);
-    it.link({ socket: await it.serve(ok) });
+    it.link({ api: ok });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     await it.api.down();
     expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
@@ -107,7 +107,7 @@ describe('an agent', () => {
     const door = await it.open();
     const way = await startWay(door.port);
     it.lead(door, way.port);
-    const link = it.link({ socket: await it.serve(ok), clock });
+    const link = it.link({ api: ok, clock });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
@@ -126,7 +126,7 @@ describe('an agent', () => {
     const way = await startWay(door.port);
     way.freeze();
     it.lead(door, way.port);
-    const link = it.link({ socket: await it.serve(ok) });
+    const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     await link[Symbol.asyncDispose]();
     await eventually(() => it.api.watches).toBe(0);
@@ -185,16 +185,19 @@ describe('a leader that is hostile', () => {
     ['other data paths', { ':path': '/v1/client/upgrade', ':method': 'POST' }, 404],
     ['a volume with no name', { ':path': '/v1/volumes/', ':method': 'DELETE' }, 404],
     ['a volume of two names', { ':path': '/v1/volumes/a/b', ':method': 'DELETE' }, 404],
+    ['what lies above', { ':path': '/v1/volumes/%2e%2E/rename', ':method': 'POST' }, 404],
+    ['what lies above, in other words', { ':path': '/v1/stores/..' }, 404],
+    ['what lies above, and more', { ':path': '/v1/volumes/.?limit=1' }, 404],
     ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
     ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
   ])('and asks for %s is refused', async (_, headers, status) => {
     const { session } = await leading();
     const reached: string[] = [];
-    const socket = await it.serve((request, response) => {
+    const api: RequestListener = (request, response) => {
       reached.push(request.url ?? '');
       response.end('{}');
-    });
-    it.link({ socket });
+    };
+    it.link({ api });
     expect(await asked(await session, { ':path': '/v1/status', ...headers })).toBe(status);
     expect(reached).toEqual([]);
     expect(await asked(await session, { ':path': '/v1/status' })).toBe(200);
@@ -203,24 +206,28 @@ describe('a leader that is hostile', () => {
   test('and passes on headers that are not for it has them left out', async () => {
     const { session } = await leading();
     const seen = Promise.withResolvers<unknown>();
-    const socket = await it.serve(({ headers }, response) => {
+    const api: RequestListener = ({ headers }, response) => {
       seen.resolve(headers);
       response.end('{}');
-    });
-    it.link({ socket });
+    };
+    it.link({ api });
     const others = { 'x-forwarded-for': 'a', cookie: 'b', authorization: 'Bearer c', prefer: 'respond-async' };
     await asked(await session, { ':path': '/v1/status', ...others, 'idempotency-key': 'k' });
-    expect(await seen.promise).toEqual({ host: 'localhost', connection: 'keep-alive', 'idempotency-key': 'k' });
+    expect(await seen.promise).toEqual({
+      host: 'localhost:80',
+      'user-agent': 'lightMyRequest',
+      'idempotency-key': 'k',
+    });
   });
 
   test('and says from where a store is to be checked has that left out', async () => {
     const { session } = await leading();
     const seen = Promise.withResolvers<string>();
-    const socket = await it.serve((request, response) => {
+    const api: RequestListener = (request, response) => {
       void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => seen.resolve(Buffer.concat(all).toString()));
       response.end('{}');
-    });
-    it.link({ socket });
+    };
+    it.link({ api });
     const stream = (await session).request({
       ...{ ':method': 'POST', ':path': '/v1/stores/local/check', 'content-type': 'application/json' },
     });
@@ -228,6 +235,24 @@ describe('a leader that is hostile', () => {
     stream.end('{"from":"netns:other"}');
     expect(await seen.promise).toBe('');
     await once(stream, 'close');
+  });
+
+  test('and sends more than a request may be is not read to its end', async () => {
+    const { session } = await leading();
+    const seen = Promise.withResolvers<number>();
+    const api: RequestListener = (request, response) => {
+      void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => {
+        seen.resolve(Buffer.concat(all).length);
+        response.writeHead(413).end();
+      });
+    };
+    it.link({ api });
+    const stream = (await session).request({ ':method': 'POST', ':path': '/v1/volumes' });
+    stream.on('error', () => undefined).resume();
+    // It never ends.
+    stream.write(Buffer.alloc(100_000, 'x'));
+    const [answer] = await once(stream, 'response');
+    expect([await seen.promise, answer[':status']]).toEqual([65_537, 413]);
   });
 
   test('and sends nonsense is left, and another is gone to', async () => {
@@ -246,7 +271,7 @@ describe('a leader that is hostile', () => {
     const door = await it.open();
     const turned = once(server, 'upgrade');
     it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
-    const link = it.link({ socket: await it.serve(ok) });
+    const link = it.link({ api: ok });
     await turned;
     it.lead(door);
     await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);

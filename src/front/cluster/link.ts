@@ -1,3 +1,4 @@
+import type { RequestListener } from 'node:http';
 import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
@@ -28,8 +29,8 @@ export interface LinkOptions {
   readonly namespace: string;
   /** With the token of this pod for the controller; the kubelet renews it. */
   readonly tokenFile: string;
-  /** Of this agent's REST API. */
-  readonly socket: string;
+  /** This agent's REST API, as whoever owns its socket has it. */
+  readonly api: RequestListener;
   readonly random?: () => number;
 }
 
@@ -79,7 +80,7 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
     isConnected = true;
     pods.reached();
     try {
-      await serveLeader({ stream, clock, log, socket: options.socket }, either);
+      await serveLeader({ stream, clock, log, api: options.api }, either);
     } finally {
       isConnected = false;
     }

@@ -20,7 +20,7 @@ async function open(): Promise<OpenedDoor> {
 
 async function linked(node = 'node-1'): Promise<ControllerLink> {
   it.lead(await open());
-  const link = it.link({ node, socket: await it.serve((_, response) => response.end('{}')) });
+  const link = it.link({ node, api: (_, response) => response.end('{}') });
   await eventually(() => link.isConnected).toBe(true);
   return link;
 }
@@ -65,7 +65,7 @@ describe('an agent that asks about a pod', () => {
   });
 
   test('is not kept when nobody leads', async () => {
-    const link = it.link({ socket: await it.serve((_, response) => response.end('{}')) });
+    const link = it.link({ api: (_, response) => response.end('{}') });
     expect(await link.pod(asked('any'), signal)).toBeUndefined();
   });
 });

@@ -244,9 +244,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const kubeconfig = await kubeconfigFor('agent.json', { token });
       const tokenFile = join(folder, 'token');
       writeFileSync(tokenFile, await tokenOf({ pod: 'agent-1' }));
-      const socket = join(folder, `${controllers++}.sock`);
       const [node] = cluster.nodes;
-      const words = [process.execPath, linkProgram, kubeconfig, namespace, tokenFile, socket];
+      const words = [process.execPath, linkProgram, kubeconfig, namespace, tokenFile];
       return start([...(node?.beside ?? []), ...words]);
     }
     const count = (text: string, what: string): number => text.split(what).length - 1;

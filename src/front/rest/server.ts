@@ -31,6 +31,8 @@ export interface RestServer {
   readonly remote: Server;
   /** The same for a server that is another's. */
   handle(request: IncomingMessage, response: ServerResponse): void;
+  /** The same for who asks from within this process, as the owner of the socket. */
+  handleOwn(request: IncomingMessage, response: ServerResponse): void;
   ready(): Promise<void>;
   /** What `/metrics` says, for who serves it elsewhere too. */
   readonly metrics: Metrics;
@@ -99,6 +101,7 @@ export function createRestServer(options: RestOptions): RestServer {
     remote,
     metrics,
     handle: (request, response) => void remote.emit('request', request, response),
+    handleOwn: (request, response) => void local.emit('request', request, response),
     ready: async () => {
       await app.ready();
     },
