@@ -145,6 +145,7 @@ export const store = (name: string, more: object = {}): object => ({
   default: true,
   origin: 'api',
   state: 'open',
+  identity: null,
   problem: null,
   pending: null,
   network: null,

@@ -9,6 +9,8 @@ export type AgentVolume = Pick<Volume, 'id' | 'name' | 'store' | 'bytes' | 'acce
 export interface NodeStore {
   readonly name: string;
   readonly isOpen: boolean;
+  /** What its place says that it is. */
+  readonly identity: string | undefined;
   /** Why it is not. */
   readonly problem: string | undefined;
   readonly access: readonly Access[];
@@ -100,10 +102,11 @@ export const storesFrom = (value: unknown): readonly ListedStore[] => itemsIn(an
 
 export function storeFrom(value: unknown): ListedStore {
   const answer = answerIn(value);
-  const { problem, access, volumes, maxVolumes } = answer;
+  const { problem, access, volumes, maxVolumes, identity } = answer;
   const state = textIn(answer, 'state');
   return {
     ...{ name: textIn(answer, 'name'), kind: textIn(answer, 'kind'), state, isOpen: state === 'open' },
+    identity: typeof identity === 'string' && identity.length <= mostText ? identity : undefined,
     problem: isAnswer(problem) ? `${problem['message']}. ${problem['action']}` : undefined,
     access: Array.isArray(access) ? access.filter((one): one is Access => one === 'filesystem' || one === 'block') : [],
     volumes: typeof volumes === 'number' ? volumes : 0,
@@ -118,13 +121,13 @@ export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
   const answer = answerIn(check);
   const steps = Array.isArray(answer['steps']) ? answer['steps'].filter(isAnswer) : [];
   const failed = steps.find(({ ok }) => ok === false);
-  const { name, access, volumes, bytes, maxBytes, maxVolumes } = listed;
+  const { name, access, identity, volumes, bytes, maxBytes, maxVolumes } = listed;
   const free = bytesIn(answer, 'freeBytes') ?? 0n;
   const isFull = maxVolumes !== undefined && volumes >= maxVolumes;
   const most = [free, ...(maxBytes === undefined ? [] : [maxBytes > bytes ? maxBytes - bytes : 0n])];
   const why = failed && [failed['detail'], failed['action']].filter((text) => typeof text === 'string').join('. ');
   return {
-    ...{ name, access, volumes, isOpen: failed === undefined },
+    ...{ name, access, identity, volumes, isOpen: failed === undefined },
     problem: why ?? (failed === undefined ? undefined : listed.problem),
     totalBytes: bytesIn(answer, 'totalBytes') ?? 0n,
     freeBytes: isFull ? 0n : (most.toSorted((a, b) => (a < b ? -1 : 1))[0] ?? 0n),

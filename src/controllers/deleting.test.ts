@@ -6,6 +6,7 @@ import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { aCall } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
+import { storeIdentity } from './names.ts';
 import type { Provisioner } from './provisioner.ts';
 
 const it = controlled();
@@ -70,6 +71,24 @@ describe('a PersistentVolume', () => {
   test('whose volume is gone already goes', async () => {
     const { id } = await aVolume();
     await it.engine.deletions.delete(id, undefined, aCall());
+    it.start(createDeleting);
+    await eventually(left).toEqual([0, 0]);
+  });
+
+  test('stays where a Store of its name means another place since', async () => {
+    const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
+    const { id } = await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
+    await it.engine.deletions.delete(id, undefined, aCall());
+    it.start(createDeleting);
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
+      "store 'silver' is another one than when the volume was made, and the volume may still be on that. Make a Store for the place",
+    );
+    expect(await left()).toEqual([0, 1]);
+  });
+
+  test('goes with its volume, whatever its store called itself before', async () => {
+    const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
+    await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
   });
@@ -149,6 +168,8 @@ describe('a PersistentVolume', () => {
     it.api.put(paths.claims, aClaim('cart', { volumeName: 'pvc-1' }));
     await aVolume();
     const controller = it.start(createDeleting);
+    await eventually(() => it.caches.claims.synced && it.caches.volumes.synced).toBe(true);
+    controller.add('pvc-1');
     await eventually(() => controller.counts().done).toBeGreaterThan(0);
     expect([await left(), it.changes()]).toEqual([[1, 1], []]);
     it.api.remove(paths.claims, 'cart');

@@ -6,6 +6,7 @@ import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
+import { heldBy } from './handles.ts';
 import { drivers, provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
@@ -56,11 +57,10 @@ export function createDeleting(parts: ControllerParts): Controller {
   }
 
   async function destroy(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
-    const { csi } = volume.spec;
     const [other] = othersOf(volume);
     if (other !== undefined) throw hasAnother(other);
     try {
-      await provisioner.delete(csi?.volumeHandle ?? '', csi?.volumeAttributes?.['store'], scope);
+      await provisioner.delete(volume, scope);
     } catch (thrown) {
       if (stowageError(thrown).code === 'in-use') throw stillUsed(thrown);
       throw thrown;
@@ -77,14 +77,13 @@ export function createDeleting(parts: ControllerParts): Controller {
   }
 
   /** Whoever looks for volumes that nobody claims is to leave it alone: until that is said on it, the object stays. */
-  async function leave({ spec }: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
+  async function leave(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
     try {
-      await provisioner.retain(spec.csi?.volumeHandle ?? '', scope);
+      await provisioner.retain(volume, scope);
     } catch (error) {
       const { reason } = stowageError(error);
       // Agents may be slow to know a store, and never forget the volumes of one that was taken away.
-      const isStoreGone =
-        reason === 'store-unknown' && caches.stores.get(spec.csi?.volumeAttributes?.['store'] ?? '') === undefined;
+      const isStoreGone = reason === 'store-unknown' && caches.stores.get(heldBy(volume).store ?? '') === undefined;
       if (!isStoreGone && !cannotBeSaid.has(reason)) throw error;
       scope.log.warn('a volume that was kept could not be labelled so', { error });
     }
@@ -111,12 +110,15 @@ export function createDeleting(parts: ControllerParts): Controller {
       if (volume !== undefined) reportFailure(events, volumeReference(volume), about, error);
     },
   });
-  controller.follow(caches.volumes);
+  /** By far the most of them are somebody's. */
+  const ifOver = (volume: PersistentVolume | undefined): readonly string[] =>
+    volume === undefined || fateOf(volume) === undefined ? [] : [volume.metadata.name ?? ''];
+  controller.follow(caches.volumes, ifOver);
   // Known before anything is done: of what is on one that is gone nobody can be asked.
   controller.follow(caches.nodes, () => []);
   controller.follow(caches.stores, () => []);
   // Its claim is the last to go.
-  controller.follow(caches.claims, ({ spec: { volumeName } }) => (volumeName === undefined ? [] : [volumeName]));
+  controller.follow(caches.claims, ({ spec: { volumeName = '' } }) => ifOver(caches.volumes.get(volumeName)));
   return controller;
 }
 

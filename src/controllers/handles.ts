@@ -14,6 +14,13 @@ export const handlesOf = ({ id, store, name }: Pick<Volume, 'id' | 'store' | 'na
   qualified(store, name),
 ];
 
+/** What a PersistentVolume says of its volume. */
+export const heldBy = ({
+  spec: { csi },
+}: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
+  ...{ handle: csi?.volumeHandle ?? '', store: csi?.volumeAttributes?.['store'] },
+});
+
 /** Those of a volume that are known. */
 export const persistentVolumesOf = (
   { volumes }: Pick<Caches, 'volumes'>,

@@ -16,6 +16,8 @@ export const provisionedBy = 'pv.kubernetes.io/provisioned-by';
 export const selectedNode = 'volume.kubernetes.io/selected-node';
 /** Older than the field for it, and before it where both are there. */
 const classAnnotation = 'volume.beta.kubernetes.io/storage-class';
+/** On a PersistentVolume: what the store called itself that its volume was made on. A Store of that name may come to mean another place. */
+export const storeIdentity = 'stowage.dev/store-identity';
 /** On what is made for a Store object. */
 export const storeLabel = 'stowage.dev/store';
 

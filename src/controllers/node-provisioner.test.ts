@@ -1,4 +1,4 @@
-import { mkdirSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
@@ -154,8 +154,11 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(one, two)).toEqual([1, 0]);
   });
 
-  test('that goes before its volume was written down leaves nothing', async () => {
-    const [one] = await twoNodes();
+  test.each([
+    ['', ''],
+    [', also where volumes that are deleted stay', '?onDelete=retain'],
+  ])('that goes before its volume was written down leaves nothing%s', async (_, options) => {
+    const [one] = await twoNodes(options);
     it.api.intercept = (request, response) => {
       const isIt = request.method === 'POST' && request.url === paths.volumes;
       if (isIt) it.api.refuse(response, 503, 'ServiceUnavailable');
@@ -167,6 +170,7 @@ describe('a claim whose node the scheduler chose', () => {
     await eventually(() => counted(one)).toEqual([1]);
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await eventually(() => counted(one)).toEqual([0]);
+    expect(readdirSync(join(one.server.folder, 'disks')).filter((name) => !name.startsWith('.'))).toEqual([]);
   });
 });
 
@@ -299,6 +303,48 @@ describe('a volume of a node', () => {
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(/not configured any more/);
     expect((await volumes())[0]?.metadata.finalizers).toEqual([volumeFinalizer]);
+  });
+
+  test('is not taken for deleted because its store means another place by now', async () => {
+    const [one] = await aVolume();
+    const { stores } = one.server.engine;
+    await stores.remove('disks', aCall());
+    const elsewhere = join(one.server.folder, 'elsewhere');
+    mkdirSync(elsewhere);
+    await stores.add('disks', `local://${elsewhere}`, aCall());
+    it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
+    await written({ status: { phase: 'Released' } });
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
+      /'disks' is another one than when the volume was made/,
+    );
+    expect((await volumes())[0]?.metadata.finalizers).toEqual([volumeFinalizer]);
+  });
+
+  test('is found by its own PersistentVolume, where others call theirs the same', async () => {
+    const nodes = await twoNodes();
+    const handle = 'disks..shared';
+    for (const [at, node] of nodes.entries()) {
+      await node.answer({
+        method: 'POST',
+        path: '/v1/volumes',
+        body: { store: 'disks', name: 'shared', bytes: '1024' },
+      });
+      const expressions = [{ key: nodeTopologyKey, operator: 'In', values: [`node-${at + 1}`] }];
+      const affinity = { nodeSelectorTerms: [{ matchExpressions: expressions }] };
+      const name = `written-${at + 1}`;
+      const spec = {
+        ...{ capacity: { storage: '1Ki' }, nodeAffinity: { required: affinity } },
+        ...{ claimRef: { namespace: 'shop', name, uid: `uid-of-${name}` } },
+        csi: { driver: 'local.stowage.dev', volumeHandle: handle, volumeAttributes: { store: 'disks' } },
+      };
+      it.api.put(paths.volumes, { metadata: { name }, spec, status: { phase: 'Bound' } });
+    }
+    const asking = aClaim('written-2', { volumeName: 'written-2', resources: { requests: { storage: '2Ki' } } });
+    it.api.put(paths.claims, { ...asking, status: { phase: 'Bound', capacity: { storage: '1Ki' } } });
+    lead();
+    await eventually(async () => (await it.list(claims))[0]?.status?.capacity).toEqual({ storage: '2Ki' });
+    const sizes = await Promise.all(nodes.map(async (node) => (await node.volumes())[0]?.bytes));
+    expect(sizes).toEqual([1024n, 2048n]);
   });
 
   test('on a node that is gone says what can be done', async () => {

@@ -8,11 +8,12 @@ import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import type { Again } from './engine/outcome.ts';
+import { heldBy } from './handles.ts';
 import { drivers } from './names.ts';
 import { createChoosing } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
-import type { NodeVolumes } from './node-volumes.ts';
+import { isLeft, type NodeVolumes } from './node-volumes.ts';
 import { type ControllerParts, found } from './parts.ts';
 import {
   claimLabels,
@@ -22,6 +23,7 @@ import {
   noSuchStore,
   notYet,
   type Provisioner,
+  refuseOtherPlace,
   retainedLabel,
   type Wanted,
 } from './provisioner.ts';
@@ -96,10 +98,10 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     });
   }
 
-  /** The node of a volume that has a PersistentVolume. Throws where nobody can be asked any more. */
-  function nodeOf(handle: string): string {
-    const [volume] = caches.volumes.by('handle', handle);
-    const [node] = volume === undefined ? [] : nodesOf(volume);
+  /** The node of its volume. Throws where nobody can be asked any more. */
+  function nodeOf(volume: PersistentVolume): string {
+    const { handle } = heldBy(volume);
+    const [node] = nodesOf(volume);
     if (node === undefined) throw nodeOfVolumeUnknown(handle);
     if (!agents.nodes().includes(node) && caches.nodes.get(node) === undefined) throw nodeOfVolumeGone(handle, node);
     return node;
@@ -144,7 +146,8 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     // Before it is made: many are asked for at the same time, and would all go to the same node.
     stores.took(node, store, want.bytes);
     try {
-      return { volume: await make(node, store, want, scope), where: onNode(topology) };
+      const volume = await make(node, store, want, scope);
+      return { volume, where: onNode(topology), identity: stores.of(node)?.stores.get(volume.store)?.identity };
     } catch (thrown) {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
@@ -185,12 +188,23 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
+  /** Nobody was given it, so that it is empty. What cannot go is looked at again, and told of, by `node-volumes.ts`. */
+  async function discard(node: string, id: string, scope: Scope): Promise<void> {
+    try {
+      await agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}/empty`, requestId: `discard:${id}` }, scope);
+    } catch (thrown) {
+      const failure = stowageError(thrown);
+      if (failure.reason !== 'volume-unknown' && !isLeft(failure)) throw thrown;
+    }
+  }
+
   /** A store that the node no longer has open would make every volume of it look deleted. */
-  async function refuseUnlessOpen(node: string, store: string, scope: Scope): Promise<void> {
+  async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     const isDeclared = caches.stores.get(store) !== undefined;
     try {
       const path = `/v1/stores/${encodeURIComponent(store)}`;
-      if (storeFrom(await agents.call(node, { method: 'GET', path }, scope)).isOpen) return;
+      const { isOpen, identity } = storeFrom(await agents.call(node, { method: 'GET', path }, scope));
+      if (isOpen) return refuseOtherPlace(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
     }
@@ -210,23 +224,25 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
         // One that is away is looked through when it is back.
         if (!agents.nodes().includes(node)) continue;
         const made = await madeOn(node, uid, scope);
-        if (made !== undefined) await remove(node, made.id, `back:${made.id}`, scope);
+        if (made !== undefined && made.labels[retainedLabel] === undefined) await discard(node, made.id, scope);
       }
       asked.delete(uid);
       choosing.forget(uid);
     },
-    delete: async (handle, store, scope) => {
-      const node = nodeOf(handle);
+    delete: async (volume, scope) => {
+      const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
       const end = await remove(node, handle, `delete:${handle}`, scope);
-      if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, store, scope);
+      if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
-    retain: async (handle, scope) => {
+    retain: async (volume, scope) => {
+      const { handle } = heldBy(volume);
       const path = `/v1/volumes/${encodeURIComponent(handle)}`;
       const body = { ownLabels: { [retainedLabel]: 'true' } };
-      await agents.call(nodeOf(handle), { method: 'PATCH', path, body, requestId: `retain:${handle}` }, scope);
+      await agents.call(nodeOf(volume), { method: 'PATCH', path, body, requestId: `retain:${handle}` }, scope);
     },
-    expand: async (handle, bytes, scope) => {
-      const [node, path] = [nodeOf(handle), `/v1/volumes/${encodeURIComponent(handle)}`];
+    expand: async (volume, bytes, scope) => {
+      const { handle } = heldBy(volume);
+      const [node, path] = [nodeOf(volume), `/v1/volumes/${encodeURIComponent(handle)}`];
       const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
       // Its own node has made it larger, mounted or not: kubelets have nothing left to do.
       if (before.bytes !== undefined && before.bytes >= bytes) return { bytes: before.bytes, onNodes: false };

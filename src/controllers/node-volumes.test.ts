@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
@@ -121,11 +122,15 @@ describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
     },
   );
 
-  test('stays with an agent that does not say whether it is empty', async () => {
+  test('stays with an agent that is too old to look and delete in one', async () => {
     await madeOn(node, 'a', { bytes });
-    node.intercept = ({ path }) =>
-      path.endsWith('/usage') ? { bytes: '0', files: '0', complete: true, measuredAt: '' } : undefined;
-    expect(await looked(node)).toEqual(['a']);
+    const asked: string[] = [];
+    node.intercept = ({ method, path }) => {
+      asked.push(`${method} ${path}`);
+      if (!path.endsWith('/empty')) return undefined;
+      throw new StowageError('no such route', { code: 'not-found', reason: 'path-unknown', action: '' });
+    };
+    expect([await looked(node), asked.some((one) => /^DELETE .*(?<!\/empty)$/.test(one))]).toEqual([['a'], false]);
   });
 });
 

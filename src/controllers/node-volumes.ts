@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { stowageError } from '#core/errors.ts';
+import { type StowageError, stowageError } from '#core/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
@@ -109,15 +109,14 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   /** Only what is empty for certain: where nobody can count, that is what nobody was ever given. */
   async function isRemoved(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
-      const usage = await agents.call(node, { method: 'GET', path: `/v1/volumes/${id}/usage` }, scope);
-      if ((usage as { readonly empty?: unknown }).empty !== true) return false;
-      await agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}`, requestId: `orphan:${id}` }, scope);
+      const path = `/v1/volumes/${id}/empty`;
+      await agents.call(node, { method: 'DELETE', path, requestId: `discard:${id}` }, scope);
       scope.log.info('an empty volume that nobody claims was deleted', { node, volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
-      const { code } = stowageError(thrown);
-      if (code === 'not-found') return true;
-      if (code === 'in-use') return false;
+      const failure = stowageError(thrown);
+      if (failure.reason === 'volume-unknown') return true;
+      if (isLeft(failure)) return false;
       throw thrown;
     }
   }
@@ -149,6 +148,13 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     isSearched: (node) => loose.has(node),
   };
 }
+
+/**
+ * Of a volume that nobody claims and that stays where it is: it may hold something, or cannot be deleted. An agent that is too old to
+ * look and delete in one has no such path.
+ */
+export const isLeft = ({ code, reason }: StowageError): boolean =>
+  code === 'in-use' || ['volume-not-empty', 'store-read-only', 'path-unknown'].includes(reason);
 
 /** It has none yet; not somebody else's either. */
 const isWaiting = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';

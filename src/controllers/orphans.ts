@@ -6,6 +6,7 @@ import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { handlesOf, persistentVolumesOf } from './handles.ts';
+import { isLeft } from './node-volumes.ts';
 import type { ControllerParts } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
@@ -89,15 +90,13 @@ export function createOrphans({ client, clock, caches, events, engine }: Orphans
   /** Only what is empty for certain. */
   async function isRemoved({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
-      const { empty } = await engine.volumes.usage(id, scope);
-      if (!empty) return false;
-      await engine.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` });
+      await engine.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
       scope.log.info('an empty volume that nobody claims was deleted', { volume: `${store}/${name}` });
       return true;
     } catch (thrown) {
-      const { code } = stowageError(thrown);
-      if (code === 'not-found') return true;
-      if (code === 'in-use') return false;
+      const failure = stowageError(thrown);
+      if (failure.reason === 'volume-unknown') return true;
+      if (isLeft(failure)) return false;
       throw thrown;
     }
   }

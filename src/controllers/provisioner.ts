@@ -5,9 +5,10 @@ import { ownLabel } from '#core/labels.ts';
 import type { Access, Labels, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
-import type { NodeSelector, StorageClass } from '#wire/kube/types.ts';
+import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import type { Again } from './engine/outcome.ts';
-import { drivers } from './names.ts';
+import { heldBy } from './handles.ts';
+import { drivers, storeIdentity } from './names.ts';
 
 /** A volume for a claim. */
 export interface Wanted {
@@ -29,6 +30,8 @@ export interface Made {
   readonly volume: Pick<Volume, 'id' | 'name' | 'store' | 'bytes'>;
   /** Where it can be used. Undefined: everywhere. */
   readonly where: NodeSelector | undefined;
+  /** What its store calls itself, if that is known. */
+  readonly identity: string | undefined;
 }
 
 export interface Grown {
@@ -51,11 +54,11 @@ export interface Provisioner {
   follow?(changed: () => void): void;
   /** Takes away what was made for a claim that is gone, and never got to be a PersistentVolume. None is success. */
   takeBack(uid: string, scope: Scope): Promise<void>;
-  /** Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
-  delete(handle: string, store: string | undefined, scope: Scope): Promise<void>;
+  /** The volume of a PersistentVolume. Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
+  delete(volume: PersistentVolume, scope: Scope): Promise<void>;
   /** Its PersistentVolume is gone and the volume stays. */
-  retain(handle: string, scope: Scope): Promise<void>;
-  expand(handle: string, bytes: bigint, scope: Scope): Promise<Grown>;
+  retain(volume: PersistentVolume, scope: Scope): Promise<void>;
+  expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<Grown>;
 }
 
 /** Says on a volume which claim it was made for. */
@@ -93,6 +96,9 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
           all.map(({ config }) => config.name),
         );
   }
+
+  const identityOf = (store: string): string | undefined =>
+    shared().find(({ config }) => config.name === store)?.store?.identity;
 
   const madeFor = (uid: string): Volume | undefined =>
     shared()
@@ -137,7 +143,8 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     create: async (want, scope) => {
       const known = madeFor(want.claim.uid);
       const making = known === undefined ? create(want, storeFor(want.store), scope) : complete(known, scope);
-      return { volume: await making, where: undefined };
+      const volume = await making;
+      return { volume, where: undefined, identity: identityOf(volume.store) };
     },
     takeBack: async (uid, scope) => {
       const volume = madeFor(uid);
@@ -145,7 +152,8 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
       // Nobody was given it.
       await engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { destroy: true });
     },
-    delete: async (handle, store, scope) => {
+    delete: async (volume, scope) => {
+      const { handle, store } = heldBy(volume);
       // A store that is no longer asked would make every volume of it look deleted.
       if (store !== undefined && !shared().some(({ config }) => config.name === store))
         throw isDeclared(store) ? notYet(store) : gone(store);
@@ -153,13 +161,16 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
         await engine.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
       } catch (thrown) {
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+        if (store !== undefined) refuseOtherPlace(volume, store, identityOf(store));
       }
     },
-    retain: async (handle, scope) => {
+    retain: async (volume, scope) => {
+      const { handle } = heldBy(volume);
       const own = { [retainedLabel]: 'true' };
       await engine.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
     },
-    expand: async (handle, bytes, scope) => {
+    expand: async (held, bytes, scope) => {
+      const { handle } = heldBy(held);
       const before = await engine.catalogue.resolve(handle, scope);
       const isLarger = before.bytes !== undefined && before.bytes >= bytes;
       const volume = isLarger
@@ -194,6 +205,23 @@ export const gone = (store: string): StowageError =>
     action:
       'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
   });
+
+/** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
+export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, now: string | undefined): void {
+  const before = metadata.annotations?.[storeIdentity];
+  if (before === undefined || before === now) return;
+  // Closed at this moment, or of an agent that does not say it.
+  if (now === undefined) throw notYet(store);
+  throw new StowageError(
+    `store '${store}' is another one than when the volume was made, and the volume may still be on that`,
+    {
+      code: 'conflict',
+      reason: 'volume-store-moved',
+      action:
+        'Make a Store for the place that it was on, under any name; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+    },
+  );
+}
 
 export const noSuchMode = (store: string, access: Access): StowageError =>
   new StowageError(`store '${store}' has no ${access} volumes`, {

@@ -39,7 +39,10 @@ describe('a claim', () => {
       {
         metadata: {
           name: 'pvc-uid-of-cart',
-          annotations: { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' },
+          annotations: {
+            'pv.kubernetes.io/provisioned-by': 'file.stowage.dev',
+            'stowage.dev/store-identity': it.engine.stores.view('silver').store?.identity ?? 'none',
+          },
           finalizers: ['stowage.dev/volume'],
         },
         spec: {
@@ -331,6 +334,7 @@ describe('a claim', () => {
     it.api.put(paths.classes, aClass('fast', kind));
     it.api.put(paths.claims, aClaim('cart', spec));
     const controller = it.start(createProvisioning);
+    controller.add('shop/cart');
     await eventually(() => controller.counts().done).toBeGreaterThan(0);
     expect([await it.volumes(), await made(), it.changes()]).toEqual([[], [], []]);
   });

@@ -13,6 +13,7 @@ import {
   drivers,
   provisionedBy,
   selectedNode,
+  storeIdentity,
   volumeFinalizer,
   volumeNameFor,
 } from './names.ts';
@@ -151,8 +152,11 @@ export function createProvisioning(parts: ControllerParts): Controller {
       if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
     },
   });
+  /** Each claim changes some four times while it gets its volume, and its volume as often: most of that is nothing to look at. */
+  const ifOpen = (key: string): readonly string[] =>
+    begun.has(key) || written.has(key) || waiting(caches.claims.get(key)) !== undefined ? [key] : [];
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
-  controller.follow(caches.claims);
+  controller.follow(caches.claims, (claim) => ifOpen(keyOf(claim)));
   for (const [driver, { follow }] of provisioners)
     follow?.(() => {
       for (const { metadata, provisioner } of caches.classes.all())
@@ -165,7 +169,9 @@ export function createProvisioning(parts: ControllerParts): Controller {
       .flatMap(({ metadata, provisioner }) => (provisioners.has(provisioner) ? waitingFor(metadata.name ?? '') : [])),
   );
   controller.follow(caches.volumes, ({ spec: { storageClassName = '', claimRef } }) =>
-    claimRef?.uid === undefined ? waitingFor(storageClassName) : [`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`],
+    claimRef?.uid === undefined
+      ? waitingFor(storageClassName)
+      : ifOpen(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`),
   );
   return controller;
 }
@@ -236,7 +242,7 @@ const labelsOf = (labels: Labels): Labels =>
 function volumeFor(
   claim: PersistentVolumeClaim,
   kind: StorageClass,
-  { volume, where }: Made,
+  { volume, where, identity }: Made,
   driver: string,
   bytes: bigint,
 ): PersistentVolume {
@@ -247,7 +253,7 @@ function volumeFor(
   return {
     metadata: {
       name: volumeNameFor(uid),
-      annotations: { [provisionedBy]: driver },
+      annotations: { [provisionedBy]: driver, ...(identity === undefined ? {} : { [storeIdentity]: identity }) },
       finalizers: [volumeFinalizer],
     },
     spec: {

@@ -66,6 +66,9 @@ test.each<[string, Parameters<typeof aPair>[1]]>([
 ])('a claim that %s is left alone', async (_, sizes) => {
   await aPair({}, sizes);
   const controller = it.start(createResizing);
+  await eventually(() => it.caches.claims.synced && it.caches.volumes.synced).toBe(true);
+  expect(controller.counts()).toMatchObject({ done: 0, waiting: 0, running: 0 });
+  controller.add('shop/cart');
   await eventually(() => controller.counts().done).toBeGreaterThan(0);
   expect(it.changes()).toEqual([]);
 });
@@ -73,6 +76,9 @@ test.each<[string, Parameters<typeof aPair>[1]]>([
 test('a claim that has just got its volume, of which Kubernetes has yet to say the size, is left alone', async () => {
   await aPair({ capacity: undefined }, { wants: '1Mi' });
   const controller = it.start(createResizing);
+  await eventually(() => it.caches.claims.synced && it.caches.volumes.synced).toBe(true);
+  expect(controller.counts()).toMatchObject({ done: 0, waiting: 0, running: 0 });
+  controller.add('shop/cart');
   await eventually(() => controller.counts().done).toBeGreaterThan(0);
   expect(it.changes()).toEqual([]);
 });

@@ -1,6 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { keyOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
 import { claimReference, volumeReference } from './names.ts';
@@ -21,16 +22,13 @@ export function createResizing(parts: ControllerParts): Controller {
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
     const claim = caches.claims.get(key);
     const volume = caches.volumes.get(claim?.spec.volumeName ?? '');
-    if (claim === undefined || volume === undefined || !isTheirs(claim, volume)) return done;
-    // It has just got its volume, and Kubernetes has yet to say how large that is.
-    if (claim.status?.capacity === undefined) return done;
+    if (claim === undefined || volume === undefined || !isTheirs(claim, volume) || !isTooSmall(claim)) return done;
     const provisioner = provisioners.get(volume.spec.csi?.driver ?? '');
+    if (provisioner === undefined) return done;
     const wanted = sizeIn(claim.spec.resources?.requests);
-    // It has what it asks for: by far the most of them.
-    if (provisioner === undefined || sizeIn(claim.status?.capacity) >= wanted) return done;
     const has = sizeIn(volume.spec.capacity);
     if (has >= wanted && isLeftToNodes(claim)) return done;
-    const grown = await provisioner.expand(volume.spec.csi?.volumeHandle ?? '', wanted, scope);
+    const grown = await provisioner.expand(volume, wanted, scope);
     if (has < grown.bytes) await enlarge(volume, grown.bytes, scope);
     await tell(claim, grown.bytes, grown.onNodes, scope);
     const note = `Volume was enlarged to ${quantityOf(grown.bytes)}`;
@@ -76,16 +74,21 @@ export function createResizing(parts: ControllerParts): Controller {
       if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
     },
   });
-  controller.follow(caches.claims);
+  controller.follow(caches.claims, (claim) => (isTooSmall(claim) ? [keyOf(claim)] : []));
   // Changes of it are our own.
   controller.follow(caches.volumes, () => []);
   caches.volumes.on({
     added: ({ spec: { claimRef } }) => {
-      if (claimRef?.uid !== undefined) controller.add(`${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`);
+      const key = `${claimRef?.namespace ?? ''}/${claimRef?.name ?? ''}`;
+      if (isTooSmall(caches.claims.get(key))) controller.add(key);
     },
   });
   return controller;
 }
+
+/** By far the most have what they ask for; and of one that has just got its volume, Kubernetes has yet to say how large that is. */
+const isTooSmall = (claim: PersistentVolumeClaim | undefined): claim is PersistentVolumeClaim =>
+  claim?.status?.capacity !== undefined && sizeIn(claim.status.capacity) < sizeIn(claim.spec.resources?.requests);
 
 const isTheirs = ({ metadata }: PersistentVolumeClaim, { spec }: PersistentVolume): boolean =>
   metadata.deletionTimestamp === undefined && spec.claimRef?.uid === metadata.uid;

@@ -61,6 +61,36 @@ describe('delete', () => {
     expect(existsSync(join(root, 'a'))).toBe(true);
   });
 
+  test.each(['delete', 'retain', 'archive'])(
+    'what is discarded leaves nothing with onDelete=%s, if it is empty',
+    async (policy) => {
+      await add(`onDelete=${policy}`);
+      const [nothing, something] = [await create('nothing'), await create('something')];
+      await writeFile(join(root, 'something', 'file'), '');
+      const discard = ({ id }: Volume) => server.engine.deletions.delete(id, undefined, aCall(), { discard: true });
+      expect(await discard(nothing)).toMatchObject({ outcome: 'deleted' });
+      await expect(discard(something)).rejects.toMatchObject({
+        ...{ code: 'conflict', reason: 'volume-not-empty' },
+        message: "volume 'keep/something' is not certain to be empty",
+      });
+      expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'something', 'something.meta']);
+      expect(await trash()).toEqual([]);
+    },
+  );
+
+  test('what is discarded once more after a crash stays if something is in it by then', async () => {
+    await add('onDelete=retain');
+    const { id, name } = await create('a');
+    await writeFile(join(root, 'a', 'file'), '');
+    const { store, config } = server.engine.stores.view('keep');
+    if (store === undefined) throw new Error('it is not open');
+    const work = { ...aCall(), operation: 'op1-x' as never, progress: () => undefined };
+    const params = { id, name, deletedAt: 0, discard: true };
+    const again = () => server.engine.deletions.steps['volume.delete']?.(store, config, params, work);
+    await expect(again()).rejects.toMatchObject({ reason: 'volume-not-empty' });
+    expect(existsSync(join(root, 'a', 'file'))).toBe(true);
+  });
+
   test('retain of a volume that was renamed, and adopting brings the same one back', async () => {
     await add('onDelete=retain');
     const { id } = await create('a');

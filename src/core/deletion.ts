@@ -1,11 +1,13 @@
 import type { Scope } from '#base/log.ts';
 import type { EngineAsks } from './engine-asks.ts';
+import { stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';
 import type { Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
+import type { Store } from './ports.ts';
 import { createPurge, createRestore, createTrashFinder, type Trashed, type TrashList } from './trash.ts';
-import { checkRevision, readOnly } from './volume-errors.ts';
+import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
@@ -20,10 +22,12 @@ export interface Deleting {
   readonly byEngine?: boolean;
   /** Whatever the store says: it was promised to nobody that it stays. */
   readonly destroy?: boolean;
+  /** The same, and only if it is certain that nothing is in it: otherwise 'conflict'. */
+  readonly discard?: boolean;
 }
 
 export interface Deletions {
-  /** What becomes of the data is the administrator's choice, on the store. */
+  /** What becomes of the data is the administrator's choice, on the store; of what has none there is nothing to choose. */
   delete(ref: string, expected: number | undefined, call: Call, how?: Deleting): Promise<Deletion>;
   trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** Of one store; fails when it does not answer. */
@@ -68,6 +72,8 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
     await holds.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
       if (store.readOnly) throw readOnly(store.name);
+      // Before it is locked: to look through a large one takes its time.
+      if (how?.discard === true) await refuseFull(before, store, call);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
@@ -76,12 +82,22 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
       using _closed = await asks.close(volume.id, how?.byEngine === true, call.signal);
       // Users on this node. For those on other hosts the store looks while it holds the volume: here it could be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
-      const destroy = how?.destroy === true;
-      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), ...(destroy ? { destroy } : {}) };
+      const { destroy = false, discard = false } = how ?? {};
+      const manner = { ...(destroy ? { destroy } : {}), ...(discard ? { discard } : {}) };
+      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), ...manner };
       const intent = { kind: 'volume.delete', store: store.name, subject: `${store.name}/${volume.name}`, params };
       return await operations.run(intent, call, (work) => steps['volume.delete'](store, config, params, work));
     });
   };
+}
+
+async function refuseFull(volume: Volume, store: Store, scope: Scope): Promise<void> {
+  const usage = await store.usage(volume, scope).catch((thrown: unknown) => {
+    // Nothing is there any more: of one that was deleted half-way, the rest goes too.
+    if (stowageError(thrown).code !== 'not-found') throw thrown;
+    return undefined;
+  });
+  if (usage?.empty === false) throw notEmpty(volume);
 }
 
 function createSteps(parts: DeletionParts): DeletionSteps {
@@ -98,8 +114,14 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       const ref = refFrom(params);
       const deletedAt = Number(params['deletedAt']);
       const { retention } = config.policy;
-      const onDelete = params['destroy'] === true ? 'delete' : config.policy.onDelete;
+      const isDiscarded = params['discard'] === true;
+      const onDelete = isDiscarded || params['destroy'] === true ? 'delete' : config.policy.onDelete;
       const volume = records.volumes.byId(ref.id);
+      // Each time it is done: what is done again after a crash may find something in it.
+      if (isDiscarded) {
+        if (volume === undefined) return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
+        await refuseFull(volume, store, work);
+      }
       if (volume !== undefined) await mounts.letGo(volume, store, work);
       switch (onDelete) {
         case 'delete':

@@ -26,7 +26,7 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   claim-name-incomplete claim-name-unfit claim-unsupported class-parameter-invalid class-store-unknown store-from-cluster
   agent-absent node-not-registered node-unknown store-full-everywhere store-on-no-node volume-node-gone volume-node-unknown
   condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous
-  volume-has-another-pv volume-still-used volume-store-gone`.split(/\s+/),
+  volume-has-another-pv volume-not-empty volume-still-used volume-store-gone volume-store-moved`.split(/\s+/),
 );
 
 /** What went wrong, in whatever shape it is passed on. */

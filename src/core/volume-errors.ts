@@ -108,3 +108,11 @@ export function noDefault(): StowageError {
     action: 'Name a store (--store NAME), or add one: stowage store add NAME URI',
   });
 }
+
+export function notEmpty(volume: Pick<Volume, 'store' | 'name'>): StowageError {
+  return new StowageError(`volume '${volume.store}/${volume.name}' is not certain to be empty`, {
+    code: 'conflict',
+    reason: 'volume-not-empty',
+    action: `See what is in it. If it is not needed any more: stowage volume delete ${volume.store}/${volume.name}`,
+  });
+}

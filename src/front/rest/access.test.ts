@@ -43,6 +43,7 @@ const routes: readonly { method: string; path: string; role: Role; body?: unknow
   { method: 'GET', path: '/v1/volumes/{volume}/usage', role: 'viewer' },
   { method: 'POST', path: '/v1/volumes/{volume}/expand', role: 'user', body: { bytes: '1' } },
   { method: 'POST', path: '/v1/volumes/{volume}/rename', role: 'user', body: { name: 'x' } },
+  { method: 'DELETE', path: '/v1/volumes/{volume}/empty', role: 'user' },
   { method: 'PATCH', path: '/v1/volumes/{volume}', role: 'user', body: { labels: {} } },
   { method: 'DELETE', path: '/v1/volumes/{volume}', role: 'user' },
   { method: 'DELETE', path: '/v1/volumes/{volume}/uses/{host}', role: 'admin' },

@@ -99,6 +99,7 @@ export function storeJson(view: StoreView, { totals, isSilent }: StoreNow): wire
     uri: config.uri,
     default: view.default,
     origin: config.origin,
+    identity: store?.identity ?? null,
     state: store === undefined ? 'unavailable' : isSilent ? 'not-answering' : 'open',
     problem: orNull(problem, ({ message, action }) => ({ message, action })),
     pending: view.pending ?? null,

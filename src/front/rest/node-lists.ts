@@ -93,6 +93,7 @@ function joined(all: readonly { readonly node: string; readonly store: StoreJson
       ...first.store,
       state,
       default: false,
+      identity: null,
       problem: ill?.store.problem
         ? { ...ill.store.problem, message: `on ${ill.node}: ${ill.store.problem.message}` }
         : null,

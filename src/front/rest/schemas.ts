@@ -106,6 +106,11 @@ export const store = object({
   default: Type.Boolean(),
   origin: oneOf('file', 'api', 'builtin', 'cluster'),
   state: storeState,
+  identity: nullable(
+    Type.String({
+      description: 'What its place says that it is, the same for as long as the store lives; null: not known',
+    }),
+  ),
   problem: nullable(object({ message: Type.String(), action: Type.String() })),
   pending: nullable(Type.String({ description: 'A change in the configuration that waits, and what it waits for' })),
   network: nullable(

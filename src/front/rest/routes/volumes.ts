@@ -183,6 +183,24 @@ export const volumeRoutes: readonly Route[] = [
   }),
   route({
     method: 'DELETE',
+    path: '/v1/volumes/{volume}/empty',
+    id: 'discardVolume',
+    operation: 'volume.delete',
+    tag,
+    summary: "Delete a volume that is certainly empty, whatever the store's onDelete says; refuse any other",
+    role: 'user',
+    access: { resource: 'volumes', verb: 'delete' },
+    onNodes: true,
+    params,
+    success: { status: 204, description: 'It is gone' },
+    handle: async ({ engine, principal, params: p, call }) => {
+      const { id } = await allowed(engine, principal, p.volume, call);
+      await engine.deletions.delete(id, undefined, call, { discard: true });
+      return nothing;
+    },
+  }),
+  route({
+    method: 'DELETE',
     path: '/v1/volumes/{volume}/uses/{host}',
     id: 'releaseVolume',
     operation: 'volume.release',
