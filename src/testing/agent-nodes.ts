@@ -5,6 +5,7 @@ import type { AgentRequest } from '#controllers/agents.ts';
 import { type ErrorCode, StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
+import { agentCall } from '#front/cluster/agent-calls.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { type Controlled, paths } from './controlled.ts';
 import { aCall, startServer, type TestServer } from './server.ts';
@@ -43,7 +44,11 @@ export async function anAgentNode(it: Controlled, name: string, options = ''): P
 }
 
 async function ask({ admin }: TestServer, { method, path, body, requestId }: AgentRequest): Promise<unknown> {
-  const headers = requestId === undefined ? {} : { 'idempotency-key': requestId };
+  const headers = {
+    ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
+    // As its link would say it.
+    ...(agentCall(method, path)?.forgotten === true ? { prefer: 'answer-forgotten' } : {}),
+  };
   const answer = await admin.call(method, path, { headers, ...(body === undefined ? {} : { body }) });
   if (answer.status < 400) return answer.body ?? {};
   const { code, reason, detail, action } = answer.body as Record<string, string>;

@@ -6,6 +6,8 @@ interface AgentCall {
   readonly path: string;
   /** What is sent with it counts for nothing: it would say more than a controller has to say. */
   readonly bare?: boolean;
+  /** What it makes has the request's id itself: an agent that kept the answer too would write twice as much for each. */
+  readonly forgotten?: boolean;
 }
 
 /**
@@ -24,7 +26,7 @@ export const agentCalls: readonly AgentCall[] = [
   // From where it is checked, which can be the network of any container, is for whoever is on the node.
   { method: 'POST', path: '/v1/stores/{store}/check', bare: true },
   { method: 'GET', path: '/v1/volumes' },
-  { method: 'POST', path: '/v1/volumes' },
+  { method: 'POST', path: '/v1/volumes', forgotten: true },
   { method: 'GET', path: '/v1/volumes/{volume}' },
   { method: 'PATCH', path: '/v1/volumes/{volume}' },
   { method: 'DELETE', path: '/v1/volumes/{volume}' },

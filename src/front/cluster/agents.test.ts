@@ -22,7 +22,8 @@ const echo: RequestListener = (request, response) => {
   void bodyOf(request).then((body) => {
     const { method, url, headers } = request;
     response.writeHead(200, { 'content-type': 'application/json' });
-    response.end(JSON.stringify({ method, url, body, key: headers['idempotency-key'], authority: headers.host }));
+    const { 'idempotency-key': key, prefer, host: authority } = headers;
+    response.end(JSON.stringify({ method, url, body, key, prefer, authority }));
   });
 };
 const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
@@ -43,8 +44,12 @@ describe('an agent that is connected', () => {
     });
     const change = { method: 'POST', path: '/v1/volumes', body: { name: 'é' }, requestId: 'claim-1' } as const;
     expect(await agents.call('node-1', change, scopeOf())).toMatchObject({
-      ...{ method: 'POST', body: '{"name":"é"}', key: 'claim-1' },
+      ...{ method: 'POST', body: '{"name":"é"}', key: 'claim-1', prefer: 'answer-forgotten' },
     });
+    const path = '/v1/volumes/sv1-00000000-0000-4000-8000-000000000000';
+    const end = await agents.call('node-1', { method: 'DELETE', path, requestId: 'delete:1' }, scopeOf());
+    expect(end).toMatchObject({ method: 'DELETE', key: 'delete:1' });
+    expect(end).not.toHaveProperty('prefer');
   });
 
   test('answers many at once, each its own, and long ones', async () => {

@@ -79,7 +79,9 @@ async function passOn(
   }
   try {
     const isBare = known.bare === true || method === 'GET';
-    const about = { method: known.method, url: path, headers: chosen(headers, isBare ? asked : askedWithBody) };
+    const passed = chosen(headers, isBare ? asked : askedWithBody);
+    if (known.forgotten === true) passed['prefer'] = 'answer-forgotten';
+    const about = { method: known.method, url: path, headers: passed };
     if (isBare) call.resume();
     await answer(call, isBare ? about : { ...about, payload: await bodyOf(call, clock) }, api);
   } catch (cause) {

@@ -72,6 +72,25 @@ describe('Idempotency-Key', () => {
     expect((await create('a', 'k1')).status).toBe(201);
   });
 
+  test('with Prefer: answer-forgotten the volume alone says what was done, and no answer is kept', async () => {
+    const make = (name: string, key = 'k1') =>
+      api.post('/v1/volumes', { name }, { 'idempotency-key': key, prefer: 'answer-forgotten' });
+    const gate = kind.close('create');
+    const both = [make('a'), make('a')];
+    await gate.reached;
+    gate.open();
+    const [one, two] = await Promise.all(both);
+    expect([one?.status, two?.status]).toEqual([201, 201]);
+    expect((await make('a')).body.id).toBe(one?.body.id);
+    expect([two?.body.id, await count()]).toEqual([one?.body.id, 1]);
+    expect(await make('a', 'k2')).toMatchObject({ status: 409, body: { reason: 'volume-exists' } });
+    await api.delete('/v1/volumes/a');
+    // What is kept would be answered now.
+    const anew = await make('a');
+    expect(anew.status).toBe(201);
+    expect(anew.body.id).not.toBe(one?.body.id);
+  });
+
   test('a repeated delete says what the first said', async () => {
     await create('a', 'k1');
     const remove = () => api.delete('/v1/volumes/a', { 'idempotency-key': 'k2' });

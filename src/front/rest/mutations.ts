@@ -17,6 +17,8 @@ export interface Mutation {
   /** The client said `Prefer: respond-async`. */
   readonly detached: boolean;
   readonly keepAnswer: boolean;
+  /** The sender wants the same work for the same key, and not the same answer: what the work made says which request made it. */
+  readonly forgotten: boolean;
 }
 
 type Handle = (call: Call) => Promise<Answer> | Answer;
@@ -75,7 +77,8 @@ export function createMutations(engine: Pick<Engine, 'records' | 'operations'>, 
       const call: Call = { ...scope, requestId };
       const perform = async (): Promise<Performed> =>
         mutation.detached ? await detach(call, work) : { answer: await work(call) };
-      return key === undefined ? (await perform()).answer : await once(requestId, mutation, perform);
+      const isKept = key !== undefined && !mutation.forgotten;
+      return isKept ? await once(requestId, mutation, perform) : (await perform()).answer;
     },
     resultOf: (operation) => results.get(operation),
   };

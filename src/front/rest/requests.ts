@@ -67,8 +67,9 @@ export function createHandler(
       key: idempotencyKey(request),
       // What was checked, not what was sent: that can be nested deeper than JSON.stringify can go.
       content: () => JSON.stringify([request.method, request.url, input.body, input.expected]),
-      detached: prefersAsync(request),
+      detached: prefers(request, 'respond-async'),
       keepAnswer: route.secret !== true,
+      forgotten: prefers(request, 'answer-forgotten'),
     };
     using limit = clock.deadline(route.deadlineMs ?? changeDeadlineMs, parts.signal);
     const change = mutations.run(mutation, { signal: limit.signal, log }, handle);
@@ -113,8 +114,11 @@ function idempotencyKey(request: FastifyRequest): string | undefined {
   });
 }
 
-/** RFC 7240: a list, of which we know one. */
-function prefersAsync(request: FastifyRequest): boolean {
-  const preferences = String(request.headers['prefer'] ?? '').split(',');
-  return preferences.some((preference) => preference.trim().toLowerCase() === 'respond-async');
+/** RFC 7240: a list, of which we know two. */
+function prefers(request: FastifyRequest, what: string): boolean {
+  const { prefer } = request.headers;
+  if (prefer === undefined) return false;
+  return String(prefer)
+    .split(',')
+    .some((preference) => preference.trim().toLowerCase() === what);
 }
