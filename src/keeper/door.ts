@@ -31,6 +31,7 @@ export function openDoor({ path, clock, log, connected }: DoorOptions): Disposab
   const listening = listenAt(path);
   const registered = endsWithProcess(listening);
   const lines = new Set<Line>();
+  let isOpen = true;
 
   function enter(fd: number): void {
     for (const line of lines) if (!line.isOpen) lines.delete(line);
@@ -52,5 +53,11 @@ export function openDoor({ path, clock, log, connected }: DoorOptions): Disposab
   }
   void listen();
 
-  return { [Symbol.dispose]: () => shutDown(listening) };
+  return {
+    [Symbol.dispose]: () => {
+      // Its number may be another's by the second time.
+      if (isOpen) shutDown(listening);
+      isOpen = false;
+    },
+  };
 }

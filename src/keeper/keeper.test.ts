@@ -305,6 +305,8 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       await ground.adopt(client, 'm');
       const { active, standby } = await whole(client);
       await client.end(ground.signal);
+      // Whoever looks for one now is not to find this one.
+      expect(() => connectTo(ground.socket)).toThrow('ECONNREFUSED');
       expect(await keeper.ended).toBe(0);
       expect([active, standby].map((worker) => lives(worker?.pid ?? 0))).toEqual([false, false]);
       await expect(client.status(ground.signal)).rejects.toMatchObject({ reason: 'gone' });

@@ -29,6 +29,8 @@ export interface KeeperOptions {
   readonly predecessor: Predecessor | undefined;
   /** It is in charge now: makes it the one that is found at `path`. */
   readonly takeName: () => void;
+  /** Lets nobody in any more. */
+  readonly closeDoor: () => void;
   /** Ends every wait. */
   readonly signal: AbortSignal;
 }
@@ -167,6 +169,8 @@ export function createKeeper(options: KeeperOptions): Keeper {
     const { supervisor, estate } = await inCharge();
     await supervisor.end(until);
     estate[Symbol.dispose]();
+    // Before it is told: who connects then must not take a keeper that has ended for one that goes on.
+    options.closeDoor();
   }
 
   function beginHandover(line: Line): void {

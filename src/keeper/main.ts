@@ -109,6 +109,7 @@ const keeper = createKeeper({
     hasName = true;
     pod?.begun();
   },
+  closeDoor: () => door[Symbol.dispose](),
 });
 
 pod?.serves(() => keeper.state.mounts);

@@ -21,6 +21,8 @@ async function engineThat(how: {
   readonly protects: boolean;
   readonly containers?: readonly object[];
   readonly liveRestore?: boolean;
+  /** What it says when a container is to be removed. */
+  readonly removal?: { status: number };
 }) {
   const created: Created[] = [];
   const end = Promise.withResolvers<number>();
@@ -37,7 +39,7 @@ async function engineThat(how: {
     else if (path.endsWith('/wait')) void end.promise.then((StatusCode) => answer(response, 200, { StatusCode }));
     else if (path.endsWith('/start') && !how.protects && created.at(-1)?.HostConfig['OomScoreAdj'] !== undefined)
       answer(response, 500, { message: 'runc create failed' });
-    else answer(response, 204);
+    else answer(response, request.method === 'DELETE' ? (how.removal?.status ?? 204) : 204);
   });
   const client = createDockerClient({ socket: engine.socket, clock: systemClock() });
   onTestFinished(async () => {
@@ -152,6 +154,15 @@ describe('a keeper in a container', () => {
       'DELETE /v1.41/containers/left?force=1&v=1',
       'DELETE /v1.41/containers/made1?force=1&v=1',
     ]);
+  });
+
+  test('that has ended is there until its engine has removed it', async () => {
+    const Labels = { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' };
+    const removal = { status: 409 };
+    const { own } = await engineThat({ protects: true, containers: [{ Id: 'a', State: 'exited', Labels }], removal });
+    const left = [];
+    for (removal.status of [409, 500, 404, 204]) left.push(await removeEnded(own, 'i', signal));
+    expect(left).toEqual([1, 1, 0, 0]);
   });
 
   test('that hangs is told by its engine to end, and nobody else’s is', async () => {

@@ -93,7 +93,7 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
   // Its predecessor has the same name but for the end.
   const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;
   const id = await engine.createContainer(name, spec, signal);
-  const kill = (): Promise<void> => removed(engine, id);
+  const kill = async (): Promise<void> => void (await removed(engine, id));
   // What is not known any more when nobody waits is never told.
   const condition = spec.host.autoRemove ? 'removed' : 'next-exit';
   const ended = engine.containerEnd(id, signal, condition).catch((cause: unknown) => {
@@ -109,14 +109,15 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
   }
 }
 
-/** Those that ended, and are not removed by their engine. Gives how many are still there. */
+/** Those that ended, and are not removed by their engine. Gives how many are still there, also because they could not be. */
 export async function removeEnded({ engine }: OwnContainer, instance: string, signal: AbortSignal): Promise<number> {
   const isKeeper = (its: Readonly<Record<string, string>>): boolean =>
     its[labels.keeper] !== undefined && its[labels.instance] === instance;
   const all = (await engine.containers(signal)).filter(({ labels: its }) => isKeeper(its));
   const ended = all.filter(({ state }) => state === 'exited' || state === 'dead');
-  for (const { id } of ended) await removed(engine, id);
-  return all.length - ended.length;
+  let left = all.length;
+  for (const { id } of ended) if (await removed(engine, id)) left--;
+  return left;
 }
 
 function specOf(
@@ -206,7 +207,10 @@ export async function killKeeper(own: OwnContainer, name: string, instance: stri
   return ours.length > 0;
 }
 
-async function removed(engine: DockerClient, id: string): Promise<void> {
-  // It may be on its way out already.
-  await engine.removeContainer(id, unending).catch(() => undefined);
+/** False: it is there still, perhaps on its way out, or busy for a moment. */
+async function removed(engine: DockerClient, id: string): Promise<boolean> {
+  return await engine.removeContainer(id, unending).then(
+    () => true,
+    (cause: unknown) => cause instanceof DockerError && cause.status === 404,
+  );
 }

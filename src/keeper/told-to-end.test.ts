@@ -1,0 +1,30 @@
+import { expect, test } from 'vitest';
+import { createMemory } from '#base/linux/memory.ts';
+import { silentLog } from '#base/log.ts';
+import { needs } from '#testbed/needs.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createFakeChildren, settled } from '#testing/keeper/fake-children.ts';
+import { createKeeper } from './keeper.ts';
+
+test.skipIf(needs('linux'))('a keeper lets nobody in any more when it says that it has ended', async () => {
+  const [dataPaths, agents] = [createFakeChildren(), createFakeChildren()];
+  const { line } = agents.start('agent');
+  const [dataPath, agent] = [() => dataPaths.all[0] ?? expect.fail(), agents.all[0] ?? expect.fail()];
+  const told = (): boolean => agent.sent.some(({ kind }) => kind === 'done');
+  const closed: { readonly wasTold: boolean }[] = [];
+  const keeper = createKeeper({
+    ...{ clock: createFakeClock(), log: silentLog(), path: '/keeper', program: 'program', start: dataPaths.start },
+    ...{ createJournal: () => createMemory('test', 4096), processOf: () => expect.fail(), isServed: () => false },
+    ...{ renews: false, predecessor: undefined, takeName: () => undefined, signal: new AbortController().signal },
+    closeDoor: () => void closed.push({ wasTold: told() }),
+  });
+  keeper.connected(line);
+  agent.says({ kind: 'hello', role: 'agent', pid: 1, version: 'test' });
+  agent.says({ kind: 'end', ask: 1 });
+  await settled();
+  // Not before all that it has is gone.
+  expect([dataPath().isEnding, told(), closed]).toEqual([true, false, []]);
+  await dataPath().dies();
+  expect(await keeper.over).toBe('ended');
+  expect([told(), closed]).toEqual([true, [{ wasTold: false }]]);
+});
