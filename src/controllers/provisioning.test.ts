@@ -181,6 +181,22 @@ describe('a claim', () => {
     expect(it.changes().filter((one) => one === `POST ${paths.volumes}`)).toHaveLength(1);
   });
 
+  test('that has its volume is not looked at, whatever changes of both', async () => {
+    it.api.put(paths.classes, aClass());
+    const controller = it.start(createProvisioning);
+    await settled();
+    const claimRef = { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' };
+    const csi = { driver: 'file.stowage.dev', volumeHandle: 'x' };
+    for (const phase of ['Pending', 'Bound']) {
+      const volume = { metadata: { name: 'pvc-uid-of-cart' }, spec: { storageClassName: 'fast', claimRef, csi } };
+      it.api.put(paths.volumes, { ...volume, status: { phase } });
+      it.api.put(paths.claims, { ...aClaim('cart', { volumeName: 'pvc-uid-of-cart' }), status: { phase } });
+    }
+    await eventually(() => it.caches.claims.get('shop/cart')?.status?.phase).toBe('Bound');
+    await eventually(() => it.caches.volumes.get('pvc-uid-of-cart')?.status?.phase).toBe('Bound');
+    expect(controller.counts()).toMatchObject({ done: 0, again: 0, waiting: 0, running: 0 });
+  });
+
   test('that is deleted while its volume is made leaves nothing', async () => {
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
