@@ -69,8 +69,15 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(log).toEqual(log.map((_, at) => `line ${at + 1}`));
     }
   };
-  const restarts = (...names: readonly string[]): Promise<string> =>
-    kubectl('get', 'pod', ...names, '--output=jsonpath={.items[*].status.containerStatuses[*].restartCount}');
+  /** Their applications saw no error, upon which they end: else how they did, and what agents have to say about it. */
+  const haveNotEnded = async (...names: readonly string[]): Promise<void> => {
+    const of = (about: string): string => `{.status.containerStatuses[0].${about}}`;
+    const each = `{.metadata.name}=${of('restartCount')}${of('state.terminated')}${of('lastState.terminated')} `;
+    const found = await kubectl('get', 'pod', ...names, `--output=jsonpath={range .items[*]}${each}{end}`);
+    const wanted = names.map((name) => `${name}=0`).join(' ');
+    const agents = ['logs', '--selector=app.kubernetes.io/component=agent', '--prefix', '--tail=100'];
+    expect(found, found === wanted ? '' : await ground.own(...agents).catch(String)).toBe(wanted);
+  };
   const images = (): Promise<string> =>
     ground.own(
       'get',
@@ -252,9 +259,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ground.helm('rollback', 'stowage');
       await rolledOut();
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:testbed']));
+      await haveNotEnded('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
-      expect(await restarts('own', 'remote', 'writer', 'reader')).toBe('0 0 0 0');
+      await haveNotEnded('own', 'remote', 'writer', 'reader');
     },
     long,
   );
@@ -279,9 +287,10 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
       await tellDns();
       await rolledOut();
+      await haveNotEnded('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');
-      expect(await restarts('own', 'remote', 'writer', 'reader')).toBe('0 0 0 0');
+      await haveNotEnded('own', 'remote', 'writer', 'reader');
       // The keepers that had stayed are gone, since others have taken over.
       await expect
         .poll(

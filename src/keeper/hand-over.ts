@@ -60,6 +60,8 @@ export function handOver(line: Line, { clock, log, charge, begun, ended }: HandO
       return;
     }
     current.supervisor.release();
+    // Whatever becomes of the other one.
+    current = undefined;
     line.send({ kind: 'yours' });
     log.info('another keeper is in charge');
     ended(true);

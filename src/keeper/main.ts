@@ -8,7 +8,7 @@
  */
 
 import { randomBytes } from 'node:crypto';
-import { renameSync, rmSync } from 'node:fs';
+import { lstatSync, renameSync, rmSync } from 'node:fs';
 import { dirname } from 'node:path';
 import process from 'node:process';
 import { parseArgs } from 'node:util';
@@ -59,6 +59,7 @@ const temporaryPath = `${path}.${randomBytes(3).toString('hex')}`;
 
 const retryMs = 1_000;
 const busyMs = { longest: 5_000, look: 50 } as const;
+const nameMs = { longest: 5_000, look: 10 } as const;
 
 /** One that has many at its door just now lets us in soon. */
 async function connected(): Promise<number> {
@@ -91,8 +92,16 @@ async function findPredecessor(): Promise<Predecessor | undefined> {
 }
 
 let hasName = false;
+/** The next one takes it in one step, unless it is killed before. */
+async function nextHasName(): Promise<void> {
+  const began = clock.elapsed();
+  while (lstatSync(path, { throwIfNoEntry: false })?.ino === ownNumber && clock.elapsed() - began < nameMs.longest)
+    await clock.sleep(nameMs.look, stopped.signal);
+}
+
 const predecessor = await findPredecessor();
 const door = openDoor({ path: temporaryPath, clock, log, connected: (line) => keeper.connected(line) });
+const ownNumber = lstatSync(temporaryPath).ino;
 const keeper = createKeeper({
   ...{ clock, log, path, program: values.program, predecessor, signal: stopped.signal },
   start: (program) => startChild(program, { clock, flags, log: logFile }),
@@ -115,6 +124,8 @@ const keeper = createKeeper({
 pod?.serves(() => keeper.state.mounts);
 const end = await keeper.over;
 log.info('a keeper ends', { end });
+// Who looks for a keeper meanwhile is told to wait. If it found nobody, it would take for dead what the next one has.
+if (end === 'handed over') await nextHasName();
 door[Symbol.dispose]();
 if (!hasName) rmSync(temporaryPath, { force: true });
 // Whoever was told to take over is asked at once; whoever does not hand over is asked again later.

@@ -6,10 +6,12 @@ import { connectTo } from '#base/linux/descriptors.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import type { Log } from '#base/log.ts';
 import { ownFolder } from './door.ts';
+import { hasChildren } from './system.ts';
 
 /**
  * A keeper that somebody else starts, as the first process of a container: when it ends, everything in the container does, and it is started
- * again at once. So it ends only when it is told to, and has nothing; one that has handed over begins anew, as one that waits.
+ * again at once. So it ends only when it is told to, and has nothing; one that has handed over begins anew, as one that waits. Its data path
+ * goes on serving until the other keeper has replaced it, and before that the container must not end, whoever told it to.
  */
 export interface PodKeeper {
   /** When no keeper of another pod is to be left alone. */
@@ -34,22 +36,26 @@ interface PodOptions {
 const lookMs = 200;
 /** Two are there at a time. */
 const mostPods = 8;
+/** In the environment of one that begins anew and was told to end before: nobody says so twice. */
+const toldName = 'STOWAGE_KEEPER_TOLD';
 
 export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): PodKeeper {
-  let isTold = false;
-  let mountsNow = (): number => 0;
+  let isTold = process.env[toldName] !== undefined;
+  let mountsNow: (() => number) | undefined;
   // The first process of a container hears of no signal that it has no handler for.
   process.on('SIGTERM', () => {
-    if (!isTold) log.info('told to end', { mounts: mountsNow() });
+    if (!isTold) log.info('told to end', { mounts: mountsNow?.() ?? 0 });
     isTold = true;
     endIfIdle();
   });
 
   function endIfIdle(): void {
     if (!isTold) return;
-    if (mountsNow() === 0) endProcess(0);
+    // One that waits has started nothing: what lives is a data path from before, which serves somebody else's mounts.
+    if (mountsNow === undefined ? !hasChildren() : mountsNow() === 0) endProcess(0);
     clock.after(lookMs, endIfIdle);
   }
+  endIfIdle();
 
   const podsFile = join(folder, 'pods');
   function pods(): readonly string[] {
@@ -63,9 +69,13 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
   return {
     mayBegin: async (signal) => {
       // One that was started again: whoever took over from it, or had done so before, is not to lose it to an older one.
-      if (!pods().includes(pod)) return;
-      for (let isSaid = false; isListening(path); isSaid = true) {
-        if (!isSaid) log.info('the keeper of another pod is in charge; this one waits for its end');
+      if (!isTold && !pods().includes(pod)) return;
+      // One that was told to end begins nothing more.
+      for (let isSaid = false; isTold || isListening(path); isSaid = true) {
+        if (!isSaid)
+          log.info(
+            `the keeper of another pod is in charge; this one waits for ${isTold ? 'it to replace the data path' : 'its end'}`,
+          );
         await clock.sleep(lookMs, signal);
       }
     },
@@ -77,13 +87,13 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
       mountsNow = mounts;
     },
     again: async (ms) => {
-      if (isTold) endProcess(0);
+      if (isTold && !hasChildren()) endProcess(0);
       const { promise, resolve } = Promise.withResolvers<void>();
       clock.after(ms, resolve);
       await promise;
       // Nothing of what it held goes along: every descriptor is closed.
       const words = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
-      process.execve?.(process.execPath, words, process.env);
+      process.execve?.(process.execPath, words, { ...process.env, ...(isTold ? { [toldName]: 'yes' } : {}) });
       return endProcess(1);
     },
   };

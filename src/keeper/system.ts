@@ -7,6 +7,7 @@ const calls = foreign({
   option: 'int getsockopt(int fd, int level, int name, void *value, void *length)',
   poll: 'int poll(void *which, uint64_t count, int ms)',
   lock: 'int flock(int fd, int how)',
+  wait: 'int waitpid(int pid, void *status, int options)',
   // The C library of Ubuntu 22.04 has no names for these yet.
   system: 'int64_t syscall(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)',
 });
@@ -17,6 +18,8 @@ const peerProcess = 77;
 const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
 const sigkill = 9;
 const nothing = 0;
+const anyChild = -1;
+const dontWait = 1;
 const readable = 1;
 
 export interface Peer {
@@ -70,6 +73,15 @@ export function hasEnded(pidfd: number): boolean {
   which.writeInt32LE(pidfd, 0);
   which.writeInt16LE(readable, 4);
   return checked('poll', calls().poll(which, 1, 0)) > 0;
+}
+
+/** Whether a process lives that this one started, before an execve(2) too. Node hears no more of those that have ended. */
+export function hasChildren(): boolean {
+  const status = Buffer.alloc(4);
+  let found: number;
+  do found = Number(calls().wait(anyChild, status, dontWait));
+  while (found > 0);
+  return found === 0;
 }
 
 /** False: somebody else has it. It is given back when the last copy of the descriptor is closed. */

@@ -14,6 +14,7 @@ import { guard } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
+import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
 import { disturbed } from '#testing/kept-mount.ts';
 import { fioVerified, modelled } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
@@ -114,9 +115,13 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
         return agent.client;
       },
       /** As if it was killed: everything that it has open is closed, and nobody is told anything. */
-      restartAgent: async () => {
-        await agent.keepers[Symbol.asyncDispose]();
+      stopAgent: () => agent.keepers[Symbol.asyncDispose](),
+      startAgent: () => {
         agent = startAgent();
+      },
+      async restartAgent() {
+        await this.stopAgent();
+        this.startAgent();
         await state();
       },
     };
@@ -331,6 +336,40 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('sh', ['-c', `echo data >${join(here.at, 'file')}`], { timeout: pauseMs });
     await here.client.unstage(source(), here.at, here.scope);
     expect(await pod.ended).toEqual([0, null]);
+  });
+
+  test('told to end, and another takes over: its data path goes on until it is replaced', {
+    timeout: 120_000,
+  }, async () => {
+    const here = await node();
+    const first = await here.startPod('first');
+    await here.client.stage(source(), here.at, here.scope);
+    await eventually(here.state, whole);
+    const succeed = async (): Promise<void> => {
+      process.kill(first.pid, 'SIGTERM');
+      await eventually(here.log, (log) => log.includes('told to end'));
+      await here.startPod('second');
+      expect(await first.ended).toEqual([0, null]);
+      expect(await eventually(here.state, whole)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
+    };
+    await disturbed(1, succeed, () => busy(here.at, here.folder));
+    await run('umount', [here.at]);
+  });
+
+  test('that has given everything to another which does not listen yet: an agent that starts then does not take its mounts for dead', {
+    timeout: 60_000,
+  }, async () => {
+    const here = await node();
+    const first = await here.startPod();
+    await here.client.stage(source(), here.at, here.scope);
+    await eventually(here.state, whole);
+    await here.stopAgent();
+    process.kill(first.pid, 'SIGTERM');
+    await eventually(here.log, (log) => log.includes('told to end'));
+    using _ = await createSlowSuccessor(join(here.folder, 'keepers', 'host', 'sock'));
+    here.startAgent();
+    const looked = here.client.dead?.([{ source: source(), at: here.at }], here.scope);
+    await expect(looked).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
   test('that is not there is waited for, and asked for', { timeout: 60_000 }, async () => {
