@@ -1,11 +1,11 @@
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, renameSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { localFiles } from './files.ts';
-import { filesIn } from './files-by-heart.ts';
+import { filesIn, folderByHeart } from './files-by-heart.ts';
 
 describe.skipIf(needs('linux'))('files of a store on a disk of this machine', () => {
   let ground: Ground;
@@ -35,6 +35,23 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     const files = await filesIn(at('store'));
     expect(await isInLine(files.look(at('store', 'one.meta')))).toBe(true);
     expect(await isInLine(files.read(at('store', 'one.meta'), 100))).toBe(true);
+  });
+
+  test('a folder is the one that stat(2) says, and another one once it was replaced', () => {
+    const path = at('store');
+    // Of devices with other numbers too.
+    for (const folder of [path, '/proc', '/dev', '/sys']) {
+      const { dev, ino } = statSync(folder, { bigint: true });
+      expect([folder, folderByHeart(folder)]).toEqual([folder, { dev, ino }]);
+    }
+    const before = folderByHeart(path);
+    renameSync(path, at('aside'));
+    mkdirSync(path);
+    statSync(path);
+    expect(folderByHeart(path)?.ino).not.toBe(before?.ino);
+    symlinkSync(path, at('way'));
+    expect(folderByHeart(at('way'))).toBeUndefined();
+    expect(folderByHeart(at('missing'))).toBeUndefined();
   });
 
   test('are the same as on the usual way', async () => {

@@ -1,6 +1,6 @@
 import { closeSync, constants, fstatSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
-import { openByHeart, readByHeart } from '#base/linux/by-heart.ts';
+import { type FileIdentity, identityByHeart, openByHeart, readByHeart } from '#base/linux/by-heart.ts';
 import type { Files } from '../shelf/files.ts';
 import { localFiles, lookOf } from './files.ts';
 
@@ -19,8 +19,21 @@ const mostBytes = 4_096;
  * which no disk can keep from ending: each call that is made on a thread wakes two, and a mount makes half a dozen.
  */
 export async function filesIn(root: string): Promise<Files> {
-  const { type } = await statfs(root);
-  return plain.has(type) ? byHeart(root) : localFiles;
+  return (await isPlain(root)) ? byHeart(root) : localFiles;
+}
+
+/** Whether what the kernel has in memory of it can be had in line. */
+export const isPlain = async (root: string): Promise<boolean> => plain.has((await statfs(root)).type);
+
+/** What the kernel finds at that path now, if it knows it. Undefined: it would have to look. */
+export function folderByHeart(path: string): FileIdentity | undefined {
+  const fd = openByHeart(path, O_PATH | O_DIRECTORY);
+  if (fd === undefined) return undefined;
+  try {
+    return identityByHeart(fd);
+  } finally {
+    closeSync(fd);
+  }
 }
 
 function byHeart(root: string): Files {
