@@ -1,11 +1,9 @@
-import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
-import { errorCodes, StowageError, stowageError } from './errors.ts';
+import { type CatalogueParts, createRefresh, type Refresh } from './catalogue-refresh.ts';
+import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
-import type { Records, Store, VolumeQuery } from './ports.ts';
-import type { StoreAnswers } from './store-answers.ts';
-import type { Stores } from './stores.ts';
+import type { Store, VolumeQuery } from './ports.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
 export interface Catalogue {
@@ -29,15 +27,6 @@ export interface VolumePage {
   readonly volumes: readonly Volume[];
   /** The stores whose volumes are here as they were last seen. */
   readonly unanswered: readonly StoreName[];
-}
-
-const readsAtOnce = 16;
-
-interface CatalogueParts {
-  readonly records: Records;
-  readonly stores: () => Stores;
-  readonly answers: StoreAnswers;
-  readonly instance: string;
 }
 
 export function createCatalogue(parts: CatalogueParts): Catalogue {
@@ -66,92 +55,6 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
   };
 }
 
-interface Refresh {
-  all: Catalogue['refresh'];
-  /** What the store says of one name. */
-  one(store: Store, name: VolumeName, scope: Scope): Promise<void>;
-}
-
-function createRefresh({ records, stores, instance }: CatalogueParts): Refresh {
-  /** Two stores can show the same directory, one of them read-only: the volume stays where it is on record. */
-  const isElsewhere = (volume: Volume): boolean => {
-    const known = records.volumes.byId(volume.id)?.store;
-    return known !== undefined && known !== volume.store && isConfigured(stores(), known);
-  };
-
-  /** Another host may have given the name to another volume. */
-  function take(store: Store, found: Volume): void {
-    const known = records.volumes.byName(store.name, found.name);
-    records.transaction(() => {
-      if (known !== undefined && known.id !== found.id) records.volumes.remove(known.id);
-      records.volumes.put(found);
-    });
-  }
-
-  /** One record that cannot be read is an orphan, which is reported as such; it must not hide all the others. */
-  async function read(store: Store, name: VolumeName, scope: Scope): Promise<Volume | undefined> {
-    try {
-      return (await store.get(name, scope))?.volume;
-    } catch (thrown) {
-      const { code, message, action } = stowageError(thrown);
-      if (scope.signal.aborted || code === 'internal' || errorCodes[code].retry) throw thrown;
-      scope.log.warn('a record is left out', { store: store.name, volume: name, why: message, action });
-      return undefined;
-    }
-  }
-
-  /** What was read of each volume that others can change, by store. Empty after a start: then all of it is read. */
-  const marks = new WeakMap<Store, ReadonlyMap<VolumeName, string>>();
-
-  /** Those that are there, each with whether our record of it is as good as the store's. */
-  async function present(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
-    const before = marks.get(store);
-    const now = await store.marks?.(scope);
-    if (now === undefined) return new Map((await store.names(scope)).map((name) => [name, true]));
-    marks.set(store, now);
-    return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));
-  }
-
-  const all: Refresh['all'] = async (store, scope, thorough = false) => {
-    const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
-    const there = await present(store, scope);
-    try {
-      await eachBounded(there, readsAtOnce, async ([name, isSame]) => {
-        if (recorded.delete(name) && isSame && !thorough) return;
-        const found = await read(store, name, scope);
-        scope.signal.throwIfAborted();
-        if (found === undefined || isElsewhere(found)) return;
-        if (store.shared || found.instance === instance) take(store, found);
-      });
-    } catch (cause) {
-      // What was not read must be read next time.
-      marks.delete(store);
-      throw cause;
-    }
-    scope.signal.throwIfAborted();
-    // What is left is recorded here and gone there. The store answered, so that is the truth.
-    records.transaction(() => {
-      for (const [name, id] of recorded) {
-        // Under another name now: then it was renamed, and is on record already.
-        if (records.volumes.byId(id)?.name === name) records.volumes.remove(id);
-      }
-    });
-  };
-
-  return {
-    all,
-    one: async (store, name, scope) => {
-      const found = await read(store, name, scope);
-      if (found !== undefined && isElsewhere(found)) return;
-      if (found !== undefined) return take(store, found);
-      const known = records.volumes.byName(store.name, name);
-      if (known !== undefined) records.volumes.remove(known.id);
-    },
-  };
-}
-
-const isConfigured = (stores: Stores, name: string): boolean => stores.list().some((view) => view.config.name === name);
-
 type Visible = (store: string) => boolean;
 
 interface Lookup {
@@ -174,6 +77,24 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
     (await parts.answers.look(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
 
+  /** By store: what kept records from being read, of any name or of this one. */
+  async function unreadable(
+    stores: readonly StoreName[],
+    scope: Scope,
+    wanted?: VolumeName,
+  ): Promise<readonly Unreadable[]> {
+    const all: Unreadable[] = [];
+    for (const store of stores) {
+      const open = parts.stores().view(store).store;
+      // What only we change was read when it was opened; the others just now.
+      if (open?.shared === false && refresh.unreadable(open).size > 0)
+        await parts.stores().use(store, (now) => refresh.readAgain(now, scope));
+      for (const [name, failure] of open === undefined ? [] : refresh.unreadable(open))
+        if (wanted === undefined || name === wanted) all.push({ store, name, failure });
+    }
+    return all;
+  }
+
   const names = (visible: Visible): StoreName[] =>
     parts
       .stores()
@@ -194,19 +115,24 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
         await refreshOne(cached.store, cached.name, scope);
       const still = recorded();
       if (still !== undefined) return still;
-      const down = await refreshAll(names(visible), scope);
+      const searched = names(visible);
+      const down = await refreshAll(searched, scope);
+      const [unread] = await unreadable(searched, scope);
       const found = recorded();
       if (found !== undefined) return found;
-      // A store that is down must never make a volume look gone.
-      throw down.length > 0 ? notSure(id, down) : unknown(id);
+      // A store that is down must never make a volume look gone, nor a record that nobody can read.
+      if (down.length > 0) throw notSure(id, down);
+      throw unread === undefined ? unknown(id) : notRead(id, unread);
     },
     inStore: async (store, name, scope) => {
       const { config } = parts.stores().view(storeName(store));
       const wanted = volumeName(name);
       const down = await refreshOne(config.name, wanted, scope);
+      const [unread] = await unreadable([config.name], scope, wanted);
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
-      throw down.length > 0 ? notSure(`${store}/${name}`, down) : unknown(`${store}/${name}`);
+      if (down.length > 0) throw notSure(`${store}/${name}`, down);
+      throw unread?.failure ?? unknown(`${store}/${name}`);
     },
     bare: async (name, visible, scope) => {
       const wanted = volumeName(name);
@@ -217,14 +143,23 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const meant = usual === undefined ? undefined : records.volumes.byName(usual, wanted);
       if (meant !== undefined) return meant;
       const down = (await Promise.all(searched.map((store) => refreshOne(store, wanted, scope)))).flat();
+      const [unread] = await unreadable(searched, scope, wanted);
       // Our records may still know volumes of a store that is no longer configured.
       const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
-      throw down.length > 0 ? notSure(name, down) : unknown(name);
+      if (down.length > 0) throw notSure(name, down);
+      throw unread?.failure ?? unknown(name);
     },
   };
+}
+
+/** A record that is there. */
+interface Unreadable {
+  readonly store: StoreName;
+  readonly name: VolumeName;
+  readonly failure: StowageError;
 }
 
 function unknown(ref: string): StowageError {
@@ -242,6 +177,18 @@ function notSure(ref: string, down: readonly string[]): StowageError {
       code: 'unavailable',
       reason: 'volume-lookup-incomplete',
       action: `Try again when it is back: stowage store check ${down[0] ?? ''}`,
+    },
+  );
+}
+
+function notRead(id: VolumeId, { store, name, failure }: Unreadable): StowageError {
+  return new StowageError(
+    `volume ${quoted(id)} cannot be looked up: it may be '${store}/${name}', whose record cannot be read`,
+    {
+      code: 'unavailable',
+      reason: 'volume-lookup-incomplete',
+      action: `See what is wrong with it, mend that, and try again: stowage store orphans ${store}`,
+      cause: failure,
     },
   );
 }

@@ -1,0 +1,136 @@
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { Volume } from './model.ts';
+import { newVolumeId } from './names.ts';
+
+const kinds = () => [createLocalStoreKind(), createNfsStoreKind(systemClock())];
+
+/** A store of either kind, and where its records lie. */
+let server: TestServer;
+let folder: string;
+
+async function exported(): Promise<string> {
+  const parent = await mkdtemp(join(tmpdir(), 'stowage-unreadable-'));
+  onTestFinished(() => rm(parent, { recursive: true, force: true }));
+  folder = await mkdtemp(join(parent, 'export-'));
+  const nfs = await createNfsServer({
+    ...{
+      clock: systemClock(),
+      directory: folder,
+      state: join(parent, 'state'),
+      port: 0,
+      path: '/export',
+      squash: 'none',
+    },
+    onError: () => undefined,
+  });
+  onTestFinished(() => nfs.close());
+  return `nfs://${nfs.host}/export?port=${nfs.port}&mountport=${nfs.port}`;
+}
+
+async function own(): Promise<string> {
+  folder = await mkdtemp(join(tmpdir(), 'stowage-unreadable-'));
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+  return `local://${folder}`;
+}
+
+const create = (name: string): Promise<Volume> =>
+  server.engine.volumes.create({ store: 'store', name, bytes: undefined, access: undefined, labels: {} }, aCall());
+const resolve = (ref: string): Promise<Volume> => server.engine.catalogue.resolve(ref, aCall());
+const remove = (id: string): Promise<unknown> => server.engine.deletions.delete(id, undefined, aCall());
+
+/** As a program to come would write it. */
+async function makeNewer(name: string): Promise<void> {
+  const path = join(folder, `${name}.meta`);
+  await writeFile(path, (await readFile(path, 'utf8')).replace('"version":1', '"version":9'));
+}
+
+async function makeOlder(name: string): Promise<void> {
+  const path = join(folder, `${name}.meta`);
+  await writeFile(path, (await readFile(path, 'utf8')).replace('"version":9', '"version":1'));
+}
+
+/** With nothing on record of the store but what it says itself. */
+async function startAnew(uri: string): Promise<void> {
+  await server[Symbol.asyncDispose]();
+  server = await started(uri);
+}
+
+async function started(uri: string): Promise<TestServer> {
+  const next = await startServer({ listen: 'none', kinds: kinds() });
+  onTestFinished(() => next[Symbol.asyncDispose]());
+  await next.engine.stores.add('store', uri, aCall());
+  return next;
+}
+
+describe.each([
+  ['a store that others share', exported],
+  ['a store of this machine', own],
+])('records that cannot be read, on %s', (_which, uriOf) => {
+  let uri: string;
+
+  beforeEach(async () => {
+    uri = await uriOf();
+    server = await started(uri);
+  });
+
+  test('keep a volume from looking gone: it is neither forgotten nor deleted', async () => {
+    const { id } = await create('a');
+    await create('b');
+    await makeNewer('a');
+    // Others are as they were.
+    expect(await resolve('store..b')).toMatchObject({ name: 'b' });
+    for (const ref of [id, 'store..a', 'a']) expect(await resolve(ref)).toMatchObject({ id });
+    await expect(remove(id)).rejects.toMatchObject({ code: 'unsupported', reason: 'format-newer' });
+    expect(await readdir(folder)).toEqual(expect.arrayContaining(['a', 'a.meta']));
+    await makeOlder('a');
+    await remove(id);
+    expect((await readdir(folder)).filter((name) => name.startsWith('a'))).toEqual([]);
+  });
+
+  test('may be those of any volume that is not known: nobody is told that it is not there', async () => {
+    const { id } = await create('a');
+    await makeNewer('a');
+    await startAnew(uri);
+    const incomplete = {
+      code: 'unavailable',
+      reason: 'volume-lookup-incomplete',
+      action: 'See what is wrong with it, mend that, and try again: stowage store orphans store',
+    };
+    for (const ref of [id, newVolumeId()])
+      await expect(resolve(ref)).rejects.toMatchObject({
+        ...incomplete,
+        message: `volume '${ref}' cannot be looked up: it may be 'store/a', whose record cannot be read`,
+      });
+    await expect(remove(id)).rejects.toMatchObject(incomplete);
+    for (const ref of ['store..a', 'a']) await expect(resolve(ref)).rejects.toMatchObject({ reason: 'format-newer' });
+    await expect(resolve('store..nobody')).rejects.toMatchObject({ reason: 'volume-unknown' });
+  });
+
+  test('do so until they can be read, or are gone', async () => {
+    const { id } = await create('a');
+    await makeNewer('a');
+    await startAnew(uri);
+    await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-lookup-incomplete' });
+    await rm(join(folder, 'a.meta'));
+    await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-unknown' });
+  });
+});
+
+test('a volume with something else in the place of its record is not taken for deleted', async () => {
+  server = await started(await exported());
+  const { id } = await create('a');
+  const path = join(folder, 'a.meta');
+  // A folder cannot be read, not even by root.
+  await rm(path);
+  await mkdir(path);
+  await expect(remove(id)).rejects.toMatchObject({ reason: 'record-unreadable' });
+  expect(await resolve(id)).toMatchObject({ id });
+});
