@@ -26,11 +26,11 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   let before: string;
 
   const all = (): Promise<string> => ground.cluster.kubectl('get', kinds.join(','), '--output=name');
-  const run = (...more: readonly string[]): Promise<Run> => {
+  const run = (more: readonly string[], timeout = 600_000): Promise<Run> => {
     const main = join(import.meta.dirname, 'main.ts');
     const which = ['--kubeconfig', ground.cluster.kubeconfig, '--image', 'stowage:testbed'];
     const words = [main, ...which, '--shell-image', ground.busybox, ...more];
-    const about = { timeout: 600_000, maxBuffer: 1 << 24 };
+    const about = { timeout, maxBuffer: 1 << 24 };
     return promisify(execFile)(process.execPath, words, about).catch((thrown: unknown) => thrown as Run);
   };
   const lastLine = ({ stdout }: Run): string | undefined => stdout.trimEnd().split('\n').at(-1);
@@ -58,7 +58,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
     };
     await apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'stowage-system' } }, disk);
     const seen = await all();
-    const { code, stderr, stdout } = await run('--helm', toolPath('helm'));
+    const { code, stderr, stdout } = await run(['--helm', toolPath('helm')], 60_000);
     expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
     expect(stderr).toContain(
       '  Namespace stowage-system\n  PersistentVolume retained, of the claim stowage-system/stowage-nfs\n',
@@ -70,7 +70,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   }, 120_000);
 
   test('are run by the plain manifests where there is no Helm, and leave nothing', async () => {
-    const told = await run('--helm', 'none', '--only', 'a claim of a local store');
+    const told = await run(['--helm', 'none', '--only', 'a claim of a local store']);
     expect(told.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
     expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
     expect(told.code, told.stderr).toBeUndefined();
@@ -80,7 +80,7 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
   test('all pass on the one of the test bed, and leave nothing', async () => {
     // There is no DNS that hears of services by itself.
     const address = ['--set', 'embeddedNFS.clusterIP=10.96.7.7'];
-    const told = await run('--helm', toolPath('helm'), ...address);
+    const told = await run(['--helm', toolPath('helm'), ...address]);
     expect(told.stdout).toContain('Stowage: by the chart');
     expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
     expect(told.code, told.stderr).toBeUndefined();
