@@ -18,7 +18,7 @@ const controller: RbacRole = {
     },
     {
       ...{ group: core, resource: 'persistentvolumeclaims/status', verbs: ['patch'] },
-      why: 'A claim says how large its volume is after it has grown.',
+      why: 'A claim says how large its volume is after it has grown, and whether that is ill.',
     },
     {
       ...{ group: core, resource: 'persistentvolumes', verbs: [...watched, 'create', 'patch', 'delete'] },
@@ -38,7 +38,7 @@ const controller: RbacRole = {
     },
     {
       ...{ group: core, resource: 'pods', verbs: ['get'] },
-      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one.',
+      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one. Agents, which may read no pods, are told whether one on their node has users of its own.',
     },
     {
       ...{ group: core, resource: 'pods/eviction', verbs: ['create'] },
@@ -93,7 +93,7 @@ const controllerAtHome: RbacRole = {
     },
     {
       ...{ group: core, resource: 'secrets', verbs: ['create'], when: 'certificateOwn' },
-      why: 'The first leader makes a certificate for the door. It reads no other Secret than the following one.',
+      why: 'The first leader makes a certificate for the door. It makes and reads no other Secret than the following one.',
     },
     {
       ...{ group: core, resource: 'secrets', names: ['stowage-tls'], verbs: [...followed, 'update', 'delete'] },

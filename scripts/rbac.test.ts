@@ -1,5 +1,6 @@
 import { execFile } from 'node:child_process';
 import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
@@ -33,6 +34,20 @@ test('the roles are those that are taken away somewhere', () => {
   // e2e/kubernetes/kubectl-stowage.test.ts
   const using = ['stowage-viewer', 'stowage-adopter', 'stowage-viewers', 'stowage-stores-view'];
   expect(roles.map(({ name }) => name)).toEqual([...working, ...using]);
+});
+
+test('the policy of the controller lets it have the Secrets and ConfigMaps that its roles name', () => {
+  const policy = readFileSync(join(chart, 'templates', 'admission-policies.yaml'), 'utf8');
+  const expressionOf = (resource: string): string =>
+    policy.split('- expression:').find((text) => text.includes(`variables.is != '${resource}'`)) ?? '';
+  for (const resource of ['secrets', 'configmaps']) {
+    const named = roles
+      .filter(({ account }) => account === 'stowage-controller')
+      .flatMap(({ rules }) => rules)
+      .filter((rule) => rule.resource === resource && rule.when !== 'certificateGiven')
+      .flatMap(({ names = [] }) => names);
+    expect(expressionOf(resource).match(/(?<=')stowage-[a-z]+(?=')/g)).toEqual(named);
+  }
 });
 
 test('agents read, and do nothing else', () => {

@@ -99,7 +99,7 @@ export const pageText = (): string =>
     '<!-- Made by `node scripts/rbac.ts` from the sources. Do not edit. -->',
     '# What each part may do in a cluster',
     'Every right has its reason here, and tests (`chart-rbac.test.ts` and `kubectl-stowage.test.ts` in `e2e/kubernetes`) take each of them away and see something fail. What is not in these tables nobody of Stowage may do. Keepers and the embedded NFS server have no rights, and no token.',
-    'Beyond that, the API server holds the accounts to less than their roles say (ValidatingAdmissionPolicy, `admissionPolicy.enabled`): the controller makes and changes only PersistentVolumes and StorageClasses of `file.stowage.dev` and `local.stowage.dev`, names no Secrets in them, and leaves what claims ask for as it is; agents change nothing at all.',
+    'Beyond that, the API server holds the accounts to less than their roles say (ValidatingAdmissionPolicy, `admissionPolicy.enabled`): the controller makes and changes only PersistentVolumes and StorageClasses of `file.stowage.dev` and `local.stowage.dev`, names no Secrets in them, and leaves claims as they are, but for their status and the node that the scheduler chose; of Secrets it has only `stowage-tls`, of type `kubernetes.io/tls`, of ConfigMaps only `stowage-ca` and `stowage-nodes`; agents change nothing at all.',
     ...roles.map(section),
   ].join('\n\n')}\n`;
 

@@ -4,6 +4,8 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
+import { expectedOf, outcomesOf, withAllRights } from './chart-accounts.ts';
+import { almightyAgent, almightyController, controllerAttempts, othersThings } from './chart-attempts.ts';
 import { type ChartGround, chart, claim, namespace, serviceMonitors, startChartGround } from './chart-ground.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
@@ -203,40 +205,17 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   test(
     'holds the accounts to what is theirs',
     async () => {
-      const as = (account: string): string => `--as=system:serviceaccount:${namespace}:stowage-${account}`;
-      const create = async (account: string, object: object): Promise<string> => {
-        const file = join(ground.cluster.folder, 'wanted.json');
-        await writeFile(file, JSON.stringify(object));
-        return await kubectl('create', '--filename', file, as(account));
-      };
-      const volume = (source: object): object => ({
-        ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: 'wanted' } },
-        spec: { capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'], ...source },
-      });
-      const refused = 'may only have PersistentVolumes of its own drivers';
-      const csi = { driver: 'file.stowage.dev', volumeHandle: 'x' };
-      await expect(create('controller', volume({ hostPath: { path: '/' } }))).rejects.toThrow(refused);
-      await expect(create('controller', volume({ csi: { ...csi, driver: 'other' } }))).rejects.toThrow(refused);
-      const nodePublishSecretRef = { name: 'token', namespace: 'kube-system' };
-      await expect(create('controller', volume({ csi: { ...csi, nodePublishSecretRef } }))).rejects.toThrow(
-        'may not name Secrets in PersistentVolumes',
-      );
-      const kind = {
-        apiVersion: 'storage.k8s.io/v1',
-        kind: 'StorageClass',
-        metadata: { name: 'x' },
-        provisioner: 'other',
-      };
-      await expect(create('controller', kind)).rejects.toThrow('may only have StorageClasses of its own drivers');
-      await expect(kubectl('get', 'secrets', '--all-namespaces', as('agent'))).rejects.toThrow('forbidden');
+      await expect.poll(() => ground.own('get', 'configmaps', '--output=name'), wait).toContain('stowage-nodes');
+      await using _ = await othersThings(ground);
+      const attempts = await controllerAttempts(ground);
+      expect(await outcomesOf(ground, 'controller', attempts)).toEqual(expectedOf(attempts));
+      const agent = `--as=system:serviceaccount:${namespace}:stowage-agent`;
+      await expect(kubectl('get', 'secrets', '--all-namespaces', agent)).rejects.toThrow('forbidden');
       // Even with all rights.
-      const all = ['clusterrolebinding', 'agents-may-all'];
-      await kubectl('create', ...all, '--clusterrole=cluster-admin', `--serviceaccount=${namespace}:stowage-agent`);
-      const map = { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name: 'x', namespace: 'default' } };
-      await expect
-        .poll(() => create('agent', map).catch(String), wait)
-        .toContain('agents change nothing in the cluster');
-      await kubectl('delete', ...all);
+      for (const [name, more] of [['controller', almightyController] as const, ['agent', almightyAgent] as const]) {
+        await using _all = await withAllRights(ground, name);
+        await expect.poll(() => outcomesOf(ground, name, more), wait).toEqual(expectedOf(more));
+      }
     },
     long,
   );

@@ -1,6 +1,6 @@
 import { setTimeout as delay } from 'node:timers/promises';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { reasonOf } from '#wire/kube/errors.ts';
+import { KubeError } from '#wire/kube/errors.ts';
 import { apiVersionOf, pathOf, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
 
@@ -14,12 +14,12 @@ export interface Thing extends KubeObject {
 
 /** A cluster of which nothing is known but a way to its API server. */
 export interface AnyCluster {
-  /** Makes it what is said, whatever it was. */
-  apply(object: object): Promise<void>;
+  /** Makes it what is said, whatever it was; one with a uid, only if it is that one. Gives what it is then. */
+  apply(object: object): Promise<Thing>;
   /** Undefined: there is none. */
   find(object: object): Promise<Thing | undefined>;
   list(apiVersion: string, kind: string, namespace?: string): Promise<readonly Thing[]>;
-  /** Absent is success. Does not wait until it is gone. */
+  /** One with a uid, only if it is that one. Absent is success. Does not wait until it is gone. */
   remove(object: object): Promise<void>;
   /** What a pod printed. */
   logOf(namespace: string, pod: string): Promise<string>;
@@ -54,11 +54,13 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
   }
 
   const placeOf = ({ metadata: { namespace, name } }: Thing) => ({ namespace, name });
+  /** There is none, not even of its kind, or another by now. */
+  const isAbsent = (thrown: unknown): boolean => thrown instanceof KubeError && [404, 409].includes(thrown.status);
   const orAbsent = async <T>(asking: Promise<T>): Promise<T | undefined> => {
     try {
       return await asking;
     } catch (thrown) {
-      if (reasonOf(thrown) === 'NotFound') return undefined;
+      if (isAbsent(thrown)) return undefined;
       throw thrown;
     }
   };
@@ -84,7 +86,7 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     apply: async (object) => {
       const thing = object as Thing;
       const resource = await resourceOf(thing.apiVersion, thing.kind);
-      await client.patch(
+      return await client.patch(
         resource,
         placeOf(thing),
         { kind: 'apply', body: { ...thing, apiVersion: apiVersionOf(resource) }, manager, force: true },
@@ -93,7 +95,8 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
     },
     find: async (object) => {
       const thing = object as Thing;
-      return await orAbsent(client.get(await resourceOf(thing.apiVersion, thing.kind), placeOf(thing), signal));
+      const resource = await resourceOf(thing.apiVersion, thing.kind);
+      return await orAbsent(client.get(resource, placeOf(thing), signal));
     },
     list: async (apiVersion, kind, namespace) => {
       const pages = await Array.fromAsync(client.list(await resourceOf(apiVersion, kind), { namespace }, signal));
@@ -103,7 +106,8 @@ export function createAnyCluster(client: KubeClient, signal: AbortSignal): AnyCl
       const thing = object as Thing;
       const resource = await resourceOf(thing.apiVersion, thing.kind).catch(() => undefined);
       if (resource === undefined) return;
-      await orAbsent(client.delete(resource, placeOf(thing), { propagation: 'Background' }, signal));
+      const only = { propagation: 'Background', uid: thing.metadata.uid } as const;
+      await orAbsent(client.delete(resource, placeOf(thing), only, signal));
     },
     logOf: (namespace, name) =>
       client.raw({ method: 'GET', path: `${pathOf(podLog, { namespace, name })}/log` }, signal),

@@ -5,6 +5,16 @@ import { promisify } from 'node:util';
 import { parseAllDocuments } from 'yaml';
 import { onPath, repository } from '#testbed/component.ts';
 import type { AnyCluster, Thing } from './cluster.ts';
+import {
+  countsOf,
+  decide,
+  imageValues,
+  isReady,
+  usualNamespace as namespace,
+  type Seen,
+  withImage,
+} from './decision.ts';
+import { named, removeMade } from './removal.ts';
 
 export interface InstallWish {
   readonly kubeconfig: string;
@@ -22,148 +32,145 @@ export interface Installed {
   uninstall(): Promise<void>;
 }
 
-const namespace = 'stowage-system';
+/** Nothing was changed. */
+export interface Refused {
+  readonly why: string;
+}
+
+interface Way extends Installed {
+  install(): Promise<void>;
+}
+
+/** To install by, and to remove by: that goes on when whoever runs the tests interrupts them. */
+export interface Clusters {
+  readonly cluster: AnyCluster;
+  readonly after: AnyCluster;
+}
+
 const folder = join(repository, 'deploy', 'kubernetes');
-const driverOf = (name: string): Thing => ({ apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', metadata: { name } });
-const driver = driverOf('file.stowage.dev');
-const ownNamespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } };
+const minutes = 60_000;
 const definition = {
   ...{ apiVersion: 'apiextensions.k8s.io/v1', kind: 'CustomResourceDefinition' },
   metadata: { name: 'stores.stowage.dev' },
 };
-const minutes = 60_000;
+const server = { metadata: { name: 'stowage-nfs', namespace } };
+/** Of the embedded NFS server, which the plain manifests do not have. */
+const ofServer: readonly Thing[] = [
+  { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'stowage-nfs' } },
+  { apiVersion: 'v1', kind: 'PersistentVolumeClaim', ...server },
+  { apiVersion: 'apps/v1', kind: 'StatefulSet', ...server },
+];
 
 export const usualHelm = (): string => onPath('helm') ?? '';
 
 /** One that runs already is used as it is. Otherwise by the chart where there is Helm, or by the plain manifests. */
-export async function install(cluster: AnyCluster, wish: InstallWish): Promise<Installed> {
-  if ((await cluster.find(driver)) !== undefined) {
-    await ready(cluster);
-    return { how: 'it was there already, and is left as it is', uninstall: async () => {} };
+export async function install(clusters: Clusters, wish: InstallWish): Promise<Installed | Refused> {
+  const { cluster } = clusters;
+  const decision = decide(await seenIn(cluster));
+  if (decision.kind === 'refuse') return { why: decision.why };
+  if (decision.kind === 'use') {
+    await ready(cluster, decision.namespace);
+    const how = `it was there already, in namespace ${decision.namespace}, and is left as it is`;
+    return { how, uninstall: async () => {} };
   }
-  const installed = wish.helm === '' ? await byManifests(cluster, wish.image) : await byHelm(cluster, wish);
+  const way = wish.helm === '' ? byManifests(clusters, wish.image) : byHelm(clusters.after, wish);
   try {
-    await ready(cluster);
+    await way.install();
+    await ready(cluster, namespace);
   } catch (cause) {
-    await installed.uninstall();
+    await way.uninstall().catch((left: unknown) => {
+      throw new AggregateError([cause, left], 'Stowage could not be installed, nor could all of it be removed again');
+    });
     throw cause;
   }
-  return installed;
+  return way;
 }
 
-async function byHelm(cluster: AnyCluster, { kubeconfig, image, helm, values }: InstallWish): Promise<Installed> {
+async function seenIn(cluster: AnyCluster): Promise<Seen> {
+  const wide = [...(await manifests()), ...ofServer].filter(({ kind, metadata }) => {
+    return metadata.namespace === undefined && kind !== 'Store';
+  });
+  return {
+    deployments: await cluster.list('apps/v1', 'Deployment'),
+    objects: await present(cluster, wide),
+    stores: await storesOf(cluster),
+    volumes: await cluster.list('v1', 'PersistentVolume'),
+  };
+}
+
+async function present(cluster: AnyCluster, things: readonly Thing[]): Promise<readonly Thing[]> {
+  const found = await Promise.all(things.map((thing) => cluster.find(thing)));
+  return found.filter((thing) => thing !== undefined);
+}
+
+async function storesOf(cluster: AnyCluster): Promise<readonly Thing[]> {
+  if ((await cluster.find(definition)) === undefined) return [];
+  const [apiVersion, kind] = ['stowage.dev/v1', 'Store'];
+  return (await cluster.list(apiVersion, kind)).map((store) => named(apiVersion, kind, store));
+}
+
+/** The definitions first. */
+async function manifests(change = (text: string): string => text): Promise<readonly Thing[]> {
+  const read = (...path: readonly string[]): Promise<string> => readFile(join(folder, ...path), 'utf8');
+  const texts = [await read('crds', 'stores.yaml'), change(await read('stowage.yaml'))];
+  return texts
+    .flatMap((text) => parseAllDocuments(text))
+    .map((document) => document.toJS() as Thing | null)
+    .filter((thing) => thing !== null);
+}
+
+function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallWish): Way {
   const run = (...words: readonly string[]) =>
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
     });
-  const at = image.lastIndexOf(':');
-  const [repositoryName, tag] = at > image.lastIndexOf('/') ? [image.slice(0, at), image.slice(at + 1)] : [image, ''];
-  const own = [`image.repository=${repositoryName}`, `image.tag=${tag}`, 'embeddedNFS.enabled=true'];
-  const size = 'embeddedNFS.volume.size=2Gi';
-  const set = [...own, size, ...values].flatMap((value) => ['--set', value]);
-  await run('install', 'stowage', join(folder, 'chart'), '--create-namespace', ...set);
+  const own = ['embeddedNFS.enabled=true', 'embeddedNFS.volume.size=2Gi'];
+  const set = [
+    ...[...own, ...values].flatMap((value) => ['--set', value]),
+    ...imageValues(image).flatMap((value) => ['--set-string', value]),
+  ];
+  let made: readonly Thing[] = [];
+  /** What Helm leaves. None of it was there before. */
+  const kept = async (): Promise<readonly Thing[]> => {
+    const drivers = (await manifests()).filter(({ kind }) => kind === 'CSIDriver');
+    const ground = [definition, { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }];
+    const stores = await storesOf(after);
+    return [...(await present(after, [...ground, ...drivers])), ...stores, ...(await present(after, ofServer))];
+  };
   return {
     how: 'by the chart',
-    uninstall: async () => {
-      // Its volume is one of the default store: what unmounts it and takes it away must still be there.
-      await removeServer(cluster);
-      await removeStores(cluster);
-      await run('uninstall', 'stowage', '--wait', '--timeout', '3m');
-      await removeRest(cluster);
+    install: async () => {
+      try {
+        await run('install', 'stowage', join(folder, 'chart'), '--create-namespace', ...set);
+      } finally {
+        made = await kept();
+      }
     },
+    uninstall: () =>
+      removeMade(after, made, () => run('uninstall', 'stowage', '--ignore-not-found', '--wait', '--timeout', '3m')),
   };
 }
 
-async function byManifests(cluster: AnyCluster, image: string): Promise<Installed> {
-  const text = await readFile(join(folder, 'stowage.yaml'), 'utf8');
-  const things = parseAllDocuments(text.replaceAll(/^( +image: )stowage:\S+$/gm, `$1${image}`))
-    .map((document) => document.toJS() as Thing | null)
-    .filter((thing) => thing !== null);
-  const crd = parseAllDocuments(await readFile(join(folder, 'crds', 'stores.yaml'), 'utf8')).map(
-    (document) => document.toJS() as Thing,
-  );
-  for (const thing of [...crd, ...things]) {
-    // A kind that was just defined is not there at once.
-    const applied = (): Promise<string> =>
-      cluster.apply(thing).then(
-        () => '',
-        (error: unknown) => String(error),
-      );
-    await cluster.until(`${thing.kind} ${thing.metadata.name}`, applied, (failed) => failed === '', minutes / 2);
-  }
+function byManifests({ cluster, after }: Clusters, image: string): Way {
+  const made: Thing[] = [];
   return {
     how: 'by deploy/kubernetes/stowage.yaml',
-    uninstall: async () => {
-      await removeStores(cluster);
-      for (const thing of things.toReversed()) await cluster.remove(thing);
-      await removeRest(cluster);
+    install: async () => {
+      for (const thing of await manifests((text) => withImage(text, image))) {
+        // A kind that was just defined is not there at once.
+        const applied = (): Promise<Thing | string> => cluster.apply(thing).catch(String);
+        const what = `${thing.kind} ${thing.metadata.name}`;
+        const done = await cluster.until(what, applied, (seen) => typeof seen !== 'string', minutes / 2);
+        if (typeof done !== 'string') made.push(done);
+      }
     },
+    uninstall: () => removeMade(after, made, async () => {}),
   };
 }
 
-/** The embedded NFS server, with its claim. */
-async function removeServer(cluster: AnyCluster): Promise<void> {
-  const metadata = { name: 'stowage-nfs', namespace };
-  await cluster.remove({ apiVersion: 'apps/v1', kind: 'StatefulSet', metadata });
-  const pods = async () =>
-    (await cluster.list('v1', 'Pod', namespace)).filter(({ metadata: { name } }) => name?.startsWith('stowage-nfs-'));
-  await cluster.until('the end of the NFS server', pods, (all) => all.length === 0);
-  const volumes = async () =>
-    (await cluster.list('v1', 'PersistentVolume')).filter(
-      ({ spec }) => (spec?.['claimRef'] as { readonly namespace?: string } | undefined)?.namespace === namespace,
-    );
-  // It would outlive its claim otherwise.
-  for (const { metadata: disk } of await volumes())
-    await cluster.apply({
-      ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: disk.name } },
-      spec: { persistentVolumeReclaimPolicy: 'Delete' },
-    });
-  await cluster.remove({ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata });
-  await cluster.until('the end of its volume', volumes, (all) => all.length === 0);
-  await cluster.remove({ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: metadata.name } });
-}
-
-/** With their classes. */
-async function removeStores(cluster: AnyCluster): Promise<void> {
-  for (const store of await cluster.list('stowage.dev/v1', 'Store')) await cluster.remove(asked(store, 'Store'));
-}
-
-async function removeRest(cluster: AnyCluster): Promise<void> {
-  // Kept for volumes that outlive an installation; none does here.
-  for (const thing of [driver, driverOf('local.stowage.dev')]) await cluster.remove(thing);
-  await cluster.remove(ownNamespace);
-  await cluster.remove(definition);
-  for (const thing of [ownNamespace, definition])
-    await cluster.until(
-      `the end of ${thing.metadata.name}`,
-      () => cluster.find(thing),
-      (seen) => seen === undefined,
-    );
-}
-
-/** What is in a list does not say what it is. */
-const asked = (thing: Thing, kind: string, apiVersion = 'stowage.dev/v1'): object => ({
-  ...{ apiVersion, kind, metadata: { name: thing.metadata.name, namespace: thing.metadata.namespace } },
-});
-
-async function ready(cluster: AnyCluster): Promise<void> {
-  const counts = async () => {
-    const deployments = await cluster.list('apps/v1', 'Deployment', namespace);
-    const sets = await cluster.list('apps/v1', 'DaemonSet', namespace);
-    const stateful = await cluster.list('apps/v1', 'StatefulSet', namespace);
-    return [
-      ...[...deployments, ...stateful].map(({ metadata, spec, status }) => ({
-        ...{ name: metadata.name, wanted: spec?.['replicas'], ready: status?.['readyReplicas'] ?? 0 },
-      })),
-      ...sets.map(({ metadata, status }) => ({
-        ...{ name: metadata.name, wanted: status?.['desiredNumberScheduled'], ready: status?.['numberReady'] },
-      })),
-    ];
-  };
-  await cluster.until(
-    'that all pods of Stowage are ready',
-    counts,
-    (all) => all.length >= 3 && all.every((one) => one.wanted === one.ready && one.wanted !== 0),
-    5 * minutes,
-  );
+async function ready(cluster: AnyCluster, home: string): Promise<void> {
+  const kinds = ['Deployment', 'DaemonSet', 'StatefulSet'] as const;
+  const counts = async () =>
+    countsOf((await Promise.all(kinds.map((kind) => cluster.list('apps/v1', kind, home)))).flat());
+  await cluster.until('that all pods of Stowage are ready', counts, isReady, 5 * minutes);
 }

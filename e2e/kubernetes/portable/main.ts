@@ -1,9 +1,10 @@
 /**
  * Our end-to-end tests on any cluster:
  *
- *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …]
+ *   npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM] [--set VALUE …] [--only WORDS]
  *
- * Stowage is installed if it is not there, and removed again. Everything that tests make has a name of its own, and is removed.
+ * Stowage is installed if it is not there, and removed again; where only something is left of it, nothing is done. Everything that
+ * tests make has a name of its own, and is removed.
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
@@ -16,13 +17,14 @@ import { type ClassOfStore, type Ground, runAll, summaryOf } from './run.ts';
 import { nothingLeft, tests } from './tests.ts';
 
 const usage =
-  'npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM, or none] [--set VALUE …]';
+  'npm run e2e -- --kubeconfig FILE --image IMAGE [--shell-image busybox] [--helm PROGRAM, or none] [--set VALUE …] [--only WORDS of a test]';
 
 async function main(): Promise<number> {
   const { values } = parseArgs({
     options: {
       ...{ kubeconfig: { type: 'string' }, image: { type: 'string' }, helm: { type: 'string' } },
       ...{ 'shell-image': { type: 'string', default: 'busybox' }, set: { type: 'string', multiple: true } },
+      only: { type: 'string', default: '' },
     },
   });
   const { kubeconfig, image } = values;
@@ -37,11 +39,20 @@ async function main(): Promise<number> {
   const access = await kubeAccess({ kubeconfig, env: process.env, clock });
   using client = createKubeClient({ access, clock, userAgent: 'stowage-e2e' });
   const cluster = createAnyCluster(client, stop.signal);
-  const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
-  const installed = await install(cluster, { kubeconfig, image, helm, values: values.set ?? [] });
-  console.log(`Stowage: ${installed.how}`);
   // Whoever interrupts it wants the tests to end, and not that everything stays.
   const after = createAnyCluster(client, new AbortController().signal);
+  const helm = values.helm === 'none' ? '' : (values.helm ?? usualHelm());
+  const wanted = tests.filter(({ name }) => name.includes(values.only));
+  if (wanted.length === 0) {
+    console.error(`no test is called '${values.only}'. There are:\n${tests.map(({ name }) => `  ${name}`).join('\n')}`);
+    return 2;
+  }
+  const installed = await install({ cluster, after }, { kubeconfig, image, helm, values: values.set ?? [] });
+  if ('why' in installed) {
+    console.error(installed.why);
+    return 1;
+  }
+  console.log(`Stowage: ${installed.how}`);
   const unique = `e2e-${randomBytes(4).toString('hex')}`;
   const own = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: `stowage-${unique}` } };
   const images = imageStore(unique);
@@ -50,7 +61,7 @@ async function main(): Promise<number> {
     await cluster.apply(images);
     const shell = values['shell-image'];
     const ground = await groundOf(cluster, { namespace: own.metadata.name, unique, shell });
-    const tally = await runAll(tests, ground, (line) => console.log(line));
+    const tally = await runAll(wanted, ground, (line) => console.log(line));
     await nothingLeft({ ...ground, cluster: after });
     console.log(summaryOf(tally));
     return tally.failed === 0 ? 0 : 1;

@@ -7,28 +7,83 @@ import { type ChartGround, startChartGround } from '../chart-ground.ts';
 
 const { signal } = new AbortController();
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
+/** Of all kinds that an installation has outside of its namespace, and it. */
+const kinds = [
+  ...['namespaces', 'persistentvolumes', 'storageclasses', 'csidrivers', 'customresourcedefinitions'],
+  ...['validatingadmissionpolicies', 'validatingadmissionpolicybindings'],
+  ...['clusterroles', 'clusterrolebindings', 'priorityclasses'],
+];
+
+interface Run {
+  readonly stdout: string;
+  readonly stderr: string;
+  /** Left out: it ended well. */
+  readonly code?: number;
+}
 
 describe.skipIf(needs(...components))('the tests for any cluster', () => {
   let ground: ChartGround;
+  let before: string;
+
+  const all = (): Promise<string> => ground.cluster.kubectl('get', kinds.join(','), '--output=name');
+  const run = (more: readonly string[], timeout = 600_000): Promise<Run> => {
+    const main = join(import.meta.dirname, 'main.ts');
+    const which = ['--kubeconfig', ground.cluster.kubeconfig, '--image', 'stowage:testbed'];
+    const words = [main, ...which, '--shell-image', ground.busybox, ...more];
+    const about = { timeout, maxBuffer: 1 << 24 };
+    return promisify(execFile)(process.execPath, words, about).catch((thrown: unknown) => thrown as Run);
+  };
+  const lastLine = ({ stdout }: Run): string | undefined => stdout.trimEnd().split('\n').at(-1);
 
   beforeAll(async () => {
     ground = await startChartGround(signal);
+    before = await all();
   }, 400_000);
   afterAll(() => ground?.[Symbol.asyncDispose](), 60_000);
 
+  test('touch nothing where something was left of a Stowage that does not run', async () => {
+    const { apply, kubectl } = ground.cluster;
+    const claimRef = {
+      apiVersion: 'v1',
+      kind: 'PersistentVolumeClaim',
+      name: 'stowage-nfs',
+      namespace: 'stowage-system',
+    };
+    const disk = {
+      ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: 'retained' } },
+      spec: {
+        ...{ capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'], persistentVolumeReclaimPolicy: 'Retain' },
+        ...{ hostPath: { path: '/srv' }, claimRef: { ...claimRef, uid: '4d0b8d1c-5b1f-4b8e-9c53-0d4d0f1d3c11' } },
+      },
+    };
+    await apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'stowage-system' } }, disk);
+    const seen = await all();
+    const { code, stderr, stdout } = await run(['--helm', toolPath('helm')], 60_000);
+    expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
+    expect(stderr).toContain(
+      '  Namespace stowage-system\n  PersistentVolume retained, of the claim stowage-system/stowage-nfs\n',
+    );
+    expect(await all()).toBe(seen);
+    const policy = '--output=jsonpath={.spec.persistentVolumeReclaimPolicy}';
+    expect(await kubectl('get', 'persistentvolume', 'retained', policy)).toBe('Retain');
+    await kubectl('delete', 'namespace/stowage-system', 'persistentvolume/retained', '--timeout=60s');
+  }, 120_000);
+
+  test('are run by the plain manifests where there is no Helm, and leave nothing', async () => {
+    const told = await run(['--helm', 'none', '--only', 'a claim of a local store']);
+    expect(told.stdout).toContain('Stowage: by deploy/kubernetes/stowage.yaml');
+    expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('1 passed, 0 failed, 0 skipped');
+    expect(told.code, told.stderr).toBeUndefined();
+    expect(await all()).toBe(before);
+  }, 400_000);
+
   test('all pass on the one of the test bed, and leave nothing', async () => {
-    const { kubeconfig, kubectl } = ground.cluster;
-    const words = [join(import.meta.dirname, 'main.ts'), '--kubeconfig', kubeconfig, '--image', 'stowage:testbed'];
-    const more = ['--shell-image', ground.busybox, '--helm', toolPath('helm')];
     // There is no DNS that hears of services by itself.
     const address = ['--set', 'embeddedNFS.clusterIP=10.96.7.7'];
-    const { stdout } = await promisify(execFile)(process.execPath, [...words, ...more, ...address], {
-      ...{ timeout: 600_000, maxBuffer: 1 << 24 },
-    }).catch((thrown: unknown) => thrown as { readonly stdout: string });
-    expect(stdout).toContain('Stowage: by the chart');
-    expect(stdout.trimEnd().split('\n').at(-1), stdout).toBe('8 passed, 0 failed, 0 skipped');
-    expect(await kubectl('get', 'namespaces', '--output=name')).not.toContain('stowage');
-    const kinds = 'persistentvolumes,storageclasses,csidrivers,customresourcedefinitions,clusterroles';
-    expect(await kubectl('get', kinds, '--output=name')).not.toContain('stowage');
+    const told = await run(['--helm', toolPath('helm'), ...address]);
+    expect(told.stdout).toContain('Stowage: by the chart');
+    expect(lastLine(told), `${told.stdout}${told.stderr}`).toBe('8 passed, 0 failed, 0 skipped');
+    expect(told.code, told.stderr).toBeUndefined();
+    expect(await all()).toBe(before);
   }, 700_000);
 });

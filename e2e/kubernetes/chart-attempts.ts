@@ -1,0 +1,212 @@
+import type { Attempt } from './chart-accounts.ts';
+import { type ChartGround, namespace } from './chart-ground.ts';
+
+const tried = (verb: string): readonly string[] => [verb, '--dry-run=server'];
+const [create, replace, remove, patch] = [tried('create'), tried('replace'), tried('delete'), tried('patch')];
+const merge = (body: object): readonly string[] => ['--type=merge', '--patch', JSON.stringify(body)];
+const selectedNode = 'volume.kubernetes.io/selected-node';
+
+const others = {
+  claim: {
+    ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim' },
+    metadata: {
+      ...{ name: 'held', namespace: 'default', labels: { mine: 'yes' } },
+      annotations: { [selectedNode]: 'node-1', mine: 'yes' },
+    },
+    // Nobody makes it a volume.
+    spec: {
+      ...{ accessModes: ['ReadWriteOnce'], storageClassName: 'none-such' },
+      resources: { requests: { storage: '1Gi' } },
+    },
+  },
+  volume: volume('held', { hostPath: { path: '/' } }),
+  storageClass: storageClass('held'),
+  map: map('held', 'default'),
+  secret: secret({ name: 'held', where: 'default', type: 'Opaque' }),
+} as const;
+
+/** What is not Stowage's; taken away at the end. */
+export async function othersThings({ cluster }: ChartGround): Promise<AsyncDisposable> {
+  await cluster.apply(...Object.values(others));
+  return {
+    [Symbol.asyncDispose]: async () => {
+      const all = ['pvc/held', 'pv/held', 'storageclass/held', 'configmap/held', 'secret/held'];
+      await cluster.kubectl('delete', ...all, '--namespace=default', '--timeout=60s');
+    },
+  };
+}
+
+function volume(name: string, source: object): object {
+  const spec = { capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'], ...source };
+  return { apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name }, spec };
+}
+
+function storageClass(name: string): object {
+  return { apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name }, provisioner: 'other' };
+}
+
+function map(name: string, where: string): object {
+  return { apiVersion: 'v1', kind: 'ConfigMap', metadata: { name, namespace: where } };
+}
+
+interface SecretWish {
+  readonly name: string;
+  readonly where?: string;
+  readonly type: string;
+  readonly annotations?: object;
+}
+
+function secret({ name, where = namespace, type, annotations = {} }: SecretWish): object {
+  const stringData = type === 'kubernetes.io/tls' ? { 'tls.crt': 'x', 'tls.key': 'x' } : {};
+  return { apiVersion: 'v1', kind: 'Secret', metadata: { name, namespace: where, annotations }, type, stringData };
+}
+
+const says = {
+  drivers: "Stowage's controller may only have PersistentVolumes of its own drivers",
+  secretNames: "Stowage's controller may not name Secrets in PersistentVolumes",
+  classes: "Stowage's controller may only have StorageClasses of its own drivers",
+  spec: "Stowage's controller may note things on claims, and not change what they ask for",
+  claims: "Stowage's controller may not change owners, finalizers and labels of claims",
+  annotations: "Stowage's controller may take the node that was selected from claims, and change no other annotation",
+  secrets: "Stowage's controller may only have the Secret stowage-tls in its own namespace, of type kubernetes.io/tls",
+  maps: "Stowage's controller may only have the ConfigMaps stowage-ca and stowage-nodes in its own namespace",
+  agents: "Stowage's agents change nothing in the cluster",
+} as const;
+
+const claim = [...patch, 'pvc', 'held', '--namespace=default'];
+const status = [...claim, '--subresource=status'];
+const csi = { driver: 'file.stowage.dev', volumeHandle: 'x' };
+const token = { name: 'token', namespace: 'kube-system' };
+const owner = { apiVersion: 'v1', kind: 'ConfigMap', name: 'held', uid: '4d0b8d1c-5b1f-4b8e-9c53-0d4d0f1d3c11' };
+const tokenType = 'kubernetes.io/service-account-token';
+const ofAdopter = { 'kubernetes.io/service-account.name': 'stowage-adopter' };
+const ill = {
+  type: 'stowage.dev/Healthy',
+  status: 'False',
+  reason: 'Test',
+  lastTransitionTime: '2026-01-01T00:00:00Z',
+};
+
+const labels = { metadata: { labels: { other: 'yes' } } };
+
+const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<string, Attempt>> =>
+  Object.fromEntries(
+    Object.entries({
+      'an owner': [{ ownerReferences: [owner] }, says.claims],
+      'no finalizers': [{ finalizers: null }, says.claims],
+      'one more label': [labels.metadata, says.claims],
+      'a label less': [{ labels: null }, says.claims],
+      'another node': [{ annotations: { [selectedNode]: 'node-2' } }, says.annotations],
+      'one more annotation': [{ annotations: { other: 'yes' } }, says.annotations],
+      'another annotation': [{ annotations: { mine: 'no' } }, says.annotations],
+      'no annotations': [{ annotations: null }, says.annotations],
+    } as const).map(([change, [metadata, refused]]) => [
+      `gives ${what} ${change}`,
+      { words: [...words, ...merge({ metadata })], refused },
+    ]),
+  );
+
+/** With no more rights than it has. */
+export async function controllerAttempts({ own }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+  const kept = async (...what: readonly string[]): Promise<object> =>
+    JSON.parse(await own('get', ...what, '--output=json'));
+  const secretRefs = ['controllerPublish', 'controllerExpand', 'nodeStage', 'nodePublish', 'nodeExpand'];
+  return {
+    'makes a volume of its driver': { words: create, object: volume('wanted', { csi }) },
+    'makes a volume of a folder': {
+      ...{ words: create, object: volume('wanted', { hostPath: { path: '/' } }), refused: says.drivers },
+    },
+    'makes a volume of another driver': {
+      ...{ words: create, object: volume('wanted', { csi: { ...csi, driver: 'other' } }), refused: says.drivers },
+    },
+    ...Object.fromEntries(
+      secretRefs.map((name) => [
+        `makes a volume with a Secret to ${name}`,
+        {
+          ...{ words: create, object: volume('wanted', { csi: { ...csi, [`${name}SecretRef`]: token } }) },
+          refused: says.secretNames,
+        },
+      ]),
+    ),
+    "changes another's volume": { words: [...patch, 'pv', 'held', ...merge(labels)], refused: says.drivers },
+    "deletes another's volume": { words: [...remove, 'pv', 'held'], refused: says.drivers },
+    "makes another's class": { words: create, object: storageClass('wanted'), refused: says.classes },
+    "deletes another's class": { words: [...remove, 'storageclass', 'held'], refused: says.classes },
+    'takes the selected node from a claim': {
+      words: [...claim, ...merge({ metadata: { annotations: { [selectedNode]: null } } })],
+    },
+    'asks for more': {
+      ...{ words: [...claim, ...merge({ spec: { volumeName: 'held' } })], refused: says.spec },
+    },
+    ...claimAttempts('a claim', claim),
+    'renews the certificate': { words: replace, object: await kept('secret', 'stowage-tls') },
+    'deletes the certificate': { words: [...remove, 'secret', 'stowage-tls', `--namespace=${namespace}`] },
+    "makes a Secret for another account's token": {
+      words: create,
+      object: secret({ name: 'wanted', type: tokenType, annotations: ofAdopter }),
+      refused: says.secrets,
+    },
+    'makes one of the name of the certificate': {
+      words: create,
+      object: secret({ name: 'stowage-tls', type: tokenType, annotations: ofAdopter }),
+      refused: says.secrets,
+    },
+    'makes a certificate of another name': {
+      words: create,
+      object: secret({ name: 'wanted', type: 'kubernetes.io/tls' }),
+      refused: says.secrets,
+    },
+    'publishes the certificate': { words: replace, object: await kept('configmap', 'stowage-ca') },
+    'notes which machine a node is': {
+      words: [...patch, 'configmap', 'stowage-nodes', `--namespace=${namespace}`, ...merge({ data: { x: 'y z' } })],
+    },
+    'makes another ConfigMap': { words: create, object: map('wanted', namespace), refused: says.maps },
+  };
+}
+
+/** Whatever a role may say one day. And of a status, which it may change, kubectl wants to read it first. */
+export const almightyController: Readonly<Record<string, Attempt>> = {
+  'says how a claim is': { words: [...status, ...merge({ status: { conditions: [ill] } })] },
+  'says how large a claim is': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
+  ...claimAttempts('by its status a claim', status),
+  "changes another's class": { words: [...patch, 'storageclass', 'held', ...merge(labels)], refused: says.classes },
+  'makes a claim': {
+    words: create,
+    object: { ...others.claim, metadata: { name: 'wanted', namespace: 'default' } },
+    refused: says.spec,
+  },
+  'deletes a claim': { words: [...remove, 'pvc', 'held', '--namespace=default'], refused: says.spec },
+  'makes a certificate elsewhere': {
+    words: create,
+    object: secret({ name: 'stowage-tls', where: 'default', type: 'kubernetes.io/tls' }),
+    refused: says.secrets,
+  },
+  'deletes another Secret': {
+    words: [...remove, 'secret', 'held', '--namespace=default'],
+    refused: says.secrets,
+  },
+  'publishes a certificate elsewhere': { words: create, object: map('stowage-ca', 'default'), refused: says.maps },
+  "changes another's ConfigMap": {
+    words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
+    refused: says.maps,
+  },
+  "deletes another's ConfigMap": {
+    words: [...remove, 'configmap', 'held', '--namespace=default'],
+    refused: says.maps,
+  },
+};
+
+export const almightyAgent: Readonly<Record<string, Attempt>> = {
+  'asks who it is': { words: ['auth', 'whoami'] },
+  'makes something': { words: create, object: map('wanted', 'default'), refused: says.agents },
+  'changes something': {
+    words: [...patch, 'configmap', 'held', '--namespace=default', ...merge(labels)],
+    refused: says.agents,
+  },
+  'says how something is': { words: [...status, ...merge({ status: { conditions: [ill] } })], refused: says.agents },
+  'deletes something': { words: [...remove, 'configmap', 'held', '--namespace=default'], refused: says.agents },
+  'goes through the API server': {
+    words: ['get', '--raw', `/api/v1/namespaces/${namespace}/services/https:stowage:443/proxy/`],
+    refused: says.agents,
+  },
+};

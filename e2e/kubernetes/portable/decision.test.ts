@@ -1,0 +1,117 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { repository } from '#testbed/component.ts';
+import type { Thing } from './cluster.ts';
+import { belongingTo, countsOf, decide, disksOf, imageValues, isReady, type Seen, withImage } from './decision.ts';
+
+const nothing: Seen = { deployments: [], objects: [], stores: [], volumes: [] };
+const thing = (kind: string, name: string, more: Partial<Thing> = {}): Thing => ({
+  ...{ apiVersion: 'v1', kind, metadata: { name } },
+  ...more,
+});
+const controller = (namespace: string, component = 'controller'): Thing => {
+  const labels = { 'app.kubernetes.io/name': 'stowage', 'app.kubernetes.io/component': component };
+  return thing('Deployment', 'stowage-controller', { metadata: { name: 'stowage-controller', namespace, labels } });
+};
+const volume = (name: string, spec: object): Thing =>
+  thing('PersistentVolume', name, { spec: spec as Readonly<Record<string, unknown>> });
+const retained = (name: string, uid: string): Thing =>
+  volume(name, { claimRef: { namespace: 'stowage-system', name: 'stowage-nfs', uid } });
+const others = volume('theirs', { claimRef: { namespace: 'default', name: 'data', uid: 'u' }, csi: { driver: 'x' } });
+
+test('Stowage is installed where nothing of it is', () => {
+  const deployment = thing('Deployment', 'stowage-controller', { metadata: { namespace: 'stowage-system' } });
+  expect(decide({ ...nothing, deployments: [deployment], volumes: [others] })).toEqual({ kind: 'install' });
+});
+
+test('one that runs is used, whatever its namespace is called', () => {
+  const objects = [thing('CSIDriver', 'file.stowage.dev')];
+  const seen = { ...nothing, deployments: [controller('storage')], objects, volumes: [retained('disk', 'old')] };
+  expect(decide(seen)).toEqual({ kind: 'use', namespace: 'storage' });
+});
+
+test('one that is there twice is not used', () => {
+  expect(decide({ ...nothing, deployments: [controller('one'), controller('two')] })).toEqual({
+    ...{ kind: 'refuse', why: 'Stowage is in several namespaces: one, two.' },
+  });
+});
+
+test.each([
+  ['a namespace', { objects: [thing('Namespace', 'stowage-system')] }, 'Namespace stowage-system'],
+  [
+    'the definition of stores',
+    { objects: [thing('CustomResourceDefinition', 'stores.stowage.dev')] },
+    'CustomResourceDefinition stores.stowage.dev',
+  ],
+  ['a store', { stores: [thing('', 'gold')] }, 'Store gold'],
+  [
+    "the NFS server's disk",
+    { volumes: [others, retained('disk', 'old')] },
+    'PersistentVolume disk, of the claim stowage-system/stowage-nfs',
+  ],
+  [
+    'a volume',
+    { volumes: [volume('kept', { csi: { driver: 'local.stowage.dev' } })] },
+    'PersistentVolume kept, of no claim',
+  ],
+  // It has no controller of its own to serve claims.
+  ['something else that runs', { deployments: [controller('storage', 'nfs')], stores: [thing('', 'x')] }, 'Store x'],
+] as const)('nothing is installed where %s was left', (_, left, line) => {
+  expect(decide({ ...nothing, ...left })).toEqual({
+    kind: 'refuse',
+    why: `Stowage does not run in this cluster, but this was left of it:
+  ${line}
+It was not touched. If it is needed, install Stowage again as it was: the tests use what runs, and leave it as it is.
+If it is not, and neither are the data of these volumes, delete these objects. Then run the tests again.`,
+  });
+});
+
+test("a claim's disk is the one with its uid, and not one of an earlier claim of that name", () => {
+  const claim = thing('PersistentVolumeClaim', 'stowage-nfs', { metadata: { uid: 'new' } });
+  const unbound = volume('free', {});
+  const all = [retained('old', 'old'), retained('new', 'new'), others, unbound];
+  expect(disksOf(all, claim).map(({ metadata }) => metadata.name)).toEqual(['new']);
+  expect(disksOf(all, thing('PersistentVolumeClaim', 'stowage-nfs'))).toEqual([]);
+});
+
+test('classes go with the stores that they were made for', () => {
+  const owned = (name: string, uid: string): Thing =>
+    thing('StorageClass', name, {
+      metadata: { name, ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }] },
+    });
+  const classes = [owned('local', 'mine'), owned('local-2', 'theirs'), thing('StorageClass', 'standard')];
+  const stores = [thing('Store', 'local', { metadata: { uid: 'mine' } })];
+  expect(belongingTo(classes, stores).map(({ metadata }) => metadata.name)).toEqual(['local']);
+});
+
+test('it is ready when controller, agents and keepers are, whatever else is in the namespace', () => {
+  const agents = (ready: number): Thing => ({
+    ...controller('storage', 'agent'),
+    status: { desiredNumberScheduled: 2, numberReady: ready },
+  });
+  const deployment = { ...controller('storage'), spec: { replicas: 2 }, status: { readyReplicas: 2 } };
+  const areReady = (all: readonly Thing[]): boolean => isReady(countsOf(all));
+  const foreign = thing('Deployment', 'foreign', { spec: { replicas: 1 }, status: {} });
+  expect(areReady([deployment, agents(2), agents(2), foreign])).toBe(true);
+  expect(areReady([deployment, agents(1), agents(2)])).toBe(false);
+  expect(areReady([deployment, agents(2)])).toBe(false);
+  expect(areReady([{ ...deployment, status: {} }, agents(2), agents(2)])).toBe(false);
+});
+
+test.each([
+  ['stowage:2026', ['image.repository=stowage', 'image.tag=2026']],
+  ['host:5000/a/stowage', ['image.repository=host:5000/a/stowage', 'image.tag=']],
+  ['host:5000/stowage:1', ['image.repository=host:5000/stowage', 'image.tag=1']],
+  ['a/stowage@sha256:12', ['image.repository=a/stowage', 'image.digest=sha256:12']],
+  ['a/stowage:1@sha256:12', ['image.repository=a/stowage', 'image.digest=sha256:12']],
+])('the image %s is a repository and what of it', (image, values) => {
+  expect(imageValues(image)).toEqual(values);
+});
+
+test('the plain manifests have the image that is given, everywhere', () => {
+  const manifests = readFileSync(join(repository, 'deploy', 'kubernetes', 'stowage.yaml'), 'utf8');
+  const images = [...withImage(manifests, 'host:5000/$1:next').matchAll(/ image: (.*)/g)].map(([, image]) => image);
+  expect(images).toEqual(Array(3).fill('host:5000/$1:next'));
+  expect(() => withImage('kind: Namespace', 'x')).toThrow('the manifests name no image that could be replaced');
+});
