@@ -13,7 +13,7 @@ const words = (text: string): string[] => text.trim().split(/\s+/);
 const inShort = words(`
   agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other pod-unasked pod-unknown block-mode command-deadline container-not-running engine-answer engine-denied engine-network-hidden
   engine-network-missing engine-place-unknown engine-refused engine-unknown engine-unreachable keeper-container-impossible keeper-place-unknown
-  keeper-pod-missing keeper-pod-network keeper-pod-upgrade mount-held
+  keeper-pod-missing keeper-pod-network keeper-pod-ports keeper-pod-upgrade mount-held
   data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded
   file-too-large fuse-missing mount-unanswered source-port-taken tls-file-unreadable
   filesystem-damaged filesystem-unknown folder-occupied format-newer grow-failed grow-needs-unmount image-busy internal

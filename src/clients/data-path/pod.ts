@@ -42,7 +42,18 @@ function isListening(socket: string): boolean {
   }
 }
 
-export function refuseForPods({ network }: KeeperKind): void {
+export function refuseForPods({ network, privilegedPorts }: KeeperKind): void {
+  // Only root could have that right in a container, and a keeper is nobody.
+  if (privilegedPorts)
+    throw new StowageError(
+      "volumes of a store with sourceport=privileged cannot be mounted: the data path's pod has no right to ports below 1024",
+      {
+        code: 'unsupported',
+        reason: 'keeper-pod-ports',
+        action:
+          "Have the server's administrator export it with the option insecure, and the store's leave out the option sourceport.",
+      },
+    );
   if (network === undefined) return;
   throw new StowageError(
     "volumes of a store with a network of its own cannot be mounted: the data path's pod has the machine's",

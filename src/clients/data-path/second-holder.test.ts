@@ -384,6 +384,8 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await expect(here.client.stage(elsewhere, here.at, here.scope)).rejects.toMatchObject({
       reason: 'keeper-pod-network',
     });
+    const low = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
+    await expect(here.client.stage(low, here.at, here.scope)).rejects.toMatchObject({ reason: 'keeper-pod-ports' });
     await here.startPod();
     await here.client.stage(source(), here.at, here.scope);
     await expect(here.keepers.upgrade(unending)).rejects.toMatchObject({ reason: 'keeper-pod-upgrade' });
