@@ -55,7 +55,7 @@ const words: Readonly<Record<string, readonly string[]>> = {
 };
 const more: Readonly<Record<string, object>> = {
   kubeletDir: { pattern: '^/' },
-  'defaultStore.path': { pattern: '^/' },
+  'defaultStore.path': { pattern: '^/[^/]' },
   'controller.replicas': { minimum: 1 },
   'agent.maxUnavailable': { type: ['integer', 'string'] },
   stores: {
@@ -66,7 +66,7 @@ const more: Readonly<Record<string, object>> = {
     },
   },
   'embeddedNFS.networks': { items: { type: 'string' } },
-  'agent.hostPaths': { items: { type: 'string', pattern: '^/' } },
+  'agent.hostPaths': { items: { type: 'string', pattern: '^/[^/]' } },
 };
 
 const typeOf = (value: unknown): string =>

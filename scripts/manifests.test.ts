@@ -132,10 +132,4 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
   ])('refuses %s', async (_, set, why) => {
     await expect(template('--set', set)).rejects.toThrow(why);
   });
-
-  test('shows agents the folders of local stores that are elsewhere', async () => {
-    const text = await template('--set', 'stores[0].name=fast,stores[0].uri=local:///srv/fast');
-    expect(text).toContain('- {name: store-0, mountPath: "/srv/fast", mountPropagation: HostToContainer}');
-    expect(text).toContain('hostPath: {path: "/srv/fast", type: DirectoryOrCreate}');
-  });
 });

@@ -21,7 +21,7 @@ const namespace = 'stowage-system';
 const head = `# Made by scripts/manifests.ts of the chart beside it, with its default values; do not edit. For whoever has no Helm:
 #
 #   kubectl apply --server-side -f crds/stores.yaml
-#   kubectl apply --server-side -f stowage.yaml
+#   sed 's|image: stowage:|image: REGISTRY/stowage:|' stowage.yaml | kubectl apply --server-side -f -
 apiVersion: v1
 kind: Namespace
 metadata:

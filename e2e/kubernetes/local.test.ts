@@ -8,6 +8,7 @@ const wait = { interval: 250, timeout: 90_000 };
 const long = 240_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
 const place = '/var/lib/stowage/stores';
+const disk = '/mnt/stowage-disk';
 const mib = 1024 * 1024;
 
 interface Listed {
@@ -34,10 +35,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   let kubectl: ChartGround['cluster']['kubectl'];
   let names: readonly string[];
 
-  /** `small` has room for one, `quick` does not wait for pods. */
+  /** `small` has room for one, `quick` does not wait for pods, `disk` is on one that is mounted nowhere. */
   const stores = [
     { name: 'small', uri: `local://${place}/small`, options: { maxBytes: String(100 * mib) }, storageClass: {} },
     { name: 'quick', uri: `local://${place}/quick`, storageClass: { volumeBindingMode: 'Immediate' } },
+    { name: 'disk', uri: `local://${disk}/volumes`, storageClass: {} },
   ];
 
   beforeAll(async () => {
@@ -99,12 +101,13 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
     );
 
+  const readiness = (name: string): Promise<string> =>
+    kubectl('get', 'store', name, '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}');
+
   test(
     'a store says on how many nodes it is, and classes how much room there is on each',
     async () => {
-      const status = (): Promise<string> =>
-        kubectl('get', 'store', 'small', '--output=jsonpath={.status.conditions[?(@.type=="Ready")].message}');
-      await expect.poll(status, wait).toBe('Open on 2 of 2 nodes');
+      await expect.poll(() => readiness('small'), wait).toBe('Open on 2 of 2 nodes');
       const capacities = async (): Promise<readonly string[]> =>
         (await list('csistoragecapacities')).flatMap((one) =>
           one.storageClassName === 'small'
@@ -114,6 +117,45 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await expect
         .poll(async () => (await capacities()).toSorted(), wait)
         .toEqual(names.map((name) => `${name}=100Mi`).toSorted());
+    },
+    long,
+  );
+
+  test(
+    'a store whose disk is not mounted is begun nowhere else, and is there as soon as the disk is',
+    async () => {
+      const [first] = ground.cluster.nodes;
+      if (first === undefined) throw new Error('no node');
+      await expect.poll(() => readiness('disk'), wait).toMatch(/^Open on 0 of 2 nodes; .*volumes does not exist/);
+      expect(await first.inside('ls', disk)).toBe('');
+      await first.inside('mount', '-t', 'tmpfs', 'disk', disk);
+      try {
+        await first.inside('mkdir', `${disk}/volumes`);
+        await expect.poll(() => readiness('disk'), wait).toMatch(/^Open on 1 of 2 nodes; /);
+        await ground.cluster.apply(claim('on-disk', 'disk'), pod('on-disk', { node: first.name }));
+        await ready('on-disk');
+        expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk');
+        await kubectl('delete', 'pod', 'on-disk', '--wait', '--timeout=90s');
+        await kubectl('delete', 'pvc', 'on-disk');
+        await nothingLeft();
+      } finally {
+        await first.inside('umount', '--lazy', disk);
+      }
+    },
+    long,
+  );
+
+  test(
+    'a store that would be in the containers of agents is refused, with what to do',
+    async () => {
+      const spec = { uri: 'local:///tmp/volumes' };
+      await ground.cluster.apply({ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'lost' }, spec });
+      await expect
+        .poll(() => readiness('lost'), wait)
+        .toMatch(
+          /^Open on 0 of 2 nodes; .*in the container of its agent\. .*add \/tmp\/volumes to the value agent\.hostPaths/,
+        );
+      await kubectl('delete', 'store', 'lost');
     },
     long,
   );

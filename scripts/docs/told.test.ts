@@ -22,7 +22,7 @@ const inShort = words(`
   owner-denied path-missing path-moved path-no-answer record-unreadable source-read-only state-corrupt state-denied
   state-full state-io state-locked state-newer state-read-only store-cannot-move store-closing store-damaged
   store-file-system-read-only store-full store-identity store-in-use store-io-error store-local-elsewhere
-  store-lock-irregular store-locked store-option-invalid store-option-unknown store-overlaps store-permission
+  store-lock-irregular store-locked store-not-on-node store-option-invalid store-option-unknown store-overlaps store-permission
   store-place-taken store-quota store-records-foreign store-root-changed store-root-missing store-root-not-directory
   store-shared-elsewhere store-uri-invalid system-table-too-large target-forbidden target-kind too-many-open-files
   tool-missing tool-not-started volume-data-busy volume-data-unusable volume-in-use volume-in-use-elsewhere

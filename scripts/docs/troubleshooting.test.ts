@@ -1,11 +1,69 @@
-import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
-import { expect, test } from 'vitest';
+// biome-ignore-all lint/suspicious/noTemplateCurlyInString: the strings are programs
+
+import { glob, readFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { describe, expect, test } from 'vitest';
 import { errorCodes } from '#core/errors.ts';
 
-test('every code has an entry in the page for clusters', async () => {
-  const page = join(import.meta.dirname, '..', '..', 'docs', 'kubernetes-troubleshooting.md');
-  const text = await readFile(page, 'utf8');
-  const described = Array.from(text.matchAll(/^\| `([a-z-]+)` \| [A-Za-z]+ \| .{40}/gm), ([, code]) => code);
+const repository = dirname(dirname(import.meta.dirname));
+const page = await readFile(join(repository, 'docs', 'kubernetes-troubleshooting.md'), 'utf8');
+
+test('every code has an entry in the page for clusters', () => {
+  const described = Array.from(page.matchAll(/^\| `([a-z-]+)` \| [A-Za-z]+ \| .{40}/gm), ([, code]) => code);
   expect(described.toSorted()).toEqual(Object.keys(errorCodes).toSorted());
+});
+
+/** What others say: Kubernetes, and the C library. */
+const ofOthers = [
+  'Disk quota exceeded',
+  'Read-only file system',
+  'Stale file handle',
+  'Transport endpoint is not connected',
+  'driver name file.stowage.dev not found in the list of registered CSI drivers',
+  'timed out waiting for the condition',
+  'waiting for first consumer',
+];
+
+const symptomsIn = (text: string): readonly string[] =>
+  Array.from(text.matchAll(/^\*\*(.+?)\*\*/gm), ([, bold = '']) => bold).flatMap((bold) =>
+    Array.from(bold.matchAll(/`([^`]+)`/g), ([, quoted = '']) => quoted),
+  );
+
+/** An Event’s reason before it is looked for by itself. What is filled in may be anything: `…`, a name as 'x', NAME. */
+function patternsOf(symptom: string): readonly RegExp[] {
+  const [, reason, rest = symptom] = /^([A-Z][a-z]+[A-Z]\w+) … (.+)$/.exec(symptom) ?? [];
+  const said = rest.replaceAll(/^… | …$/g, '');
+  const words = said.split(/…|'x'|\bNAME\b/).map((part) => part.replaceAll(/[.*+?^${}()|[\]\\]/g, '\\$&'));
+  const whole = new RegExp(words.join('.{0,60}?'));
+  return reason === undefined ? [whole] : [new RegExp(`'${reason}'`), whole];
+}
+
+async function sources(): Promise<readonly string[]> {
+  const texts: string[] = [];
+  for await (const path of glob('src/**/*.ts', { cwd: repository, exclude: ['src/**/*.test.ts', 'src/testing/**'] }))
+    texts.push(await readFile(join(repository, path), 'utf8'));
+  // In code only: a comment is said to nobody.
+  return texts.map((text) => text.replaceAll(/^\s*(?:\/\/|\/?\*).*$/gm, ''));
+}
+
+describe('the symptoms of the page for clusters', () => {
+  test('are words that the program says, or somebody else does', async () => {
+    const all = await sources();
+    const unsaid = symptomsIn(page)
+      .filter((symptom) => !ofOthers.includes(symptom))
+      .filter((symptom) => !patternsOf(symptom).every((pattern) => all.some((text) => pattern.test(text))));
+    expect(unsaid).toEqual([]);
+    expect(ofOthers.filter((symptom) => !symptomsIn(page).includes(symptom))).toEqual([]);
+  });
+
+  test('are found where something is filled in, and not where a word is another', () => {
+    const isSaid = (symptom: string): boolean =>
+      patternsOf(symptom).every((pattern) =>
+        pattern.test("report('Failed'); throw f(`store '${name}' (${why}) is ill`)"),
+      );
+    expect(isSaid("store 'x' … is ill")).toBe(true);
+    expect(isSaid("ProvisioningFailed … store 'x'")).toBe(false);
+    expect(isSaid("store 'x' is well")).toBe(false);
+    expect(symptomsIn('**`a` or `b`.** `c`\n**d**')).toEqual(['a', 'b']);
+  });
 });

@@ -78,6 +78,28 @@ describe('the agent of a node', () => {
     expect(existsSync(socket())).toBe(false);
   });
 
+  test('in a pod opens no store that is in its own container, and says what agents see', async () => {
+    const uri = 'local:///stowage-is-not-here/fast';
+    api.put(paths.stores, { metadata: { name: 'fast' }, spec: { uri } });
+    vi.stubEnv('STOWAGE_KEEPERS', 'pod');
+    onTestFinished(() => void vi.unstubAllEnvs());
+    const over = run({ nodeName: 'worker-1' });
+    await eventually(() => said).toMatch(/stowage ready/);
+    const { items } = (await createApi({ socketPath: socket() }).get('/v1/stores')).body;
+    expect(items).toMatchObject([
+      {
+        name: 'fast',
+        problem: {
+          message:
+            "the store's directory /stowage-is-not-here/fast is not on the node, but in the container of its agent",
+          action: expect.stringContaining('agent.hostPaths'),
+        },
+      },
+    ]);
+    ending.abort();
+    expect(await over).toBe(0);
+  });
+
   describe('on a machine that was made of an image of another', () => {
     const served = async (nodeName: string): Promise<string> => {
       [said, ending] = ['', new AbortController()];

@@ -28,15 +28,15 @@ interface Place {
 /** Where a store of that configuration lies. */
 export type PlaceOf = (config: StoreConfig) => Promise<Pick<Place, 'on' | 'root'>>;
 
-/** Refuses what overlaps with what is not a store. */
-export type Refuse = (place: { readonly name: string; readonly root: string }) => void;
+/** Refuses a place for what it is on, or what it overlaps that is not a store. */
+export type Refuse = (place: { readonly name: string; readonly root: string }) => void | Promise<void>;
 
 /**
  * Stores must not lie in each other: what one of them holds would be a volume of the other, to be renamed and deleted as
  * such. One directory is one store, and as many as one likes that only read it. Another Stowage in the same directory is
  * the store's own business: it locks it, or shares it.
  */
-export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = () => undefined): StoreKind {
+export function keepApart(kind: StoreKind, placeOf: PlaceOf, ...refusing: readonly Refuse[]): StoreKind {
   // By object, not by path: one directory can be open twice, once read-only.
   const places = new Set<Place>();
   return {
@@ -44,7 +44,7 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, refuse: Refuse = ()
     open: async (config, policy, context, scope) => {
       const { readOnly } = policy;
       const place: Place = { name: config.name, ...(await placeOf(config)), readOnly, store: undefined };
-      refuse(place);
+      for (const refuse of refusing) await refuse(place);
       refuseOverlap(place, places);
       // Before it is open, so that two that are opened at once see each other.
       places.add(place);

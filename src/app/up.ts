@@ -28,6 +28,7 @@ import { engineReleased } from './engine-end.ts';
 import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
 import { nodeNameFrom } from './node-name.ts';
+import { onNode } from './node-places.ts';
 import { type Plugins, startPlugins } from './plugins.ts';
 import { ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
@@ -109,7 +110,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   // What needs what is there later.
   const late = { repair: async (): Promise<void> => undefined, find: asItIs };
   const find: FindNamespace = (network, signal) => late.find(network, signal);
-  const kinds = new Map((settings.kinds ?? usualKinds(state, clock, nfs, find)).map((kind) => [kind.scheme, kind]));
+  const kinds = new Map(
+    (settings.kinds ?? usualKinds(state, clock, nfs, find, settings.keeperPlace)).map((kind) => [kind.scheme, kind]),
+  );
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
   const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
   const file = await readFile();
@@ -215,11 +218,18 @@ function usualKinds(
   clock: Clock,
   nfs: EmbeddedNfs | undefined,
   find: FindNamespace,
+  keeperPlace: KeeperPlace | undefined,
 ): readonly StoreKind[] {
   const connect = (): Connect => createConnect(clock, find);
   const network = createNfsStoreKind(clock, connect(), connect);
   return [
-    keepApart(createLocalStoreKind(), localPlace, beside(state, nfs?.exported)),
+    // With keepers in pods this is one, too.
+    keepApart(
+      createLocalStoreKind(),
+      localPlace,
+      beside(state, nfs?.exported),
+      ...(keeperPlace === 'pod' ? [onNode()] : []),
+    ),
     keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
   ];
 }

@@ -116,8 +116,14 @@ describe('a claim whose node the scheduler chose', () => {
     expect((await two.volumes()).map(({ id }) => id)).toEqual([volume?.spec.csi?.volumeHandle]);
   });
 
+  const notSeen: AgentNode['intercept'] = async ({ method, path }) => {
+    if (method !== 'POST' || path !== '/v1/volumes') return undefined;
+    throw new StowageError('it is in the container', { code: 'invalid', reason: 'store-not-on-node', action: '' });
+  };
+
   test.each<[string, (node: AgentNode) => void, RegExp]>([
     ['has no room', () => undefined, /has no room for/],
+    ['does not see the store’s folder', (node) => void (node.intercept = notSeen), /cannot use the place it was given/],
     ['is not in the cluster any more', () => it.api.remove(paths.nodes, 'node-1'), /not in the cluster/],
   ])('that %s is given back to the scheduler, and told why', async (_, prepare, why) => {
     const [one, two] = await twoNodes('?maxBytes=1M');

@@ -26,18 +26,33 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Folders of the nodes that local stores are in, besides the agent's own. */}}
+{{/*
+Folders of the nodes that agents are shown, besides their own. Not those of the stores themselves, but those that they lie in: a folder that is shown is
+made where it is missing, and on a node whose disk is not mounted a store would begin on the disk below, to be hidden as soon as it is. Where that folder is
+one that the agent's container needs for itself, such as /, it is the store's own.
+*/}}
 {{- define "stowage.hostPaths" -}}
 {{- $paths := .Values.agent.hostPaths -}}
 {{- range .Values.stores -}}
-{{- if hasPrefix "local://" .uri -}}{{- $paths = append $paths (trimPrefix "local://" .uri) -}}{{- end -}}
+{{- if hasPrefix "local://" .uri -}}{{- $paths = append $paths (urlParse .uri).path -}}{{- end -}}
 {{- end -}}
 {{- if .Values.defaultStore.enabled -}}{{- $paths = append $paths .Values.defaultStore.path -}}{{- end -}}
-{{- $outside := list -}}
-{{- range $paths -}}
-{{- if not (hasPrefix "/var/lib/stowage/" .) -}}{{- $outside = append $outside . -}}{{- end -}}
+{{- $own := list "/var/lib/stowage" "/run/stowage" "/var/run/secrets" "/dev" "/proc" "/sys" "/tmp" .Values.kubeletDir -}}
+{{- $own = concat $own (list "/bin" "/etc" "/lib" "/lib64" "/sbin" "/usr/bin" "/usr/lib" "/usr/sbin" "/usr/local/bin" "/usr/local/lib") -}}
+{{- $shown := list -}}
+{{- range $path := $paths -}}
+{{- $path = clean $path -}}
+{{- $folder := dir $path -}}
+{{- range $own -}}{{- if hasPrefix (printf "%s/" (trimSuffix "/" $folder)) (printf "%s/" .) -}}{{- $folder = $path -}}{{- end -}}{{- end -}}
+{{- $shown = append $shown $folder -}}
 {{- end -}}
-{{- $outside | uniq | toJson -}}
+{{- $outermost := list -}}
+{{- range $path := uniq $shown -}}
+{{- $isInside := hasPrefix "/var/lib/stowage/" $path -}}
+{{- range $shown -}}{{- if hasPrefix (printf "%s/" .) $path -}}{{- $isInside = true -}}{{- end -}}{{- end -}}
+{{- if not $isInside -}}{{- $outermost = append $outermost $path -}}{{- end -}}
+{{- end -}}
+{{- $outermost | toJson -}}
 {{- end -}}
 
 {{/* Certificates of stores, under the names that stores look for. Kubelets bring them: no account may read any Secret for it. */}}

@@ -1,0 +1,112 @@
+import { execFile } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { glob, readFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { promisify } from 'node:util';
+import { describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import manifest from '../../package.json' with { type: 'json' };
+import { chartValues, files } from '../manifests.ts';
+import type { ChartValue } from '../manifests-values.ts';
+
+const repository = dirname(dirname(import.meta.dirname));
+const read = (path: string): string => readFileSync(join(repository, path), 'utf8');
+
+interface Kubernetes {
+  readonly kind: string;
+  readonly metadata: { readonly name: string };
+  readonly spec: {
+    readonly storageClass?: { readonly name?: string };
+    readonly storageClassName?: string;
+    readonly volumes?: readonly { readonly persistentVolumeClaim?: { readonly claimName: string } }[];
+    readonly template?: { readonly spec: { readonly containers: readonly { readonly image: string }[] } };
+  };
+}
+
+function objectsIn(text: string): readonly Kubernetes[] {
+  const documents = parseAllDocuments(text);
+  expect(documents.flatMap(({ errors }) => errors)).toEqual([]);
+  return documents.map((document) => document.toJS() as Kubernetes);
+}
+
+/** The lines of the first block after a heading. */
+function commandsAfter(heading: string, path: string): readonly string[] {
+  const [, after = ''] = read(path).split(`\n${heading}\n`);
+  const [, block = ''] = /```text\n(.*?)\n```/s.exec(after) ?? [];
+  return block.split('\n');
+}
+
+const valuePaths = (values: readonly ChartValue[]): readonly string[] =>
+  values.flatMap(({ path, inside, byDefault }) => [
+    path.join('.'),
+    ...valuePaths(inside),
+    ...Object.keys(byDefault ?? {}).map((key) => [...path, key].join('.')),
+  ]);
+/** Keys of Secrets, which look like values. */
+const notValues = ['tls.crt', 'tls.key'];
+
+describe('the quick start on Kubernetes', () => {
+  const commands = commandsAfter('## Quick start', 'docs/kubernetes.md');
+  const whole = commands.join('\n');
+
+  test('is five commands, whose files are there, for this version', () => {
+    expect(commands.map((line) => line.split(' ').slice(0, 2).join(' '))).toEqual([
+      'docker build',
+      'helm install',
+      'kubectl apply',
+      'kubectl wait',
+      'kubectl logs',
+    ]);
+    const named = Array.from(whole.matchAll(/(?<=\s)deploy\/\S+/g), ([path]) => path);
+    expect(named).toHaveLength(3);
+    expect(named.filter((path) => !existsSync(join(repository, path)))).toEqual([]);
+    const [built, pushed, installed] = Array.from(whole.matchAll(/REGISTRY\/(\S+)/g), ([, image]) => image);
+    expect([built, pushed, `${installed}:${manifest.version}`]).toEqual(
+      Array.from({ length: 3 }, () => `stowage:${manifest.version}`),
+    );
+  });
+
+  test('ends with the pod of its example, whose claim is of a class that the chart makes by itself', () => {
+    const [, example = ''] = /kubectl apply -f (\S+)/.exec(whole) ?? [];
+    const objects = objectsIn(read(example));
+    const of = (kind: string): Kubernetes => objects.find((one) => one.kind === kind) ?? expect.fail(`no ${kind}`);
+    const [claim, pod] = [of('PersistentVolumeClaim'), of('Pod')];
+    expect(objects).toHaveLength(2);
+    expect(pod.spec.volumes).toMatchObject([{ persistentVolumeClaim: { claimName: claim.metadata.name } }]);
+    const made = objectsIn(readFileSync(files.manifests, 'utf8')).flatMap(({ kind, metadata, spec }) =>
+      kind === 'Store' && spec.storageClass !== undefined ? (spec.storageClass.name ?? metadata.name) : [],
+    );
+    expect(made).toEqual([claim.spec.storageClassName]);
+    expect(commands.at(3)).toContain(` pod/${pod.metadata.name} `);
+    expect(commands.at(4)).toBe(`kubectl logs ${pod.metadata.name}`);
+    expect(read('docs/kubernetes.md')).toContain(`of the class \`${claim.spec.storageClassName}\``);
+  });
+});
+
+test('without Helm, the command gives every image a registry', async () => {
+  const [definitions = '', rest = ''] = commandsAfter('### Without Helm', 'docs/kubernetes-install.md');
+  expect(existsSync(join(repository, definitions.split(' ').at(-1) ?? ''))).toBe(true);
+  const [, program = '', path = ''] = /^sed '(.+)' (\S+) \| kubectl apply --server-side -f -$/.exec(rest) ?? [];
+  const { stdout } = await promisify(execFile)('sed', [program, join(repository, path)], { maxBuffer: 1024 * 1024 });
+  const images = objectsIn(stdout).flatMap(
+    ({ spec }) => spec?.template?.spec.containers.map(({ image }) => image) ?? [],
+  );
+  expect(images).toEqual(Array.from({ length: 3 }, () => `REGISTRY/stowage:${manifest.version}`));
+  // What the manifests say of themselves is the same.
+  expect(readFileSync(files.manifests, 'utf8')).toContain(`#   sed '${program}' stowage.yaml | kubectl apply`);
+});
+
+test('values of the chart that pages name are there', async () => {
+  const known = new Set(valuePaths(chartValues()));
+  const tops = new Set([...known].map((path) => path.split('.')[0]));
+  const unknown: string[] = [];
+  for await (const path of glob('docs/kubernetes*.md', { cwd: repository })) {
+    const text = await readFile(join(repository, path), 'utf8');
+    const set = Array.from(text.matchAll(/--set '?([\w.]+)=/g), ([, name = '']) => name);
+    const named = Array.from(text.matchAll(/`([a-zA-Z]+(?:\.[a-zA-Z]+)+)(?:=[^`]*)?`/g), ([, name = '']) => name);
+    const own = [...set, ...named.filter((name) => tops.has(name.split('.')[0] ?? ''))];
+    const wrong = own.filter((name) => !known.has(name) && !notValues.includes(name));
+    unknown.push(...wrong.map((name) => `${path}: ${name}`));
+  }
+  expect(unknown).toEqual([]);
+});

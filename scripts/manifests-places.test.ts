@@ -1,0 +1,69 @@
+import { describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import { needs } from '#testbed/needs.ts';
+import { rendered } from './manifests-helm.ts';
+
+interface Agent {
+  readonly kind: string;
+  readonly metadata: { readonly name: string };
+  readonly spec: {
+    readonly template: {
+      readonly spec: {
+        readonly containers: readonly [{ readonly volumeMounts: readonly Mount[] }];
+        readonly volumes: readonly {
+          readonly name: string;
+          readonly hostPath?: { readonly path: string; readonly type: string };
+        }[];
+      };
+    };
+  };
+}
+
+interface Mount {
+  readonly name: string;
+  readonly mountPath: string;
+  readonly mountPropagation?: string;
+}
+
+/** The folders of its node that an agent is shown besides its own, each at the path that it has on the node. */
+async function shown(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
+  const all = parseAllDocuments(await rendered(values)).map((document) => document.toJS() as Agent);
+  const agent = all.find(({ kind, metadata }) => `${kind} ${metadata.name}` === 'DaemonSet stowage-agent');
+  const { containers, volumes } = agent?.spec.template.spec ?? expect.fail('no agent');
+  return volumes.flatMap(({ name, hostPath }) => {
+    if (!name.startsWith('store-')) return [];
+    const mount = containers[0].volumeMounts.find((one) => one.name === name);
+    expect(mount).toMatchObject({ mountPath: hostPath?.path, mountPropagation: 'HostToContainer' });
+    expect(hostPath?.type).toBe('DirectoryOrCreate');
+    return mount?.mountPath ?? [];
+  });
+}
+
+const at = (...places: readonly string[]): Readonly<Record<string, unknown>> => ({
+  stores: places.map((place, index) => ({ name: `s${index}`, uri: `local://${place}` })),
+});
+
+describe.skipIf(needs('helm'))('the folders of nodes that agents are shown, by Helm', () => {
+  test('are those that stores lie in: the stores’ own are never made, as on a disk below one that is not mounted', async () => {
+    expect(await shown(at('/mnt/disk1/vols'))).toEqual(['/mnt/disk1']);
+    expect(await shown(at('/mnt/disk1/vols/', '/mnt//disk2/my%20vols'))).toEqual(['/mnt/disk1', '/mnt/disk2']);
+    expect(await shown({ 'agent.hostPaths': ['/srv/fast'], 'defaultStore.path': '/data/stowage/local' })).toEqual([
+      '/srv',
+      '/data/stowage',
+    ]);
+  });
+
+  test('are shown once, and not again inside of another', async () => {
+    expect(await shown(at('/mnt/a', '/mnt/b', '/mnt/disk/vols', '/mnt-2/a'))).toEqual(['/mnt', '/mnt-2']);
+    expect(await shown(at('/var/lib/stowage/stores/a', '/var/lib/stowage/b'))).toEqual([]);
+    expect(await shown({})).toEqual([]);
+  });
+
+  test('are the stores’ own where the folder around is one that the container has for itself', async () => {
+    const own = ['/data', '/var/stowage', '/var/lib/disks', '/opt', '/usr/local/stowage', '/tmp/vols', '/run/vols'];
+    expect(await shown(at(...own))).toEqual(own);
+    expect(await shown({ ...at('/var/lib/k0s/vols'), kubeletDir: '/var/lib/k0s/kubelet' })).toEqual([
+      '/var/lib/k0s/vols',
+    ]);
+  });
+});
