@@ -1,4 +1,3 @@
-import { parseSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import type { User } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
@@ -6,7 +5,7 @@ import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
 import { cannotHave, groupOf, otherNewFilesystem, type Wish, wishFrom } from './capabilities.ts';
 import { parametersFrom } from './creating.ts';
 import { type About, storeFor, storeNeeded } from './driver.ts';
-import { mapIn, pathIn, refuse, textIn } from './requests.ts';
+import { mapIn, pathIn, refuse, sizeIn, textIn } from './requests.ts';
 import { fittingVolume } from './volumes.ts';
 
 const ofKubernetes = 'csi.storage.k8s.io/';
@@ -76,8 +75,7 @@ async function publishEphemeral(
   const view = storeFor(about, store);
   if (view === undefined) throw storeNeeded(about);
   // It is this pod's alone, whatever mode is said.
-  const size = context.get('size');
-  const bytes = size === undefined ? undefined : parseSize(size);
+  const bytes = sizeIn(context.get('size'));
   const wrong =
     cannotHave([{ ...wish, manyNodes: false }], about.kind, view) ??
     otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize);
