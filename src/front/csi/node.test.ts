@@ -408,4 +408,32 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
     await local.call(method.nodeUnstageVolume, staged);
     await local.call(Controller.method.deleteVolume, { volumeId });
   });
+
+  test('is refused to a pod that wants it read-only, unless its store is: then it is so', async () => {
+    const uri = `local://${mkdtempSync(at('images-'))}?layout=image`;
+    const { stores } = csi.server.engine;
+    await stores.add('disks', uri, aCall());
+    const volumeCapability = blockDevice();
+    const volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
+    mkdirSync(at('stage'));
+    const staged = { volumeId, stagingTargetPath: at('stage'), volumeCapability };
+    const publish = () =>
+      local.call(method.nodePublishVolume, { ...staged, targetPath: at('dev'), readonly: true, volumeCapability });
+    onTestFinished(async () => {
+      await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('dev') });
+      await local.call(method.nodeUnstageVolume, staged);
+    });
+    await local.call(method.nodeStageVolume, staged);
+    await expect(publish()).rejects.toMatchObject({
+      code: 9,
+      message: expect.stringContaining("volume 'disks/disk' is a raw device, which cannot be given to a pod read-only"),
+    });
+    expect(existsSync(at('dev'))).toBe(false);
+    await local.call(method.nodeUnstageVolume, staged);
+    await stores.remove('disks', aCall());
+    await stores.add('disks', `${uri}&readOnly=true`, aCall());
+    await local.call(method.nodeStageVolume, staged);
+    await publish();
+    expect(() => writeFileSync(at('dev'), 'text')).toThrow('EPERM');
+  });
 });
