@@ -1,6 +1,8 @@
+import { randomUUID } from 'node:crypto';
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import type { VolumeId } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -235,6 +237,24 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await unstage();
     expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
   });
+
+  test.each(['is on record no more', 'has given its name to another'])(
+    'that was named so is taken back where it was put, also when it %s',
+    async (what) => {
+      const { volumes } = csi.server.engine.records;
+      const known = volumes.byId(volumeId as VolumeId);
+      volumeId = 'local..pvc-1';
+      await stage();
+      await publish('pod');
+      if (known === undefined) throw new Error('it is not on record');
+      volumes.remove(known.id);
+      if (what.includes('another')) volumes.put({ ...known, id: `sv1-${randomUUID()}` as VolumeId });
+      await unpublish('pod');
+      await unstage();
+      expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+      expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(csi.folder);
+    },
+  );
 
   test('stays with its pod when Stowage stops, and the next one takes it back', async () => {
     await stage();
