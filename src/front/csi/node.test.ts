@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -218,6 +219,37 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(little.usage[0]?.available).toBe(5n);
     const { volumeHealth } = await local.call(method.nodeGetVolumeHealth, { volumeId });
     expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
+  });
+
+  test('that somebody unmounted has no figures of what lies below, and is told to be so', async () => {
+    await stage();
+    await publish('pod');
+    execFileSync('umount', [at('pod')]);
+    await expect(local.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('pod') })).rejects.toMatchObject({
+      code: 5,
+      message: expect.stringContaining("volume 'local/pvc-1' is not mounted at"),
+    });
+    const { volumeHealth } = await local.call(method.nodeGetVolumeHealth, { volumeId });
+    expect(volumeHealth?.healthStatuses).toMatchObject([
+      { reason: 'Unmounted', message: expect.stringContaining('somebody unmounted it there') },
+    ]);
+  });
+
+  test.each([
+    ['dead', 'MountDead', 'nothing serves the mount at the moment'],
+    ['client-failing', 'ClientFailing', 'the client that serves the mount does not answer'],
+  ] as const)('whose mount is %s is not told to be well', async (state, reason, detail) => {
+    await stage();
+    await publish('pod');
+    const { engine } = csi.server;
+    const health = { state, detail, repairedAt: undefined };
+    const other = await csi.start('local', {
+      mountHealth: async (scope, only) => (await engine.mountHealth(scope, only)).map((one) => ({ ...one, health })),
+    });
+    const stats = await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('pod') });
+    expect(stats.volumeCondition).toMatchObject({ abnormal: true, message: detail });
+    const { volumeHealth } = await other.call(method.nodeGetVolumeHealth, { volumeId });
+    expect(volumeHealth?.healthStatuses).toMatchObject([{ reason, message: detail }]);
   });
 
   test('is as large as its store has made it', async () => {

@@ -11,7 +11,7 @@ import {
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { groupOf, type Wish, wishFrom } from './capabilities.ts';
-import { conditionMessage, conditionOf, healthMessage, storeConditionOf } from './condition.ts';
+import { conditionHere, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
 import { type About, callFrom, driverNames, storesOf, topologyOf } from './driver.ts';
 import { publishVolume } from './publishing.ts';
 import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
@@ -97,14 +97,14 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const { volume, mount } = await mountedAt(about, id, path, call);
     const [usage, condition] = await Promise.all([
       usageOf(about, volume, mount, call),
-      conditionOf(about, volume, call),
+      conditionHere(about, volume, mount.target, call),
     ]);
     return { usage: [...usage], volumeCondition: conditionMessage(condition) };
   },
   nodeGetVolumeHealth: async ({ volumeId }, given) => {
     const call = callFrom(about, given);
     const volume = await volumeAny(about, textIn(volumeId, 'volume_id'), call);
-    return { volumeHealth: healthMessage(volumeId, await conditionOf(about, volume, call)) };
+    return { volumeHealth: healthMessage(volumeId, await conditionHere(about, volume, undefined, call)) };
   },
   nodeGetStorageHealth: async ({ secrets }, given) => {
     mapIn(secrets, 'secrets');
@@ -154,7 +154,8 @@ async function mountedAt(
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await volumeAny(about, ref, call);
   const mounts = await about.engine.mounts.of(volume.id, call);
-  const mount = mounts.find((one) => one.target === target || isStagedAt(one.target, target));
+  // One that somebody unmounted is still on record: below it lies whatever else is there.
+  const mount = mounts.find((one) => one.mounted && (one.target === target || isStagedAt(one.target, target)));
   if (mount !== undefined) return { volume, mount };
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',
