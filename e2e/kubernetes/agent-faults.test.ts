@@ -127,14 +127,22 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
         await pods.pod({ name: `silent-${node}`, node, volume: 'silent', script: `${addsLines}; sleep 100000` });
         await pods.ready(`silent-${node}`);
       }
+      const volumeAttributes = { store: 'files', size: '64Mi' };
+      const script = `${addsLines}; sleep 100000`;
+      await pods.pod({ name: 'passing', node: 0, volume: { driver: file, volumeAttributes }, script });
+      await pods.ready('passing');
       await goesOn('silent-0');
+      await goesOn('passing');
       await ground.filer.freeze();
       try {
-        // What was written and is not on the server yet is kept, in the stage, which no pod waits for.
-        await pods.end('silent-0', 'silent-1');
+        // What was written and is not on the server yet is kept, in the stage, which no pod waits for; what goes with its pod is not.
+        await pods.end('silent-0', 'silent-1', 'passing');
       } finally {
         ground.filer.thaw();
       }
+      await expect
+        .poll(() => ground.stowage(0, 'volume', 'list', '--store', 'files', '--json'), wait)
+        .not.toMatch(/csi-/);
       for (const node of [0, 1]) await pods.nothingLeft(node, handle);
       await pods.pod({ name: 'again', node: 1, volume: 'silent' });
       await pods.ready('again');

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
@@ -11,7 +12,6 @@ import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { drivers } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import { type ControllerParts, found } from './parts.ts';
-import { bytesOf, quantityOf } from './quantity.ts';
 
 export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
   readonly stores: NodeStores;

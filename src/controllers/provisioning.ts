@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
@@ -20,7 +21,6 @@ import {
 import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Made, Provisioner, Wanted } from './provisioner.ts';
-import { bytesOf, quantityOf } from './quantity.ts';
 import { reportFailure } from './reporting.ts';
 
 /** A claim that something was begun for, and whose PersistentVolume is not known to be written. */

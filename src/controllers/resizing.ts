@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { keyOf } from './engine/cache.ts';
@@ -6,7 +7,6 @@ import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
 import { claimReference, volumeReference } from './names.ts';
 import type { ControllerParts } from './parts.ts';
-import { bytesOf, quantityOf } from './quantity.ts';
 import { reportFailure } from './reporting.ts';
 
 /** Of a claim that grows; those that Kubernetes knows. */

@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
+import { bytesOf, quantityOf } from '#base/quantity.ts';
 import type { Engine } from '#core/engine.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
@@ -12,7 +13,6 @@ import type { StoreHealth } from './health-stores.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { ControllerParts } from './parts.ts';
-import { bytesOf, quantityOf } from './quantity.ts';
 import { type ClassState, keepClass } from './store-class.ts';
 import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
 import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-seen.ts';

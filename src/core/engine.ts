@@ -12,7 +12,7 @@ import { createEvents, type Events } from './events.ts';
 import { createHolds, type Holds } from './holds.ts';
 import { createLimits } from './limits.ts';
 import type { NodeName, Source, VolumeId } from './model.ts';
-import { createMountHealth } from './mount-health.ts';
+import { createMountHealth, type LookAtMounts } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import type { Client, Mounter, Records, StoreKind } from './ports.ts';
@@ -43,7 +43,7 @@ export interface Engine {
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
   /** The mounts of this machine, and how each is. */
-  readonly mountHealth: ReturnType<typeof createMountHealth>;
+  readonly mountHealth: LookAtMounts;
   readonly ephemerals: Ephemerals;
   readonly uses: UseRecords;
   readonly engineNames: EngineNames;

@@ -161,9 +161,9 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     unpublish: async (key, target, call) => {
       const one = list(key);
       if (one === undefined) return false;
-      const volume = volumeOf(one);
-      if (volume !== undefined) await mounts.unpublish(target, volume.id, call);
       note({ ...one, over: true });
+      // Forced: what it holds is destroyed next, and to write it first would make its pod wait for a server that is silent.
+      await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true });
       // It goes on after that: nobody waits for a store that is silent.
       await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
       return true;

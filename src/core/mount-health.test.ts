@@ -20,6 +20,7 @@ let troubles: Map<string, string>;
 let problems: Map<string, StowageError>;
 let silent: Set<string>;
 let mounts: LiveMount[];
+let asked: VolumeId[];
 const clock = createFakeClock();
 
 beforeEach(() => {
@@ -29,7 +30,8 @@ beforeEach(() => {
     records.close();
     rmSync(folder, { recursive: true });
   });
-  [dead, mute, troubles, problems, silent, mounts] = [new Set(), new Set(), new Map(), new Map(), new Set(), []];
+  [dead, mute, troubles, problems, silent] = [new Set(), new Set(), new Map(), new Map(), new Set()];
+  [mounts, asked] = [[], []];
 });
 
 function mounted(target: string, { store = 'silver', network = 'one', since = 1 } = {}): VolumeId {
@@ -47,12 +49,14 @@ function mounted(target: string, { store = 'silver', network = 'one', since = 1 
   return id;
 }
 
-async function look(): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
+async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
   const parts = {
     ...{ records, clock },
     mounts: {
       list: async () => mounts,
+      of: async (id: VolumeId) => mounts.filter(({ volumeId }) => volumeId === id),
       isDead: async (id: VolumeId) => {
+        asked.push(id);
         if (mute.has(id)) throw new Error('the keeper does not answer');
         return dead.has(id);
       },
@@ -69,7 +73,7 @@ async function look(): Promise<Readonly<Record<string, readonly [string, string 
     }),
     answers: { silent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))) },
   } as unknown as MountHealthParts;
-  const all = await createMountHealth(parts)(scope);
+  const all = await createMountHealth(parts)(scope, only);
   return Object.fromEntries(all.map(({ target, health }) => [target, [health.state, health.detail]]));
 }
 
@@ -103,6 +107,14 @@ test('what is well, and what is not, each by what is wrong with it', async () =>
     ],
     '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
   });
+});
+
+test('of one volume, nobody else is asked about', async () => {
+  mounted('/other');
+  const id = mounted('/one');
+  dead.add(id);
+  expect(await look(id)).toEqual({ '/one': ['dead', 'nothing serves the mount at the moment; it is being made anew'] });
+  expect(asked).toEqual([id]);
 });
 
 test('that a mount was made anew is remembered for its user, and not for the next one at that place', () => {

@@ -28,7 +28,7 @@ export type WatchedMount = LiveMount & { readonly health: MountHealth };
 
 export interface MountHealthParts {
   readonly records: Records;
-  readonly mounts: Pick<Mounts, 'list' | 'isDead'>;
+  readonly mounts: Pick<Mounts, 'list' | 'of' | 'isDead'>;
   readonly clients: { readonly [K in Source['kind']]: Client<K> };
   readonly stores: () => Pick<Stores, 'view'>;
   readonly answers: Pick<StoreAnswers, 'silent'>;
@@ -45,8 +45,11 @@ const words = {
   mute: 'the client that serves the mount does not answer',
 } as const;
 
+/** Of one volume, or of all. */
+export type LookAtMounts = (scope: Scope, volume?: VolumeId) => Promise<readonly WatchedMount[]>;
+
 /** How every mount of this machine is. Nothing is looked for in the mounts themselves: whoever does may wait for ever. */
-export function createMountHealth(parts: MountHealthParts): (scope: Scope) => Promise<readonly WatchedMount[]> {
+export function createMountHealth(parts: MountHealthParts): LookAtMounts {
   const { records, mounts, clients, stores, answers, clock } = parts;
 
   async function deaths(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
@@ -98,10 +101,10 @@ export function createMountHealth(parts: MountHealthParts): (scope: Scope) => Pr
 
   const storeOf = ({ volumeId }: LiveMount): StoreName | undefined => records.volumes.byId(volumeId)?.store;
 
-  return async (scope) => {
+  return async (scope, volume) => {
     using limit = clock.deadline(lookMs, scope.signal);
     const own: Scope = { ...scope, signal: limit.signal };
-    const all = await mounts.list(scope);
+    const all = volume === undefined ? await mounts.list(scope) : await mounts.of(volume, scope);
     const [dead, failing, silent] = await Promise.all([
       deaths(new Set(all.map(({ volumeId }) => volumeId)), own),
       failures(all, own),

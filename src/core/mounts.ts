@@ -42,8 +42,8 @@ export interface Publishing {
 
 export interface Mounts {
   publish(ref: string, target: string, how: Publishing, call: Call): Promise<LiveMount>;
-  /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. */
-  unpublish(target: string, volume: VolumeId, call: Call, how?: Unpublishing): Promise<void>;
+  /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. Undefined: whichever is there. */
+  unpublish(target: string, volume: VolumeId | undefined, call: Call, how?: Unpublishing): Promise<void>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;

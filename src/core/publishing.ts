@@ -6,7 +6,7 @@ import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
-import type { Work } from './operations.ts';
+import type { Call, Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { mountedAnew, stagedAs } from './staged-as.ts';
@@ -187,12 +187,23 @@ function leftBehind(log: Log, mount: Mount, cause: unknown): void {
 
 export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
   const { records, operations, mounter } = parts;
-  return async (path, volume, call, how) => {
+  /** What is there, or comes to be there by whoever mounts it at the moment. */
+  async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
+    using _ = await operations.lock([targetKey(target)], call.signal);
+    return records.mounts.at(target)?.volumeId;
+  }
+
+  return async (path, wanted, call, how) => {
     // Without a slash at its end; and as the kernel calls it, where it was given by way of a symbolic link.
     const given = path.length > 1 ? path.replace(/\/+$/, '') : path;
-    const isRecorded = (at: string): boolean => records.mounts.at(at)?.volumeId === volume;
+    const isRecorded = (at: string): boolean => {
+      const there = records.mounts.at(at)?.volumeId;
+      return there !== undefined && (wanted === undefined || there === wanted);
+    };
     const resolved = async (): Promise<string> => (await mounter.inspectTarget(given, 'filesystem', call)).target;
     const target = isRecorded(given) ? given : await resolved().catch(() => given);
+    const volume = wanted ?? (await volumeAt(target, call));
+    if (volume === undefined) return;
     // Before looking: a mount may be on its way there, and must not appear after we said that there is none.
     using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
     const mount = records.mounts.at(target);

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, onTestFinished } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import type { Engine } from '#core/engine.ts';
 import type { DriverKind, Space } from '#front/csi/driver.ts';
 import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -43,14 +44,15 @@ export interface Csi {
   space: Space | undefined;
   /** What is known of any pod. */
   users: 'own' | 'host' | undefined;
-  start(kind: DriverKind): Promise<GrpcClient>;
+  /** With some of the engine in place of what it has, if that is given. */
+  start(kind: DriverKind, instead?: Partial<Engine>): Promise<GrpcClient>;
 }
 
 export function servedCsi(): Csi {
   const clock = systemClock();
-  const start: Csi['start'] = async (kind) => {
-    const at = join(it.folder, `${kind}.sock`);
-    const { engine } = it.server;
+  const start: Csi['start'] = async (kind, instead) => {
+    const at = join(it.folder, `${kind}${instead === undefined ? '' : '-other'}.sock`);
+    const engine = { ...it.server.engine, ...instead };
     const podUsers = async (): Promise<Csi['users']> => it.users;
     const spaceOf = async (): Promise<Space | undefined> => it.space;
     const served = createCsiServer({ engine, kind, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });

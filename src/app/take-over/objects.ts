@@ -1,5 +1,5 @@
+import { bytesOf } from '#base/quantity.ts';
 import { classNameOf, drivers } from '#controllers/names.ts';
-import { bytesOf } from '#controllers/quantity.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 /** On the PersistentVolume of Stowage's, until it is finished: the one before it. */

@@ -1,6 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
+import type { MountState } from '#core/mount-health.ts';
 import { toldToUser } from '#core/telling.ts';
 import { VolumeHealthErrorType as Health } from '#wire/csi/generated/csi.ts';
 import type { About } from './driver.ts';
@@ -25,6 +26,29 @@ export async function conditionOf(about: About, volume: Volume, scope: Scope): P
     const { message } = toldToUser(stowageError(thrown), '');
     return { health: 'inaccessible', reason: 'NotInspected', message };
   }
+}
+
+/** Of a store that is silent more is said than a mount knows. */
+const mountReasons: { readonly [S in MountState]?: string } = {
+  ...{ unmounted: 'Unmounted', dead: 'MountDead', 'client-failing': 'ClientFailing' },
+};
+
+/** The same on a node where it is mounted: at that target, or wherever it is. What serves it may be gone while its store is well. */
+export async function conditionHere(
+  about: About,
+  volume: Volume,
+  target: string | undefined,
+  scope: Scope,
+): Promise<Condition> {
+  const [mounts, condition] = await Promise.all([
+    about.engine.mountHealth(scope, volume.id),
+    conditionOf(about, volume, scope),
+  ]);
+  for (const { target: at, health } of mounts) {
+    const reason = target === undefined || target === at ? mountReasons[health.state] : undefined;
+    if (reason !== undefined) return { health: 'inaccessible', reason, message: health.detail ?? reason };
+  }
+  return condition;
 }
 
 /** What is known of its store alone: for lists. */

@@ -1,6 +1,9 @@
+import { execFileSync } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import type { VolumeId } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -218,6 +221,37 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
   });
 
+  test('that somebody unmounted has no figures of what lies below, and is told to be so', async () => {
+    await stage();
+    await publish('pod');
+    execFileSync('umount', [at('pod')]);
+    await expect(local.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('pod') })).rejects.toMatchObject({
+      code: 5,
+      message: expect.stringContaining("volume 'local/pvc-1' is not mounted at"),
+    });
+    const { volumeHealth } = await local.call(method.nodeGetVolumeHealth, { volumeId });
+    expect(volumeHealth?.healthStatuses).toMatchObject([
+      { reason: 'Unmounted', message: expect.stringContaining('somebody unmounted it there') },
+    ]);
+  });
+
+  test.each([
+    ['dead', 'MountDead', 'nothing serves the mount at the moment'],
+    ['client-failing', 'ClientFailing', 'the client that serves the mount does not answer'],
+  ] as const)('whose mount is %s is not told to be well', async (state, reason, detail) => {
+    await stage();
+    await publish('pod');
+    const { engine } = csi.server;
+    const health = { state, detail, repairedAt: undefined };
+    const other = await csi.start('local', {
+      mountHealth: async (scope, only) => (await engine.mountHealth(scope, only)).map((one) => ({ ...one, health })),
+    });
+    const stats = await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('pod') });
+    expect(stats.volumeCondition).toMatchObject({ abnormal: true, message: detail });
+    const { volumeHealth } = await other.call(method.nodeGetVolumeHealth, { volumeId });
+    expect(volumeHealth?.healthStatuses).toMatchObject([{ reason, message: detail }]);
+  });
+
   test('is as large as its store has made it', async () => {
     await stage();
     await publish('pod');
@@ -235,6 +269,24 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await unstage();
     expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
   });
+
+  test.each(['is on record no more', 'has given its name to another'])(
+    'that was named so is taken back where it was put, also when it %s',
+    async (what) => {
+      const { volumes } = csi.server.engine.records;
+      const known = volumes.byId(volumeId as VolumeId);
+      volumeId = 'local..pvc-1';
+      await stage();
+      await publish('pod');
+      if (known === undefined) throw new Error('it is not on record');
+      volumes.remove(known.id);
+      if (what.includes('another')) volumes.put({ ...known, id: `sv1-${randomUUID()}` as VolumeId });
+      await unpublish('pod');
+      await unstage();
+      expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+      expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(csi.folder);
+    },
+  );
 
   test('stays with its pod when Stowage stops, and the next one takes it back', async () => {
     await stage();
@@ -266,7 +318,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
   });
 
   test('that is for a pod alone is made with it, and goes with it', async () => {
-    const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local', size: '16M' };
+    const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local', size: '16Mi' };
     volumeId = `csi-${'0'.repeat(64)}`;
     for (let i = 0; i < 2; i++) await publish('inline', { volumeContext, stagingTargetPath: '' });
     writeFileSync(join(at('inline'), 'file'), 'text');
@@ -292,6 +344,36 @@ test('a volume that a pod brings is refused on a store that hosts share, which s
     message: expect.stringMatching(/^store 'silver' does not allow inline volumes\. .* inline: true$/),
   });
   expect((await file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
+});
+
+describe('the size of a volume that a pod brings', () => {
+  const volumeId = `csi-${'1'.repeat(64)}`;
+  const publish = (size: string) =>
+    local.call(method.nodePublishVolume, {
+      ...{ volumeId, targetPath: at('missing/inline'), volumeCapability: mounted() },
+      volumeContext: { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local', size },
+    });
+  const made = async () =>
+    (await local.call(Controller.method.listVolumes, {})).entries.map(({ volume }) => volume?.capacityBytes);
+
+  test.each(['10Gigs', '', '0', '0Gi', '-1Gi', '1GiB', 'Gi'])('is not %o', async (size) => {
+    await expect(publish(size)).rejects.toMatchObject({
+      code: 3,
+      message: expect.stringContaining(`'${size}' is not a size; write it as in a claim, such as 10Gi`),
+    });
+    expect(await made()).toEqual([]);
+  });
+
+  test.each([
+    ['1e9', 10n ** 9n],
+    ['16M', 16_000_000n],
+    ['1.5Gi', 3n << 29n],
+    ['1Ei', 1n << 60n],
+  ])('is %s, as in a claim', async (size, bytes) => {
+    // There is no such folder: it is made, and not mounted.
+    await expect(publish(size)).rejects.toThrow();
+    expect(await made()).toEqual([bytes]);
+  });
 });
 
 describe('a file system that is said to be another than the volume has', () => {
@@ -377,5 +459,33 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
     expect(existsSync(at('dev'))).toBe(false);
     await local.call(method.nodeUnstageVolume, staged);
     await local.call(Controller.method.deleteVolume, { volumeId });
+  });
+
+  test('is refused to a pod that wants it read-only, unless its store is: then it is so', async () => {
+    const uri = `local://${mkdtempSync(at('images-'))}?layout=image`;
+    const { stores } = csi.server.engine;
+    await stores.add('disks', uri, aCall());
+    const volumeCapability = blockDevice();
+    const volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
+    mkdirSync(at('stage'));
+    const staged = { volumeId, stagingTargetPath: at('stage'), volumeCapability };
+    const publish = () =>
+      local.call(method.nodePublishVolume, { ...staged, targetPath: at('dev'), readonly: true, volumeCapability });
+    onTestFinished(async () => {
+      await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('dev') });
+      await local.call(method.nodeUnstageVolume, staged);
+    });
+    await local.call(method.nodeStageVolume, staged);
+    await expect(publish()).rejects.toMatchObject({
+      code: 9,
+      message: expect.stringContaining("volume 'disks/disk' is a raw device, which cannot be given to a pod read-only"),
+    });
+    expect(existsSync(at('dev'))).toBe(false);
+    await local.call(method.nodeUnstageVolume, staged);
+    await stores.remove('disks', aCall());
+    await stores.add('disks', `${uri}&readOnly=true`, aCall());
+    await local.call(method.nodeStageVolume, staged);
+    await publish();
+    expect(() => writeFileSync(at('dev'), 'text')).toThrow('EPERM');
   });
 });

@@ -11,7 +11,7 @@ import {
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { groupOf, type Wish, wishFrom } from './capabilities.ts';
-import { conditionMessage, conditionOf, healthMessage, storeConditionOf } from './condition.ts';
+import { conditionHere, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
 import { type About, callFrom, driverNames, storesOf, topologyOf } from './driver.ts';
 import { publishVolume } from './publishing.ts';
 import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
@@ -85,8 +85,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const call = callFrom(about, given);
     await about.underway(`${id} ${target}`, async () => {
       if (await about.engine.ephemerals.unpublish(id, target, call)) return;
-      const known = knownId(about, id);
-      if (known !== undefined) await about.engine.mounts.unpublish(target, known, call);
+      await about.engine.mounts.unpublish(target, idIn(id), call);
     });
     return {};
   },
@@ -98,14 +97,14 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const { volume, mount } = await mountedAt(about, id, path, call);
     const [usage, condition] = await Promise.all([
       usageOf(about, volume, mount, call),
-      conditionOf(about, volume, call),
+      conditionHere(about, volume, mount.target, call),
     ]);
     return { usage: [...usage], volumeCondition: conditionMessage(condition) };
   },
   nodeGetVolumeHealth: async ({ volumeId }, given) => {
     const call = callFrom(about, given);
     const volume = await volumeAny(about, textIn(volumeId, 'volume_id'), call);
-    return { volumeHealth: healthMessage(volumeId, await conditionOf(about, volume, call)) };
+    return { volumeHealth: healthMessage(volumeId, await conditionHere(about, volume, undefined, call)) };
   },
   nodeGetStorageHealth: async ({ secrets }, given) => {
     mapIn(secrets, 'secrets');
@@ -119,20 +118,22 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
   nodeExpandVolume: (request, given) => expand(about, request, callFrom(about, given)),
 });
 
-/** By our records alone: nothing is unmounted later because a store is down. */
-function knownId({ engine }: About, ref: string): VolumeId | undefined {
-  if (isVolumeId(ref)) return ref;
-  const parts = partsOfQualified(ref);
-  if (parts === undefined) return undefined;
-  const { store, name } = parts;
-  return engine.records.volumes.byName(store as Volume['store'], name as Volume['name'])?.id;
-}
+/**
+ * Undefined: it is a name, or nothing at all. What was mounted somewhere is known by that place: by now the name may be that of
+ * another volume, or of none.
+ */
+const idIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : undefined);
 
+/** By our records alone: nothing is unmounted later because a store is down. */
 async function unstage(about: About, ref: string, folder: string, call: Call): Promise<void> {
-  const id = knownId(about, ref);
-  if (id === undefined) return;
+  const id = idIn(ref);
+  const targets = (['block', 'filesystem'] as const).map((access) => stagedAt(folder, { access }));
+  if (id === undefined) {
+    for (const target of targets) await about.engine.mounts.unpublish(target, undefined, call);
+    return;
+  }
   const mounts = await about.engine.mounts.of(id, call);
-  const staged = mounts.find(({ target }) => isStagedAt(target, folder));
+  const staged = mounts.find(({ target }) => targets.includes(target));
   // One that is on its way there, too: it must not come after this has said that there is none.
   const target =
     staged?.target ?? stagedAt(folder, { access: about.engine.records.volumes.byId(id)?.access ?? 'filesystem' });
@@ -153,7 +154,8 @@ async function mountedAt(
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await volumeAny(about, ref, call);
   const mounts = await about.engine.mounts.of(volume.id, call);
-  const mount = mounts.find((one) => one.target === target || isStagedAt(one.target, target));
+  // One that somebody unmounted is still on record: below it lies whatever else is there.
+  const mount = mounts.find((one) => one.mounted && (one.target === target || isStagedAt(one.target, target)));
   if (mount !== undefined) return { volume, mount };
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',

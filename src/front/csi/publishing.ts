@@ -1,12 +1,11 @@
-import { parseSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
-import type { User } from '#core/model.ts';
+import type { User, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import type { NodePublishVolumeRequest } from '#wire/csi/generated/csi.ts';
 import { cannotHave, groupOf, otherNewFilesystem, type Wish, wishFrom } from './capabilities.ts';
 import { parametersFrom } from './creating.ts';
 import { type About, storeFor, storeNeeded } from './driver.ts';
-import { mapIn, pathIn, refuse, textIn } from './requests.ts';
+import { mapIn, pathIn, refuse, sizeIn, textIn } from './requests.ts';
 import { fittingVolume } from './volumes.ts';
 
 const ofKubernetes = 'csi.storage.k8s.io/';
@@ -32,9 +31,23 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
   await about.underway(`${id} ${target}`, async () => {
     if (isEphemeral) return await publishEphemeral(about, id, target, wish, context, how, call);
     const volume = await fittingVolume(about, id, wish, call);
+    if (readOnly && !wish.readOnly) refuseReadOnlyDevice(about, volume);
     await about.engine.mounts.publish(volume.id, target, how, call);
   });
   return {};
+}
+
+/**
+ * It is staged for writing, and the device is one for all who have it: a second one that only reads would have a cache of its own, and
+ * show what others wrote long ago.
+ */
+function refuseReadOnlyDevice({ engine }: About, { access, store, name }: Volume): void {
+  if (access !== 'block' || engine.stores.view(store).store?.readOnly === true) return;
+  throw new StowageError(`volume '${store}/${name}' is a raw device, which cannot be given to a pod read-only`, {
+    code: 'unsupported',
+    reason: 'block-read-only',
+    action: 'Take readOnly: true out of the pod, or use a claim with volumeMode: Filesystem.',
+  });
 }
 
 /** Files have the machine's users. A pod that has others would see, and make, files of users that nobody is. */
@@ -76,8 +89,7 @@ async function publishEphemeral(
   const view = storeFor(about, store);
   if (view === undefined) throw storeNeeded(about);
   // It is this pod's alone, whatever mode is said.
-  const size = context.get('size');
-  const bytes = size === undefined ? undefined : parseSize(size);
+  const bytes = sizeIn(context.get('size'));
   const wrong =
     cannotHave([{ ...wish, manyNodes: false }], about.kind, view) ??
     otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize);

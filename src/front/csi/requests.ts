@@ -1,5 +1,7 @@
+import { bytesOf } from '#base/quantity.ts';
 import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
+import { quoted } from '#core/names.ts';
 import type { CapacityRange } from '#wire/csi/generated/csi.ts';
 
 export function refuse(message: string): StowageError {
@@ -45,6 +47,15 @@ export function mapIn(
   const bytes = entries.reduce((sum, [key, text]) => sum + Buffer.byteLength(key) + Buffer.byteLength(text), 0);
   if (bytes > most) throw refuse(`${field} has more than ${most} bytes`);
   return new Map(entries);
+}
+
+/** As a claim would say it. Who says one that cannot be had must not get a volume without any. */
+export function sizeIn(text: string | undefined): bigint | undefined {
+  if (text === undefined) return undefined;
+  const bytes = bytesOf(text);
+  if (bytes === undefined || bytes === 0n)
+    throw refuse(`${quoted(text)} is not a size; write it as in a claim, such as 10Gi`);
+  return bytes;
 }
 
 export interface Range {

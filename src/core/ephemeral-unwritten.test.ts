@@ -1,0 +1,135 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { aCall } from '#testing/server.ts';
+import { createEphemerals, type EphemeralParts, type Ephemerals } from './ephemeral.ts';
+import { StowageError } from './errors.ts';
+import { createEvents } from './events.ts';
+import type { NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
+import type { MountParts } from './mounts.ts';
+import { newVolumeId } from './names.ts';
+import { createOperations } from './operations.ts';
+import type { OwnUses } from './own-uses.ts';
+import type { Client, Mounter, MountPoint, Records } from './ports.ts';
+import { createBinding, createUnpublish } from './publishing.ts';
+import { createStaging, ownSource } from './staging.ts';
+
+/** A node whose NFS server is silent, with data in its memory: nothing can be flushed, and only who forces it unmounts. */
+let records: Records;
+let table: Map<string, string>;
+let unmounts: string[];
+let ephemerals: Ephemerals;
+let deleted: string[];
+let isStuck: boolean;
+
+const target = '/pods/one/volume';
+const id: VolumeId = newVolumeId();
+const stage = `/s/${id}`;
+const source = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as Source;
+const volume: Volume = {
+  ...{ id, name: 'key' as VolumeName, store: 'silver' as StoreName, bytes: undefined, enforce: false, labels: {} },
+  ...{ access: 'filesystem', requestId: 'ephemeral:key', createdAt: 1, revision: 1, instance: 'i' },
+};
+
+const unwritten = (): never => {
+  throw new StowageError('a file has data that the server does not have yet, and it does not take them', {
+    ...{ code: 'busy', reason: 'data-unwritten', action: 'Wait.' },
+  });
+};
+
+const point = ([at, from]: [string, string]): MountPoint => ({
+  ...{ at, device: from, root: '/', source: from, type: 'fuse.stowage', readOnly: false },
+});
+
+const mounter = {
+  unable: undefined,
+  list: async () => [...table].map(point),
+  inspectTarget: async (at: string) => ({ target: at, existed: true }),
+  unmount: unwritten,
+  detach: async (at: string) => {
+    if (isStuck) unwritten();
+    unmounts.push(at);
+    table.delete(at);
+  },
+} as unknown as Mounter;
+
+const nfs = {
+  kind: 'nfs',
+  flush: async () => unwritten(),
+  unstage: async (_source: Source, at: string, _scope: unknown, how?: { readonly force: boolean }) => {
+    if (how?.force !== true) unwritten();
+    table.delete(at);
+  },
+} as unknown as Client<'nfs'>;
+
+beforeEach(async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-unwritten-'));
+  records = openRecords(join(folder, 'state.db'));
+  onTestFinished(() => {
+    records.close();
+    rmSync(folder, { recursive: true });
+  });
+  [table, unmounts, deleted, isStuck] = [new Map(), [], [], false];
+  const [clock, log] = [systemClock(), silentLog()];
+  const events = createEvents('e', clock);
+  const operations = createOperations({ records, events, clock, log });
+  const parts = {
+    ...{
+      records,
+      mounter,
+      clients: { nfs },
+      mountsFolder: '/s',
+      operations,
+      events,
+      clock,
+      log,
+      node: 'n' as NodeName,
+    },
+    holds: () => ({ isHeld: () => false }),
+  } as unknown as MountParts;
+  const uses = { settle: async () => undefined } as unknown as OwnUses;
+  const unpublish = createUnpublish(parts, createBinding(parts, createStaging(parts), uses));
+  const publish = async (): Promise<void> => {
+    for (const at of [stage, target]) table.set(at, ownSource(id, '1'));
+    const user = { kind: 'pod', name: 'shop/web', node: 'n' as NodeName } as const;
+    records.mounts.put({ volumeId: id, source, target, readOnly: false, user, since: 1, madeTarget: false });
+  };
+  ephemerals = createEphemerals({
+    ...{ records, operations, clock, log, mounts: { publish, unpublish } },
+    stores: { view: () => ({ config: { policy: {} }, shared: false }) },
+    volumes: {
+      create: async () => {
+        records.volumes.put(volume);
+        return volume;
+      },
+    },
+    deletions: { delete: async (one: string) => void deleted.push(one) },
+  } as unknown as EphemeralParts);
+  const how = { readOnly: false, user: undefined };
+  await ephemerals.publish('key', { store: volume.store, bytes: undefined, enforce: false }, target, how, aCall());
+});
+
+test('what is destroyed next is not written first: its target goes while the server is silent', async () => {
+  expect(await ephemerals.unpublish('key', target, aCall())).toBe(true);
+  expect([...table.keys()]).toEqual([]);
+  expect(unmounts).toEqual([target]);
+  expect(records.mounts.list()).toEqual([]);
+  expect(deleted).toEqual([id]);
+});
+
+test('one that is on record no more is unmounted all the same', async () => {
+  records.volumes.remove(id);
+  expect(await ephemerals.unpublish('key', target, aCall())).toBe(true);
+  expect([...table.keys()]).toEqual([]);
+  expect(records.mounts.list()).toEqual([]);
+});
+
+test('its end is on record before it is unmounted: whatever comes between, it does not stay', async () => {
+  isStuck = true;
+  await expect(ephemerals.unpublish('key', target, aCall())).rejects.toThrow('a file has data');
+  expect(JSON.parse(records.settings.get('ephemeral.volumes') ?? '[]')).toMatchObject([{ key: 'key', over: true }]);
+});
