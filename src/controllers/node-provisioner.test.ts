@@ -1,5 +1,6 @@
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
@@ -10,6 +11,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { aCall } from '#testing/server.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
+import type { AgentRequest } from './agents.ts';
 import { createDeleting } from './deleting.ts';
 import { selectedNode, volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
@@ -52,6 +54,15 @@ async function twoNodes(...options: readonly string[]): Promise<readonly [AgentN
 
 const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
   await Promise.all(nodes.map(async (node) => (await node.volumes()).length));
+
+/** As it is made for a claim of that name. */
+const makeFor = async (name: string, node: AgentNode): Promise<void> => {
+  const ownLabels = {
+    ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
+    ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
+  };
+  await node.answer({ method: 'POST', path: '/v1/volumes', body: { store: 'disks', name, ownLabels } });
+};
 
 const nodeOf = ({ spec }: PersistentVolume): unknown =>
   spec.nodeAffinity?.required?.nodeSelectorTerms[0]?.matchExpressions?.[0];
@@ -225,6 +236,76 @@ describe('a claim that does not wait for a pod', () => {
     expect(await it.notes('ProvisioningFailed')).toEqual([]);
   });
 
+  const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && path === '/v1/volumes';
+  const broken = (): StowageError =>
+    new StowageError('the disk is broken', { code: 'unavailable', reason: 'store-io-error', action: '' });
+
+  test('is made on another node when the one whose answer was lost refuses, which keeps nothing of it', async () => {
+    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+    let times = 0;
+    one.intercept = async (request) => {
+      if (!makes(request)) return undefined;
+      times++;
+      await setImmediate();
+      if (times > 20) throw lost();
+      if (times > 1) throw broken();
+      one.intercept = undefined;
+      await one.answer(request);
+      one.intercept = refusing;
+      throw lost();
+    };
+    const refusing = one.intercept;
+    it.api.put(paths.classes, aLocalClass(immediate));
+    lead();
+    it.api.put(paths.claims, aLocalClaim('data'));
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(() => counted(one, two)).toEqual([0, 1]);
+    expect(times).toBe(2);
+  });
+
+  test('is made on another node when the one that has it from a controller before refuses', async () => {
+    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+    await makeFor('data', one);
+    let times = 0;
+    one.intercept = async (request) => {
+      if (!makes(request)) return undefined;
+      await setImmediate();
+      throw times++ > 20 ? lost() : broken();
+    };
+    it.api.put(paths.classes, aLocalClass(immediate));
+    it.api.put(paths.claims, aLocalClaim('data'));
+    lead();
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    expect([times, await counted(two)]).toEqual([1, [1]]);
+  });
+
+  test('is asked of no further node when the controller ends', async () => {
+    const nodes = await twoNodes();
+    const ending = new AbortController();
+    const asked: string[] = [];
+    for (const node of nodes)
+      node.intercept = (request) => {
+        if (!makes(request)) return;
+        asked.push(node.name);
+        ending.abort();
+        throw broken();
+      };
+    const provisioner = lead();
+    await eventually(() => [...it.parts.nodeStores.all()].length).toBe(2);
+    const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
+    const more = {
+      bytes: gib,
+      enforce: false,
+      access: 'filesystem',
+      node: undefined,
+      allowed: [],
+      labels: {},
+    } as const;
+    const making = provisioner.create({ ...wanted, ...more }, { ...aCall(), signal: ending.signal });
+    await expect(making).rejects.toThrow(/abort/);
+    expect(asked).toHaveLength(1);
+  });
+
   test('has it where a controller that is gone has made it, and waits for the agents that may know', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     it.api.put(paths.classes, aLocalClass(immediate));
@@ -368,14 +449,6 @@ describe('a volume of a node', () => {
     expect((await one.volumes())[0]?.bytes).toBe(3n * gib);
     expect((await volumes())[0]?.spec.capacity).toEqual({ storage: '3Gi' });
   });
-
-  const makeFor = async (name: string, node: AgentNode): Promise<void> => {
-    const ownLabels = {
-      ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
-      ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
-    };
-    await node.answer({ method: 'POST', path: '/v1/volumes', body: { store: 'disks', name, ownLabels } });
-  };
 
   test('that was made for a claim which is gone, or has another, is taken away after a while', async () => {
     const [one] = await twoNodes();

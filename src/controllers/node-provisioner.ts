@@ -7,10 +7,10 @@ import { nodes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
-import type { Again } from './engine/outcome.ts';
+import { type Again, again } from './engine/outcome.ts';
 import { heldBy } from './handles.ts';
 import { drivers } from './names.ts';
-import { createChoosing } from './node-choosing.ts';
+import { createChoosing, lookMs } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
 import { isLeft, type NodeVolumes } from './node-volumes.ts';
@@ -151,7 +151,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     } catch (thrown) {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
-      // Then it has made nothing.
+      // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
       const isRefused = !isThere || (!errorCodes[code].retry && code !== 'internal') || notHere.has(reason);
       if (isRefused) asked.set(uid, before);
       // What is said of its room is not so any more, and the scheduler goes by it.
@@ -163,10 +163,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
     const store = storeFor(want.store);
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
-    // Ends: each of them refuses once.
-    for (;;) {
+    for (const tried = new Set<string>(); ; ) {
+      scope.signal.throwIfAborted();
       const node = choosing.choose(want, store);
       if (typeof node !== 'string') return node;
+      // Each of them is asked once: whatever it is chosen again for, others have their turn first.
+      if (tried.has(node)) return again(lookMs);
+      tried.add(node);
       try {
         return await createOn(node, store, want, scope);
       } catch (thrown) {
