@@ -13,6 +13,7 @@ import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';
 import { createDeleting } from './deleting.ts';
+import type { Controller } from './engine/controller.ts';
 import { selectedNode, volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
@@ -35,13 +36,15 @@ const wellMade = async (): Promise<readonly string[]> =>
 const lost = (): StowageError =>
   new StowageError('the agent is lost', { code: 'unavailable', reason: 'agent-lost', action: 'Wait.' });
 
+let provisioning: Controller;
+
 /** As a controller that begins to lead, and knows nothing of those before it. */
 function lead(): Provisioner {
   it.start(() => it.parts.nodeStores);
   const found = it.start(createNodeVolumes);
   const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes: found });
   const provisioners = new Map([[local.driver, local]]);
-  it.start(createProvisioning, { provisioners });
+  provisioning = it.start(createProvisioning, { provisioners });
   it.start(createDeleting, { provisioners });
   it.start(createResizing, { provisioners });
   return local;
@@ -165,16 +168,48 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(one, two)).toEqual([1, 0]);
   });
 
-  test.each([
-    ['', ''],
-    [', also where volumes that are deleted stay', '?onDelete=retain'],
-  ])('that goes before its volume was written down leaves nothing%s', async (_, options) => {
-    const [one] = await twoNodes(options);
+  const refusePersistentVolumes = (): void => {
     it.api.intercept = (request, response) => {
       const isIt = request.method === 'POST' && request.url === paths.volumes;
       if (isIt) it.api.refuse(response, 503, 'ServiceUnavailable');
       return isIt;
     };
+  };
+
+  test('that is given its volume by hand, by store and name, as only the API server knows, keeps it', async () => {
+    const [one] = await twoNodes();
+    refusePersistentVolumes();
+    it.api.put(paths.classes, aLocalClass());
+    it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
+    lead();
+    await eventually(() => counted(one)).toEqual([1]);
+    const csi = { driver: 'local.stowage.dev', volumeHandle: 'disks..pvc-uid-of-data' };
+    const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
+    const items = [{ metadata: { name: 'by-hand' }, spec: { csi, claimRef, storageClassName: 'fast' } }];
+    let lists = 0;
+    const refuse = it.api.intercept;
+    it.api.intercept = (request, response, body) => {
+      const { method, url = '' } = request;
+      if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`))
+        return refuse?.(request, response, body) === true;
+      lists++;
+      const list = { kind: 'List', metadata: { resourceVersion: '100' }, items };
+      response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+      return true;
+    };
+    it.api.put(paths.claims, aClaim('data', { volumeName: 'by-hand' }));
+    await eventually(() => lists).toBe(1);
+    await eventually(() => provisioning.counts()).toMatchObject({ waiting: 0, running: 0 });
+    expect(it.agents.asked.filter((one) => one.includes('DELETE'))).toEqual([]);
+    expect(await counted(one)).toEqual([1]);
+  });
+
+  test.each([
+    ['', ''],
+    [', also where volumes that are deleted stay', '?onDelete=retain'],
+  ])('that goes before its volume was written down leaves nothing%s', async (_, options) => {
+    const [one] = await twoNodes(options);
+    refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
     lead();

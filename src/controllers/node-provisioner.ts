@@ -9,11 +9,12 @@ import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-an
 import type { AgentRequest, Agents } from './agents.ts';
 import { type Again, again } from './engine/outcome.ts';
 import { heldBy } from './handles.ts';
+import { unlessLeft } from './left-alone.ts';
 import { drivers } from './names.ts';
 import { createChoosing, lookMs } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
-import { isLeft, type NodeVolumes } from './node-volumes.ts';
+import type { NodeVolumes } from './node-volumes.ts';
 import { type ControllerParts, found } from './parts.ts';
 import {
   claimLabels,
@@ -191,15 +192,11 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
-  /** Nobody was given it, so that it is empty. What cannot go is looked at again, and told of, by `node-volumes.ts`. */
-  async function discard(node: string, id: string, scope: Scope): Promise<void> {
-    try {
-      await agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}/empty`, requestId: `discard:${id}` }, scope);
-    } catch (thrown) {
-      const failure = stowageError(thrown);
-      if (failure.reason !== 'volume-unknown' && !isLeft(failure)) throw thrown;
-    }
-  }
+  /** What cannot go is looked at again, and told of, by `node-volumes.ts`. */
+  const discard = (node: string, id: string, scope: Scope): Promise<void> =>
+    unlessLeft(
+      agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}/empty`, requestId: `discard:${id}` }, scope),
+    );
 
   /** A store that the node no longer has open would make every volume of it look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
@@ -222,12 +219,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       stores.on(changed);
       agents.follow(changed);
     },
-    takeBack: async (uid, scope) => {
+    takeBack: async (uid, isHad, scope) => {
       for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
         // One that is away is looked through when it is back.
         if (!agents.nodes().includes(node)) continue;
         const made = await madeOn(node, uid, scope);
-        if (made !== undefined && made.labels[retainedLabel] === undefined) await discard(node, made.id, scope);
+        if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
+        if (!(await isHad(made, scope.signal))) await discard(node, made.id, scope);
       }
       asked.delete(uid);
       choosing.forget(uid);

@@ -7,7 +7,7 @@ import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { handlesOf, persistentVolumesOf } from './handles.ts';
-import { isLeft } from './node-volumes.ts';
+import { isLeft } from './left-alone.ts';
 import type { ControllerParts } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
