@@ -1,6 +1,7 @@
 import { coalesced } from '#base/coalesced.ts';
 import type { StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, partsOfQualified, qualified } from '#core/names.ts';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Records } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
@@ -23,6 +24,12 @@ export const heldBy = ({
 }: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
   ...{ handle: csi?.volumeHandle ?? '', store: csi?.volumeAttributes?.['store'] },
 });
+
+/** The nodes that a PersistentVolume of a node's store is bound to, as their labels say it. Empty: it does not say so in our words. */
+export const topologiesOf = ({ spec }: Pick<PersistentVolume, 'spec'>): readonly string[] =>
+  (spec.nodeAffinity?.required?.nodeSelectorTerms ?? []).flatMap(({ matchExpressions = [] }) =>
+    matchExpressions.flatMap(({ key, values = [] }) => (key === nodeTopologyKey ? values : [])),
+  );
 
 /** Those of a volume that are known. */
 export const persistentVolumesOf = (

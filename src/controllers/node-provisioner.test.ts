@@ -8,6 +8,7 @@ import { topologyOf } from '#front/csi/driver.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { aCall } from '#testing/server.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
@@ -392,6 +393,28 @@ describe('a volume of a node', () => {
     await written({ status: { phase: 'Released' } });
     await eventually(wellMade).toEqual([]);
     expect(await counted(one)).toEqual([0]);
+  });
+
+  test.each<[string, object, number]>([
+    ['stays, while another PersistentVolume of its node calls it', { values: ['node-2', 'node-1'] }, 1],
+    ['stays, while another PersistentVolume that names no node calls it', { key: 'zone', values: ['a'] }, 1],
+    ['is deleted, while another PersistentVolume calls that of another node', { values: ['node-2'] }, 0],
+  ])('%s by store and name', async (_, which, left) => {
+    const [one] = await aVolume();
+    const term = { matchExpressions: [{ key: nodeTopologyKey, operator: 'In', ...which }] };
+    const csi = { driver: 'local.stowage.dev', volumeHandle: 'disks..pvc-uid-of-data' };
+    const nodeAffinity = { required: { nodeSelectorTerms: [term] } };
+    it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, spec: { csi, nodeAffinity } });
+    await eventually(() => it.caches.volumes.get('by-hand')).not.toBe(undefined);
+    it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
+    const made = (await volumes()).find(({ metadata }) => metadata.name === 'pvc-uid-of-data');
+    it.api.put(paths.volumes, { ...made, status: { phase: 'Released' } } as Thing);
+    if (left === 0) await eventually(wellMade).toEqual(['by-hand']);
+    else
+      await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
+        "PersistentVolume 'by-hand' has the same volume",
+      );
+    expect(await counted(one)).toEqual([left]);
   });
 
   test('is deleted on its node, whatever another says of itself', async () => {

@@ -8,7 +8,7 @@ import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import { type Again, again } from './engine/outcome.ts';
-import { heldBy } from './handles.ts';
+import { heldBy, topologiesOf } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
 import { drivers } from './names.ts';
 import { createChoosing, lookMs } from './node-choosing.ts';
@@ -59,9 +59,9 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const choosing = createChoosing({ ...options, asked });
 
   caches.volumes.on({
-    added: ({ metadata, spec }) => {
-      const uid = spec.claimRef?.uid ?? '';
-      const [mine] = nodesOf({ metadata, spec });
+    added: (volume) => {
+      const uid = volume.spec.claimRef?.uid ?? '';
+      const [mine] = nodesOf(volume);
       // What others of them have made is nobody's from now on.
       for (const node of asked.get(uid) ?? []) if (node !== mine) volumes.add(node);
       asked.delete(uid);
@@ -87,12 +87,8 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     return value;
   }
 
-  function nodesOf({ spec }: Pick<PersistentVolume, 'metadata' | 'spec'>): readonly string[] {
-    const terms = spec.nodeAffinity?.required?.nodeSelectorTerms ?? [];
-    const values = terms.flatMap(({ matchExpressions = [] }) =>
-      matchExpressions.flatMap((one) => (one.key === nodeTopologyKey ? (one.values ?? []) : [])),
-    );
-    return values.map((value) => {
+  function nodesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
+    return topologiesOf(volume).map((value) => {
       // Not by their labels: whoever has one node could write there that it is another.
       const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
       return known?.metadata.name ?? value;
