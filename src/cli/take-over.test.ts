@@ -1,11 +1,17 @@
-import { expect, test } from 'vitest';
+import { beforeEach, expect, test } from 'vitest';
 import { invalid } from './problem.ts';
-import { page, type Ran, run, type Server, scriptedServer, volume } from './scripted-server.ts';
+import { page, type Ran, run, type Server, scriptedServer, store, volume } from './scripted-server.ts';
 import type { Candidate, CandidateState, TakeOverWish } from './taking-over.ts';
 
 const candidate = (name: string, state: CandidateState, detail = ''): Candidate => ({
   ...{ claim: name === '' ? null : `shop/${name}`, from: `pvc-${name}`, to: `pvc-${name}-stowage` },
   ...{ directory: `dir-${name}`, state, detail },
+});
+
+/** How the store is. */
+let silver: object;
+beforeEach(() => {
+  silver = { identity: 'of-silver' };
 });
 
 /** The command at a Stowage that knows one volume, `silver/dir-known`, and a cluster with these claims. */
@@ -14,8 +20,10 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
   const wishes: TakeOverWish[] = [];
   const accounts: (string | undefined)[] = [];
   const looked: string[] = [];
+  const identities: (string | undefined)[] = [];
   await using server: Server = await scriptedServer({
     'GET /v1/volumes': page(volume('silver', 'dir-known', { id: 'sv1-known' }), volume('gold', 'dir-other')),
+    'GET /v1/stores/silver': [200, store('silver', silver)],
     'POST /v1/stores/silver/adopt': ({ body }) => {
       const { names, dryRun } = body as { names: string[]; dryRun: boolean };
       done.push(`${dryRun ? 'would adopt' : 'adopt'} ${names.join(' ')}`);
@@ -40,12 +48,14 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
             looked.push(deed);
             return { candidates, otherServers: ['10.0.0.9'] };
           },
-          take: async ({ claim }, id) => {
+          take: async ({ claim }, id, identity) => {
+            identities.push(identity);
             if (claim === 'shop/late') throw invalid('a pod came', 'take-over-not-possible', 'Wait.');
             done.push(`take ${claim} as ${id}`);
           },
           undo: async ({ claim }) => void done.push(`undo ${claim}`),
-          finish: async ({ claim, to }) => {
+          finish: async ({ claim, to }, identity) => {
+            identities.push(identity);
             done.push(`finish ${claim}`);
             return claim === 'shop/kept' ? `it stays Retain: kubectl patch pv ${to}` : '';
           },
@@ -54,7 +64,7 @@ async function takeOver(candidates: readonly Candidate[], ...words: readonly str
       },
     },
   });
-  return { ...ran, done, wishes, accounts, looked };
+  return { ...ran, done, wishes, accounts, looked, identities };
 }
 
 test('without claims it says what there is, and changes nothing', async () => {
@@ -146,4 +156,19 @@ test('what its user has to know of a finished claim is said', async () => {
     'finished shop/c: it has pvc-c-stowage, directory dir-c',
     'finished shop/kept: it has pvc-kept-stowage, directory dir-kept; it stays Retain: kubectl patch pv pvc-kept-stowage',
   ]);
+});
+
+test('what the store says that it is is written to what is taken over, and to what is finished', async () => {
+  const all = [candidate('a', 'ready'), candidate('c', 'taken-over')];
+  expect((await takeOver(all, 'silver', '--all')).identities).toEqual(['of-silver']);
+  expect((await takeOver(all, 'silver', '--all', '--finish')).identities).toEqual(['of-silver']);
+  silver = { identity: null };
+  expect((await takeOver(all, 'silver', '--all', '--finish')).identities).toEqual([undefined]);
+});
+
+test('nothing is finished while the store is not open, and cannot say what it is', async () => {
+  silver = { identity: null, state: 'unavailable' };
+  const { status, done, stderr } = await takeOver([candidate('c', 'taken-over')], 'silver', '--all', '--finish');
+  expect({ status, done }).toEqual({ status: 10, done: ['over'] });
+  expect(stderr).toContain("store 'silver' is not open");
 });

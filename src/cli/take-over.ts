@@ -1,5 +1,6 @@
 import { eachBounded } from '#base/each-bounded.ts';
-import type { AdoptionJson, VolumeJson } from '#front/rest/schemas.ts';
+import { StowageError } from '#core/errors.ts';
+import type { AdoptionJson, StoreJson, VolumeJson } from '#front/rest/schemas.ts';
 import type { ClusterOptions } from './cluster-connection.ts';
 import { collect, type Verb } from './command.ts';
 import { step } from './names.ts';
@@ -93,10 +94,12 @@ async function takeOver(
     out.line(done ? `${verb} ${shown(claim)}: ${shown(detail)}` : `left ${shown(claim)}: ${shown(detail)}`);
   };
   if (options.dryRun !== true && deed === 'take') await adopt(session, store, todo, volumes);
+  const isAsked = options.dryRun !== true && deed !== 'undo' && todo.length > 0;
+  const identity = isAsked ? await identityOf(session, store) : undefined;
   await eachBounded(todo, atOnce, async (one) => {
     const detail = deed === 'undo' ? `it has ${one.from} again` : `it has ${one.to}, directory ${one.directory}`;
     try {
-      const more = options.dryRun === true ? one.detail : await perform(taking, deed, one, volumes);
+      const more = options.dryRun === true ? one.detail : await perform(taking, deed, one, { volumes, identity });
       told(one, true, more === '' ? detail : `${detail}; ${more}`);
     } catch (thrown) {
       const { reason, detail: why, action } = problemOf(thrown);
@@ -117,11 +120,11 @@ async function perform(
   taking: TakingOver,
   deed: Deed,
   one: Candidate,
-  volumes: ReadonlyMap<string, string>,
+  { volumes, identity }: { readonly volumes: ReadonlyMap<string, string>; readonly identity: string | undefined },
 ): Promise<string> {
-  if (deed === 'finish') return await taking.finish(one);
+  if (deed === 'finish') return await taking.finish(one, identity);
   if (deed === 'undo') await taking.undo(one);
-  else await taking.take(one, volumes.get(one.directory) ?? '');
+  else await taking.take(one, volumes.get(one.directory) ?? '', identity);
   return '';
 }
 
@@ -142,6 +145,18 @@ function unknown(names: readonly string[], candidates: readonly Candidate[]): vo
 async function volumesOf({ client }: Session, store: string): Promise<Map<string, string>> {
   const { items } = await client.overStores<VolumeJson>('/v1/volumes', { store });
   return new Map(items.filter((one) => one.store === store).map(({ name, id }) => [name, id]));
+}
+
+/** What is finished is deleted one day as any other volume, and that has to be sure that the store is still the same. */
+async function identityOf({ client }: Session, store: string): Promise<string | undefined> {
+  const { identity, state } = await client.get<StoreJson>(`/v1/stores/${encodeURIComponent(store)}`);
+  if (identity === null && state !== 'open')
+    throw new StowageError(`store '${store}' is not open`, {
+      code: 'unavailable',
+      reason: 'take-over-not-possible',
+      action: 'See why: kubectl get stores. Repeat the command when it is; repeating is safe.',
+    });
+  return identity ?? undefined;
 }
 
 const isOpen = ({ state }: Candidate): boolean => open.take.includes(state);

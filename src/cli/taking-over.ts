@@ -42,9 +42,9 @@ export interface Looked {
 export interface TakingOver extends Disposable {
   /** `deed`: what is to be done then. */
   look(deed: Deed): Promise<Looked>;
-  /** `id`: of the volume that the directory has become. */
-  take(candidate: Candidate, id: string): Promise<void>;
+  /** `id`: of the volume that the directory has become. `identity`: what its store says that it is, if that is known. */
+  take(candidate: Candidate, id: string, identity: string | undefined): Promise<void>;
   undo(candidate: Candidate): Promise<void>;
   /** Gives what its user has to know of it; empty: nothing. */
-  finish(candidate: Candidate): Promise<string>;
+  finish(candidate: Candidate, identity: string | undefined): Promise<string>;
 }

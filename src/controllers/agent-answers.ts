@@ -23,8 +23,12 @@ export interface NodeStore {
 /** Whoever has a node must not be able to fill the controller: of what an agent says, so much is kept. */
 const mostText = 1_024;
 const mostLabels = 256;
+/** More than any cluster has. */
+const mostStores = 10_000;
 
 type Answer = Readonly<Record<string, unknown>>;
+
+const modes: readonly Access[] = ['filesystem', 'block'];
 
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const answerIn = (value: unknown): Answer => {
@@ -98,7 +102,15 @@ export type ListedStore = Omit<NodeStore, 'totalBytes' | 'freeBytes'> & {
   readonly maxVolumes: number | undefined;
 };
 
-export const storesFrom = (value: unknown): readonly ListedStore[] => itemsIn(answerIn(value)).map(storeFrom);
+/** Each once, and only those that there are. */
+export function storesFrom(value: unknown, isKnown: (name: string) => boolean): readonly ListedStore[] {
+  const items = itemsIn(answerIn(value));
+  if (items.length > mostStores) throw garbled();
+  const known = items.filter((item) => isKnown(textIn(item, 'name')));
+  return [...new Map(known.map((item) => [textIn(item, 'name'), item])).values()].map(storeFrom);
+}
+
+const shortened = (text: string): string => text.slice(0, mostText);
 
 export function storeFrom(value: unknown): ListedStore {
   const answer = answerIn(value);
@@ -107,8 +119,8 @@ export function storeFrom(value: unknown): ListedStore {
   return {
     ...{ name: textIn(answer, 'name'), kind: textIn(answer, 'kind'), state, isOpen: state === 'open' },
     identity: typeof identity === 'string' && identity.length <= mostText ? identity : undefined,
-    problem: isAnswer(problem) ? `${problem['message']}. ${problem['action']}` : undefined,
-    access: Array.isArray(access) ? access.filter((one): one is Access => one === 'filesystem' || one === 'block') : [],
+    problem: isAnswer(problem) ? shortened(`${problem['message']}. ${problem['action']}`) : undefined,
+    access: Array.isArray(access) ? modes.filter((mode) => access.includes(mode)) : [],
     volumes: typeof volumes === 'number' ? volumes : 0,
     bytes: bytesIn(answer, 'bytes') ?? 0n,
     maxBytes: bytesIn(answer, 'maxBytes'),
@@ -128,7 +140,7 @@ export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
   const why = failed && [failed['detail'], failed['action']].filter((text) => typeof text === 'string').join('. ');
   return {
     ...{ name, access, identity, volumes, isOpen: failed === undefined },
-    problem: why ?? (failed === undefined ? undefined : listed.problem),
+    problem: (why && shortened(why)) ?? (failed === undefined ? undefined : listed.problem),
     totalBytes: bytesIn(answer, 'totalBytes') ?? 0n,
     freeBytes: isFull ? 0n : (most.toSorted((a, b) => (a < b ? -1 : 1))[0] ?? 0n),
   };

@@ -6,7 +6,7 @@ import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
-import { heldBy } from './handles.ts';
+import { heldBy, topologiesOf } from './handles.ts';
 import { drivers, provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
@@ -67,14 +67,15 @@ export function createDeleting(parts: ControllerParts): Controller {
     }
   }
 
-  /** By whatever they call it: somebody may have given it to a second namespace. A name on a node's store is only that node's. */
-  function othersOf({ metadata, spec: { csi } }: PersistentVolume): readonly string[] {
-    const { store = '', name = '' } = csi?.volumeAttributes ?? {};
-    const isNamed = csi?.driver === drivers.anywhere && store !== '' && name !== '';
-    const handles = [csi?.volumeHandle ?? '', ...(isNamed ? [qualified(store as StoreName, name as VolumeName)] : [])];
-    const all = handles.flatMap((handle) => caches.volumes.by('handle', handle));
-    return all.flatMap((one) => (one.metadata.uid === metadata.uid ? [] : (one.metadata.name ?? '')));
+  /** By whatever they call it: somebody may have given it to a second namespace. */
+  function othersOf(volume: PersistentVolume): readonly string[] {
+    const { store = '', name = '' } = volume.spec.csi?.volumeAttributes ?? {};
+    const byName = store === '' || name === '' ? [] : calledBy(qualified(store as StoreName, name as VolumeName));
+    const all = [...calledBy(heldBy(volume).handle), ...byName.filter((one) => mayBeOnSame(volume, one))];
+    return all.flatMap((one) => (one.metadata.uid === volume.metadata.uid ? [] : (one.metadata.name ?? '')));
   }
+
+  const calledBy = (handle: string): readonly PersistentVolume[] => caches.volumes.by('handle', handle);
 
   /** Whoever looks for volumes that nobody claims is to leave it alone: until that is said on it, the object stays. */
   async function leave(volume: PersistentVolume, provisioner: Provisioner, scope: Scope): Promise<void> {
@@ -120,6 +121,13 @@ export function createDeleting(parts: ControllerParts): Controller {
   // Its claim is the last to go.
   controller.follow(caches.claims, ({ spec: { volumeName = '' } }) => ifOver(caches.volumes.get(volumeName)));
   return controller;
+}
+
+/** A name on a node's store is only that node's. One that does not say which node it means may mean this one. */
+function mayBeOnSame(one: PersistentVolume, other: PersistentVolume): boolean {
+  const [mine, theirs] = [topologiesOf(one), topologiesOf(other)];
+  const isOnNodes = one.spec.csi?.driver === drivers.node && mine.length > 0 && theirs.length > 0;
+  return !isOnNodes || mine.some((node) => theirs.includes(node));
 }
 
 /** A node lets go of it a moment after its last pod has ended, and nobody tells us: it is tried again. */

@@ -1,6 +1,10 @@
+import { coalesced } from '#base/coalesced.ts';
 import type { StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, partsOfQualified, qualified } from '#core/names.ts';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Records } from '#core/ports.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
 
@@ -21,11 +25,42 @@ export const heldBy = ({
   ...{ handle: csi?.volumeHandle ?? '', store: csi?.volumeAttributes?.['store'] },
 });
 
+/** The nodes that a PersistentVolume of a node's store is bound to, as their labels say it. Empty: it does not say so in our words. */
+export const topologiesOf = ({ spec }: Pick<PersistentVolume, 'spec'>): readonly string[] =>
+  (spec.nodeAffinity?.required?.nodeSelectorTerms ?? []).flatMap(({ matchExpressions = [] }) =>
+    matchExpressions.flatMap(({ key, values = [] }) => (key === nodeTopologyKey ? values : [])),
+  );
+
 /** Those of a volume that are known. */
 export const persistentVolumesOf = (
   { volumes }: Pick<Caches, 'volumes'>,
   volume: Pick<Volume, 'id' | 'store' | 'name'>,
 ): readonly PersistentVolume[] => handlesOf(volume).flatMap((handle) => volumes.by('handle', handle));
+
+/** Whether any PersistentVolume has it, by whatever handle. */
+export type IsHad = (volume: Pick<Volume, 'id' | 'store' | 'name'>, signal: AbortSignal) => Promise<boolean>;
+
+/**
+ * As the API server itself knows, which may be newer than what was told to us: somebody may have written one by hand. All of them are
+ * listed, since they cannot be asked for by their handles; those who ask at the same time share a list.
+ */
+export function createIsHad(client: Pick<KubeClient, 'list'>, caches: Pick<Caches, 'volumes'>): IsHad {
+  let handles: ReadonlySet<string> = new Set();
+  let ending: AbortSignal;
+  const read = coalesced(async () => {
+    const all = new Set<string>();
+    for await (const { items } of client.list(persistentVolumes, {}, ending))
+      for (const { spec } of items) if (spec.csi !== undefined) all.add(spec.csi.volumeHandle);
+    handles = all;
+  });
+  return async (volume, signal) => {
+    if (persistentVolumesOf(caches, volume).length > 0) return true;
+    // Of the process: the same for all who ask.
+    ending = signal;
+    await read();
+    return handlesOf(volume).some((handle) => handles.has(handle));
+  };
+}
 
 /** The volume of a handle, on a store that can be worked on from here. Undefined: it is not on record. */
 export function recordedAs(handle: string, { volumes }: Pick<Records, 'volumes'>): Volume | undefined {

@@ -35,7 +35,7 @@ export interface Choosing {
  */
 const patienceMs = 60_000;
 const beginningMs = 5_000;
-const lookMs = 1_000;
+export const lookMs = 1_000;
 
 export function createChoosing({ clock, caches, agents, stores, volumes, asked }: ChoosingOptions): Choosing {
   const began = clock.elapsed();
@@ -58,12 +58,14 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
   const isThere = (node: string): boolean => agents.nodes().includes(node);
   const sinceLost = (node: string): number => clock.elapsed() - (lostAt.get(node) ?? began);
 
-  /** Where it is, or may be. */
+  const hasRefused = (uid: string, node: string): boolean => refusals.get(uid)?.has(node) === true;
+
+  /** Where it is, or may be. One that has refused since cannot give it, whatever it has. */
   function chosenBefore(uid: string): string | Again | undefined {
-    const last = asked.get(uid)?.at(-1);
+    const last = asked.get(uid)?.findLast((node) => !hasRefused(uid, node));
     if (last !== undefined && isThere(last)) return last;
     if (last !== undefined && sinceLost(last) < patienceMs) return again(lookMs);
-    const found = volumes.nodesWith(uid).find(isThere);
+    const found = volumes.nodesWith(uid).find((node) => isThere(node) && !hasRefused(uid, node));
     if (found !== undefined || !inherited.has(uid)) return found;
     const isOver = clock.elapsed() - began >= patienceMs;
     const isKnown = [...caches.nodes.all()].every(
@@ -94,7 +96,7 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
     if (open.length === 0) throw noAgents(store);
     if (!open.some(({ seen }) => seen.access.includes(want.access))) throw noSuchMode(store, want.access);
     const fitting = open.filter(({ seen }) => seen.access.includes(want.access) && seen.freeBytes >= want.bytes);
-    const left = fitting.filter(({ node }) => refusals.get(uid)?.has(node) !== true);
+    const left = fitting.filter(({ node }) => !hasRefused(uid, node));
     const [best] = left
       .map(({ node, seen }) => ({ node, room: seen.freeBytes - stores.taken(node, store) }))
       .toSorted(byRoom);

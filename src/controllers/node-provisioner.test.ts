@@ -1,5 +1,6 @@
 import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
@@ -7,10 +8,13 @@ import { topologyOf } from '#front/csi/driver.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { aCall } from '#testing/server.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
+import type { AgentRequest } from './agents.ts';
 import { createDeleting } from './deleting.ts';
+import type { Controller } from './engine/controller.ts';
 import { selectedNode, volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
@@ -33,13 +37,15 @@ const wellMade = async (): Promise<readonly string[]> =>
 const lost = (): StowageError =>
   new StowageError('the agent is lost', { code: 'unavailable', reason: 'agent-lost', action: 'Wait.' });
 
+let provisioning: Controller;
+
 /** As a controller that begins to lead, and knows nothing of those before it. */
 function lead(): Provisioner {
   it.start(() => it.parts.nodeStores);
   const found = it.start(createNodeVolumes);
   const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes: found });
   const provisioners = new Map([[local.driver, local]]);
-  it.start(createProvisioning, { provisioners });
+  provisioning = it.start(createProvisioning, { provisioners });
   it.start(createDeleting, { provisioners });
   it.start(createResizing, { provisioners });
   return local;
@@ -52,6 +58,15 @@ async function twoNodes(...options: readonly string[]): Promise<readonly [AgentN
 
 const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
   await Promise.all(nodes.map(async (node) => (await node.volumes()).length));
+
+/** As it is made for a claim of that name. */
+const makeFor = async (name: string, node: AgentNode): Promise<void> => {
+  const ownLabels = {
+    ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
+    ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
+  };
+  await node.answer({ method: 'POST', path: '/v1/volumes', body: { store: 'disks', name, ownLabels } });
+};
 
 const nodeOf = ({ spec }: PersistentVolume): unknown =>
   spec.nodeAffinity?.required?.nodeSelectorTerms[0]?.matchExpressions?.[0];
@@ -160,16 +175,48 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(one, two)).toEqual([1, 0]);
   });
 
-  test.each([
-    ['', ''],
-    [', also where volumes that are deleted stay', '?onDelete=retain'],
-  ])('that goes before its volume was written down leaves nothing%s', async (_, options) => {
-    const [one] = await twoNodes(options);
+  const refusePersistentVolumes = (): void => {
     it.api.intercept = (request, response) => {
       const isIt = request.method === 'POST' && request.url === paths.volumes;
       if (isIt) it.api.refuse(response, 503, 'ServiceUnavailable');
       return isIt;
     };
+  };
+
+  test('that is given its volume by hand, by store and name, as only the API server knows, keeps it', async () => {
+    const [one] = await twoNodes();
+    refusePersistentVolumes();
+    it.api.put(paths.classes, aLocalClass());
+    it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
+    lead();
+    await eventually(() => counted(one)).toEqual([1]);
+    const csi = { driver: 'local.stowage.dev', volumeHandle: 'disks..pvc-uid-of-data' };
+    const claimRef = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
+    const items = [{ metadata: { name: 'by-hand' }, spec: { csi, claimRef, storageClassName: 'fast' } }];
+    let lists = 0;
+    const refuse = it.api.intercept;
+    it.api.intercept = (request, response, body) => {
+      const { method, url = '' } = request;
+      if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`))
+        return refuse?.(request, response, body) === true;
+      lists++;
+      const list = { kind: 'List', metadata: { resourceVersion: '100' }, items };
+      response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+      return true;
+    };
+    it.api.put(paths.claims, aClaim('data', { volumeName: 'by-hand' }));
+    await eventually(() => lists).toBe(1);
+    await eventually(() => provisioning.counts()).toMatchObject({ waiting: 0, running: 0 });
+    expect(it.agents.asked.filter((one) => one.includes('DELETE'))).toEqual([]);
+    expect(await counted(one)).toEqual([1]);
+  });
+
+  test.each([
+    ['', ''],
+    [', also where volumes that are deleted stay', '?onDelete=retain'],
+  ])('that goes before its volume was written down leaves nothing%s', async (_, options) => {
+    const [one] = await twoNodes(options);
+    refusePersistentVolumes();
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
     lead();
@@ -231,6 +278,76 @@ describe('a claim that does not wait for a pod', () => {
     expect(await it.notes('ProvisioningFailed')).toEqual([]);
   });
 
+  const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && path === '/v1/volumes';
+  const broken = (): StowageError =>
+    new StowageError('the disk is broken', { code: 'unavailable', reason: 'store-io-error', action: '' });
+
+  test('is made on another node when the one whose answer was lost refuses, which keeps nothing of it', async () => {
+    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+    let times = 0;
+    one.intercept = async (request) => {
+      if (!makes(request)) return undefined;
+      times++;
+      await setImmediate();
+      if (times > 20) throw lost();
+      if (times > 1) throw broken();
+      one.intercept = undefined;
+      await one.answer(request);
+      one.intercept = refusing;
+      throw lost();
+    };
+    const refusing = one.intercept;
+    it.api.put(paths.classes, aLocalClass(immediate));
+    lead();
+    it.api.put(paths.claims, aLocalClaim('data'));
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await eventually(() => counted(one, two)).toEqual([0, 1]);
+    expect(times).toBe(2);
+  });
+
+  test('is made on another node when the one that has it from a controller before refuses', async () => {
+    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+    await makeFor('data', one);
+    let times = 0;
+    one.intercept = async (request) => {
+      if (!makes(request)) return undefined;
+      await setImmediate();
+      throw times++ > 20 ? lost() : broken();
+    };
+    it.api.put(paths.classes, aLocalClass(immediate));
+    it.api.put(paths.claims, aLocalClaim('data'));
+    lead();
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    expect([times, await counted(two)]).toEqual([1, [1]]);
+  });
+
+  test('is asked of no further node when the controller ends', async () => {
+    const nodes = await twoNodes();
+    const ending = new AbortController();
+    const asked: string[] = [];
+    for (const node of nodes)
+      node.intercept = (request) => {
+        if (!makes(request)) return;
+        asked.push(node.name);
+        ending.abort();
+        throw broken();
+      };
+    const provisioner = lead();
+    await eventually(() => [...it.parts.nodeStores.all()].length).toBe(2);
+    const wanted = { claim: { namespace: 'shop', name: 'data', uid: 'u-1' }, store: 'disks', name: 'pvc-u-1' };
+    const more = {
+      bytes: gib,
+      enforce: false,
+      access: 'filesystem',
+      node: undefined,
+      allowed: [],
+      labels: {},
+    } as const;
+    const making = provisioner.create({ ...wanted, ...more }, { ...aCall(), signal: ending.signal });
+    await expect(making).rejects.toThrow(/abort/);
+    expect(asked).toHaveLength(1);
+  });
+
   test('has it where a controller that is gone has made it, and waits for the agents that may know', async () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     it.api.put(paths.classes, aLocalClass(immediate));
@@ -282,6 +399,28 @@ describe('a volume of a node', () => {
     await written({ status: { phase: 'Released' } });
     await eventually(wellMade).toEqual([]);
     expect(await counted(one)).toEqual([0]);
+  });
+
+  test.each<[string, object, number]>([
+    ['stays, while another PersistentVolume of its node calls it', { values: ['node-2', 'node-1'] }, 1],
+    ['stays, while another PersistentVolume that names no node calls it', { key: 'zone', values: ['a'] }, 1],
+    ['is deleted, while another PersistentVolume calls that of another node', { values: ['node-2'] }, 0],
+  ])('%s by store and name', async (_, which, left) => {
+    const [one] = await aVolume();
+    const term = { matchExpressions: [{ key: nodeTopologyKey, operator: 'In', ...which }] };
+    const csi = { driver: 'local.stowage.dev', volumeHandle: 'disks..pvc-uid-of-data' };
+    const nodeAffinity = { required: { nodeSelectorTerms: [term] } };
+    it.api.put(paths.volumes, { metadata: { name: 'by-hand' }, spec: { csi, nodeAffinity } });
+    await eventually(() => it.caches.volumes.get('by-hand')).not.toBe(undefined);
+    it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
+    const made = (await volumes()).find(({ metadata }) => metadata.name === 'pvc-uid-of-data');
+    it.api.put(paths.volumes, { ...made, status: { phase: 'Released' } } as Thing);
+    if (left === 0) await eventually(wellMade).toEqual(['by-hand']);
+    else
+      await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
+        "PersistentVolume 'by-hand' has the same volume",
+      );
+    expect(await counted(one)).toEqual([left]);
   });
 
   test('is deleted on its node, whatever another says of itself', async () => {
@@ -374,14 +513,6 @@ describe('a volume of a node', () => {
     expect((await one.volumes())[0]?.bytes).toBe(3n * gib);
     expect((await volumes())[0]?.spec.capacity).toEqual({ storage: '3Gi' });
   });
-
-  const makeFor = async (name: string, node: AgentNode): Promise<void> => {
-    const ownLabels = {
-      ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
-      ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
-    };
-    await node.answer({ method: 'POST', path: '/v1/volumes', body: { store: 'disks', name, ownLabels } });
-  };
 
   test('that was made for a claim which is gone, or has another, is taken away after a while', async () => {
     const [one] = await twoNodes();

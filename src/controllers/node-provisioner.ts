@@ -7,13 +7,14 @@ import { nodes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
-import type { Again } from './engine/outcome.ts';
-import { heldBy } from './handles.ts';
+import { type Again, again } from './engine/outcome.ts';
+import { heldBy, topologiesOf } from './handles.ts';
+import { unlessLeft } from './left-alone.ts';
 import { drivers } from './names.ts';
-import { createChoosing } from './node-choosing.ts';
+import { createChoosing, lookMs } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';
-import { isLeft, type NodeVolumes } from './node-volumes.ts';
+import type { NodeVolumes } from './node-volumes.ts';
 import { type ControllerParts, found } from './parts.ts';
 import {
   claimLabels,
@@ -58,9 +59,9 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const choosing = createChoosing({ ...options, asked });
 
   caches.volumes.on({
-    added: ({ metadata, spec }) => {
-      const uid = spec.claimRef?.uid ?? '';
-      const [mine] = nodesOf({ metadata, spec });
+    added: (volume) => {
+      const uid = volume.spec.claimRef?.uid ?? '';
+      const [mine] = nodesOf(volume);
       // What others of them have made is nobody's from now on.
       for (const node of asked.get(uid) ?? []) if (node !== mine) volumes.add(node);
       asked.delete(uid);
@@ -86,12 +87,8 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     return value;
   }
 
-  function nodesOf({ spec }: Pick<PersistentVolume, 'metadata' | 'spec'>): readonly string[] {
-    const terms = spec.nodeAffinity?.required?.nodeSelectorTerms ?? [];
-    const values = terms.flatMap(({ matchExpressions = [] }) =>
-      matchExpressions.flatMap((one) => (one.key === nodeTopologyKey ? (one.values ?? []) : [])),
-    );
-    return values.map((value) => {
+  function nodesOf(volume: Pick<PersistentVolume, 'spec'>): readonly string[] {
+    return topologiesOf(volume).map((value) => {
       // Not by their labels: whoever has one node could write there that it is another.
       const known = [...caches.nodes.all()].find(({ metadata: { name = '' } }) => topologyOfNode(name) === value);
       return known?.metadata.name ?? value;
@@ -151,7 +148,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     } catch (thrown) {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
-      // Then it has made nothing.
+      // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
       const isRefused = !isThere || (!errorCodes[code].retry && code !== 'internal') || notHere.has(reason);
       if (isRefused) asked.set(uid, before);
       // What is said of its room is not so any more, and the scheduler goes by it.
@@ -163,10 +160,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
     const store = storeFor(want.store);
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
-    // Ends: each of them refuses once.
-    for (;;) {
+    for (const tried = new Set<string>(); ; ) {
+      scope.signal.throwIfAborted();
       const node = choosing.choose(want, store);
       if (typeof node !== 'string') return node;
+      // Each of them is asked once: whatever it is chosen again for, others have their turn first.
+      if (tried.has(node)) return again(lookMs);
+      tried.add(node);
       try {
         return await createOn(node, store, want, scope);
       } catch (thrown) {
@@ -188,15 +188,11 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
-  /** Nobody was given it, so that it is empty. What cannot go is looked at again, and told of, by `node-volumes.ts`. */
-  async function discard(node: string, id: string, scope: Scope): Promise<void> {
-    try {
-      await agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}/empty`, requestId: `discard:${id}` }, scope);
-    } catch (thrown) {
-      const failure = stowageError(thrown);
-      if (failure.reason !== 'volume-unknown' && !isLeft(failure)) throw thrown;
-    }
-  }
+  /** What cannot go is looked at again, and told of, by `node-volumes.ts`. */
+  const discard = (node: string, id: string, scope: Scope): Promise<void> =>
+    unlessLeft(
+      agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}/empty`, requestId: `discard:${id}` }, scope),
+    );
 
   /** A store that the node no longer has open would make every volume of it look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
@@ -219,12 +215,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       stores.on(changed);
       agents.follow(changed);
     },
-    takeBack: async (uid, scope) => {
+    takeBack: async (uid, isHad, scope) => {
       for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
         // One that is away is looked through when it is back.
         if (!agents.nodes().includes(node)) continue;
         const made = await madeOn(node, uid, scope);
-        if (made !== undefined && made.labels[retainedLabel] === undefined) await discard(node, made.id, scope);
+        if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
+        if (!(await isHad(made, scope.signal))) await discard(node, made.id, scope);
       }
       asked.delete(uid);
       choosing.forget(uid);

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { controlled, eventually, paths } from '#testing/controlled.ts';
@@ -64,4 +65,54 @@ test('a store that is new is asked for until the agent has it', async () => {
   await eventually(asked).toBeGreaterThan(before + 1);
   all = [listed('disks')];
   await eventually(() => seen('node-1')).toEqual([['disks', true, 2000n]]);
+});
+
+test.each<[string, () => readonly object[]]>([
+  ['stores that nobody has declared', () => Array.from({ length: 900 }, (_, at) => listed(`made-up-${at}`))],
+  ['one store many times', () => Array.from({ length: 900 }, () => listed('disks'))],
+])('an agent that lists %s costs no calls and no memory', async (_, others) => {
+  aStore('disks');
+  const answer = answering(() => [listed('disks'), ...others()]);
+  it.agents.connect('node-1', answer);
+  it.start(({ nodeStores }) => nodeStores);
+  await eventually(() => seen('node-1')).toEqual([['disks', true, 2000n]]);
+  expect(it.agents.asked.filter((one) => one.includes('/check'))).toEqual(['node-1 POST /v1/stores/disks/check']);
+});
+
+test('an agent that lists more than any cluster has is not believed', async () => {
+  aStore('disks');
+  it.agents.connect(
+    'node-1',
+    answering(() => Array.from({ length: 10_001 }, () => listed('disks'))),
+  );
+  const stores = it.start(({ nodeStores }) => nodeStores);
+  await eventually(() => stores.counts().retried).toBeGreaterThan(0);
+  expect(stores.of('node-1')).toBe(undefined);
+});
+
+test('what an agent says of a problem is cut', async () => {
+  aStore('disks');
+  const long = 'x'.repeat(100_000);
+  it.agents.connect('node-1', ({ path }) =>
+    path === '/v1/stores' ? { items: [listed('disks')] } : { steps: [{ ok: false, detail: long, action: long }] },
+  );
+  it.start(({ nodeStores }) => nodeStores);
+  await eventually(() => it.parts.nodeStores.of('node-1')?.stores.get('disks')?.problem?.length).toBe(1_024);
+});
+
+test('few stores of a node are looked at at a time', async () => {
+  const names = Array.from({ length: 12 }, (_, at) => `disk-${at}`);
+  for (const name of names) aStore(name);
+  let [now, most] = [0, 0];
+  it.agents.connect('node-1', async (request) => {
+    if (!request.path.endsWith('/check')) return answering(() => names.map((name) => listed(name)))(request);
+    now++;
+    most = Math.max(most, now);
+    await setImmediate();
+    now--;
+    return { steps: [{ ok: true }], totalBytes: '1', freeBytes: '1' };
+  });
+  it.start(({ nodeStores }) => nodeStores);
+  await eventually(() => it.parts.nodeStores.of('node-1')?.stores.size).toBe(12);
+  expect(most).toBe(4);
 });

@@ -1,8 +1,9 @@
 import type { Clock } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import { schemeOf } from '#core/store-uri.ts';
-import { type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
+import { type ListedStore, type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './engine/controller.ts';
@@ -32,6 +33,7 @@ export interface NodeStores extends Controller {
 const wellMs = 30_000;
 const illMs = 10_000;
 const askMs = 10_000;
+const checksAtOnce = 4;
 /** For an agent to have a store that is new; the next time twice as long. */
 const firstMs = 250;
 
@@ -70,22 +72,28 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   }
 
   async function ask(node: string, scope: Scope): Promise<readonly NodeStore[]> {
-    const listed = storesFrom(await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: askMs }, scope));
-    const own = listed.filter(({ kind }) => kind === 'local');
-    return await Promise.all(
-      own.map(async (store) => {
-        const path = `/v1/stores/${encodeURIComponent(store.name)}/check`;
-        try {
-          const check = await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: askMs }, scope);
-          return nodeStoreFrom(store, check);
-        } catch (thrown) {
-          // One disk that hangs says nothing of the others.
-          const { message, reason } = stowageError(thrown);
-          if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
-          return { ...store, isOpen: false, problem: message, totalBytes: 0n, freeBytes: 0n };
-        }
-      }),
-    );
+    const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: askMs }, scope);
+    const isOwn = (name: string): boolean => schemeOf(caches.stores.get(name)?.spec.uri ?? '') === 'local';
+    const own = storesFrom(answer, isOwn).filter(({ kind }) => kind === 'local');
+    const seen = new Map<string, NodeStore>();
+    await eachBounded(own, checksAtOnce, async (store) => void seen.set(store.name, await check(node, store, scope)));
+    // As they were listed, whichever has answered first.
+    return own.flatMap(({ name }) => seen.get(name) ?? []);
+  }
+
+  async function check(node: string, store: ListedStore, scope: Scope): Promise<NodeStore> {
+    const path = `/v1/stores/${encodeURIComponent(store.name)}/check`;
+    try {
+      return nodeStoreFrom(
+        store,
+        await agents.call(node, { method: 'POST', path, body: {}, deadlineMs: askMs }, scope),
+      );
+    } catch (thrown) {
+      // One disk that hangs says nothing of the others.
+      const { message, reason } = stowageError(thrown);
+      if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
+      return { ...store, isOpen: false, problem: message, totalBytes: 0n, freeBytes: 0n };
+    }
   }
 
   const controller = createController({
@@ -99,6 +107,8 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     for (const node of agents.nodes()) controller.add(node);
   };
   addAll();
+  // Known before any of them is asked: only those that are declared count.
+  controller.follow(caches.stores, () => []);
   caches.stores.on({ added: addAll, deleted: addAll });
   return {
     ...controller,

@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { type StowageError, stowageError } from '#core/errors.ts';
+import { stowageError } from '#core/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
@@ -7,6 +7,7 @@ import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { handlesOf, persistentVolumesOf } from './handles.ts';
+import { isLeft } from './left-alone.ts';
 import { volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
@@ -148,13 +149,6 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
     isSearched: (node) => loose.has(node),
   };
 }
-
-/**
- * Of a volume that nobody claims and that stays where it is: it may hold something, or cannot be deleted. An agent that is too old to
- * look and delete in one has no such path.
- */
-export const isLeft = ({ code, reason }: StowageError): boolean =>
-  code === 'in-use' || ['volume-not-empty', 'store-read-only', 'path-unknown'].includes(reason);
 
 /** It has none yet; not somebody else's either. */
 const isWaiting = ({ spec }: PersistentVolumeClaim): boolean => (spec.volumeName ?? '') === '';

@@ -1,10 +1,11 @@
-import { mkdirSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
-import { aCall } from '#testing/server.ts';
+import { aCall, startServer } from '#testing/server.ts';
 import { createOrphans } from './orphans.ts';
+import { createStoresController } from './stores.ts';
 
 const it = controlled();
 const later = (ms = 3_600_000) => ({ ...it.parts.clock, now: () => Date.now() + ms });
@@ -61,6 +62,22 @@ test.each<[string, (name: string) => void]>([
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
     '1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: full.',
   );
+});
+
+test('one of a store that was made after the controller began to lead goes, too', async () => {
+  const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
+  onTestFinished(() => other[Symbol.asyncDispose]());
+  const uri = it.place('gold');
+  await other.engine.stores.add('gold', uri, aCall());
+  const ownLabels = { 'stowage.dev/claim-uid': 'uid-of-orphan', 'stowage.dev/cluster': it.engine.instance };
+  const wanted = { store: 'gold', name: 'orphan', bytes: 1n, access: undefined, labels: {}, ownLabels };
+  await other.engine.volumes.create(wanted, aCall());
+  const orphans = it.start(createOrphans, { clock: later() });
+  it.start(createStoresController);
+  await eventually(() => it.caches.stores.synced && it.caches.claims.synced && it.caches.volumes.synced).toBe(true);
+  it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri } });
+  await eventually(() => orphans.counts().done + orphans.counts().again).toBeGreaterThan(0);
+  await eventually(() => readdirSync(new URL(uri).pathname)).not.toContain('orphan');
 });
 
 test('one that was only just made stays', async () => {

@@ -2,11 +2,12 @@ import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
+import { schemeOf } from '#core/store-uri.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { handlesOf, persistentVolumesOf } from './handles.ts';
-import { isLeft } from './node-volumes.ts';
+import { isLeft } from './left-alone.ts';
 import type { ControllerParts } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
@@ -18,6 +19,7 @@ export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
 /** Whoever made it has had the time to write its PersistentVolume. */
 const youngMs = 600_000;
 const everyMs = 900_000;
+const unopenedMs = 1_000;
 const inPage = 500;
 const shown = 5;
 
@@ -31,7 +33,10 @@ export function createOrphans({ client, clock, caches, events, engine }: Orphans
   async function reconcile(store: string, scope: Scope): Promise<Done | Again> {
     const object = caches.stores.get(store);
     const view = engine.stores.list().find(({ config }) => config.name === store);
-    if (object === undefined || view?.shared !== true) return done;
+    // Those of nodes are looked through by `node-volumes.ts`.
+    if (object === undefined || schemeOf(object.spec.uri) === 'local' || view?.shared === false) return done;
+    // The core is told of it by another controller, which may be slower, and nobody tells us when it has opened it.
+    if (view?.store === undefined) return again(unopenedMs);
     const suspects = new Map<string, Volume>();
     for await (const volume of volumesOf(store, scope)) if (isSuspect(volume)) suspects.set(volume.id, volume);
     await clear(suspects, scope);

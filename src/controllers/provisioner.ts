@@ -7,7 +7,8 @@ import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import type { Again } from './engine/outcome.ts';
-import { heldBy } from './handles.ts';
+import { heldBy, type IsHad } from './handles.ts';
+import { unlessLeft } from './left-alone.ts';
 import { drivers, storeIdentity } from './names.ts';
 
 /** A volume for a claim. */
@@ -52,8 +53,11 @@ export interface Provisioner {
   isForAnother?(error: unknown): boolean;
   /** Calls when what could not be made before may be made now. */
   follow?(changed: () => void): void;
-  /** Takes away what was made for a claim that is gone, and never got to be a PersistentVolume. None is success. */
-  takeBack(uid: string, scope: Scope): Promise<void>;
+  /**
+   * Takes away what was made for a claim that is gone, or has another volume. None is success; what anybody has, or what may hold
+   * something, stays: whoever looks for volumes that nobody claims tells of it.
+   */
+  takeBack(uid: string, isHad: IsHad, scope: Scope): Promise<void>;
   /** The volume of a PersistentVolume. Absent is success, said only when the store that it was on has answered. In use: 'in-use'. */
   delete(volume: PersistentVolume, scope: Scope): Promise<void>;
   /** Its PersistentVolume is gone and the volume stays. */
@@ -146,11 +150,11 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
       const volume = await making;
       return { volume, where: undefined, identity: identityOf(volume.store) };
     },
-    takeBack: async (uid, scope) => {
+    takeBack: async (uid, isHad, scope) => {
       const volume = madeFor(uid);
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
-      // Nobody was given it.
-      await engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { destroy: true });
+      if (await isHad(volume, scope.signal)) return;
+      await unlessLeft(engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
     },
     delete: async (volume, scope) => {
       const { handle, store } = heldBy(volume);

@@ -1,9 +1,10 @@
-import { readdirSync, rmdirSync } from 'node:fs';
+import { readdirSync, rmdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import { aCall, startServer } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
+import type { Controller } from './engine/controller.ts';
 import { createProvisioning } from './provisioning.ts';
 
 const it = controlled();
@@ -213,6 +214,64 @@ describe('a claim', () => {
     it.api.remove(paths.claims, 'cart');
     await eventually(() => it.volumes()).toEqual([]);
     expect(await made()).toEqual([]);
+  });
+
+  /** Its volume is made, and the PersistentVolume refused, as by somebody's webhook. */
+  async function refusedOnce(name: string): Promise<Controller> {
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim(name));
+    let refused = 0;
+    it.api.intercept = ({ method, url }, response) => {
+      if (method !== 'POST' || url !== paths.volumes) return false;
+      refused++;
+      it.api.refuse(response, 400, 'Invalid');
+      return true;
+    };
+    const controller = it.start(createProvisioning);
+    await eventually(() => refused).toBeGreaterThan(0);
+    expect(await it.volumes()).toHaveLength(1);
+    return controller;
+  }
+  const looks = (): number => it.api.asked.filter((one) => one === `GET ${paths.volumes}/pvc-uid-of-cart`).length;
+
+  test.each([
+    ['id', 'as the cache knows'],
+    ['store and name', 'as the cache knows'],
+    ['id', 'as only the API server knows'],
+    ['store and name', 'as only the API server knows'],
+  ])('that is given its volume by hand, by its %s, keeps it, %s', async (by, who) => {
+    const controller = await refusedOnce('cart');
+    const [volume] = await it.volumes();
+    const csi = {
+      driver: 'file.stowage.dev',
+      volumeHandle: by === 'id' ? (volume?.id ?? '') : 'silver..pvc-uid-of-cart',
+    };
+    const claimRef = { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' };
+    const written = { metadata: { name: 'by-hand' }, spec: { storageClassName: 'fast', claimRef, csi } };
+    const isTold = who === 'as the cache knows';
+    if (isTold) it.api.put(paths.volumes, written);
+    else
+      it.api.intercept = ({ method, url = '' }, response) => {
+        if (method !== 'GET' || !url.startsWith(`${paths.volumes}?limit`)) return false;
+        const list = { kind: 'List', metadata: { resourceVersion: '100' }, items: [written] };
+        response.writeHead(200, { 'content-type': 'application/json' }).end(JSON.stringify(list));
+        return true;
+      };
+    await eventually(() => it.caches.volumes.get('by-hand') !== undefined).toBe(isTold);
+    it.api.put(paths.claims, aClaim('cart', { volumeName: 'by-hand' }));
+    await eventually(looks).toBe(1);
+    await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
+    expect(await it.volumes()).toEqual([volume]);
+    expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
+  });
+
+  test('that is gone leaves a volume that somebody has written to', async () => {
+    const controller = await refusedOnce('cart');
+    writeFileSync(join(it.silver, 'pvc-uid-of-cart', 'file'), 'x');
+    it.api.remove(paths.claims, 'cart');
+    await eventually(looks).toBe(1);
+    await eventually(() => controller.counts()).toMatchObject({ waiting: 0, running: 0 });
+    expect(readdirSync(join(it.silver, 'pvc-uid-of-cart'))).toEqual(['file']);
   });
 
   test('that only the cache has lost keeps its volume', async () => {

@@ -8,6 +8,7 @@ import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClas
 import { keyOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { createIsHad } from './handles.ts';
 import {
   claimReference,
   classNameOf,
@@ -41,6 +42,7 @@ const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kuber
  */
 export function createProvisioning(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
+  const isHad = createIsHad(client, caches);
   const begun = new Map<string, Begun>();
   /** PersistentVolumes that are written and that the cache has not told of yet, by claim: others change a claim at that very moment. */
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
@@ -137,8 +139,8 @@ export function createProvisioning(parts: ControllerParts): Controller {
     if (isStill(claim, { uid })) return;
     const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
     if (volume === undefined) {
-      await provisioner.takeBack(uid, scope);
-      scope.log.info('nobody claims it any more: what was made is taken away', { uid });
+      scope.log.info('nobody claims it any more: what was made is taken away, unless somebody has it', { uid });
+      await provisioner.takeBack(uid, isHad, scope);
     }
     begun.delete(key);
   }

@@ -29,6 +29,13 @@ export const pod = (phase: string): Thing => ({
   spec: { volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }] },
 });
 
+interface Which {
+  readonly name?: string;
+  readonly id?: string;
+  /** What the store says that it is. */
+  readonly identity?: string;
+}
+
 /** For each test an API server in memory, with a store and the classes of other drivers, and an administrator who runs the command. */
 export function takingOverGround() {
   let api: FakeKubeApi;
@@ -132,14 +139,16 @@ export function takingOverGround() {
     createTakingOver({ client: client(), clock: systemClock(), signal, store, servers, patienceMs });
 
   /** One run of the command, while Kubernetes does its part. */
-  async function run(deed: Deed, { name = 'data', id = 'sv1-id' } = {}): Promise<string> {
+  async function run(deed: Deed, { name = 'data', id = 'sv1-id', identity }: Which = {}): Promise<string> {
     using one = taking();
     const { candidates } = await one.look(deed);
     const candidate = candidates.find((found) => found.claim === `shop/${name}`);
     if (candidate === undefined) throw new Error('there is no such claim');
     const { promise: over, resolve } = Promise.withResolvers<void>();
     let isOver = false;
-    const working = (deed === 'take' ? one.take(candidate, id) : one[deed](candidate)).finally(() => {
+    const work = (): Promise<unknown> =>
+      deed === 'take' ? one.take(candidate, id, identity) : one[deed](candidate, identity);
+    const working = work().finally(() => {
       isOver = true;
       resolve();
     });
@@ -151,7 +160,7 @@ export function takingOverGround() {
       await settle();
     })();
     const [said] = await Promise.all([working, controlling]);
-    return said ?? '';
+    return typeof said === 'string' ? said : '';
   }
 
   /** One that ends after so many changes. */
@@ -163,7 +172,7 @@ export function takingOverGround() {
     patienceMs = usualPatienceMs;
   }
 
-  const refused = (deed: Deed, which?: object) => run(deed, which).then(() => undefined, stowageError);
+  const refused = (deed: Deed, which?: Which) => run(deed, which).then(() => undefined, stowageError);
   const holds = async (...finalizers: readonly string[]): Promise<void> => {
     const { metadata, ...rest } = (await claim()) as PersistentVolumeClaim;
     api.put(paths.claims, asIs({ ...rest, metadata: { ...metadata, finalizers } }));

@@ -1,4 +1,5 @@
 import { describe, expect, test } from 'vitest';
+import { storeIdentity } from '#controllers/names.ts';
 import { foreignClass, foreignClasses } from '#testing/foreign-volumes.ts';
 import { asIs, at, paths, takingOverGround } from '#testing/taking-over.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
@@ -92,5 +93,24 @@ describe('what is deleted with a finished claim', () => {
     await run('take', { name: 'kept', id: 'sv1-kept' });
     expect([await run('finish'), await run('finish', { name: 'kept' })]).toEqual(['', '']);
     expect([await policyOf(from), await policyOf(kept)]).toEqual(['Delete', 'Retain']);
+  });
+});
+
+describe('what a finished PersistentVolume says of its store', () => {
+  const identityOf = async (from: string) => (await volume(`${from}-stowage`))?.metadata.annotations?.[storeIdentity];
+
+  test('is what the store said when it was taken over', async () => {
+    const from = provisioned('csi');
+    await run('take', { identity: 'before' });
+    expect(await identityOf(from)).toBe('before');
+    await run('finish', { identity: 'after' });
+    expect(await identityOf(from)).toBe('before');
+  });
+
+  test('is what it says at the end, where it was begun by a program that did not ask', async () => {
+    const from = provisioned('csi');
+    await run('take');
+    await run('finish', { identity: 'after' });
+    expect(await identityOf(from)).toBe('after');
   });
 });

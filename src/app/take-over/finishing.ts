@@ -1,12 +1,12 @@
 import type { Candidate } from '#cli/taking-over.ts';
-import { drivers, provisionedBy, volumeFinalizer } from '#controllers/names.ts';
+import { drivers, provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
 import { storeObjects } from '#controllers/store-object.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, type Resource, storageClasses } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
 import { keepsDeleted, wasDestroyed } from './deletion.ts';
 import { absent, left, type Moving } from './moving.ts';
-import { nothingRemembered, policyBefore, takenFrom } from './objects.ts';
+import { nothingRemembered, policyBefore, takenFrom, withIdentity } from './objects.ts';
 
 export interface FinishingParts extends Pick<Moving, 'keepData' | 'change'> {
   readonly client: KubeClient;
@@ -43,7 +43,7 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
   }
 
   /** Now it is as any that Stowage made itself, and ends as the one before would have, or later. */
-  async function finish({ from, to }: Candidate): Promise<string> {
+  async function finish({ from, to }: Candidate, identity: string | undefined): Promise<string> {
     const [before, after] = await Promise.all([called(persistentVolumes, from), called(persistentVolumes, to)]);
     if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return '';
     const { claimRef } = after.spec;
@@ -64,7 +64,8 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
         body: {
           metadata: {
             ...{ uid: after.metadata.uid, resourceVersion: after.metadata.resourceVersion },
-            annotations: { [provisionedBy]: drivers.anywhere },
+            // What was said when it was begun is nearer to the truth than what the store says by now.
+            annotations: { ...withIdentity(annotations[storeIdentity] ?? identity), [provisionedBy]: drivers.anywhere },
             finalizers: [...new Set([...finalizers, volumeFinalizer])],
           },
           spec: { persistentVolumeReclaimPolicy: policy },

@@ -1,5 +1,5 @@
 import { bytesOf } from '#base/quantity.ts';
-import { classNameOf, drivers } from '#controllers/names.ts';
+import { classNameOf, drivers, storeIdentity } from '#controllers/names.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 /** On the PersistentVolume of Stowage's, until it is finished: the one before it. */
@@ -34,6 +34,9 @@ export const withClaim = (claim: PersistentVolumeClaim): Readonly<Record<string,
   [claimAsWas]: JSON.stringify(claimWithout(claim)),
 });
 
+export const withIdentity = (identity: string | undefined): Readonly<Record<string, string>> =>
+  identity === undefined ? {} : { [storeIdentity]: identity };
+
 export const claimIn = ({ metadata }: PersistentVolume): PersistentVolumeClaim | undefined => {
   const text = metadata.annotations?.[claimAsWas];
   return text === undefined ? undefined : (JSON.parse(text) as PersistentVolumeClaim);
@@ -56,11 +59,13 @@ export interface After {
   /** The volume's name on the store, and its id. */
   readonly name: string;
   readonly id: string;
+  /** What the store says that it is, if that is known. */
+  readonly identity: string | undefined;
   readonly isReadOnly: boolean;
 }
 
 /** It waits for the claim of that name, whoever makes it. Nothing that happens to it touches the data. */
-export function volumeAfter({ before, claim, store, name, id, isReadOnly }: After): PersistentVolume {
+export function volumeAfter({ before, claim, store, name, id, identity, isReadOnly }: After): PersistentVolume {
   const { name: from = '', annotations = {}, labels } = before.metadata;
   const { accessModes = ['ReadWriteOnce'], nodeAffinity, persistentVolumeReclaimPolicy = 'Retain' } = before.spec;
   const policy = annotations[policyBefore] ?? persistentVolumeReclaimPolicy;
@@ -68,7 +73,7 @@ export function volumeAfter({ before, claim, store, name, id, isReadOnly }: Afte
     metadata: {
       name: nameAfter(from),
       ...(labels === undefined ? {} : { labels }),
-      annotations: { [takenFrom]: from, [policyBefore]: policy, ...withClaim(claim) },
+      annotations: { [takenFrom]: from, [policyBefore]: policy, ...withClaim(claim), ...withIdentity(identity) },
     },
     spec: {
       ...{ accessModes, volumeMode: 'Filesystem', persistentVolumeReclaimPolicy: 'Retain' },

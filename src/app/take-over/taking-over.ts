@@ -11,7 +11,7 @@ import { directoryOf, type Export, exportOf, serverName } from './directories.ts
 import { createFinishing } from './finishing.ts';
 import { type Cluster, holderOf, look, readCluster } from './looking.ts';
 import { absent, createMoving, left } from './moving.ts';
-import { policyBefore, takenFrom, volumeAfter } from './objects.ts';
+import { type After, policyBefore, takenFrom, volumeAfter } from './objects.ts';
 
 export interface TakingOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
   readonly client: KubeClient;
@@ -76,7 +76,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     before: PersistentVolume,
     claim: PersistentVolumeClaim | undefined,
     { directory }: Candidate,
-    id: string,
+    { id, identity }: Pick<After, 'id' | 'identity'>,
   ): Promise<PersistentVolume> {
     if (id === '')
       throw left('its directory is no volume of the store', `See why: kubectl stowage store adopt ${store} --dry-run`);
@@ -87,7 +87,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     if (holder !== undefined) throw left(`the PersistentVolume ${holder} has that directory already`, '');
     const isReadOnly = directoryOf(before)?.isReadOnly === true;
     const kept = await keepData(before);
-    const after = volumeAfter({ before: kept, claim, store, name: directory, id, isReadOnly });
+    const after = volumeAfter({ before: kept, claim, store, name: directory, id, identity, isReadOnly });
     return await client.create(persistentVolumes, after, signal);
   }
 
@@ -96,10 +96,10 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     return await keepData(after);
   }
 
-  async function take(candidate: Candidate, id: string): Promise<void> {
+  async function take(candidate: Candidate, which: Pick<After, 'id' | 'identity'>): Promise<void> {
     const [before, there] = await both(candidate);
     const claim = await checked(before);
-    const after = there === undefined ? await begin(before, claim, candidate, id) : await goOn(before, there);
+    const after = there === undefined ? await begin(before, claim, candidate, which) : await goOn(before, there);
     await move({ claim, from: before, to: after, memory: after });
   }
 
@@ -143,9 +143,9 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
         seen = await readCluster(client, signal);
         return look(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
       }),
-    take: (candidate, id) => told(() => anew(() => take(candidate, id))),
+    take: (candidate, id, identity) => told(() => anew(() => take(candidate, { id, identity }))),
     undo: (candidate) => told(() => anew(() => undo(candidate))),
-    finish: (candidate) => told(() => anew(() => finish(candidate))),
+    finish: (candidate, identity) => told(() => anew(() => finish(candidate, identity))),
     [Symbol.dispose]: () => client[Symbol.dispose](),
   };
 }
