@@ -111,15 +111,11 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
   async function elsewhere(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
     if (others === undefined) return undefined;
     let found: Meta | undefined;
-    let unreadable: StowageError | undefined;
     await eachBounded(recordedNames(await files.names(place.root)), readsAtOnce, async (name) => {
       scope.signal.throwIfAborted();
       const record = await read(name);
-      if (record.state === 'unreadable') unreadable = record.error;
       if (record.state === 'ok' && record.meta.id === id) found = await find({ id, name }, scope);
     });
-    // It may be that one: it must not look gone.
-    if (found === undefined && unreadable !== undefined) throw unreadable;
     return found;
   }
 
