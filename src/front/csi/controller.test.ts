@@ -3,6 +3,8 @@ import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { formatSize } from '#base/size.ts';
+import type { StoreConfig } from '#core/model.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
 import { aCall } from '#testing/server.ts';
@@ -233,6 +235,26 @@ describe('DeleteVolume', () => {
     const { volumeId } = await create(local);
     await file.call(method.deleteVolume, { volumeId });
     expect((await local.call(method.listVolumes, {})).entries).toHaveLength(1);
+  });
+
+  test('of what is on a store that is not configured any more is not success, until it is again', async () => {
+    const uri = `local://${mkdtempSync(join(csi.folder, 'moved-'))}`;
+    const { stores } = csi.server.engine;
+    const config = parseStoreConfig('moved', uri, 'file', new Map([[csi.local.scheme, csi.local]]));
+    const configure = (...more: readonly StoreConfig[]) => stores.configure(more, undefined, aCall());
+    await configure(config);
+    const { volumeId } = await create(local, { parameters: { store: 'moved' } });
+    await configure();
+    expect(stores.list().map(({ config: { name } }) => name)).not.toContain('moved');
+    for (let i = 0; i < 2; i++)
+      await expect(local.call(method.deleteVolume, { volumeId })).rejects.toMatchObject({
+        code: 9,
+        message: expect.stringContaining("store 'moved' is not configured any more, and the volume may still be on it"),
+      });
+    await configure(config);
+    for (let i = 0; i < 2; i++) await local.call(method.deleteVolume, { volumeId });
+    await configure();
+    await local.call(method.deleteVolume, { volumeId });
   });
 
   test('of what cannot be looked up is not success', async () => {

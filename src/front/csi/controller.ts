@@ -1,5 +1,6 @@
-import { stowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
+import { isVolumeId } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import {
@@ -85,7 +86,20 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
   } catch (thrown) {
     // Said only when every store has answered.
     if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+    refuseStoreGone(about, id);
   }
+}
+
+/** A store that is no longer asked would make every volume of it look deleted. What we have on record of one outlives its configuration. */
+function refuseStoreGone({ engine }: About, id: string): void {
+  const store = isVolumeId(id) ? engine.records.volumes.byId(id)?.store : undefined;
+  if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
+  throw new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
+    code: 'conflict',
+    reason: 'volume-store-gone',
+    action:
+      'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
+  });
 }
 
 async function validate(about: About, request: ValidateVolumeCapabilitiesRequest, call: Call) {
