@@ -3,6 +3,8 @@ import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { formatSize } from '#base/size.ts';
+import type { StoreConfig } from '#core/model.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
 import { aCall } from '#testing/server.ts';
@@ -145,7 +147,7 @@ describe('CreateVolume', () => {
       'an unknown parameter',
       { parameters: { size: '1G' } },
       3,
-      `there is no parameter 'size'; there are store, enforce. ${invalid}`,
+      `there is no parameter 'size'; there are store, enforce, nameTemplate. ${invalid}`,
     ],
     [
       'parameters that are too large',
@@ -235,6 +237,26 @@ describe('DeleteVolume', () => {
     expect((await local.call(method.listVolumes, {})).entries).toHaveLength(1);
   });
 
+  test('of what is on a store that is not configured any more is not success, until it is again', async () => {
+    const uri = `local://${mkdtempSync(join(csi.folder, 'moved-'))}`;
+    const { stores } = csi.server.engine;
+    const config = parseStoreConfig('moved', uri, 'file', new Map([[csi.local.scheme, csi.local]]));
+    const configure = (...more: readonly StoreConfig[]) => stores.configure(more, undefined, aCall());
+    await configure(config);
+    const { volumeId } = await create(local, { parameters: { store: 'moved' } });
+    await configure();
+    expect(stores.list().map(({ config: { name } }) => name)).not.toContain('moved');
+    for (let i = 0; i < 2; i++)
+      await expect(local.call(method.deleteVolume, { volumeId })).rejects.toMatchObject({
+        code: 9,
+        message: expect.stringContaining("store 'moved' is not configured any more, and the volume may still be on it"),
+      });
+    await configure(config);
+    for (let i = 0; i < 2; i++) await local.call(method.deleteVolume, { volumeId });
+    await configure();
+    await local.call(method.deleteVolume, { volumeId });
+  });
+
   test('of what cannot be looked up is not success', async () => {
     const gate = csi.nfs.close('names', { deaf: true });
     const marks = csi.nfs.close('marks', { deaf: true });
@@ -242,6 +264,40 @@ describe('DeleteVolume', () => {
     await expect(file.call(method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 14 });
     gate.open();
     marks.open();
+  });
+});
+
+describe('a class that says what volumes are called', () => {
+  const claim = { 'csi.storage.k8s.io/pvc/name': 'db', 'csi.storage.k8s.io/pvc/namespace': 'shop' };
+  const nameTemplate = '{namespace}-{name}';
+
+  test('is heard where it is told whose they are, and the same again is the same volume', async () => {
+    const made = await create(file, { parameters: { nameTemplate, ...claim } });
+    expect(made.volumeContext).toEqual({ store: 'silver', name: 'shop-db' });
+    expect(await create(file, { parameters: { nameTemplate, ...claim } })).toEqual(made);
+    expect(csi.server.engine.records.volumes.byId(made.volumeId as never)?.labels).toMatchObject({
+      'stowage.dev/csi-name': 'pvc-1',
+    });
+    const another = create(file, { name: 'pvc-2', parameters: { nameTemplate, ...claim } });
+    await expect(another).rejects.toMatchObject({ code: 6 });
+  });
+
+  test.each([
+    [nameTemplate, {}, 'takes the namespace of the claim, which was not told: start the provisioner with --extra'],
+    ['{name}-{uid}', claim, "has '{uid}'; by CSI only {namespace} and {name} of a claim are known"],
+    ['{label:team}', claim, "has '{label:team}'; by CSI only {namespace} and {name}"],
+    ['{name', claim, "the volume would be called '{name', which cannot be the name of a volume"],
+  ])('is refused where it cannot be: %s of %o', async (template, more, message) => {
+    const refused = create(file, { parameters: { nameTemplate: template, ...more } });
+    await expect(refused).rejects.toMatchObject({ code: 3, message: expect.stringContaining(message) });
+  });
+
+  test('is in the way of nothing else', async () => {
+    const parameters = { nameTemplate: '{name}-{uid}' };
+    expect((await local.call(method.getCapacity, { parameters })).availableCapacity).toBeGreaterThan(0n);
+    const { volumeId } = await create(file);
+    const request = { volumeId, volumeCapabilities: [mounted()], parameters };
+    expect((await file.call(method.validateVolumeCapabilities, request)).confirmed).toBeDefined();
   });
 });
 

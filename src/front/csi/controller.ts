@@ -1,5 +1,6 @@
-import { stowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
+import { isVolumeId } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import {
@@ -11,7 +12,7 @@ import {
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { cannotHave, wishesFrom } from './capabilities.ts';
 import { conditionMessage, conditionOf, healthMessage } from './condition.ts';
-import { createVolume, isHere, parametersFrom } from './creating.ts';
+import { createVolume, isHere, ofClasses, parametersFrom } from './creating.ts';
 import { type About, callFrom, storeFor, storesOf } from './driver.ts';
 import { listHealth, listVolumes } from './listing.ts';
 import { isWithin, mapIn, outOfRange, rangeIn, refuse, textIn } from './requests.ts';
@@ -85,7 +86,20 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
   } catch (thrown) {
     // Said only when every store has answered.
     if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+    refuseStoreGone(about, id);
   }
+}
+
+/** A store that is no longer asked would make every volume of it look deleted. What we have on record of one outlives its configuration. */
+function refuseStoreGone({ engine }: About, id: string): void {
+  const store = isVolumeId(id) ? engine.records.volumes.byId(id)?.store : undefined;
+  if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
+  throw new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
+    code: 'conflict',
+    reason: 'volume-store-gone',
+    action:
+      'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
+  });
 }
 
 async function validate(about: About, request: ValidateVolumeCapabilitiesRequest, call: Call) {
@@ -117,7 +131,7 @@ function otherContext(volume: Volume, context: ReadonlyMap<string, string>): str
 }
 
 function otherParameters(volume: Volume, given: ReadonlyMap<string, string>): string | undefined {
-  const { store, enforce } = parametersFrom(given);
+  const { store, enforce } = parametersFrom(given, ofClasses);
   if (store !== undefined && store !== volume.store) return `the volume is on store '${volume.store}'`;
   if (enforce !== undefined && enforce !== volume.enforce)
     return `the volume is ${volume.enforce ? '' : 'not '}held to its size`;
@@ -125,7 +139,7 @@ function otherParameters(volume: Volume, given: ReadonlyMap<string, string>): st
 }
 
 async function capacity(about: About, request: GetCapacityRequest, call: Call): Promise<bigint> {
-  const { store } = parametersFrom(mapIn(request.parameters, 'parameters'));
+  const { store } = parametersFrom(mapIn(request.parameters, 'parameters'), ofClasses);
   const wishes = request.volumeCapabilities.length === 0 ? [] : wishesFrom(request.volumeCapabilities);
   const { accessibleTopology } = request;
   if (about.kind === 'local' && accessibleTopology !== undefined && !isHere(about, accessibleTopology.segments))

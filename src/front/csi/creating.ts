@@ -1,8 +1,8 @@
 import { formatSize } from '#base/size.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
-import type { Labels, Volume } from '#core/model.ts';
-import { nameFor, quoted } from '#core/names.ts';
+import type { Labels, Volume, VolumeName } from '#core/model.ts';
+import { isVolumeName, nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
@@ -18,6 +18,9 @@ export interface Parameters {
   /** Who the volume is for, as far as it was told. */
   readonly claim: Labels;
 }
+
+/** What only a class may say. What volumes are called matters where they are made, and nowhere else. */
+export const ofClasses: readonly string[] = ['nameTemplate'];
 
 /** What provisioners add by themselves. */
 const ofKubernetes = 'csi.storage.k8s.io/';
@@ -47,6 +50,29 @@ export function parametersFrom(given: ReadonlyMap<string, string>, more: readonl
   };
 }
 
+const token = /\{([^{}]*)\}/g;
+
+/** As the class says, from what provisioners tell of a claim: its name and namespace, and those only if they are told to. */
+function volumeNameFor(name: string, given: ReadonlyMap<string, string>): VolumeName {
+  const template = given.get('nameTemplate');
+  if (template === undefined) return nameFor(name);
+  const text = template.replaceAll(token, (_, word: string) => {
+    if (word !== 'namespace' && word !== 'name')
+      throw refuse(
+        `the parameter nameTemplate has ${quoted(`{${word}}`)}; by CSI only {namespace} and {name} of a claim are known, the rest only to stowage controller`,
+      );
+    const value = given.get(`${ofKubernetes}pvc/${word}`);
+    if (value === undefined || value === '')
+      throw refuse(
+        `the parameter nameTemplate takes the ${word} of the claim, which was not told: start the provisioner with --extra-create-metadata, or use stowage controller`,
+      );
+    return value;
+  });
+  if (!isVolumeName(text))
+    throw refuse(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`);
+  return text;
+}
+
 /** For a store whose volumes must have one, where nobody said anything. */
 const usualBytes = 1n << 30n;
 
@@ -54,7 +80,9 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   const name = textIn(request.name, 'name');
   const wishes = wishesFrom(request.volumeCapabilities);
   const range = rangeIn(request.capacityRange);
-  const parameters = parametersFrom(mapIn(request.parameters, 'parameters'));
+  const given = mapIn(request.parameters, 'parameters');
+  const parameters = parametersFrom(given, ofClasses);
+  const volumeName = volumeNameFor(name, given);
   mapIn(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined) throw refuse('volumes cannot be made of others or of snapshots yet');
   if (Object.keys(request.mutableParameters).length > 0) throw refuse('there are no mutable parameters');
@@ -78,9 +106,9 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
         : await otherFilesystemOf(about, known, wishes, call);
     if (other !== undefined) throw refuse(other);
     const spec = {
-      ...{ store: view.config.name, name: nameFor(name), access, labels: {}, bytes },
+      ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes },
       enforce: known?.enforce ?? parameters.enforce,
-      ownLabels: { ...parameters.claim, ...(name === nameFor(name) ? {} : { [ownLabel('csi-name')]: name }) },
+      ownLabels: { ...parameters.claim, ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
     };
     try {
       return await about.engine.volumes.create(spec, { ...call, requestId });

@@ -9,6 +9,7 @@ import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { GrpcCall } from '#wire/csi/grpc.ts';
+import type { Counting } from './counting.ts';
 import type { Underway } from './underway.ts';
 
 /** What a driver is called, and the stores that are its own: attaching, topology and growth are properties of a driver. */
@@ -37,6 +38,7 @@ export interface About {
   readonly log: Log;
   readonly version: string;
   readonly underway: Underway;
+  readonly counting: Counting;
   /** Undefined: it could not be said in time. */
   readonly spaceOf: (path: string) => Promise<Space | undefined>;
   /** Whether the users of a pod are the machine's. Undefined, or answered so: nobody can tell. */

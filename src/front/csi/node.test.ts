@@ -221,6 +221,21 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(volumeHealth).toMatchObject({ volumeId, healthStatuses: [] });
   });
 
+  test('that takes long to count has the figures of what it is mounted from meanwhile, then its own', async () => {
+    await stage();
+    await publish('pod');
+    writeFileSync(join(at('pod'), 'file'), Buffer.alloc(8192, 1));
+    const gate = csi.local.close('usage', { deaf: true });
+    const stats = async () => (await local.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('pod') })).usage;
+    expect(await stats()).toMatchObject([
+      { unit: 1, total: 1000n, used: 400n, available: 600n },
+      { unit: 2, total: 100n, used: 10n, available: 90n },
+    ]);
+    gate.open();
+    await expect.poll(async () => (await stats())[0]).toMatchObject({ total: 64n * mib, available: 600n });
+    expect(gate.waiting()).toBe(1);
+  });
+
   test('that somebody unmounted has no figures of what lies below, and is told to be so', async () => {
     await stage();
     await publish('pod');

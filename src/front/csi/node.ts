@@ -96,7 +96,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const call = callFrom(about, given);
     const { volume, mount } = await mountedAt(about, id, path, call);
     const [usage, condition] = await Promise.all([
-      usageOf(about, volume, mount, call),
+      usageOf(about, volume, mount),
       conditionHere(about, volume, mount.target, call),
     ]);
     return { usage: [...usage], volumeCondition: conditionMessage(condition) };

@@ -6,6 +6,7 @@ import { Registration } from '#wire/csi/generated/registration.ts';
 import { methodsOf } from '#wire/csi/grpc.ts';
 import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
 import { controllerOf } from './controller.ts';
+import { createCounting } from './counting.ts';
 import { type About, type DriverKind, driverNames } from './driver.ts';
 import { identityOf } from './identity.ts';
 import { nodeOf } from './node.ts';
@@ -35,9 +36,10 @@ export interface CsiCall {
 
 /** One driver: it translates; what is true is in core. */
 export function createCsiServer(options: CsiOptions): GrpcServer {
-  const { clock, kind } = options;
+  const { clock, kind, engine } = options;
   const log = options.log.with({ driver: driverNames[kind] });
-  const about: About = { ...options, log, underway: createUnderway() };
+  const counting = createCounting({ stores: engine.stores, clock, log });
+  const about: About = { ...options, log, underway: createUnderway(), counting };
   const methods = new Map([
     ...methodsOf(Identity, identityOf(about)),
     ...methodsOf(Controller, controllerOf(about)),
@@ -45,7 +47,14 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
   ]);
   const observed = (method: string, code: number, seconds: number): void =>
     options.observed?.({ driver: driverNames[kind], method: method.split('/').at(-1) ?? method, code, seconds });
-  return createGrpcServer({ methods, clock, statusOf: answering(log), observed });
+  const served = createGrpcServer({ methods, clock, statusOf: answering(log), observed });
+  return {
+    server: served.server,
+    close: async (graceMs) => {
+      counting.end();
+      await served.close(graceMs);
+    },
+  };
 }
 
 /** Endpoint: where the driver itself is served, as the kubelet finds it. */

@@ -1,0 +1,111 @@
+import { beforeEach, expect, test } from 'vitest';
+import type { Scope } from '#base/log.ts';
+import { silentLog } from '#base/log.ts';
+import type { StoreName, Usage, Volume } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { type Counting, type CountingParts, createCounting } from './counting.ts';
+
+let clock: FakeClock;
+let counting: Counting;
+/** The counts that were begun, to be ended by a test. */
+let begun: (PromiseWithResolvers<Usage> & { readonly scope: Scope })[];
+
+beforeEach(() => {
+  clock = createFakeClock();
+  begun = [];
+  const usage = (_volume: Volume, scope: Scope): Promise<Usage> => {
+    const one = { ...Promise.withResolvers<Usage>(), scope };
+    begun.push(one);
+    return one.promise;
+  };
+  const { signal } = new AbortController();
+  const useBehind = async (_store: string, work: (store: unknown, closing: AbortSignal) => unknown) =>
+    await work({ usage }, signal);
+  counting = createCounting({ stores: { useBehind }, clock, log: silentLog() } as unknown as CountingParts);
+});
+
+const volume = (store = 'silver'): Volume => ({ id: newVolumeId(), store: store as StoreName }) as Volume;
+const one = volume();
+const counted = (bytes: bigint, complete = true): Usage => ({
+  ...{ bytes, files: 1n, complete, empty: false, measuredAt: 1 },
+});
+/** What has come to an end is heard of. */
+const settled = () => new Promise((resolve) => setImmediate(resolve));
+async function asked(of = one, afterMs = 5_000): Promise<bigint | undefined> {
+  const answer = counting.of(of);
+  await settled();
+  clock.advance(afterMs);
+  return (await answer)?.bytes;
+}
+async function ends(index: number, usage: Usage): Promise<void> {
+  begun[index]?.resolve(usage);
+  await settled();
+}
+
+test('what is counted at once is told at once, and counted anew each time', async () => {
+  for (const bytes of [10n, 20n]) {
+    const answer = counting.of(one);
+    await settled();
+    await ends(begun.length - 1, counted(bytes));
+    expect((await answer)?.bytes).toBe(bytes);
+  }
+  expect(begun).toHaveLength(2);
+});
+
+test('what takes longer is not known at first, goes on, and is told when it is; one count at a time', async () => {
+  expect([await asked(), await asked()]).toEqual([undefined, undefined]);
+  expect(begun).toHaveLength(1);
+  expect(begun[0]?.scope.signal.aborted).toBe(false);
+  await ends(0, counted(30n));
+  expect(await asked()).toBe(30n);
+});
+
+test('what took long is left alone for a while, and its figure is told until it says nothing any more', async () => {
+  expect(await asked(one, 60_000)).toBeUndefined();
+  await ends(0, counted(30n));
+  expect(await asked(one, 239_000)).toBe(30n);
+  expect(begun).toHaveLength(1);
+  clock.advance(2_000);
+  expect(await asked()).toBe(30n);
+  expect(begun).toHaveLength(2);
+  begun[1]?.reject(new Error('the store is gone'));
+  await settled();
+  clock.advance(3_600_000);
+  expect(await asked()).toBeUndefined();
+});
+
+test('what cannot be counted in ten minutes is given up, and a part of it is not taken for all', async () => {
+  expect(await asked()).toBeUndefined();
+  clock.advance(600_000);
+  expect(begun[0]?.scope.signal.aborted).toBe(true);
+  await ends(0, counted(5n, false));
+  expect(await asked()).toBeUndefined();
+  expect(begun).toHaveLength(1);
+});
+
+test('a store that is slow keeps those of others from nothing', async () => {
+  const many = Array.from({ length: 6 }, () => volume());
+  const answers = many.map((each) => counting.of(each));
+  await settled();
+  expect(begun).toHaveLength(4);
+  const other = counting.of(volume('gold'));
+  await settled();
+  expect(begun).toHaveLength(5);
+  await ends(4, counted(7n));
+  expect((await other)?.bytes).toBe(7n);
+  await ends(0, counted(1n));
+  expect(begun).toHaveLength(6);
+  clock.advance(5_000);
+  await Promise.all(answers);
+});
+
+test('with the server all counts end, and none begins', async () => {
+  expect(await asked()).toBeUndefined();
+  counting.end();
+  expect(begun[0]?.scope.signal.aborted).toBe(true);
+  begun[0]?.reject(new Error('ended'));
+  await settled();
+  expect(await asked(volume())).toBeUndefined();
+  expect(begun).toHaveLength(1);
+});
