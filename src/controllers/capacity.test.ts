@@ -72,6 +72,42 @@ describe('how much room there is', () => {
     ]);
   });
 
+  test('is said by objects of the driver that is there now, after it was deleted and made anew', async () => {
+    connect('node-1', () => 500n * mib);
+    connect('node-2', () => 300n * mib);
+    aLocalClass();
+    begin();
+    await eventually(said).toEqual(['fast node-1 500Mi', 'fast node-2 300Mi']);
+    it.api.remove(drivers, 'local.stowage.dev');
+    it.api.put(drivers, { metadata: { name: 'local.stowage.dev', uid: 'uid-of-the-next' }, spec: {} });
+    // As Kubernetes does with what belongs to nobody.
+    for (const { metadata } of await it.list(csiStorageCapacities)) it.api.remove(objects, metadata.name ?? '');
+    await eventually(said).toEqual(['fast node-1 500Mi', 'fast node-2 300Mi']);
+    const owners = (await it.list(csiStorageCapacities)).map(({ metadata }) => metadata.ownerReferences?.[0]?.uid);
+    expect(owners).toEqual(['uid-of-the-next', 'uid-of-the-next']);
+  });
+
+  test('is not said while there is no driver, and the driver is asked for only when something is to be written', async () => {
+    connect('node-1', () => 500n * mib);
+    aLocalClass();
+    const { counts, ...capacity } = begin();
+    await eventually(said).toEqual(['fast node-1 500Mi']);
+    const asked = (): number => it.api.asked.filter((one) => one === `GET ${drivers}/local.stowage.dev`).length;
+    const look = async (): Promise<void> => {
+      const before = counts().again;
+      capacity.add('fast');
+      await eventually(() => counts().again).toBeGreaterThan(before);
+    };
+    const before = asked();
+    await look();
+    expect(asked()).toBe(before);
+    it.api.remove(drivers, 'local.stowage.dev');
+    for (const { metadata } of await it.list(csiStorageCapacities)) it.api.remove(objects, metadata.name ?? '');
+    await eventually(asked).toBeGreaterThan(before);
+    await look();
+    expect(await said()).toEqual([]);
+  });
+
   test('is said of a node as soon as its kubelet knows the driver', async () => {
     connect('node-1', () => 500n * mib);
     connect('node-2', () => 300n * mib);

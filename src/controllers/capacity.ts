@@ -30,6 +30,9 @@ interface Room {
   readonly freeBytes: bigint;
 }
 
+/** Whom new objects belong to. Undefined: nobody. */
+type Owner = () => Promise<OwnerReference | undefined>;
+
 /** What changes all the time is written when it matters, or when it has been wrong for long. */
 const settleMs = 300_000;
 const everyMs = 60_000;
@@ -49,7 +52,6 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
   const began = clock.elapsed();
   const written = new Map<string, { readonly capacity: string; readonly at: number }>();
   const seenAt = new Map<string, number>();
-  const owners = new Map<string, OwnerReference>();
 
   function storeOf({ parameters = {}, provisioner }: StorageClass): string | undefined {
     const isLocal = provisioner === drivers.node;
@@ -83,13 +85,12 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
     for (const { metadata } of cache.by('class', name))
       if (!isKept(metadata.name ?? '')) await remove(metadata.name ?? '', scope);
     if (!isOurs) return done;
-    const owner = rooms.length === 0 ? undefined : await ownerOf(kind.provisioner, scope);
-    // None: not installed as usual, or being taken away.
-    if (owner !== undefined) for (const room of rooms) await keep(name, room, owner, scope);
+    const owner = once(() => ownerOf(kind.provisioner, scope));
+    for (const room of rooms) await keep(name, room, owner, scope);
     return again(everyMs);
   }
 
-  async function keep(name: string, room: Room, owner: OwnerReference, { signal }: Scope): Promise<void> {
+  async function keep(name: string, room: Room, ownerNow: Owner, { signal }: Scope): Promise<void> {
     const own = objectName(name, room.node);
     const known = cache.get(`${namespace}/${own}`);
     const capacity = quantityOf(room.freeBytes);
@@ -99,8 +100,11 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
     const untold = sinceMs < untoldMs ? last : undefined;
     const before = untold === undefined ? known?.capacity : untold.capacity;
     if (before !== undefined && (before === capacity || !isWorth(room.freeBytes, before, sinceMs))) return;
-    const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
-    if (known === undefined && untold === undefined)
+    if (known === undefined && untold === undefined) {
+      const owner = await ownerNow();
+      // None: not installed as usual, or being taken away.
+      if (owner === undefined) return;
+      const labels = room.node === undefined ? {} : { [nodeTopologyKey]: room.node };
       await client.create(
         csiStorageCapacities,
         {
@@ -113,7 +117,7 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
         },
         signal,
       );
-    else {
+    } else {
       const body = { capacity };
       await client.patch(csiStorageCapacities, { namespace, name: own }, { kind: 'merge', body }, signal);
     }
@@ -126,15 +130,12 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
     seenAt.delete(name);
   }
 
+  /** As it is now: one that was deleted and made anew is another, and what belongs to the one before is taken away at once. */
   async function ownerOf(name: string, { signal }: Scope): Promise<OwnerReference | undefined> {
-    const known = owners.get(name);
-    if (known !== undefined) return known;
     const driver = await found(client.get(csiDrivers, { name }, signal));
     if (driver === undefined) return undefined;
     const { uid = '' } = driver.metadata;
-    const owner = { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };
-    owners.set(name, owner);
-    return owner;
+    return { apiVersion: 'storage.k8s.io/v1', kind: 'CSIDriver', name, uid };
   }
 
   const controller = createController({ name: 'capacity', clock, reconcile, workers: 4, groupOf: (key) => key });
@@ -158,6 +159,8 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
       if (topologyOf(node) !== topologyOf(before)) lookAtLocal();
     },
   });
+  // Somebody took it away: what was written is not so any more.
+  cache.on({ deleted: ({ metadata: { name = '' } }) => void written.delete(name) });
   // What was left by another controller for a class that is gone.
   controller.follow(cache, ({ storageClassName }) => [storageClassName]);
   stores.on(lookAtLocal);
@@ -180,6 +183,15 @@ const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, na
     }),
     indexes: { class: ({ storageClassName }) => [storageClassName] },
   });
+
+/** Asked when it is needed, and no more than once. */
+function once<T>(ask: () => Promise<T>): () => Promise<T> {
+  let asked: Promise<T> | undefined;
+  return () => {
+    asked ??= ask();
+    return asked;
+  };
+}
 
 /** More than a hundredth of what is free, or from something to nothing, or back; anything else after a while. */
 function isWorth(free: bigint, known: string, sinceMs: number): boolean {

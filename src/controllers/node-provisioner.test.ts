@@ -15,7 +15,7 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';
 import { createDeleting } from './deleting.ts';
 import type { Controller } from './engine/controller.ts';
-import { selectedNode, volumeFinalizer } from './names.ts';
+import { selectedNode, storeIdentity, volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
 import { createNodeVolumes } from './node-volumes.ts';
 import type { Provisioner } from './provisioner.ts';
@@ -89,6 +89,20 @@ describe('a claim whose node the scheduler chose', () => {
     expect(volume?.spec.csi).toMatchObject({ driver: 'local.stowage.dev', volumeHandle: made?.id });
     expect(made).toMatchObject({ name: 'pvc-uid-of-data', bytes: gib, labels: { 'stowage.dev/claim-name': 'data' } });
     expect(await counted(one, two)).toEqual([0, 1]);
+  });
+
+  test('is told which store it is on, also where the controller has not looked at that since it was opened', async () => {
+    const [, two] = await twoNodes();
+    // As when it was asked before the store was opened.
+    two.intercept = ({ method, path }) => (method === 'GET' && path === '/v1/stores' ? { items: [] } : undefined);
+    it.api.put(paths.classes, aLocalClass());
+    lead();
+    await eventually(() => it.parts.nodeStores.of('node-2')?.stores.size).toBe(0);
+    it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(
+      two.server.engine.stores.view('disks').store?.identity,
+    );
   });
 
   test('gets the same volume from the next controller, whatever the claim says by then', async () => {

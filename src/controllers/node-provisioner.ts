@@ -5,7 +5,7 @@ import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
-import { type AgentVolume, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
+import { type AgentVolume, type ListedStore, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import { type Again, again } from './engine/outcome.ts';
 import { heldBy, topologiesOf } from './handles.ts';
@@ -133,6 +133,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
+  const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
+    storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
+
+  /** An agent may have opened it after it was last looked at. */
+  const identityOn = async (node: string, store: string, scope: Scope): Promise<string | undefined> =>
+    stores.of(node)?.stores.get(store)?.identity ?? (await storeOn(node, store, scope)).identity;
+
   async function createOn(node: string, store: string, want: Wanted, scope: Scope): Promise<Made> {
     const { uid } = want.claim;
     const topology = await topologyOf(node, scope);
@@ -142,10 +149,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const isThere = agents.nodes().includes(node);
     // Before it is made: many are asked for at the same time, and would all go to the same node.
     stores.took(node, store, want.bytes);
-    try {
-      const volume = await make(node, store, want, scope);
-      return { volume, where: onNode(topology), identity: stores.of(node)?.stores.get(volume.store)?.identity };
-    } catch (thrown) {
+    const volume = await make(node, store, want, scope).catch((thrown: unknown) => {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
       // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
@@ -154,7 +158,8 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       // What is said of its room is not so any more, and the scheduler goes by it.
       if (isForAnother(thrown)) stores.add(node);
       throw thrown;
-    }
+    });
+    return { volume, where: onNode(topology), identity: await identityOn(node, volume.store, scope) };
   }
 
   async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
@@ -198,8 +203,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     const isDeclared = caches.stores.get(store) !== undefined;
     try {
-      const path = `/v1/stores/${encodeURIComponent(store)}`;
-      const { isOpen, identity } = storeFrom(await agents.call(node, { method: 'GET', path }, scope));
+      const { isOpen, identity } = await storeOn(node, store, scope);
       if (isOpen) return refuseOtherPlace(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
