@@ -14,12 +14,15 @@ const components = [
   'fio',
 ] as const;
 
-/** Writes at random, reads back and compares, until told to stop: the first byte that is another ends it with an error. */
+/**
+ * Writes at random, reads back and compares, until told to stop: the first byte that is another ends it with an error. Of each round it is
+ * noted when it ended.
+ */
 const verifies = [
   'while [ ! -e /tmp/stop ]; do',
   'fio --name=x --directory=/data --rw=randrw --bs=4k-128k --size=4m --verify=crc32c --verify_fatal=1 --ioengine=psync',
   '--numjobs=2 --fsync=20 --verify_state_save=0 --output=/tmp/fio || { cat /tmp/fio; exit 1; };',
-  'echo round >>/tmp/rounds; done; sleep 100000',
+  'date +%s >>/tmp/rounds; done; sleep 100000',
 ].join(' ');
 /** Programs of the node itself, which fio is one of. */
 const programs = ['/usr', '/lib', '/lib64'];
@@ -73,6 +76,11 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   const verifiesOn = async (name: string): Promise<void> => {
     const before = await rounds(name);
     await expect.poll(() => rounds(name), wait).toBeGreaterThan(before + 1);
+  };
+  /** Whole rounds that ended between two moments. */
+  const roundsBetween = async (name: string, since: number, until: number): Promise<number> => {
+    const ended = (await exec(name, 'cat /tmp/rounds')).split('\n').map((second) => Number(second) * 1_000);
+    return ended.filter((at) => at > since && at < until).length;
   };
   const onNode = (component: string, node: number): Promise<string> =>
     ground.own(
@@ -168,6 +176,41 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await kubectl('delete', 'pvc', ...all, '--timeout=60s');
       await expect.poll(() => leftOf(ids), wait).toEqual([]);
       await expect.poll(() => kubectl('get', 'pv', names), wait).not.toContain('mounted-');
+    },
+    long,
+  );
+
+  test(
+    'read back what they wrote while the API server is away for half a minute, and claims from before and after get their volumes',
+    async () => {
+      const names = ['before', 'after'] as const;
+      const wanted = (name: string, node: number): readonly object[] => [
+        claim({ name, storageClassName: 'local', mode: 'ReadWriteOnce' }),
+        pod(name, node, 'sleep 100000'),
+      ];
+      const { apiServer, controllerManager, scheduler } = ground.cluster;
+      await ground.cluster.apply(...wanted('before', 0));
+      const stoppedAt = Date.now();
+      await apiServer.stop();
+      // These look for it more and more seldom, up to half a minute: so long nobody waits for them here.
+      await Promise.all([controllerManager.stop(), scheduler.stop()]);
+      const awayAt = Date.now();
+      await expect.poll(() => Date.now() - stoppedAt, wait).toBeGreaterThan(30_000);
+      const backAt = Date.now();
+      await apiServer.start();
+      await Promise.all([controllerManager.start(), scheduler.start()]);
+      await ground.cluster.apply(...wanted('after', 1));
+      await Promise.all([ready(...names), verifiesOn('checked')]);
+      for (const name of names) expect(await exec(name, 'echo text >/data/file && cat /data/file')).toBe('text');
+      expect(await roundsBetween('checked', awayAt + 2_000, backAt)).toBeGreaterThan(1);
+      expect(await restartsOf('checked')).toBe('0 Running');
+      const bound = '--output=jsonpath={.items[?(@.spec.storageClassName=="local")].spec.claimRef.name}';
+      expect((await kubectl('get', 'pv', bound)).split(' ').toSorted()).toEqual(names.toSorted());
+      await kubectl('delete', 'pod', ...names, '--timeout=90s');
+      await kubectl('delete', 'pvc', ...names, '--timeout=60s');
+      await expect.poll(() => kubectl('get', 'pv', bound), wait).toBe('');
+      for (const node of ground.cluster.nodes)
+        expect(await node.inside('sh', '-c', 'ls /var/lib/stowage/stores/local')).toBe('');
     },
     long,
   );
