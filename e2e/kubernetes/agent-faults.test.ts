@@ -128,7 +128,8 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster, when s
         await pods.ready(`silent-${node}`);
       }
       const volumeAttributes = { store: 'files', size: '64Mi' };
-      const script = `${addsLines}; sleep 100000`;
+      // Held open, so that what is written last waits for its server.
+      const script = `(exec 3>>/data/held; while sleep 0.05; do echo held >&3; done) & ${addsLines}; sleep 100000`;
       await pods.pod({ name: 'passing', node: 0, volume: { driver: file, volumeAttributes }, script });
       await pods.ready('passing');
       await goesOn('silent-0');
