@@ -122,7 +122,7 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   );
 
   test(
-    'a store whose disk is not mounted is begun nowhere else, and is there as soon as the disk is',
+    'a store whose disk is not mounted is begun nowhere else, is there as soon as the disk is, and goes on from a copy on another',
     async () => {
       const [first] = ground.cluster.nodes;
       if (first === undefined) throw new Error('no node');
@@ -136,10 +136,28 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
         await ready('on-disk');
         expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk');
         await kubectl('delete', 'pod', 'on-disk', '--wait', '--timeout=90s');
+        // As docs/kubernetes-operations.md moves a store to another disk. A kubelet lets go of a volume after its pod is gone.
+        const mounted = (): Promise<string> =>
+          first.inside('grep', '-c', '/var/lib/stowage/mounts/', '/proc/self/mountinfo').catch(() => '0');
+        await expect.poll(mounted, wait).toBe('0');
+        await first.inside('mkdir', '-p', `${disk}-new`);
+        await first.inside('mount', '-t', 'tmpfs', 'new', `${disk}-new`);
+        await first.inside('cp', '-a', '--sparse=always', `${disk}/.`, `${disk}-new/`);
+        await first.inside('umount', '--lazy', disk);
+        await first.inside('mount', '--bind', `${disk}-new`, disk);
+        const agent = ['--selector=app.kubernetes.io/component=agent', `--field-selector=spec.nodeName=${first.name}`];
+        await ground.own('delete', 'pod', ...agent, '--wait', '--timeout=90s');
+        await ground.own('rollout', 'status', 'daemonset/stowage-agent', '--timeout=120s');
+        await ground.cluster.apply(pod('again', { node: first.name, volume: 'on-disk' }));
+        await ready('again');
+        expect(await first.inside('sh', '-c', `cat ${disk}/volumes/pvc-*/who`)).toBe('on-disk\nagain');
+        const name = await ground.own('get', 'pods', ...agent, '--output=jsonpath={.items[0].metadata.name}');
+        expect(await ground.own('exec', name, '--', 'stowage', 'store', 'check', 'disk')).toContain('room');
+        await kubectl('delete', 'pod', 'again', '--wait', '--timeout=90s');
         await kubectl('delete', 'pvc', 'on-disk');
         await nothingLeft();
       } finally {
-        await first.inside('umount', '--lazy', disk);
+        await first.inside('sh', '-c', `umount --lazy ${disk} ${disk}-new; true`);
       }
     },
     long,

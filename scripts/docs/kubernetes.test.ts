@@ -110,3 +110,28 @@ test('values of the chart that pages name are there', async () => {
   }
   expect(unknown).toEqual([]);
 });
+
+describe('the guide for operating a cluster', () => {
+  const page = read('docs/kubernetes-operations.md');
+
+  test('names metrics and labels that there are', () => {
+    const reference = read('docs/reference/metrics.md');
+    const named = Array.from(page.matchAll(/\b(stowage_[a-z_]+)(?:\{([a-z]+)[!=])?/g), ([, name = '', label]) => ({
+      name,
+      label,
+    }));
+    expect(named.length).toBeGreaterThan(5);
+    const rows = reference.split('\n');
+    const isKnown = ({ name, label = '' }: (typeof named)[number]): boolean =>
+      rows.some((row) => row.startsWith(`| \`${name}\` `) && (label === '' || row.includes(`\`${label}\``)));
+    expect(named.filter((one) => !isKnown(one))).toEqual([]);
+  });
+
+  test('names commands that there are in a cluster', () => {
+    const [, list = ''] = /It has the commands (.+?)\. What makes sense/.exec(read('docs/reference/cli.md')) ?? [];
+    const known = Array.from(list.matchAll(/`([a-z -]+)`/g), ([, name = '']) => name);
+    const used = Array.from(page.matchAll(/kubectl stowage ([a-z][a-z -]*[a-z])/g), ([, words = '']) => words);
+    expect(used.length).toBeGreaterThan(8);
+    expect(used.filter((words) => !known.includes(words))).toEqual([]);
+  });
+});

@@ -152,7 +152,11 @@ describe('a claim whose node the scheduler chose', () => {
 
   test.each<[string, (node: AgentNode) => void, RegExp]>([
     ['has no room', () => undefined, /has no room for/],
-    ['does not see the store’s folder', (node) => void (node.intercept = notSeen), /cannot use the place it was given/],
+    [
+      'does not see the store’s folder',
+      (node) => Object.assign(node, { intercept: notSeen }),
+      /cannot use the place it was given/,
+    ],
     ['is not in the cluster any more', () => it.api.remove(paths.nodes, 'node-1'), /not in the cluster/],
   ])('that %s is given back to the scheduler, and told why', async (_, prepare, why) => {
     const [one, two] = await twoNodes('?maxBytes=1M');
