@@ -91,6 +91,9 @@ describe('a Store object', () => {
     controller.add('gold');
     await eventually(ready).toBe('False');
     expect(await status()).not.toHaveProperty('capacity');
+    // What was written is known here, too: before that it would be written once more.
+    const { resourceVersion } = (await it.list(storeObjects))[0]?.metadata ?? {};
+    await eventually(() => it.caches.stores.get('gold')?.metadata.resourceVersion).toBe(resourceVersion);
     const before = it.changes().length;
     const { again } = controller.counts();
     controller.add('gold');
