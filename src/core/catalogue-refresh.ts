@@ -91,7 +91,8 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     for (const name of failed.keys()) if (!there.has(name)) failed.delete(name);
     try {
       await eachBounded(there, readsAtOnce, async ([name, isSame]) => {
-        if (recorded.delete(name) && isSame && !thorough) return;
+        // Rights come back without a trace on the record: what could not be read is read again.
+        if (recorded.delete(name) && isSame && !thorough && !failed.has(name)) return;
         const found = await read(store, name, scope);
         scope.signal.throwIfAborted();
         // What is on record of one that cannot be read stays: it is there.

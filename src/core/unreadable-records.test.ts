@@ -7,10 +7,30 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 import { newVolumeId } from './names.ts';
+import type { StoreKind } from './ports.ts';
 
-const kinds = () => [createLocalStoreKind(), createNfsStoreKind(systemClock())];
+/** While this is so, the server of a shared store lists its records, and shows none of them. */
+let isDenied = false;
+
+/** As a server with root squash does. Its marks do not change with that. */
+function denying(kind: StoreKind): StoreKind {
+  return {
+    ...kind,
+    open: async (...about) => {
+      const store = await kind.open(...about);
+      const get: typeof store.get = async (...which) => {
+        if (!isDenied) return await store.get(...which);
+        throw new StowageError('not permitted', { code: 'denied', reason: 'store-permission', action: 'Ask.' });
+      };
+      return Object.create(store, { get: { value: get } });
+    },
+  };
+}
+
+const kinds = () => [createLocalStoreKind(), denying(createNfsStoreKind(systemClock()))];
 
 /** A store of either kind, and where its records lie. */
 let server: TestServer;
@@ -122,6 +142,22 @@ describe.each([
     await rm(join(folder, 'a.meta'));
     await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-unknown' });
   });
+});
+
+test('a server that shows no records for a while makes no volume look gone, and is believed again afterwards', async () => {
+  server = await started(await exported());
+  const { id } = await create('a');
+  await resolve(id);
+  isDenied = true;
+  onTestFinished(() => {
+    isDenied = false;
+  });
+  expect(await resolve(id)).toMatchObject({ id });
+  await expect(resolve(newVolumeId())).rejects.toMatchObject({ reason: 'volume-lookup-incomplete' });
+  isDenied = false;
+  await expect(resolve(newVolumeId())).rejects.toMatchObject({ reason: 'volume-unknown' });
+  await remove(id);
+  await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-unknown' });
 });
 
 test('a volume with something else in the place of its record is not taken for deleted', async () => {
