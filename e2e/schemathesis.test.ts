@@ -9,6 +9,12 @@ import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
 import { type Answer, type Finished, program, type Stowage, startStowage } from './stowage.ts';
 
 const config = join(import.meta.dirname, 'schemathesis.toml');
+/**
+ * That what was made is there. It does not know that a volume is gone by DELETE /v1/volumes/{volume}/empty, nor that the
+ * same Idempotency-Key is answered as the first time, also when what was made then is deleted by now. Said here because
+ * `--checks all` has precedence over what the file disables.
+ */
+const excluded = 'ensure_resource_availability';
 
 /**
  * Requests made up from /openapi.json against the running server, with every check that schemathesis has: no 5xx, no
@@ -47,7 +53,7 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
     const args = ['--config-file', config, 'run', `${url}/openapi.json`, '--header', `Authorization: Bearer ${token}`];
     const bounds = ['--max-examples', String(examples), '--workers', '1', '--request-timeout', '20'];
     const { status, stdout } = await schemathesis([
-      ...[...args, ...bounds, '--checks', 'all', '--seed', seed, '--no-color'],
+      ...[...args, ...bounds, '--checks', 'all', '--exclude-checks', excluded, '--seed', seed, '--no-color'],
       ...choice,
     ]);
     expect(status, `with STOWAGE_SEED=${seed}: ${stdout}`).toBe(0);

@@ -16,7 +16,6 @@ import type { Behaviour } from './keeper-process.ts';
 const folder = process.env['STOWAGE_TEST_FOLDER'] ?? '';
 const behaviour = JSON.parse(readFileSync(`${folder}/behaviour.json`, 'utf8')) as Behaviour;
 const version = process.argv[1]?.includes('other') === true ? 'other' : 'test';
-appendFileSync(`${folder}/pids`, `${process.pid}\n`);
 if (behaviour.dies === 'at once') process.kill(process.pid, 'SIGKILL');
 const until = performance.now() + (behaviour.loadsForMs ?? 0);
 while (performance.now() < until) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 10);

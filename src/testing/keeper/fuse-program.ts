@@ -4,7 +4,7 @@
  * that then hangs in the kernel until somebody answers. A successor does.
  */
 
-import { appendFileSync, readSync, writeSync } from 'node:fs';
+import { readSync, writeSync } from 'node:fs';
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
@@ -19,7 +19,6 @@ import { createSession } from '#wire/fuse/session.ts';
 import { usualWishes } from '../fuse-mount.ts';
 
 protect('stowage standby', -900);
-appendFileSync(`${process.env['STOWAGE_TEST_FOLDER']}/pids`, `${process.pid}\n`);
 
 const [root, file, folder] = [1, 2, 3];
 /** Where in the journal the MKDIR lies. */

@@ -1,4 +1,13 @@
-import { closeSync, existsSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  closeSync,
+  existsSync,
+  mkdtempSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { systemClock } from '#base/clock.ts';
@@ -120,20 +129,36 @@ export function createKeeperGround(): KeeperGround {
     [Symbol.asyncDispose]: async () => {
       stop.abort();
       for (const client of clients) client[Symbol.dispose]();
-      for (const { pid } of keepers) kill(pid, folder);
+      // A data path goes on without its keeper, and one that is just beginning would still write into the folder.
+      await eventually(
+        () => startedFor(folder),
+        (pids) => {
+          pids.forEach(kill);
+          return pids.length === 0;
+        },
+      );
       await Promise.all(keepers.map(({ ended }) => ended));
-      // A data path goes on without its keeper. Not every program notes its number itself; those that wait end alone.
-      const served = [...read('log').matchAll(/"a data path has everything".*?"pid":(\d+)/g)].map(([, pid]) => pid);
-      for (const pid of new Set([...served, ...read('pids').split('\n')])) kill(Number(pid), folder);
       rmSync(folder, { recursive: true, force: true });
     },
   };
 }
 
-/** Only if it is still one of ours. */
-function kill(pid: number, folder: string): void {
+/** The processes that have this folder in their environment; one that has ended has none any more. */
+function startedFor(folder: string): readonly number[] {
+  return readdirSync('/proc')
+    .map(Number)
+    .filter((pid) => {
+      try {
+        return pid > 1 && readFileSync(`/proc/${pid}/environ`, 'utf8').includes(`STOWAGE_TEST_FOLDER=${folder}\0`);
+      } catch {
+        return false;
+      }
+    });
+}
+
+function kill(pid: number): void {
   try {
-    if (pid > 1 && readFileSync(`/proc/${pid}/environ`, 'utf8').includes(folder)) process.kill(pid, 'SIGKILL');
+    process.kill(pid, 'SIGKILL');
   } catch {
     // It has ended.
   }
