@@ -17,6 +17,7 @@ export interface Statement {
 export interface Database {
   prepare(sql: string): Statement;
   transaction<T>(work: () => T): T;
+  isTransaction(): boolean;
   /** As the records' own. */
   together(work: () => void): Promise<void>;
   /** Its writes survive a power cut when it returns, or when the transaction around it has ended. */
@@ -78,6 +79,7 @@ export function openDatabase(path: string): Database {
       };
     },
     transaction,
+    isTransaction: () => db.isTransaction,
     // What comes after a commit, and may fail, is for what has to be durable: a commit that is there must not look as if it had failed.
     together: createTogether(transactions, () => db.isTransaction),
     durably: (work) =>
@@ -136,19 +138,20 @@ function makePrivate(path: string): void {
  * catches that, its own changes are gone and the rest goes on.
  */
 function createTransactions(db: DatabaseSync, translated: <T>(work: () => T) => T): <T>(work: () => T) => T {
-  const outer = { begin: 'BEGIN IMMEDIATE', commit: 'COMMIT', rollback: 'ROLLBACK' };
+  // Prepared: to read the word takes SQLite longer than to do it.
+  const outer = { begin: db.prepare('BEGIN IMMEDIATE'), commit: db.prepare('COMMIT'), rollback: 'ROLLBACK' };
   const inner = {
-    begin: 'SAVEPOINT joined',
-    commit: 'RELEASE joined',
+    begin: db.prepare('SAVEPOINT joined'),
+    commit: db.prepare('RELEASE joined'),
     rollback: 'ROLLBACK TO joined; RELEASE joined',
   };
   return (work) => {
     const words = db.isTransaction ? inner : outer;
-    translated(() => db.exec(words.begin));
+    translated(() => words.begin.run());
     try {
       const result = work();
       if (result instanceof Promise) throw new TypeError('a transaction cannot wait: its work must not be async');
-      translated(() => db.exec(words.commit));
+      translated(() => words.commit.run());
       return result;
     } catch (cause) {
       // A full disk can make SQLite roll everything back by itself.

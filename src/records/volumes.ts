@@ -1,5 +1,5 @@
 import { StowageError } from '#core/errors.ts';
-import type { Volume } from '#core/model.ts';
+import type { Volume, VolumeId } from '#core/model.ts';
 import type { Records, VolumeQuery } from '#core/ports.ts';
 import type { Database, Row, Statement } from './database.ts';
 import { fromVolume, labelTexts, toTotals, toVolume, toVolumeName, volumeColumns } from './rows.ts';
@@ -7,6 +7,7 @@ import { fromVolume, labelTexts, toTotals, toVolume, toVolumeName, volumeColumns
 type Volumes = Records['volumes'];
 
 const mostPerPage = 10_000;
+const mostRecent = 128;
 /** SQLite joins at most 64 tables. */
 const mostLabels = 32;
 const volumeFrom = (row: Row | undefined): Volume | undefined => (row === undefined ? undefined : toVolume(row));
@@ -23,9 +24,10 @@ export function createVolumes(db: Database): Volumes {
   const forgets = ['volumes', 'volume_labels', 'store_totals'].map((t) =>
     db.prepare(`DELETE FROM ${t} WHERE store = ?`),
   );
+  const recent = createRecent(db, byId);
   return {
-    ...createWriting(db, byId, byName),
-    byId: (id) => volumeFrom(byId.get(id)),
+    ...createWriting(db, byId, byName, recent),
+    byId: recent.get,
     byName: (store, name) => volumeFrom(byName.get(store, name)),
     named: (name) => named.all(name).map(toVolume),
     byRequest: (store, requestId) => volumeFrom(byRequest.get(requestId, store)),
@@ -34,12 +36,41 @@ export function createVolumes(db: Database): Volumes {
     totals: (store) => toTotals(totals.get(store)),
     forgetStore: (store) =>
       db.transaction(() => {
+        recent.clear();
         for (const forget of forgets) forget.run(store);
       }),
   };
 }
 
-function createWriting(db: Database, byId: Statement, byName: Statement): Pick<Volumes, 'put' | 'remove'> {
+/** Volumes that were asked for by id, each of which is asked for some ten times while it is mounted. */
+interface Recent {
+  get(id: VolumeId): Volume | undefined;
+  clear(): void;
+}
+
+function createRecent(db: Database, byId: Statement): Recent {
+  const volumes = new Map<VolumeId, Volume>();
+  return {
+    get: (id) => {
+      // What a transaction has written is gone when it is rolled back.
+      const known = db.isTransaction() ? undefined : volumes.get(id);
+      if (known !== undefined) return known;
+      const found = volumeFrom(byId.get(id));
+      if (found === undefined || db.isTransaction()) return found;
+      if (volumes.size === mostRecent) volumes.clear();
+      volumes.set(id, found);
+      return found;
+    },
+    clear: () => volumes.clear(),
+  };
+}
+
+function createWriting(
+  db: Database,
+  byId: Statement,
+  byName: Statement,
+  recent: Recent,
+): Pick<Volumes, 'put' | 'remove'> {
   const upsert = db.prepare(`
     INSERT INTO volumes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET
@@ -59,6 +90,7 @@ function createWriting(db: Database, byId: Statement, byName: Statement): Pick<V
   return {
     put: (volume) =>
       db.transaction(() => {
+        recent.clear();
         const before = volumeFrom(byId.get(volume.id));
         if (before !== undefined) unlabel(before);
         // The store says who has the name; another id recorded under it is out of date.
@@ -69,6 +101,7 @@ function createWriting(db: Database, byId: Statement, byName: Statement): Pick<V
       }),
     remove: (id) =>
       db.transaction(() => {
+        recent.clear();
         const volume = volumeFrom(byId.get(id));
         if (volume !== undefined) removeVolume(volume);
       }),

@@ -43,6 +43,22 @@ describe.skipIf(needs('root', 'mount'))('what is on the disk of our records', ()
     expect(createNear(undefined)(at('folder'), table)).toBeUndefined();
   });
 
+  test('nor what is called otherwise than the kernel calls it', async () => {
+    for (const name of [
+      'folder/',
+      'folder//inner',
+      'folder/.',
+      'folder/./inner',
+      'folder/../folder',
+      'folder/inner/..',
+    ])
+      expect([name, await held(`${ground.folder}/${name}`)]).toEqual([name, undefined]);
+    expect(await held('.')).toBeUndefined();
+    mkdirSync(at('folder/..a'));
+    mkdirSync(at('.b'));
+    expect([await held(at('folder/..a')), await held(at('.b'))]).toEqual([at('folder/..a'), at('.b')]);
+  });
+
   test('leaves no descriptor behind', async () => {
     symlinkSync('folder', at('link'));
     const mine = (): number =>

@@ -16,6 +16,8 @@ const here = -100;
 /** A link could lead to a disk that does not answer. */
 const noLinks = 0x04;
 const howSize = 24;
+/** From the root, and without a name that is none: then a way without links leads where it says, and nobody has to ask the kernel. */
+const isPlain = (path: string): boolean => /^(?:\/(?!\.{1,2}(?:\/|$))[^/]+)+$/.test(path);
 
 const functions = foreign({
   openat2: 'int64_t syscall(int64_t number, int64_t fd, const char *path, const void *how, int64_t size)',
@@ -28,16 +30,18 @@ export function createNear(own: string | undefined): Near {
   how.writeBigUInt64LE(BigInt(noLinks), 16);
   return (path, table) => {
     const device = own === undefined ? undefined : table.holding(own)?.device;
-    if (device === undefined || table.holding(path)?.device !== device) return undefined;
+    if (device === undefined || !isPlain(path) || table.holding(path)?.device !== device) return undefined;
     // What is wrong, a kernel before 5.6 too, is for the other way to say.
     const fd = Number(functions().openat2(openat2, here, path, how, howSize));
     if (fd < 0) return undefined;
     try {
       const through = `/proc/self/fd/${fd}`;
-      const where = (): string => readlinkSync(through);
       const stats = fstatSync(fd);
-      if (!stats.isSymbolicLink() && where() === path)
-        return { path, fd, through, stats, where, [Symbol.asyncDispose]: async () => closeSync(fd) };
+      if (!stats.isSymbolicLink())
+        return {
+          ...{ path, fd, through, stats, where: () => readlinkSync(through) },
+          [Symbol.asyncDispose]: async () => closeSync(fd),
+        };
     } catch {
       // As above.
     }
