@@ -4,7 +4,7 @@ import { chmod, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
 import { Controller, VolumeCapability_AccessMode_Mode as Mode, Node } from '#wire/csi/generated/csi.ts';
 import { command } from '../datapath/command.ts';
@@ -36,6 +36,7 @@ const capability = {
 } as const;
 const single = { ...capability, accessMode: { mode: Mode.SINGLE_NODE_WRITER } } as const;
 const { method } = Node;
+const imageMiB = 1024;
 
 interface Places {
   readonly staging: string;
@@ -46,16 +47,11 @@ interface Places {
 export async function startHost(volumes: number, exports: Place, signal: AbortSignal): Promise<Host> {
   await using stack = new AsyncDisposableStack();
   const ground = stack.use(createGround('st-bench-'));
-  // In memory: ext4 gives nobody an inode that was deleted in the last five seconds, and looks at all of them to make a folder. What is made
-  // and removed again and again would cost so much that nothing else counted.
-  await command(['mount', '-t', 'tmpfs', 'stowage-bench', ground.folder], signal);
-  stack.defer(async () => void (await command(['umount', '--lazy', ground.folder], AbortSignal.timeout(5_000))));
-  // As the usual ones: the data path runs as nobody.
-  await chmod(ground.folder, 0o755);
-  const at = (...names: readonly string[]): string => join(ground.folder, ...names);
+  const folder = await diskInMemory(ground, signal);
+  const at = (...names: readonly string[]): string => join(folder, ...names);
   const exported = stack.use(await makeFolder(exports, []));
   const nfs = stack.use(await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal }));
-  const stowage = stack.use(await startServer(ground.folder, signal, ['--csi', at('csi')]));
+  const stowage = stack.use(await startServer(folder, signal, ['--csi', at('csi')]));
   const { host, nfsPort, mountPort } = nfs;
   const uri = `nfs://${host}${exported.path}?port=${nfsPort}&mountport=${mountPort}`;
   await command([program, '--socket', stowage.socket, 'store', 'add', 'silver', uri], signal);
@@ -121,6 +117,22 @@ export async function startHost(volumes: number, exports: Place, signal: AbortSi
     },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };
+}
+
+/**
+ * In memory, since a disk has its own pace, and on a disk's file system all the same: tmpfs cannot say whether something lies in
+ * memory (RWF_NOWAIT), so that everything read there is read the slow way. Not ext4: it gives nobody an inode that was deleted in the
+ * last five seconds, and looks at all of them to make a folder. What is made and removed again and again would cost so much
+ * that nothing else counted.
+ */
+async function diskInMemory(ground: Ground, signal: AbortSignal): Promise<string> {
+  await command(['mount', '-t', 'tmpfs', 'stowage-bench', ground.folder], signal);
+  const folder = join(ground.folder, 'disk');
+  await mkdir(folder);
+  await command(['mount', '-o', 'loop', ground.image('image', imageMiB, 'xfs'), folder], signal);
+  // As the usual ones: the data path runs as nobody.
+  for (const path of [ground.folder, folder]) await chmod(path, 0o755);
+  return folder;
 }
 
 async function created(client: GrpcClient, name: string, volumeCapability: typeof capability | typeof single) {
