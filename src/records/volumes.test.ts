@@ -130,7 +130,12 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: most });
   });
 
-  test('totals are what counting would give, after any changes, kept or rolled back', () => {
+  test('what is found by id and the totals are what a list would give, after any changes, kept or rolled back', () => {
+    /** Volumes that were asked for are remembered: each is asked for between all changes, and before one is rolled back. */
+    const agree = (): void => {
+      const listed = new Map(records.volumes.page(all).map((each) => [each.id, each]));
+      for (let n = 1; n <= 6; n++) expect(records.volumes.byId(volume(n).id)).toEqual(listed.get(volume(n).id));
+    };
     const change = fc.record({
       n: fc.integer({ min: 1, max: 6 }),
       what: fc.constantFrom('put', 'put', 'put', 'remove', 'forget'),
@@ -147,10 +152,12 @@ describe('volumes', () => {
             if (what === 'put') records.volumes.put(volume(n, { store, name: name as VolumeName, bytes }));
             else if (what === 'remove') records.volumes.remove(volume(n).id);
             else records.volumes.forgetStore(store);
+            agree();
             if (rollback) throw new Error('back');
           };
           if (rollback) expect(() => records.transaction(work)).toThrow('back');
           else records.transaction(work);
+          agree();
         }
         for (const store of [gold, silver]) {
           const counted = records.volumes.page({ ...all, stores: [store] });
