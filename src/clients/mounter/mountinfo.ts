@@ -4,6 +4,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { StowageError } from '#core/errors.ts';
 import type { MountPoint } from '#core/ports.ts';
 import { type MountWatch, watchMounts } from './mount-watch.ts';
+import { createLineParser } from './same-lines.ts';
 
 /** One line of /proc/self/mountinfo (proc_pid_mountinfo(5)). */
 export interface MountEntry extends MountPoint {
@@ -54,7 +55,7 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
   let into = Buffer.allocUnsafe(65_536);
   let last: { readonly bytes: Buffer; readonly table: MountTable } | undefined;
-  let lines: ReadonlyMap<string, MountEntry> = new Map();
+  const parse = createLineParser(parseLine);
   let isOfThisTurn = false;
   let watched: MountWatch | undefined;
   let coming: Promise<MountTable> | undefined;
@@ -91,12 +92,7 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
     if (!isOfThisTurn) setImmediate(endTurn);
     isOfThisTurn = true;
     const bytes = readOrForget();
-    if (last?.bytes.equals(bytes) !== true) {
-      const known = lines;
-      const now = bytes.toString().split('\n');
-      lines = new Map(now.flatMap((line) => pairOf(line, known.get(line) ?? parseLine(line))));
-      last = { bytes: Buffer.from(bytes), table: mountTable([...lines.values()]) };
-    }
+    if (last?.bytes.equals(bytes) !== true) last = { bytes: Buffer.from(bytes), table: mountTable(parse(bytes)) };
     return last.table;
   }
 
@@ -119,9 +115,6 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
     return await coming;
   };
 }
-
-const pairOf = (line: string, entry: MountEntry | undefined): readonly (readonly [string, MountEntry])[] =>
-  entry === undefined ? [] : [[line, entry]];
 
 function larger(full: Buffer, file: string): Buffer<ArrayBuffer> {
   if (full.length >= sizeLimit) throw tooLarge(file, sizeLimit);
