@@ -1,12 +1,12 @@
-import { randomUUID } from 'node:crypto';
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from '#core/errors.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
-import { type AgentVolume, type ListedStore, storeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
-import type { AgentRequest, Agents } from './agents.ts';
+import { type ListedStore, storeFrom } from './agent-answers.ts';
+import { createAgentVolumes } from './agent-volumes.ts';
+import type { Agents } from './agents.ts';
 import { type Again, again } from './engine/outcome.ts';
 import { heldBy, topologiesOf } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
@@ -17,9 +17,7 @@ import type { NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import { type ControllerParts, found } from './parts.ts';
 import {
-  claimLabels,
   gone,
-  labelsFor,
   type Made,
   noSuchStore,
   notYet,
@@ -43,9 +41,6 @@ const notHere = new Set([
   ...['store-damaged', 'store-file-system-read-only', 'store-not-on-node', 'node-unknown'],
 ]);
 
-/** For one that makes a file system, or deletes a large tree. */
-const longMs = 120_000;
-
 /**
  * Of stores that belong to nodes: their agents make the volumes, and are asked with the claim's UID, so that one of them makes at most one for
  * a claim. Two nodes may each have one when the choice of the node changed while it was not known what became of the first: only one of them
@@ -57,6 +52,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
   const asked = new Map<string, readonly string[]>();
   const choosing = createChoosing({ ...options, asked });
+  const onAgents = createAgentVolumes(agents, cluster);
 
   caches.volumes.on({
     added: (volume) => {
@@ -104,35 +100,6 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     return node;
   }
 
-  async function madeOn(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined> {
-    const label = encodeURIComponent(`${claimLabels.uid}=${uid}`);
-    const answer = await agents.call(node, { method: 'GET', path: `/v1/volumes?limit=1&label=${label}` }, scope);
-    return volumesFrom(answer).volumes[0];
-  }
-
-  async function make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentVolume> {
-    const { uid } = want.claim;
-    const { name, access, labels, enforce } = want;
-    const body = {
-      ...{ store, name, access, labels, bytes: String(want.bytes), ownLabels: labelsFor(want, cluster) },
-      ...(enforce ? { enforce } : {}),
-    };
-    const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };
-    try {
-      return volumeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
-    } catch (thrown) {
-      const { reason } = stowageError(thrown);
-      if (reason === 'store-unknown') throw notYet(store);
-      // Asked before, when the claim said something else; or the agent has forgotten that it was asked.
-      if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
-        throw thrown;
-      const known = await madeOn(node, uid, scope);
-      if (known !== undefined) return known;
-      if (reason !== 'idempotency-key-reused') throw thrown;
-      return volumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
-    }
-  }
-
   const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
     storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
 
@@ -149,7 +116,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const isThere = agents.nodes().includes(node);
     // Before it is made: many are asked for at the same time, and would all go to the same node.
     stores.took(node, store, want.bytes);
-    const volume = await make(node, store, want, scope).catch((thrown: unknown) => {
+    const volume = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
       // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
@@ -182,23 +149,6 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }
   }
 
-  async function remove(node: string, id: string, requestId: string, scope: Scope): Promise<'done' | 'unknown'> {
-    try {
-      const path = `/v1/volumes/${encodeURIComponent(id)}`;
-      await agents.call(node, { method: 'DELETE', path, requestId, deadlineMs: longMs }, scope);
-      return 'done';
-    } catch (thrown) {
-      if (stowageError(thrown).reason === 'volume-unknown') return 'unknown';
-      throw thrown;
-    }
-  }
-
-  /** What cannot go is looked at again, and told of, by `node-volumes.ts`. */
-  const discard = (node: string, id: string, scope: Scope): Promise<void> =>
-    unlessLeft(
-      agents.call(node, { method: 'DELETE', path: `/v1/volumes/${id}/empty`, requestId: `discard:${id}` }, scope),
-    );
-
   /** A store that the node no longer has open would make every volume of it look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
     const isDeclared = caches.stores.get(store) !== undefined;
@@ -223,35 +173,26 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
         // One that is away is looked through when it is back.
         if (!agents.nodes().includes(node)) continue;
-        const made = await madeOn(node, uid, scope);
+        const made = await onAgents.madeFor(node, uid, scope);
         if (made === undefined || made.labels[retainedLabel] !== undefined) continue;
-        if (!(await isHad(made, scope.signal))) await discard(node, made.id, scope);
+        if (await isHad(made, scope.signal)) continue;
+        // What cannot go is looked at again, and told of, by `node-volumes.ts`.
+        await unlessLeft(onAgents.discard(node, made.id, scope));
       }
       asked.delete(uid);
       choosing.forget(uid);
     },
     delete: async (volume, scope) => {
       const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
-      const end = await remove(node, handle, `delete:${handle}`, scope);
+      const end = await onAgents.delete(node, handle, scope);
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
-    retain: async (volume, scope) => {
-      const { handle } = heldBy(volume);
-      const path = `/v1/volumes/${encodeURIComponent(handle)}`;
-      const body = { ownLabels: { [retainedLabel]: 'true' } };
-      await agents.call(nodeOf(volume), { method: 'PATCH', path, body, requestId: `retain:${handle}` }, scope);
-    },
-    expand: async (volume, bytes, scope) => {
-      const { handle } = heldBy(volume);
-      const [node, path] = [nodeOf(volume), `/v1/volumes/${encodeURIComponent(handle)}`];
-      const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
-      // Its own node has made it larger, mounted or not: kubelets have nothing left to do.
-      if (before.bytes !== undefined && before.bytes >= bytes) return { bytes: before.bytes, onNodes: false };
-      const body = { bytes: String(bytes) };
-      const about = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longMs } as const;
-      const answer = await agents.call(node, { ...about, requestId: `expand:${handle}:${bytes}` }, scope);
-      return { bytes: volumeFrom(answer).bytes ?? bytes, onNodes: false };
-    },
+    retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), heldBy(volume).handle, scope),
+    // Its own node makes it larger, mounted or not: kubelets have nothing left to do.
+    expand: async (volume, bytes, scope) => ({
+      bytes: await onAgents.expand(nodeOf(volume), heldBy(volume).handle, bytes, scope),
+      onNodes: false,
+    }),
   };
 }
 

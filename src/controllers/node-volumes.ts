@@ -3,6 +3,7 @@ import { stowageError } from '#core/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
+import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
@@ -43,6 +44,7 @@ const shown = 5;
  */
 export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   const { client, clock, caches, events, agents, cluster } = options;
+  const onAgents = createAgentVolumes(agents, cluster);
   /** By node: the uids of their claims. Absent: not looked through yet. */
   const loose = new Map<string, ReadonlySet<string>>();
 
@@ -110,8 +112,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   /** Only what is empty for certain: where nobody can count, that is what nobody was ever given. */
   async function isRemoved(node: string, { id, name, store }: AgentVolume, scope: Scope): Promise<boolean> {
     try {
-      const path = `/v1/volumes/${id}/empty`;
-      await agents.call(node, { method: 'DELETE', path, requestId: `discard:${id}` }, scope);
+      await onAgents.discard(node, id, scope);
       scope.log.info('an empty volume that nobody claims was deleted', { node, volume: `${store}/${name}` });
       return true;
     } catch (thrown) {

@@ -48,7 +48,7 @@ const point = ([at, from]: [string, string]): MountPoint => ({
 const mounter = {
   unable: undefined,
   list: async () => [...table].map(point),
-  inspectTarget: async (at: string) => ({ target: at, existed: true }),
+  locate: async (at: string) => at,
   unmount: unwritten,
   detach: async (at: string) => {
     if (isStuck) unwritten();

@@ -1,4 +1,5 @@
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
@@ -96,6 +97,23 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     expect(await unpublish()).toBe(true);
     expect(await volumes()).toEqual([]);
     expect(await unpublish()).toBe(false);
+  });
+
+  test('is not over while it is mounted, also where its target was given by way of a link', async () => {
+    mkdirSync(join(folder, 'real'));
+    symlinkSync('real', join(folder, 'link'));
+    const byLink = join(folder, 'link/target');
+    await server.engine.ephemerals.publish('key', want, byLink, how, aCall());
+    await server.engine.tend(aCall());
+    clock.skip(3_600_000);
+    await server.engine.tend(aCall());
+    // As a start of the machine would: whoever uses it comes back to what is in it.
+    execFileSync('umount', [join(folder, 'real/target')]);
+    await server.engine.mounts.reconcile(aCall());
+    await server.engine.tend(aCall());
+    expect(await volumes()).toEqual(['key']);
+    expect(await server.engine.ephemerals.unpublish('key', byLink, aCall())).toBe(true);
+    expect(await volumes()).toEqual([]);
   });
 
   test.each(['retain', 'archive'])('goes also on a store with onDelete=%s', async (onDelete) => {

@@ -126,8 +126,16 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     }
   }
 
+  /** Somewhere, if not at its target: that may be given by way of a link, and mounts are on record where it leads. */
+  function isMounted(one: Listed): boolean {
+    const volume = volumeOf(one);
+    return (
+      records.mounts.at(one.target) !== undefined || (volume !== undefined && records.mounts.of(volume.id).length > 0)
+    );
+  }
+
   function lookFor(one: Listed): void {
-    if (one.over || records.mounts.at(one.target) !== undefined) {
+    if (one.over || isMounted(one)) {
       unclaimed.delete(one.key);
       return;
     }

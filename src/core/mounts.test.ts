@@ -1,12 +1,15 @@
-import { mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
+import { execFileSync } from 'node:child_process';
+import { mkdir, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { mountFuse } from '#clients/data-path/fuse.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
+import { ownSource } from './staging.ts';
 
 describe.skipIf(needs('mount'))('mounts', () => {
   let server: TestServer;
@@ -56,6 +59,36 @@ describe.skipIf(needs('mount'))('mounts', () => {
     await Promise.all([mounted, unmounted]);
     expect(await server.engine.mounts.list(aCall())).toEqual([]);
     expect(await server.engine.mounts.unpublish(at('m'), id, aCall())).toBeUndefined();
+  });
+
+  describe('by way of a link', () => {
+    const byLink = (): string => join(at('link'), 'm');
+
+    beforeEach(async () => {
+      await mkdir(at('real'));
+      await symlink(at('real'), at('link'));
+      onTestFinished(async () => {
+        for (const name of ['link', 'real']) await rm(at(name), { recursive: true });
+      });
+    });
+
+    test('a mount is taken away, and what is not there is success', async () => {
+      const { id } = await create('a');
+      expect(await mount('a', byLink())).toMatchObject({ target: join(at('real'), 'm') });
+      for (let i = 0; i < 2; i++) await server.engine.mounts.unpublish(byLink(), id, aCall());
+      expect(await server.engine.mounts.list(aCall())).toEqual([]);
+      await server.engine.mounts.unpublish(`${at('missing')}/../m`, id, aCall());
+    });
+
+    test.skipIf(needs('fuse'))('a mount is taken away that nobody answers for', async () => {
+      const { id } = await create('a');
+      const { target } = await mount('a', byLink());
+      execFileSync('umount', [target]);
+      await using _silent = await mountFuse(ownSource(id, '1'), target, { readOnly: false });
+      await server.engine.mounts.unpublish(byLink(), id, aCall());
+      expect(await server.engine.mounts.list(aCall())).toEqual([]);
+      expect(await readFile('/proc/self/mountinfo', 'utf8')).not.toContain(` ${target} `);
+    });
   });
 
   test('what is mounted of a volume that is off record can be unmounted, by who may see every store', async () => {

@@ -5,6 +5,7 @@ import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
 import { stageKey } from './keys.ts';
+import { createLocate } from './locate.ts';
 import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
 import { engineSilent, inUse, servedOn } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
@@ -44,6 +45,11 @@ export interface Mounts {
   publish(ref: string, target: string, how: Publishing, call: Call): Promise<LiveMount>;
   /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. Undefined: whichever is there. */
   unpublish(target: string, volume: VolumeId | undefined, call: Call, how?: Unpublishing): Promise<void>;
+  /**
+   * Where a path leads that may be given by way of a symbolic link, as a mount there has it on record. The path itself, if it leads
+   * nowhere; 'unavailable' where the disk or server it is on does not answer.
+   */
+  locate(path: string, scope: Scope): Promise<string>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
@@ -97,6 +103,7 @@ export function createMounts(parts: MountParts): Mounts {
   return {
     publish: createPublish(parts, staging, binding, uses),
     unpublish: createUnpublish(parts, binding),
+    locate: createLocate(parts),
     list: (scope) => staging.live(records.mounts.list(), scope),
     of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
     staged: staging.isStaged,

@@ -256,6 +256,11 @@ export interface Mounter {
     access: Access,
     scope: Scope,
   ): Promise<{ readonly target: string; readonly existed: boolean }>;
+  /**
+   * The path as the mount table has it, its symbolic links resolved. What is mounted there is not looked at: whoever serves it may be
+   * gone. Undefined: a folder above it is missing.
+   */
+  locate(path: string, scope: Scope): Promise<string | undefined>;
   /** Already there is success. */
   makeTarget(target: string, access: Access, scope: Scope): Promise<void>;
   /** Only if it is empty and nothing is mounted there; absent is success. */

@@ -2,6 +2,7 @@ import type { Log, Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
+import { createLocate } from './locate.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts, Publishing } from './mounts.ts';
@@ -187,6 +188,7 @@ function leftBehind(log: Log, mount: Mount, cause: unknown): void {
 
 export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
   const { records, operations, mounter } = parts;
+  const locate = createLocate(parts);
   /** What is there, or comes to be there by whoever mounts it at the moment. */
   async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
@@ -194,14 +196,12 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
   }
 
   return async (path, wanted, call, how) => {
-    // Without a slash at its end; and as the kernel calls it, where it was given by way of a symbolic link.
     const given = path.length > 1 ? path.replace(/\/+$/, '') : path;
     const isRecorded = (at: string): boolean => {
       const there = records.mounts.at(at)?.volumeId;
       return there !== undefined && (wanted === undefined || there === wanted);
     };
-    const resolved = async (): Promise<string> => (await mounter.inspectTarget(given, 'filesystem', call)).target;
-    const target = isRecorded(given) ? given : await resolved().catch(() => given);
+    const target = isRecorded(given) ? given : await locate(given, call);
     const volume = wanted ?? (await volumeAt(target, call));
     if (volume === undefined) return;
     // Before looking: a mount may be on its way there, and must not appear after we said that there is none.

@@ -13,6 +13,8 @@ export interface NearTargets {
     table: MountTable,
     isFree: (place: string) => boolean,
   ): { readonly target: string; readonly existed: boolean } | undefined;
+  /** The path, if no link is in it and nothing is mounted there. */
+  locate(path: string, table: MountTable): string | undefined;
   /** Whether it was done. */
   make(target: string, access: Access, table: MountTable): boolean;
   remove(target: string, table: MountTable): boolean;
@@ -47,6 +49,10 @@ export function createNearTargets(near: Near): NearTargets {
           access === 'filesystem' ? found.isDirectory() && isEmpty(place) : found.isFile() && found.size === 0;
         return isFit ? { target, existed: true } : undefined;
       }),
+    locate: (path, table) =>
+      within(path, table, (place) =>
+        lstatSync(place, { throwIfNoEntry: false })?.isSymbolicLink() === true ? undefined : path,
+      ),
     make: (target, access, table) =>
       within(target, table, (place) => {
         if (access === 'filesystem') mkdirSync(place);

@@ -48,6 +48,21 @@ describe.skipIf(needs('linux')).each([
     expect(await inspect(at('link'))).toEqual({ target: at('real'), existed: true });
   });
 
+  test('is found by whatever link it is given through, whether there is something or not', async () => {
+    mkdirSync(join(at('real'), 'x'), { recursive: true });
+    symlinkSync('real', at('link'));
+    symlinkSync('nowhere', at('dangling'));
+    const locate = (target: string) => targets.locate(target, ground.scope);
+    for (const name of ['x', 'missing']) {
+      expect(await locate(join(at('link'), name))).toBe(join(at('real'), name));
+      expect(await locate(join(at('real'), name))).toBe(join(at('real'), name));
+    }
+    expect(await locate(at('link'))).toBe(at('real'));
+    expect(await locate(at('dangling'))).toBe(at('dangling'));
+    expect(await locate(join(at('missing'), 'x'))).toBeUndefined();
+    await expect(locate('/a/../b')).rejects.toMatchObject({ reason: 'path-invalid' });
+  });
+
   test('that would hide data is refused', async () => {
     mkdirSync(join(at('full'), 'x'), { recursive: true });
     writeFileSync(at('written'), 'x');

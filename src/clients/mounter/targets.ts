@@ -37,7 +37,7 @@ const isSystem = (place: string): boolean =>
 const isOutside = (place: string, folder: string | undefined): boolean =>
   folder !== undefined && !isAtOrBelow(place, folder);
 
-export type Targets = Pick<Mounter, 'inspectTarget' | 'makeTarget' | 'removeTarget'>;
+export type Targets = Pick<Mounter, 'inspectTarget' | 'locate' | 'makeTarget' | 'removeTarget'>;
 
 export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
   const inLine = createNearTargets(near);
@@ -64,6 +64,10 @@ export function createTargets({ look, near, readTable, forbidden, published }: T
       return await lookAt(target, scope, (table) =>
         inspect(target, access, { forbidden: folders, published, real }, table),
       );
+    },
+    locate: async (path, scope) => {
+      checkPath(path);
+      return inLine.locate(path, await readTable()) ?? (await lookAt(path, scope, (table) => locate(path, table)));
     },
     makeTarget: async (target, access, scope) => {
       if (isOwn(target, access) && isDone(() => mkdirSync(target))) return;
@@ -109,6 +113,13 @@ async function inspect(
   if (access === 'filesystem' ? !found.isDirectory() : !found.isFile()) throw wrongKind(target, access);
   if (access === 'filesystem' ? await holdsEntries(there) : found.size > 0) throw notEmpty(target, access);
   return { target: there, existed: true };
+}
+
+async function locate(path: string, table: MountTable): Promise<string | undefined> {
+  const there = await located(path);
+  // What is mounted there is no link, and to look at it is to ask whoever serves it.
+  if (there === undefined || table.at(there) !== undefined) return there;
+  return (await unlessMissing(realpath(there))) ?? there;
 }
 
 /** With its symbolic links resolved, its own too; what is missing of it is at most the last name. */

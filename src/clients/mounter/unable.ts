@@ -17,6 +17,7 @@ export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list
     openShared: refuse,
     closeShared: refuse,
     inspectTarget: refuse,
+    locate: refuse,
     makeTarget: refuse,
     removeTarget: refuse,
     reap: refuse,

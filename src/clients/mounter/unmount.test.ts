@@ -1,4 +1,4 @@
-import { mkdirSync } from 'node:fs';
+import { mkdirSync, symlinkSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -47,6 +47,11 @@ describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
     expect(await mounter().isMounted(at, ground.scope)).toBe(true);
     expect(await mounter().isMounted(join(ground.folder, 'missing'), ground.scope)).toBe(false);
     expect(await mounter().isMounted(ground.folder, ground.scope)).toBe(false);
+  });
+
+  test('is found by way of a link without being asked', async () => {
+    symlinkSync(ground.folder, join(ground.folder, 'link'));
+    expect(await mounter().locate(join(ground.folder, 'link/stage'), ground.scope)).toBe(at);
   });
 
   test('is unmounted by a program where the kernel says no, which then says why', async () => {

@@ -1,8 +1,18 @@
 import { execFileSync } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
@@ -267,6 +277,50 @@ describe.skipIf(needs('mount'))('a volume', () => {
     expect(volumeHealth?.healthStatuses).toMatchObject([{ reason, message: detail }]);
   });
 
+  test('is found by whatever link it is given through, where it is published and where it is staged', async () => {
+    await stage();
+    await publish('pod');
+    symlinkSync(csi.folder, at('kubelet'));
+    symlinkSync('pod', at('pod-link'));
+    for (const name of ['kubelet/pod', 'kubelet/stage', 'kubelet/pod-link', 'pod-link']) {
+      const path = { volumeId, volumePath: at(name) };
+      const { usage, volumeCondition } = await local.call(method.nodeGetVolumeStats, path);
+      expect(usage[0]).toMatchObject({ unit: 1, total: 64n * mib });
+      expect(volumeCondition).toMatchObject({ abnormal: false });
+      expect(await local.call(method.nodeExpandVolume, path)).toMatchObject({ capacityBytes: 64n * mib });
+    }
+    for (const name of ['kubelet', 'kubelet/other', 'kubelet/other/pod'])
+      await expect(local.call(method.nodeGetVolumeStats, { volumeId, volumePath: at(name) })).rejects.toMatchObject({
+        code: 5,
+      });
+  });
+
+  test('is not looked for by links where its path is as it was given', async () => {
+    await stage();
+    await publish('pod');
+    const never = async (): Promise<never> => {
+      throw new Error('it was looked for');
+    };
+    const { mounts } = csi.server.engine;
+    const other = await csi.start('local', { mounts: { ...mounts, locate: never } });
+    for (const name of ['pod', 'stage'])
+      await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at(name) });
+    await other.call(method.nodeUnstageVolume, { volumeId, stagingTargetPath: at('stage') });
+    expect((await mounts.list(aCall())).map(({ target }) => target)).toEqual([at('pod')]);
+  });
+
+  test('whose path is on a disk or server that does not answer is not told to be mounted nowhere', async () => {
+    await stage();
+    await publish('pod');
+    const { mounts } = csi.server.engine;
+    const locate = async (path: string): Promise<never> => {
+      throw new StowageError(`${path} cannot be looked at`, { code: 'unavailable', reason: 'x', action: 'Wait.' });
+    };
+    const other = await csi.start('local', { mounts: { ...mounts, locate } });
+    const stats = other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('link/pod') });
+    await expect(stats).rejects.toMatchObject({ code: 14 });
+  });
+
   test('is as large as its store has made it', async () => {
     await stage();
     await publish('pod');
@@ -474,6 +528,22 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
     expect(existsSync(at('dev'))).toBe(false);
     await local.call(method.nodeUnstageVolume, staged);
     await local.call(Controller.method.deleteVolume, { volumeId });
+  });
+
+  test('that is on record no more is taken back by way of a link, too', async () => {
+    await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+    const volumeCapability = blockDevice();
+    const volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
+    mkdirSync(at('stage'));
+    symlinkSync(csi.folder, at('kubelet'));
+    const staged = { volumeId, stagingTargetPath: at('kubelet/stage'), volumeCapability };
+    onTestFinished(async () => {
+      await local.call(method.nodeUnstageVolume, { ...staged, stagingTargetPath: at('stage') });
+    });
+    await local.call(method.nodeStageVolume, staged);
+    csi.server.engine.records.volumes.remove(volumeId as VolumeId);
+    await local.call(method.nodeUnstageVolume, staged);
+    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
   });
 
   test('is refused to a pod that wants it read-only, unless its store is: then it is so', async () => {

@@ -133,7 +133,7 @@ async function unstage(about: About, ref: string, folder: string, call: Call): P
     return;
   }
   const mounts = await about.engine.mounts.of(id, call);
-  const staged = mounts.find(({ target }) => targets.includes(target));
+  const staged = await foundAt(about, mounts, folder, isStagedAt, call);
   // One that is on its way there, too: it must not come after this has said that there is none.
   const target =
     staged?.target ?? stagedAt(folder, { access: about.engine.records.volumes.byId(id)?.access ?? 'filesystem' });
@@ -146,6 +146,19 @@ async function volumeAny(about: About, ref: string, call: Call): Promise<Volume>
   return ephemeral ?? (await volumeOf(about, ref, call));
 }
 
+/** As the path is given, or where it leads: a kubelet's folder may be a symbolic link, or lie behind one. */
+async function foundAt(
+  { engine }: About,
+  mounts: readonly LiveMount[],
+  path: string,
+  isThere: (target: string, path: string) => boolean,
+  call: Call,
+): Promise<LiveMount | undefined> {
+  const at = (place: string): LiveMount | undefined => mounts.find(({ target }) => isThere(target, place));
+  if (mounts.length === 0) return undefined;
+  return at(path) ?? at(await engine.mounts.locate(path, call));
+}
+
 async function mountedAt(
   about: About,
   ref: string,
@@ -153,9 +166,10 @@ async function mountedAt(
   call: Call,
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await volumeAny(about, ref, call);
-  const mounts = await about.engine.mounts.of(volume.id, call);
   // One that somebody unmounted is still on record: below it lies whatever else is there.
-  const mount = mounts.find((one) => one.mounted && (one.target === target || isStagedAt(one.target, target)));
+  const mounts = (await about.engine.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
+  const isThere = (at: string, path: string): boolean => at === path || isStagedAt(at, path);
+  const mount = await foundAt(about, mounts, target, isThere, call);
   if (mount !== undefined) return { volume, mount };
   throw new StowageError(`volume '${volume.store}/${volume.name}' is not mounted at ${quoted(target)}`, {
     code: 'not-found',

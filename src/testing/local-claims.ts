@@ -1,0 +1,67 @@
+import { createDeleting } from '#controllers/deleting.ts';
+import type { Controller } from '#controllers/engine/controller.ts';
+import { selectedNode } from '#controllers/names.ts';
+import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
+import { createNodeVolumes } from '#controllers/node-volumes.ts';
+import type { Provisioner } from '#controllers/provisioner.ts';
+import { createProvisioning } from '#controllers/provisioning.ts';
+import { createResizing } from '#controllers/resizing.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolume } from '#wire/kube/types.ts';
+import { type AgentNode, anAgentNode } from './agent-nodes.ts';
+import { aClaim, aClass, type Controlled, paths } from './controlled.ts';
+import type { Thing } from './fakes/kube-objects.ts';
+
+/** Claims of the store `disks`, which two nodes have. */
+export interface LocalClaims {
+  /** `node-1` and `node-2`, each with these options of its store. */
+  twoNodes(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]>;
+  /** As a controller that begins to lead, and knows nothing of those before it. */
+  lead(): { readonly local: Provisioner; readonly provisioning: Controller };
+  volumes(): Promise<readonly PersistentVolume[]>;
+  /** The names of those. */
+  wellMade(): Promise<readonly string[]>;
+  /** A volume as it is made for a claim of that name. */
+  makeFor(name: string, node: AgentNode): Promise<void>;
+}
+
+export function localClaims(it: Controlled): LocalClaims {
+  const volumes = () => it.list(persistentVolumes);
+  return {
+    volumes,
+    wellMade: async () => (await volumes()).map(({ metadata }) => metadata.name ?? '').toSorted(),
+    twoNodes: async (...options) => {
+      it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
+      return [await anAgentNode(it, 'node-1', options[0]), await anAgentNode(it, 'node-2', options[1])];
+    },
+    lead: () => {
+      it.start(() => it.parts.nodeStores);
+      const found = it.start(createNodeVolumes);
+      const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes: found });
+      const provisioners = new Map([[local.driver, local]]);
+      const provisioning = it.start(createProvisioning, { provisioners });
+      it.start(createDeleting, { provisioners });
+      it.start(createResizing, { provisioners });
+      return { local, provisioning };
+    },
+    makeFor: async (name, node) => {
+      const ownLabels = {
+        ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
+        ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
+      };
+      await node.answer({ method: 'POST', path: '/v1/volumes', body: { store: 'disks', name, ownLabels } });
+    },
+  };
+}
+
+/** It waits for a pod, unless more is said. */
+export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstConsumer' }): Thing =>
+  aClass('fast', { provisioner: 'local.stowage.dev', parameters: { store: 'disks' }, ...more });
+
+/** With the node that the scheduler chose, if it has. */
+export const aLocalClaim = (name: string, node?: string): Thing =>
+  aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
+
+/** How many volumes each has. */
+export const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>
+  await Promise.all(nodes.map(async (node) => (await node.volumes()).length));
