@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { formatSize } from '#base/size.ts';
-import type { StoreConfig } from '#core/model.ts';
+import type { StoreConfig, VolumeId, VolumeName } from '#core/model.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -316,6 +316,22 @@ describe('ListVolumes', () => {
     expect(names((await file.call(method.listVolumes, {})).entries)).toEqual(['a', 'b', 'c']);
     expect(first.entries[0]?.status?.volumeCondition).toMatchObject({ abnormal: false });
     expect((await file.call(method.controllerListVolumeHealth, {})).entries).toEqual([]);
+  });
+
+  test('gives so many at once as clients take, also to who wants all', async () => {
+    const { records } = csi.server.engine;
+    const { volumeId } = await create(local, { name: 'v0000' });
+    const one = records.volumes.byId(volumeId as VolumeId) ?? expect.fail('there is none');
+    records.transaction(() => {
+      for (let n = 1; n <= 3_000; n++) {
+        const id = `${volumeId.slice(0, -4)}${String(n).padStart(4, '0')}` as VolumeId;
+        records.volumes.put({ ...one, id, name: `v${String(n).padStart(4, '0')}` as VolumeName, requestId: id });
+      }
+    });
+    const first = await local.call(method.listVolumes, {});
+    expect([first.entries.length, names(first.entries).at(-1)]).toEqual([3_000, 'v2999']);
+    const second = await local.call(method.listVolumes, { startingToken: first.nextToken, maxEntries: 5_000 });
+    expect([names(second.entries), second.nextToken]).toEqual([['v3000'], '']);
   });
 
   test('from nowhere is Aborted, and of less than nothing invalid', async () => {

@@ -56,12 +56,19 @@ test('the node says who it is, where it is, and how much it can', async () => {
   expect((await file.call(method.nodeGetStorageHealth, {})).backendHealth).toEqual([]);
 });
 
-test('a store that does not answer is told of', async () => {
-  const ping = csi.nfs.close('ping', { deaf: true });
-  expect((await file.call(method.nodeGetStorageHealth, {})).backendHealth).toMatchObject([
-    { status: 2, reason: 'StoreSilent', message: "the server of store 'silver' does not answer" },
-  ]);
-  ping.open();
+test('stores that do not answer are told of, in one entry for what is the same of them', async () => {
+  const silent = (store: string): string => `the server of store '${store}' does not answer`;
+  const told = async () => (await file.call(method.nodeGetStorageHealth, {})).backendHealth;
+  await csi.server.engine.stores.add('tin', `nfs://server${mkdtempSync(at('tin-'))}`, aCall());
+  const pings = [csi.nfs.close('ping', { deaf: true, store: 'silver' })];
+  expect(await told()).toMatchObject([{ status: 2, reason: 'StoreSilent', message: silent('silver') }]);
+  for (const ping of pings.splice(0)) ping.open();
+  pings.push(csi.nfs.close('ping', { deaf: true }));
+  // By the specification no other has the same status and reason.
+  await expect
+    .poll(told)
+    .toMatchObject([{ status: 2, reason: 'StoreSilent', message: `${silent('silver')}; ${silent('tin')}` }]);
+  for (const ping of pings) ping.open();
 });
 
 test('a volume on record is refused without asking its store; one that is gone there is none', async () => {

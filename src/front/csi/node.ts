@@ -111,9 +111,16 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const call = callFrom(about, given);
     const stores = storesOf(about).map(({ config }) => ({ store: config.name }));
     const conditions = await Promise.all(stores.map((one) => storeConditionOf(about, one, call)));
-    const ill = conditions.filter(({ health }) => health !== 'ok');
+    const ill = Map.groupBy(
+      conditions.filter(({ health }) => health !== 'ok'),
+      ({ reason }) => reason,
+    );
     const status = Storage.STORAGE_UNREACHABLE;
-    return { backendHealth: ill.map(({ reason, message }) => ({ status, reason, message })) };
+    // One for each reason, whatever number of stores has it: the specification wants no second.
+    const backendHealth = [...ill].map(([reason, all]) => ({
+      ...{ status, reason, message: all.map(({ message }) => message).join('; ') },
+    }));
+    return { backendHealth };
   },
   nodeExpandVolume: (request, given) => expand(about, request, callFrom(about, given)),
 });

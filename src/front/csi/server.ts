@@ -11,7 +11,7 @@ import { type About, type DriverKind, driverNames } from './driver.ts';
 import { identityOf } from './identity.ts';
 import { nodeOf } from './node.ts';
 import { registrationOf } from './registration.ts';
-import { answering } from './status.ts';
+import { answering, ended } from './status.ts';
 import { createUnderway } from './underway.ts';
 
 export interface CsiOptions {
@@ -47,7 +47,7 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
   ]);
   const observed = (method: string, code: number, seconds: number): void =>
     options.observed?.({ driver: driverNames[kind], method: method.split('/').at(-1) ?? method, code, seconds });
-  const served = createGrpcServer({ methods, clock, statusOf: answering(log), observed });
+  const served = createGrpcServer({ methods, clock, statusOf: answering(log), ended, observed });
   return {
     server: served.server,
     close: async (graceMs) => {

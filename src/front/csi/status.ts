@@ -1,5 +1,6 @@
 import type { Log } from '#base/log.ts';
-import { errorCodes, stowageError } from '#core/errors.ts';
+import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { refusedWhileStopping } from '#core/perform.ts';
 import { toldToUser } from '#core/telling.ts';
 import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
 
@@ -21,6 +22,17 @@ function statusFrom(thrown: unknown): GrpcStatus {
   const { message, action } = toldToUser(error, inLog);
   return { code, message: `${message.replace(/[.\s]+$/, '')}. ${action}`.trim() };
 }
+
+/** As core knows errors: what it was doing then did not fail by a fault of its own, and is recorded as what it is. */
+export const ended = {
+  gone: (): StowageError =>
+    new StowageError('the caller has gone', {
+      code: 'canceled',
+      reason: 'caller-gone',
+      action: 'Repeat the call; repeating is safe.',
+    }),
+  stopping: refusedWhileStopping,
+};
 
 /** Nothing of the request: it may hold secrets. */
 export const answering =

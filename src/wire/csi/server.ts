@@ -39,6 +39,8 @@ export interface GrpcOptions {
   /** What is answered for what a handler threw, and noted of it. */
   readonly statusOf: (thrown: unknown, call: GrpcCall) => GrpcStatus;
   readonly limits?: Partial<typeof usualLimits>;
+  /** Why a call is ended from outside, in the words of who does its work; they are what `statusOf` is given then. */
+  readonly ended?: { gone(): Error; stopping(): Error };
   /** Of every call when it is answered: its method, the code of the answer, how long it took. */
   readonly observed?: (method: string, code: number, seconds: number) => void;
 }
@@ -55,6 +57,7 @@ const usualLimits = {
 const cutMs = 3_000;
 
 interface Shared extends GrpcOptions {
+  readonly ended: NonNullable<GrpcOptions['ended']>;
   readonly most: typeof usualLimits;
   /** Of the calls under way, to end them by. */
   readonly underway: Set<AbortController>;
@@ -63,14 +66,14 @@ interface Shared extends GrpcOptions {
 
 export function createGrpcServer(options: GrpcOptions): GrpcServer {
   const most = { ...usualLimits, ...options.limits };
-  const shared: Shared = { ...options, most, underway: new Set(), isClosing: false };
+  const shared: Shared = { ended: usualEnds, ...options, most, underway: new Set(), isClosing: false };
   const http2 = createHttp2Server({
     maxHeaderListPairs: 64,
     maxSendHeaderBlockLength: 64 * 1024,
     settings: { maxConcurrentStreams: most.calls, maxHeaderListSize: 16 * 1024, enablePush: false },
   });
   const end = (): void => {
-    for (const call of shared.underway) call.abort(stopping());
+    for (const call of shared.underway) call.abort(shared.ended.stopping());
   };
   const sessions = trackSessions(http2);
   http2.on('stream', (stream, headers) => void answer(shared, stream, headers));
@@ -108,7 +111,10 @@ function trackSessions(http2: Http2Server): ReadonlySet<ServerHttp2Session> {
   return sessions;
 }
 
-const stopping = (): GrpcError => new GrpcError('the server is stopping', { code: grpcCodes.unavailable });
+const usualEnds: Shared['ended'] = {
+  gone: () => new GrpcError('the caller has gone', { code: grpcCodes.canceled }),
+  stopping: () => new GrpcError('the server is stopping', { code: grpcCodes.unavailable }),
+};
 
 /** Never throws: whatever happens in here is answered. */
 async function answer(shared: Shared, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
@@ -122,8 +128,7 @@ async function answer(shared: Shared, stream: ServerHttp2Stream, headers: Incomi
   const underway = new AbortController();
   shared.underway.add(underway);
   stream.once('close', () => {
-    if (shared.underway.has(underway))
-      underway.abort(new GrpcError('the caller has gone', { code: grpcCodes.canceled }));
+    if (shared.underway.has(underway)) underway.abort(shared.ended.gone());
   });
   try {
     const wanted = timeoutFrom(headerText(headers['grpc-timeout']));
@@ -147,7 +152,7 @@ async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcC
   const method = shared.methods.has(call.method) ? call.method : 'unknown';
   const took = (code: number): void => shared.observed?.(method, code, (shared.clock.elapsed() - began) / 1_000);
   try {
-    if (shared.isClosing) throw stopping();
+    if (shared.isClosing) throw shared.ended.stopping();
     if (shared.underway.size > shared.most.calls)
       throw new GrpcError('too many calls are under way', { code: grpcCodes.unavailable });
     const handle = shared.methods.get(call.method);
