@@ -7,7 +7,7 @@ import { type ErrorCode, errorCodes } from './errors.ts';
  * reason to be decided upon.
  */
 export const harmlessReasons: ReadonlySet<string> = new Set(
-  `access-unsupported block-read-only body-too-large cancel-pending canceled content-type-unsupported deadline duration-invalid
+  `access-unsupported block-read-only body-too-large caller-gone cancel-pending canceled content-type-unsupported deadline duration-invalid
   enforcement-needs-unmount enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
   label-missing label-unfit-for-path labels-too-large method-not-allowed mount-not-found mount-other name-invalid
   operation-unknown page-limit path-empty path-invalid path-relative path-too-long path-unknown request-differs
