@@ -105,7 +105,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
 
   /**
    * As it is: what its store would give a new one by now, and what became of it since, are not the business of who only says once
-   * more what he has. Undefined: it is there no more.
+   * more what they have. Undefined: it is there no more.
    */
   async function completed(known: Volume, call: Call): Promise<Volume | undefined> {
     try {
@@ -199,7 +199,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       if (one === undefined) return false;
       note({ ...one, over: true });
       // Forced: what it holds is destroyed next, and to write it first would make its pod wait for a server that is silent.
-      await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true });
+      await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true, claimTarget: true });
       // It goes on after that: nobody waits for a store that is silent.
       await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
       return true;
