@@ -10,6 +10,7 @@ import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records } from './ports.ts';
 import type { Stores, StoreView } from './stores.ts';
+import { requestDiffers } from './volume-errors.ts';
 import type { Volumes } from './volumes.ts';
 
 /**
@@ -17,7 +18,7 @@ import type { Volumes } from './volumes.ts';
  * on a list before it is made and until it is destroyed, so that whatever comes between, it does not stay.
  */
 export interface Ephemerals {
-  /** The same key gives the same volume. */
+  /** The same key gives the same volume, on whichever store and as large as it is by now. Asked for otherwise than before: 'exists'. */
   publish(key: string, want: Wanted, target: string, how: Publishing, call: Call): Promise<void>;
   /** False: there is none of that key. The volume is destroyed soon after, as soon as its store answers. */
   unpublish(key: string, target: string, call: Call): Promise<boolean>;
@@ -28,7 +29,9 @@ export interface Ephemerals {
 }
 
 export interface Wanted {
+  /** Where it is made, if it is not there yet. */
   readonly store: StoreName;
+  /** Undefined: none was named. */
   readonly bytes: bigint | undefined;
   readonly enforce: boolean;
 }
@@ -39,6 +42,13 @@ interface Listed {
   readonly target: string;
   /** It is to be destroyed. */
   readonly over: boolean;
+  /** As it was asked for, whatever became of it since. Undefined: by a version that did not note it. */
+  readonly asked?: Asked | undefined;
+}
+
+interface Asked {
+  readonly bytes: string | null;
+  readonly enforce: boolean;
 }
 
 export interface EphemeralParts {
@@ -85,6 +95,25 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     if (made?.requestId !== requestId(key)) return undefined;
     records.volumes.put(made);
     return made;
+  }
+
+  async function create(key: string, store: StoreName, { bytes, enforce }: Wanted, call: Call): Promise<Volume> {
+    const ownLabels = { [ownLabel('ephemeral')]: 'true' };
+    const spec = { store, name: nameFor(key), bytes, enforce, access: undefined, labels: {}, ownLabels };
+    return await volumes.create(spec, { ...call, requestId: requestId(key) });
+  }
+
+  /**
+   * As it is: what its store would give a new one by now, and what became of it since, are not the business of who only says once
+   * more what they have. Undefined: it is there no more.
+   */
+  async function completed(known: Volume, call: Call): Promise<Volume | undefined> {
+    try {
+      return await volumes.complete(known, call);
+    } catch (thrown) {
+      if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+      return undefined;
+    }
   }
 
   async function destroy(one: Listed, scope: Scope): Promise<void> {
@@ -154,16 +183,15 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     publish: async (key, want, target, how, call) => {
       using _ = await operations.lock([keyOf(key)], call.signal);
       const before = list(key);
+      const known = before && volumeOf(before);
       const store = before?.store ?? want.store;
+      const asked = { bytes: want.bytes === undefined ? null : String(want.bytes), enforce: want.enforce };
       // What is there already is not taken from who has it.
-      if (before === undefined || volumeOf(before) === undefined) refuseInline(stores.view(store));
+      if (known === undefined) refuseInline(stores.view(store));
+      else if (!isSame(before?.asked ?? asked, asked)) throw requestDiffers(known);
       absent.delete(key);
-      note({ key, store, target, over: false });
-      const spec = {
-        ...{ store, name: nameFor(key), bytes: want.bytes, enforce: want.enforce },
-        ...{ access: undefined, labels: {}, ownLabels: { [ownLabel('ephemeral')]: 'true' } },
-      };
-      const volume = await volumes.create(spec, { ...call, requestId: requestId(key) });
+      note({ key, store, target, over: false, asked });
+      const volume = (known && (await completed(known, call))) ?? (await create(key, store, want, call));
       await mounts.publish(volume.id, target, how, call);
     },
     unpublish: async (key, target, call) => {
@@ -171,7 +199,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       if (one === undefined) return false;
       note({ ...one, over: true });
       // Forced: what it holds is destroyed next, and to write it first would make its pod wait for a server that is silent.
-      await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true });
+      await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true, claimTarget: true });
       // It goes on after that: nobody waits for a store that is silent.
       await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
       return true;
@@ -190,6 +218,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     },
   };
 }
+
+const isSame = (one: Asked, other: Asked): boolean => one.bytes === other.bytes && one.enforce === other.enforce;
 
 /** No class, quota or right stands between whoever may make a pod and the store, so sharing one is not reason enough. */
 function refuseInline({ config, shared }: StoreView): void {

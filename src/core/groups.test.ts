@@ -44,19 +44,34 @@ describe('a volume that is mounted as the group of a pod before', () => {
   let mounts: Map<string, Mount>;
   let done: string[];
   let isBusy: boolean;
+  let isUnbindable: boolean;
+  /** When it is bound. */
+  let onRecord: string[];
 
-  const at = (target: string, kind: 'kubelet' | 'pod', group?: number): void =>
+  const at = (target: string, kind: 'kubelet' | 'pod', group?: number, madeTarget = false): void =>
     void mounts.set(target, {
       ...{ volumeId: volume.id, source: nfs({ squash: 'all', group }), target, readOnly: false, since: 1 },
-      ...{ madeTarget: false, user: { kind, name: target, node: 'n' } },
+      ...{ madeTarget, user: { kind, name: target, node: 'n' } },
     } as Mount);
 
   const regrouping = () =>
     createRegrouping(
       {
-        records: { mounts: { of: () => [...mounts.values()], put: (one: Mount) => mounts.set(one.target, one) } },
+        records: {
+          mounts: {
+            of: () => [...mounts.values()],
+            put: (one: Mount) => mounts.set(one.target, one),
+            remove: (target: string) => mounts.delete(target),
+          },
+        },
         mounter: {
-          bind: async (from: string, to: string) => void done.push(`bind ${from} ${to}`),
+          makeTarget: async (target: string) => void done.push(`make ${target}`),
+          removeTarget: async (target: string) => void done.push(`remove ${target}`),
+          bind: async (from: string, to: string) => {
+            onRecord.push(...mounts.keys());
+            if (isUnbindable) throw new Error('it cannot be');
+            done.push(`bind ${from} ${to}`);
+          },
         } as unknown as Mounter,
       } as unknown as Parameters<typeof createRegrouping>[0],
       { path: (id) => `/s/${id}` },
@@ -70,7 +85,8 @@ describe('a volume that is mounted as the group of a pod before', () => {
     );
 
   beforeEach(() => {
-    [mounts, done, isBusy] = [new Map(), [], false];
+    [mounts, done, onRecord] = [new Map(), [], []];
+    [isBusy, isUnbindable] = [false, false];
   });
 
   test('is mounted anew where only the kubelet has it, and what that one has is bound again', async () => {
@@ -81,6 +97,17 @@ describe('a volume that is mounted as the group of a pod before', () => {
     await regrouping().after(again, wanted, scope);
     expect(done).toEqual(['take /stage', 'bind /s/sv1-a /stage']);
     expect(mounts.get('/stage')).toMatchObject({ source: wanted, user: { kind: 'kubelet' } });
+  });
+
+  test('is on record before it is bound again, and leaves nothing where it cannot be', async () => {
+    at('/stage', 'kubelet', 2000, true);
+    const wanted = nfs({ squash: 'all', group: 3000 });
+    const again = await regrouping().before(volume, wanted, scope);
+    isUnbindable = true;
+    await regrouping().after(again, wanted, scope);
+    expect(onRecord).toEqual(['/stage']);
+    expect(done).toEqual(['take /stage', 'make /stage', 'remove /stage']);
+    expect(mounts.size).toBe(0);
   });
 
   test.each([

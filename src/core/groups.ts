@@ -59,11 +59,14 @@ export function createRegrouping(
     },
     after: async (again, source, scope) => {
       for (const mount of again) {
+        // First: what a crash leaves of it is known, and taken away at the next start.
+        records.mounts.put({ ...mount, source });
         try {
           if (mount.madeTarget) await mounter.makeTarget(mount.target, 'filesystem', scope);
           await mounter.bind(staging.path(mount.volumeId), mount.target, { readOnly: mount.readOnly }, scope);
-          records.mounts.put({ ...mount, source });
         } catch (thrown) {
+          records.mounts.remove(mount.target);
+          if (mount.madeTarget) await mounter.removeTarget(mount.target, scope).catch(() => undefined);
           // The pod has its own; what the kubelet takes away later may be gone already.
           const why = stowageError(thrown).message;
           scope.log.warn('what a kubelet staged is not there any more', { target: mount.target, why });

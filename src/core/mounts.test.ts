@@ -159,6 +159,22 @@ describe.skipIf(needs('mount'))('mounts', () => {
     });
   });
 
+  test("a folder that Stowage made goes with the mount, also after somebody unmounted it; an administrator's own stays", async () => {
+    await create('a');
+    await mkdir(at('theirs'));
+    onTestFinished(() => rm(at('theirs'), { recursive: true }));
+    for (const name of ['m', 'theirs']) {
+      await mount('a', at(name));
+      execFileSync('umount', [at(name)]);
+      await mount('a', at(name));
+      await server.engine.mounts.unpublish(at(name), undefined, aCall());
+      // Nothing is on record of it any more.
+      await server.engine.mounts.unpublish(at(name), undefined, aCall());
+    }
+    await expect(readdir(at('m'))).rejects.toMatchObject({ code: 'ENOENT' });
+    expect(await readdir(at('theirs'))).toEqual([]);
+  });
+
   test('stopping unmounts what nobody uses and removes the folders it made', async () => {
     await create('a');
     await mount('a', at('m'));

@@ -26,6 +26,8 @@ export interface LiveMount extends Mount {
 export interface Unpublishing extends Unstaging {
   /** By who knows that no container engine wants it any more. */
   readonly unheld?: boolean;
+  /** As in Publishing: what is empty there goes also where nothing is on record of it, as after a power cut. */
+  readonly claimTarget?: boolean;
 }
 
 export interface Publishing {
@@ -33,6 +35,8 @@ export interface Publishing {
   readonly user: User | undefined;
   /** It is in a folder of ours, without a symbolic link in it: nobody has to find out where it leads before it is locked. */
   readonly ownTarget?: boolean;
+  /** The path is for this mount and nothing else: it goes with it, also where it was there before. */
+  readonly claimTarget?: boolean;
   /** No other host may write to it: it is refused where one does, and others are for as long as it is mounted here. */
   readonly sole?: boolean;
   /** Refused while another pod has it. */

@@ -1,11 +1,12 @@
 import type { Log, Scope } from '#base/log.ts';
+import { createClear } from './clear-target.ts';
 import { stowageError } from './errors.ts';
 import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
-import type { MountParts, Mounts, Publishing } from './mounts.ts';
+import type { MountParts, Mounts, Publishing, Unpublishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
@@ -151,8 +152,10 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       const again = await regrouping.before(volume, found, call);
       const isBlock = found.kind === 'loop' && found.filesystem === undefined;
       const source = isBlock ? { ...found, readOnly } : await shared(volume, found, call);
+      // What we made is ours also after somebody unmounted it.
+      const madeTarget = !existed || how.claimTarget === true || present?.madeTarget === true;
       const about = { volumeId: volume.id, source, target, readOnly, user };
-      const mount: Mount = { ...about, since: clock.now(), madeTarget: !existed };
+      const mount: Mount = { ...about, since: clock.now(), madeTarget };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
       using coming = uses.coming(volume.id, user);
       return await operations.run(intent, call, async (work) => {
@@ -189,10 +192,13 @@ function leftBehind(log: Log, mount: Mount, cause: unknown): void {
 export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
   const { records, operations, mounter } = parts;
   const locate = createLocate(parts);
+  const clear = createClear(parts);
   /** What is there, or comes to be there by whoever mounts it at the moment. */
-  async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
+  async function volumeAt(target: string, call: Call, how: Unpublishing | undefined): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
-    return records.mounts.at(target)?.volumeId;
+    const there = records.mounts.at(target)?.volumeId;
+    if (there === undefined && how?.claimTarget === true) await clear(target, call);
+    return there;
   }
 
   return async (path, wanted, call, how) => {
@@ -202,12 +208,12 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
       return there !== undefined && (wanted === undefined || there === wanted);
     };
     const target = isRecorded(given) ? given : await locate(given, call);
-    const volume = wanted ?? (await volumeAt(target, call));
+    const volume = wanted ?? (await volumeAt(target, call, how));
     if (volume === undefined) return;
     // Before looking: a mount may be on its way there, and must not appear after we said that there is none.
     using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
-    if (mount === undefined) return;
+    if (mount === undefined) return how?.claimTarget === true ? await clear(target, call) : undefined;
     if (mount.volumeId !== volume) throw otherThere(given);
     if (how?.unheld !== true && how?.force !== true && parts.holds().isHeld(volume, target)) throw held(target);
     requireMounting(mounter);

@@ -56,6 +56,8 @@ export interface NewVolume {
 
 export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
+  /** Asks its store for it once more, as it is by now: a power cut may have left a record without data. */
+  complete(volume: Volume, call: Call): Promise<Volume>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
@@ -80,6 +82,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
 
   return {
     create: createCreate(parts, steps),
+    complete: createComplete(parts),
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
       const found = await stores.use(volume.store, (store) => store.get(volume.name, scope));
@@ -157,6 +160,17 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
       return await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work));
     });
   };
+}
+
+function createComplete({ stores, catalogue, operations }: VolumeParts): Volumes['complete'] {
+  return async ({ id, store: place, name }, call) =>
+    await stores.use(place, async (store) => {
+      using _ = await operations.lock([volumeKey(id), nameKey(place, name)], call.signal);
+      // Another host may have changed it since, and a store refuses what differs from its own record.
+      const volume = await catalogue.resolve(id, call);
+      // Renamed meanwhile: made once is made.
+      return volume.store === place && volume.name === name ? await store.create(volume, call) : volume;
+    });
 }
 
 /** What a change comes to. Undefined: it is so already. */

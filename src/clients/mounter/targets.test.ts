@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { existsSync, lstatSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import fc from 'fast-check';
@@ -154,4 +155,22 @@ describe.skipIf(needs('linux')).each([
     }
     expect(['full', 'empty', 'file', 'written'].filter((name) => existsSync(at(name)))).toEqual(['full', 'written']);
   });
+
+  test.skipIf(needs('mount'))(
+    'with something mounted on it stays, and is not looked at: its server may be gone',
+    async () => {
+      mkdirSync(at('theirs'));
+      execFileSync('mount', ['-t', 'tmpfs', 'none', at('theirs')]);
+      try {
+        const never = async (): Promise<never> => expect.fail('it was looked at');
+        const blind = createTargets({ look: never, near, readTable: readMountTable, forbidden: () => [] });
+        const said: string[] = [];
+        const log = { ...ground.scope.log, info: (message: string) => void said.push(message) };
+        await blind.removeTarget(at('theirs'), { ...ground.scope, log });
+        expect([existsSync(at('theirs')), said]).toEqual([true, []]);
+      } finally {
+        execFileSync('umount', [at('theirs')]);
+      }
+    },
+  );
 });

@@ -78,7 +78,9 @@ export function createTargets({ look, near, readTable, forbidden, published }: T
     removeTarget: async (target, scope) => {
       if (isOwn(target, 'filesystem') && isDone(() => rmdirSync(target))) return;
       checkPath(target);
-      if (inLine.remove(target, await readTable())) return;
+      const table = await readTable();
+      // It stays, and to look at it is to ask whoever serves it.
+      if (table.at(target) !== undefined || inLine.remove(target, table)) return;
       try {
         await lookAt(target, scope, () => remove(target));
       } catch (cause) {

@@ -49,6 +49,9 @@ const stagedAt = (folder: string, { access }: Pick<Wish, 'access'>): string =>
 const isStagedAt = (target: string, folder: string): boolean =>
   (['block', 'filesystem'] as const).some((access) => target === stagedAt(folder, { access }));
 
+/** With the folder or file that it was mounted on, of which CSI says that the driver removes it. */
+const wholly = { force: false, claimTarget: true } as const;
+
 export const nodeOf = (about: About): Handlers<typeof Node> => ({
   nodeGetCapabilities: async () => ({
     capabilities: capabilitiesOf(about).map((type) => ({ type: { case: 'rpc', value: { type } } })),
@@ -67,7 +70,10 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     await about.underway(`${id} ${folder}`, async () => {
       const volume = await fittingVolume(about, id, wish, call);
       const user = { kind: 'kubelet' as const, name: driverNames[about.kind], node: about.engine.node };
-      const how = { readOnly: wish.readOnly, user, sole: wish.sole === 'staged', group: groupOf(about, wish) };
+      const how = {
+        ...{ readOnly: wish.readOnly, user, claimTarget: true },
+        ...{ sole: wish.sole === 'staged', group: groupOf(about, wish) },
+      };
       await about.engine.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
     });
     return {};
@@ -85,7 +91,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const call = callFrom(about, given);
     await about.underway(`${id} ${target}`, async () => {
       if (await about.engine.ephemerals.unpublish(id, target, call)) return;
-      await about.engine.mounts.unpublish(target, idIn(id), call);
+      await about.engine.mounts.unpublish(target, idIn(id), call, wholly);
     });
     return {};
   },
@@ -135,16 +141,12 @@ const idIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : und
 async function unstage(about: About, ref: string, folder: string, call: Call): Promise<void> {
   const id = idIn(ref);
   const targets = (['block', 'filesystem'] as const).map((access) => stagedAt(folder, { access }));
-  if (id === undefined) {
-    for (const target of targets) await about.engine.mounts.unpublish(target, undefined, call);
-    return;
-  }
-  const mounts = await about.engine.mounts.of(id, call);
+  const mounts = id === undefined ? [] : await about.engine.mounts.of(id, call);
   const staged = await foundAt(about, mounts, folder, isStagedAt, call);
-  // One that is on its way there, too: it must not come after this has said that there is none.
-  const target =
-    staged?.target ?? stagedAt(folder, { access: about.engine.records.volumes.byId(id)?.access ?? 'filesystem' });
-  await about.engine.mounts.unpublish(target, id, call);
+  // One that is on its way there, too: it must not come after this has said that there is none. And a kubelet removes the folder
+  // next, which fails while anything is in it.
+  for (const target of staged === undefined ? targets : [staged.target])
+    await about.engine.mounts.unpublish(target, id, call, wholly);
 }
 
 /** A volume by its id, or one that lives with its pod. */

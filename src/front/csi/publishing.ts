@@ -6,7 +6,7 @@ import { cannotHave, groupOf, otherNewFilesystem, type Wish, wishFrom } from './
 import { parametersFrom } from './creating.ts';
 import { type About, storeFor, storeNeeded } from './driver.ts';
 import { mapIn, pathIn, refuse, sizeIn, textIn } from './requests.ts';
-import { fittingVolume } from './volumes.ts';
+import { fittingVolume, otherFilesystemOf } from './volumes.ts';
 
 const ofKubernetes = 'csi.storage.k8s.io/';
 
@@ -18,7 +18,7 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
   for (const field of ['publishContext', 'secrets'] as const) mapIn(request[field], field);
   const readOnly = request.readonly || wish.readOnly;
   const how = {
-    ...{ readOnly, user: userFrom(about, context, target), alone: wish.alone },
+    ...{ readOnly, user: userFrom(about, context, target), alone: wish.alone, claimTarget: true },
     group: groupOf(about, wish),
     sole: wish.sole === 'staged' || (wish.sole === 'written' && !readOnly),
   };
@@ -74,7 +74,10 @@ function userFrom({ engine }: About, context: ReadonlyMap<string, string>, targe
   return { kind: 'pod', name: /\/pods\/([^/]+)\//.exec(target)?.[1] ?? 'unknown', node: engine.node };
 }
 
-/** It is made here, by what the pod says of it, and goes with the pod. */
+/**
+ * It is made here, by what the pod says of it, and goes with the pod. Kubelets say it again of pods that run: what is there by then
+ * stays where it is, and as it is.
+ */
 async function publishEphemeral(
   about: About,
   id: string,
@@ -86,13 +89,16 @@ async function publishEphemeral(
 ): Promise<void> {
   if (wish.access === 'block') throw refuse('a volume that lives with its pod cannot be a block device');
   const { store, enforce } = parametersFrom(context, ['size']);
-  const view = storeFor(about, store);
+  const known = about.engine.ephemerals.volume(id);
+  const view = storeFor(about, store ?? known?.store);
   if (view === undefined) throw storeNeeded(about);
   // It is this pod's alone, whatever mode is said.
   const bytes = sizeIn(context.get('size'));
   const wrong =
     cannotHave([{ ...wish, manyNodes: false }], about.kind, view) ??
-    otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize);
+    (known === undefined
+      ? otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize)
+      : await otherFilesystemOf(about, known, [wish], call));
   if (wrong !== undefined) throw refuse(wrong);
   const want = { store: view.config.name, bytes, enforce: enforce ?? false };
   await about.engine.ephemerals.publish(id, want, target, { ...how, sole: false, alone: false }, call);

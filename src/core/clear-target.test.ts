@@ -1,0 +1,59 @@
+import { beforeEach, expect, test } from 'vitest';
+import { aCall } from '#testing/server.ts';
+import { createClear } from './clear-target.ts';
+import { StowageError } from './errors.ts';
+import type { Access } from './model.ts';
+import type { Mounter } from './ports.ts';
+
+let asked: string[];
+beforeEach(() => {
+  asked = [];
+});
+
+const refusal = () => new StowageError('no', { code: 'conflict', reason: 'target-kind', action: 'None.' });
+
+/** With what is there, if anything is. */
+const clearBy = (there: Access | undefined, more: Partial<Mounter> = {}) =>
+  createClear({
+    mounter: {
+      list: async () => [],
+      inspectTarget: async (target: string, access: Access) => {
+        asked.push(`inspect ${access}`);
+        if (there !== undefined && there !== access) throw refusal();
+        return { target, existed: there !== undefined };
+      },
+      removeTarget: async (target: string) => void asked.push(`remove ${target}`),
+      ...more,
+    } as unknown as Mounter,
+  });
+
+test('an empty folder or file is taken away', async () => {
+  await clearBy('filesystem')('/t', aCall());
+  await clearBy('block')('/t', aCall());
+  expect(asked).toEqual(['inspect filesystem', 'remove /t', 'inspect filesystem', 'inspect block', 'remove /t']);
+});
+
+test('what is not there, or may not be mounted at, is left alone', async () => {
+  await clearBy(undefined)('/t', aCall());
+  const refused = async (): Promise<never> => {
+    throw refusal();
+  };
+  await clearBy('filesystem', { inspectTarget: refused })('/t', aCall());
+  // It leads elsewhere by now.
+  const elsewhere = async () => ({ target: '/other', existed: true });
+  await clearBy('filesystem', { inspectTarget: elsewhere })('/t', aCall());
+  await clearBy('filesystem', { unable: { why: 'not root', action: 'Be root.' } })('/t', aCall());
+  expect(asked.filter((one) => one.startsWith('remove'))).toEqual([]);
+});
+
+test('what is mounted there is not looked at: whoever serves it may be gone', async () => {
+  const list = async () => [{ at: '/t' }] as unknown as Awaited<ReturnType<Mounter['list']>>;
+  await clearBy('filesystem', { list })('/t', aCall());
+  expect(asked).toEqual([]);
+});
+
+test('whoever has stopped waiting is told so', async () => {
+  const signal = AbortSignal.abort(new Error('enough'));
+  await expect(clearBy('filesystem')('/t', { ...aCall(), signal })).rejects.toThrow('enough');
+  expect(asked).not.toContain('remove /t');
+});

@@ -1,0 +1,148 @@
+import { execFileSync } from 'node:child_process';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import type { Volume } from '#core/model.ts';
+import { needs } from '#testbed/needs.ts';
+import { mounted, servedCsi } from '#testing/csi.ts';
+import type { GrpcClient } from '#testing/grpc-client.ts';
+import { aCall } from '#testing/server.ts';
+import { Node } from '#wire/csi/generated/csi.ts';
+
+const csi = servedCsi();
+const { method } = Node;
+const mib = 1n << 20n;
+const volumeId = `csi-${'0'.repeat(64)}`;
+let local: GrpcClient;
+
+beforeEach(async () => {
+  local = await csi.start('local');
+});
+
+const at = (name: string): string => join(csi.folder, name);
+const known = (): Volume | undefined => csi.server.engine.ephemerals.volume(volumeId);
+
+const request = (attributes: Record<string, string>, name = 'pod') => ({
+  ...{ volumeId, targetPath: at(name), volumeCapability: mounted() },
+  volumeContext: { 'csi.storage.k8s.io/ephemeral': 'true', ...attributes },
+});
+
+/** Sets what the administrator may set for those who say no size. */
+async function setDefaultSize(defaultSize: bigint): Promise<void> {
+  const { stores } = csi.server.engine;
+  const { config } = stores.view('local');
+  await stores.configure([{ ...config, policy: { ...config.policy, defaultSize } }], 'local', aCall());
+}
+
+/** A kubelet that starts anew says again, of each pod that runs, what it said before. */
+describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is published again', () => {
+  const publish = (attributes: Record<string, string>, more: object = {}) => {
+    onTestFinished(async () => {
+      await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('pod') }).catch(() => undefined);
+    });
+    return local.call(method.nodePublishVolume, { ...request(attributes), ...more });
+  };
+  /** With what was written to it. */
+  async function stays(attributes: Record<string, string>, change: (volume: Volume) => Promise<unknown>) {
+    await publish(attributes);
+    writeFileSync(at('pod/file'), 'text');
+    const before = known();
+    if (before === undefined) throw new Error('it was not made');
+    await change(before);
+    await publish(attributes);
+    expect(known()).toMatchObject({ id: before.id, store: before.store });
+    expect(existsSync(at('pod/file'))).toBe(true);
+    await local.call(method.nodeUnpublishVolume, { volumeId, targetPath: at('pod') });
+    expect(known()).toBeUndefined();
+  }
+
+  test('after its store got a default size', async () => {
+    await stays({ store: 'local' }, () => setDefaultSize(16n * mib));
+  });
+
+  test('after there came to be more stores than the one that was meant', async () => {
+    csi.server.engine.stores.setDefault('silver');
+    await stays(
+      {},
+      async () => await csi.server.engine.stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall()),
+    );
+  });
+
+  test('after another store became the one that is meant', async () => {
+    const { stores } = csi.server.engine;
+    await stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall());
+    await stays({}, async () => stores.setDefault('two'));
+  });
+
+  test('after somebody labelled it', async () => {
+    await stays({ store: 'local' }, ({ id }) =>
+      csi.server.engine.volumes.label(id, { team: 'shop' }, undefined, aCall()),
+    );
+  });
+
+  test('after it was enlarged', async () => {
+    await stays({ store: 'local', size: '16Mi' }, ({ id }) =>
+      csi.server.engine.volumes.expand(id, 32n * mib, undefined, aCall()),
+    );
+  });
+
+  test('but not where the pod says another size than before, whether or not it has that by now', async () => {
+    const attributes = { store: 'local', size: '16Mi' };
+    await publish(attributes);
+    await csi.server.engine.volumes.expand(known()?.id ?? '', 32n * mib, undefined, aCall());
+    for (const size of ['8Mi', '32Mi', '64Mi'])
+      await expect(publish({ ...attributes, size })).rejects.toMatchObject({ code: 6 });
+    await expect(publish({ store: 'local' })).rejects.toMatchObject({ code: 6 });
+    await publish(attributes);
+  });
+
+  test('but not where the pod wants to have it enforced and did not before, nor on a store that there is none of', async () => {
+    await publish({});
+    await expect(publish({ enforce: 'true' })).rejects.toMatchObject({ code: 6 });
+    await expect(publish({ store: 'none' })).rejects.toMatchObject({ code: 3 });
+    await expect(publish({}, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], 'xfs') })).rejects.toMatchObject({
+      ...{ code: 3, message: expect.stringContaining('fsType must be left out') },
+    });
+  });
+
+  test('with data, where a power cut left none', async () => {
+    await publish({ store: 'local' });
+    execFileSync('umount', [at('pod')]);
+    await csi.server.engine.mounts.reconcile(aCall());
+    await setDefaultSize(16n * mib);
+    const data = join(csi.server.storeFolder, volumeId);
+    rmSync(data, { recursive: true });
+    await publish({ store: 'local' });
+    writeFileSync(at('pod/file'), 'text');
+    expect(existsSync(join(data, 'file'))).toBe(true);
+  });
+
+  test.skipIf(needs('loop', 'ext4'))('with the file system that it has, and with no other', async () => {
+    await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+    const attributes = { store: 'disks', size: '16Mi' };
+    for (const fsType of ['ext4', '', 'ext4'])
+      await publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], fsType) });
+    await expect(
+      publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], 'xfs') }),
+    ).rejects.toMatchObject({ code: 3, message: expect.stringContaining('ext4 is what the volume has') });
+  });
+});
+
+test.skipIf(needs('mount'))(
+  'a volume that a pod brought is found again after another host changed it on their store',
+  async () => {
+    const { stores } = csi.server.engine;
+    await stores.add('gold', `nfs://server${mkdtempSync(at('gold-'))}?inline=true`, aCall());
+    const file = await csi.start('file');
+    // There is no such folder: it is made, and not mounted.
+    const publish = () => file.call(method.nodePublishVolume, request({ store: 'gold' }, 'missing/pod'));
+    const unmounted = { message: expect.stringContaining('does not exist') };
+    await expect(publish()).rejects.toMatchObject(unmounted);
+    const volume = known();
+    if (volume === undefined) throw new Error('it was not made');
+    const labels = { ...volume.labels, team: 'shop' };
+    await stores.use('gold', (store) => store.label(volume, labels, aCall()));
+    await expect(publish()).rejects.toMatchObject(unmounted);
+    expect(known()).toMatchObject({ id: volume.id, labels });
+  },
+);
