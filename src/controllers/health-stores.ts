@@ -20,8 +20,11 @@ export interface StoreHealth {
   on(changed: (store: string) => void): void;
 }
 
-/** Those whose changes are Events on the store. */
-const watched = ['Ready', 'MountsHealthy'] as const;
+/** Those whose changes are Events on the store. Their actions differ: what is said of one is not said of the other. */
+const watched = [
+  { type: 'Ready', action: 'Monitor' },
+  { type: 'MountsHealthy', action: 'MonitorMounts' },
+] as const;
 
 export function createStoreHealth({ looks, caches, events }: StoreHealthOptions): StoreHealth {
   caches.stores.on({ changed: (object, before) => tell(events, object, before) });
@@ -51,10 +54,10 @@ export function createStoreHealth({ looks, caches, events }: StoreHealthOptions)
 }
 
 function tell(events: Events, object: StoreObject, before: StoreObject): void {
-  for (const type of watched) {
+  for (const { type, action } of watched) {
     const [now, then] = [statusOf(object, type), statusOf(before, type)];
     if (now?.status === then?.status || then === undefined) continue;
-    const about = { regarding: storeReference(object), action: 'Monitor' } as const;
+    const about = { regarding: storeReference(object), action } as const;
     if (now?.status === 'False')
       events.report({ ...about, type: 'Warning', reason: 'StoreIll', note: `${type}: ${now.message || now.reason}` });
     else if (now?.status === 'True')

@@ -335,6 +335,22 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   );
 });
 
+test('that a store is ill is told of each of its conditions, also at the same moment', async () => {
+  start();
+  createStoreHealth({ ...it.parts, looks });
+  const put = (status: string): void => {
+    const conditions = ['Ready', 'MountsHealthy'].map((type) => ({ type, status, reason: 'x', message: `${type} x` }));
+    it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: 'x' }, status: { conditions } });
+  };
+  put('True');
+  await eventually(() => it.caches.stores.get('gold')).toBeDefined();
+  put('False');
+  await eventually(async () => (await told('Store')).toSorted()).toEqual([
+    'gold Warning StoreIll: MountsHealthy: MountsHealthy x',
+    'gold Warning StoreIll: Ready: Ready x',
+  ]);
+});
+
 test('nonsense from an agent is ignored', async () => {
   putPod('web');
   start();

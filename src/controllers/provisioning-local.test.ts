@@ -1,6 +1,8 @@
 import { expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { selectedNode } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
@@ -8,6 +10,7 @@ import { createNodeVolumes } from './node-volumes.ts';
 import { createProvisioning } from './provisioning.ts';
 
 const it = controlled();
+const { twoNodes, lead, wellMade } = localClaims(it);
 
 async function claimed(accessModes: readonly string[], volumeMode = 'Filesystem'): Promise<AgentNode> {
   it.api.put(paths.stores, { metadata: { name: 'disks', uid: 'uid-of-disks' }, spec: { uri: 'local:///disks' } });
@@ -42,4 +45,35 @@ test.each<[string, readonly string[], string]>([
 test.each(['ReadWriteOnce', 'ReadWriteOncePod'])('a claim of a local store for %s gets it', async (mode) => {
   await claimed([mode]);
   await eventually(() => it.list(persistentVolumes)).toMatchObject([{ spec: { accessModes: [mode] } }]);
+});
+
+test('a claim that is deleted and made anew does not wait for the node of the first, nor is it told of it', async () => {
+  const [one, two] = await twoNodes();
+  it.api.put(paths.classes, aLocalClass());
+  it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
+  one.intercept = async (request) => {
+    const { intercept } = one;
+    const isMaking = request.method === 'POST' && request.path === '/v1/volumes';
+    if (isMaking && (await one.volumes()).length === 0) {
+      one.intercept = undefined;
+      await one.answer(request);
+      one.intercept = intercept;
+    }
+    const how = { code: 'deadline', reason: 'agent-no-answer', action: '' } as const;
+    throw new StowageError('the agent of node node-1 gave no answer within 30 s', how);
+  };
+  lead();
+  await eventually(() => it.notes('ProvisioningFailed')).toHaveLength(1);
+  it.api.remove(paths.claims, 'data');
+  const { length } = it.agents.asked.filter((asked) => asked.startsWith('node-1'));
+  await eventually(() => it.agents.asked.filter((asked) => asked.startsWith('node-1')).length).toBeGreaterThan(length);
+  const next = aLocalClaim('data', 'node-2');
+  it.api.put(paths.claims, { ...next, metadata: { ...next.metadata, uid: 'uid-of-second' } });
+  await eventually(wellMade).toEqual(['pvc-uid-of-second']);
+  await eventually(() => it.notes('ProvisioningSucceeded')).toHaveLength(1);
+  // That of the first, to the first.
+  expect(await it.notes('ProvisioningFailed')).toHaveLength(1);
+  expect(await counted(one, two)).toEqual([1, 1]);
+  one.intercept = undefined;
+  await eventually(() => counted(one, two)).toEqual([0, 1]);
 });

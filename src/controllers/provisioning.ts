@@ -8,7 +8,6 @@ import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClas
 import { keyOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import { createIsHad } from './handles.ts';
 import {
   claimReference,
   classNameOf,
@@ -23,15 +22,12 @@ import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Made, Provisioner, Wanted } from './provisioner.ts';
 import { reportFailure } from './reporting.ts';
-
-/** A claim that something was begun for, and whose PersistentVolume is not known to be written. */
-interface Begun {
-  readonly uid: string;
-  readonly provisioner: Provisioner;
-}
+import { createTakingBack } from './taking-back.ts';
 
 /** A watch that is so far behind is looked past. */
 const untoldMs = 10_000;
+/** What was made for a claim is taken back, while the cache says that it is there: one of them is old. */
+const busyMs = 1_000;
 
 /** Said by Kubernetes when it has looked for a volume that is there already, and found none. */
 const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kubernetes.io/storage-provisioner'];
@@ -42,8 +38,7 @@ const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kuber
  */
 export function createProvisioning(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
-  const isHad = createIsHad(client, caches);
-  const begun = new Map<string, Begun>();
+  const takingBack = createTakingBack(parts, (key) => controller.add(key));
   /** PersistentVolumes that are written and that the cache has not told of yet, by claim: others change a claim at that very moment. */
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
 
@@ -57,9 +52,24 @@ export function createProvisioning(parts: ControllerParts): Controller {
   }
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
+    if (takingBack.isKey(key)) return await takingBack.reconcile(key, scope);
     const claim = caches.claims.get(key);
-    const before = begun.get(key);
-    if (before !== undefined && !isStill(claim, before)) await abandon(key, before, scope);
+    try {
+      return await provide(key, claim, scope);
+    } catch (error) {
+      if (claim !== undefined && !scope.signal.aborted) tellFailed(claim, error);
+      throw error;
+    }
+  }
+
+  /** Not one of the same name that took its place meanwhile: it is not to blame. */
+  function tellFailed(claim: PersistentVolumeClaim, error: unknown): void {
+    if (caches.claims.get(keyOf(claim))?.metadata.uid !== claim.metadata.uid) return;
+    const about = { reason: 'ProvisioningFailed', action: 'Provision' };
+    reportFailure(events, claimReference(claim), about, error);
+  }
+
+  async function provide(key: string, claim: PersistentVolumeClaim | undefined, scope: Scope): Promise<Done | Again> {
     const ours = waiting(claim);
     if (claim === undefined || ours === undefined) {
       written.delete(key);
@@ -78,11 +88,12 @@ export function createProvisioning(parts: ControllerParts): Controller {
     }
     const want = wantedBy(claim, kind);
     if (mayBeGivenAnother(claim)) return done;
-    begun.set(key, { uid, provisioner });
+    using making = takingBack.begin(claim, provisioner);
+    if (making === undefined) return again(busyMs);
     const made = await create(claim, want, provisioner, scope);
     if ('kind' in made) return made;
     await write(volumeFor(claim, kind, made, provisioner.driver, want.bytes), scope);
-    begun.delete(key);
+    making.written();
     written.set(key, { uid, at: clock.elapsed() });
     const note = `Volume '${made.volume.store}/${made.volume.name}' was made`;
     const regarding = claimReference(claim);
@@ -132,33 +143,21 @@ export function createProvisioning(parts: ControllerParts): Controller {
     }
   }
 
-  /** The claim is gone, or has another volume. What the cache says of that is not enough to destroy something for. */
-  async function abandon(key: string, { uid, provisioner }: Begun, scope: Scope): Promise<void> {
-    const [namespace = '', name = ''] = key.split('/');
-    const claim = await found(client.get(claims, { namespace, name }, scope.signal));
-    if (isStill(claim, { uid })) return;
-    const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
-    if (volume === undefined) {
-      scope.log.info('nobody claims it any more: what was made is taken away, unless somebody has it', { uid });
-      await provisioner.takeBack(uid, isHad, scope);
-    }
-    begun.delete(key);
-  }
-
-  const controller = createController({
+  const controller: Controller = createController({
     ...{ name: 'provisioning', clock, reconcile, workers: 96, perGroup: 48 },
-    groupOf: (key) => waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? '',
-    failed: (key, error) => {
-      const claim = caches.claims.get(key);
-      const about = { reason: 'ProvisioningFailed', action: 'Provision' };
-      if (claim !== undefined) reportFailure(events, claimReference(claim), about, error);
-    },
+    groupOf: (key) =>
+      takingBack.isKey(key) ? '#' : (waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
   });
   /** Each claim changes some four times while it gets its volume, and its volume as often: most of that is nothing to look at. */
   const ifOpen = (key: string): readonly string[] =>
-    begun.has(key) || written.has(key) || waiting(caches.claims.get(key)) !== undefined ? [key] : [];
+    written.has(key) || waiting(caches.claims.get(key)) !== undefined ? [key] : [];
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
-  controller.follow(caches.claims, (claim) => ifOpen(keyOf(claim)));
+  controller.follow(caches.claims, (claim) => {
+    const key = keyOf(claim);
+    const back = takingBack.keysOf(claim);
+    // The next one of that name does not pay for how often this one failed.
+    return back.length > 0 ? [key, ...back] : ifOpen(key);
+  });
   for (const [driver, { follow }] of provisioners)
     follow?.(() => {
       for (const { metadata, provisioner } of caches.classes.all())
@@ -177,10 +176,6 @@ export function createProvisioning(parts: ControllerParts): Controller {
   );
   return controller;
 }
-
-/** It is the same claim, and has no volume yet. */
-const isStill = (claim: PersistentVolumeClaim | undefined, { uid }: Pick<Begun, 'uid'>): boolean =>
-  claim?.metadata.uid === uid && (claim.spec.volumeName ?? '') === '';
 
 /** Not before the scheduler knows where the first pod goes, where the class wants it so. */
 const isTime = ({ metadata }: PersistentVolumeClaim, { volumeBindingMode }: StorageClass): boolean =>

@@ -5,7 +5,7 @@ import type { Condition, PersistentVolume, PersistentVolumeClaim } from '#wire/k
 import { keyOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
-import { claimReference, volumeReference } from './names.ts';
+import { claimReference } from './names.ts';
 import type { ControllerParts } from './parts.ts';
 import { reportFailure } from './reporting.ts';
 
@@ -33,7 +33,7 @@ export function createResizing(parts: ControllerParts): Controller {
     await tell(claim, grown.bytes, grown.onNodes, scope);
     const note = `Volume was enlarged to ${quantityOf(grown.bytes)}`;
     const about = { type: 'Normal', reason: 'VolumeResizeSuccessful', action: 'Resize', note } as const;
-    events.report({ ...about, regarding: claimReference(claim), related: volumeReference(volume) });
+    events.report({ ...about, regarding: claimReference(claim) });
     return done;
   }
 

@@ -152,6 +152,128 @@ describe('the same again', () => {
   });
 });
 
+describe('what is said last', () => {
+  const ill = report({ reason: 'Abnormal', action: 'Monitor', note: 'ill' });
+  const well = report({ type: 'Normal', reason: 'Normal', action: 'Monitor', note: 'well again' });
+  const timeOf = ({ eventTime, series }: KubeEvent): string => series?.lastObservedTime ?? eventTime;
+  /** As people see it who sort by time. */
+  const newest = async (): Promise<string | undefined> =>
+    (await written()).toSorted((a, b) => (timeOf(a) < timeOf(b) ? -1 : 1)).at(-1)?.note;
+
+  async function say(events: Events, what: Report): Promise<void> {
+    events.report(what);
+    await expect.poll(() => events.waiting).toBe(0);
+  }
+  /** Whatever is due is written when it is. */
+  const sayOther = (events: Events): Promise<void> => say(events, report({ reason: 'Other', action: 'Other' }));
+
+  test('is written when its opposite was meanwhile, though it was written minutes ago', async () => {
+    const events = start();
+    await say(events, ill);
+    clock.advance(60_000);
+    await say(events, well);
+    clock.advance(60_000);
+    await say(events, ill);
+    expect(writes()).toBe(3);
+    expect(await newest()).toBe('ill');
+  });
+
+  test('is written when its time has come, without being said again', async () => {
+    const events = start();
+    await say(events, report({ note: 'add the label' }));
+    clock.advance(30_000);
+    await say(events, report({ note: 'no room' }));
+    clock.advance(269_999);
+    await sayOther(events);
+    expect(writes()).toBe(2);
+    clock.advance(1);
+    await expect.poll(writes).toBe(3);
+    const all = (await written()).filter(({ reason }) => reason !== 'Other');
+    expect(all.map(({ note, eventTime }) => [note, eventTime])).toEqual([
+      ['add the label', '2026-01-01T00:00:00.000000Z'],
+      // When it was so, not when there was time to write it.
+      ['no room', '2026-01-01T00:00:30.000000Z'],
+    ]);
+  });
+
+  test('in the same words is counted when its time has come', async () => {
+    const events = start();
+    await say(events, report());
+    clock.advance(1_000);
+    await say(events, report());
+    clock.advance(299_000);
+    await expect.poll(writes).toBe(2);
+    expect((await written()).map(({ series }) => series)).toEqual([
+      { count: 2, lastObservedTime: '2026-01-01T00:00:01.000000Z' },
+    ]);
+    clock.advance(600_000);
+    await sayOther(events);
+    expect(writes()).toBe(3);
+  });
+
+  test('of what changes each second is written twice a minute, and is right in the end', async () => {
+    const events = start();
+    for (let second = 0; second < 121; second++) {
+      await say(events, second % 2 === 0 ? ill : well);
+      clock.advance(1_000);
+    }
+    expect(writes()).toBeLessThanOrEqual(10);
+    clock.advance(30_000);
+    await expect.poll(newest).toBe('ill');
+    await expect.poll(() => events.waiting).toBe(0);
+    const before = writes();
+    clock.advance(600_000);
+    await sayOther(events);
+    expect(writes()).toBe(before + 1);
+  });
+
+  test('stays the last: what was held back before it is not written any more', async () => {
+    const events = start();
+    await say(events, ill);
+    await say(events, { ...ill, note: 'still ill' });
+    await say(events, well);
+    expect(writes()).toBe(2);
+    clock.advance(300_000);
+    await sayOther(events);
+    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'well again', 'no room']);
+  });
+
+  test('stays the last, where it came first because something is wrong', async () => {
+    const events = createEvents({ client, clock, controller: 'c', instance: 'i' });
+    for (const what of [well, ill]) events.report(what);
+    const other = { ...claim, uid: 'u2' };
+    events.report({ ...well, regarding: other, note: 'another' });
+    over = events.run({ signal: end.signal, log: silentLog() });
+    await expect.poll(() => events.waiting).toBe(0);
+    expect((await written()).map(({ note }) => note)).toEqual(['ill', 'another']);
+  });
+
+  test('is held back for as many as are remembered, and no more', async () => {
+    const events = start({ maxWaiting: 1 });
+    await say(events, report());
+    await say(events, report({ note: 'no server' }));
+    const before = events.dropped;
+    for (let i = 0; i < 4_096; i++) events.report(report({ regarding: { ...claim, uid: `other-${i}` } }));
+    // All but the last that waits, and the one that was held back.
+    expect(events.dropped - before).toBe(4_095 + 1);
+    await expect.poll(() => events.waiting).toBe(0);
+    clock.advance(300_000);
+    await sayOther(events);
+    expect((await written()).map(({ note }) => note)).not.toContain('no server');
+  });
+
+  test('is not lost when many are due at once', async () => {
+    const events = start({ maxWaiting: 1 });
+    const uids = ['u1', 'u2', 'u3'];
+    const about = (uid: string, note: string): Report => report({ regarding: { ...claim, uid }, note });
+    for (const uid of uids) await say(events, about(uid, 'no room'));
+    for (const uid of uids) await say(events, about(uid, 'no server'));
+    clock.advance(300_000);
+    await expect.poll(writes).toBe(6);
+    expect(events.dropped).toBe(0);
+  });
+});
+
 describe('what waits', () => {
   test('is bounded: the oldest is thrown away', async () => {
     const events = createEvents({ client, clock, controller: 'c', instance: 'i', maxWaiting: 3 });

@@ -1,14 +1,12 @@
-import { randomUUID } from 'node:crypto';
 import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { KubeError, mayPass, reasonOf } from '#wire/kube/errors.ts';
-import { events } from '#wire/kube/resources.ts';
+import { KubeError, mayPass } from '#wire/kube/errors.ts';
 import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
-import { microTime } from './micro-time.ts';
+import { createEventWriter } from './event-writer.ts';
 
-/** What is said on an object. */
+/** What is said on an object. Of what has the same `regarding`, `related` and `action`, only the last is true. */
 export interface Report {
   readonly regarding: ObjectReference;
   readonly related?: ObjectReference;
@@ -24,7 +22,7 @@ export interface Report {
 /**
  * Events for people who look at objects. They are written when there is time, and may be lost: nobody's work depends on them.
  * The same reason on the same object is written once in a while, with how often it was meant. What went wrong comes before what
- * went well.
+ * went well. What is written last is what was reported last: nothing is written once it is not true any more and that was said.
  */
 export interface Events {
   report(report: Report): void;
@@ -49,12 +47,13 @@ export interface EventsOptions {
 
 /** What the API server takes. */
 const maxNote = 1_024;
-const maxInstance = 128;
-const maxName = 253;
 /** For the same reason on the same object. */
 const quietMs = 300_000;
+/** The same, where another was reported since: it is news. What changes all the time is still not told all the time. */
+const newsMs = 30_000;
 /** The API server itself forgets an Event after an hour. */
 const rememberedMs = 3_600_000;
+/** Of matters: of each there are only a few reasons. */
 const maxRemembered = 4_096;
 const attempts = 8;
 /**
@@ -64,9 +63,22 @@ const attempts = 8;
 const burst = 10;
 const paceMs = 100;
 
+/** What only one reason is true of at a time. */
+interface Matter {
+  readonly topics: Map<string, Topic>;
+  /** What was reported last. */
+  newest: Topic | undefined;
+  /** The turn of the newest that is written. */
+  written: number;
+}
+
 /** One reason on one object. */
 interface Topic {
+  readonly matter: Matter;
   report: Report;
+  /** When it was last meant: among all reports, and by the clock on the wall. */
+  turn: number;
+  meantAt: number;
   /** How often it was meant. */
   count: number;
   /** As it was last written; undefined: it is not yet. */
@@ -75,95 +87,106 @@ interface Topic {
 }
 
 export function createEvents(options: EventsOptions): Events {
-  const { client, clock, controller, random = Math.random, maxWaiting = 1_000 } = options;
-  const instance = options.instance.slice(0, maxInstance);
+  const { clock, random = Math.random, maxWaiting = 1_000 } = options;
+  const writer = createEventWriter(options);
   /** The one that was meant longest ago is the first. */
-  const topics = new Map<string, Topic>();
+  const matters = new Map<string, Matter>();
   const urgent: Topic[] = [];
   const waiting: Topic[] = [];
+  /** Those that it is too early for, and when it is time. */
+  const held = new Map<Topic, number>();
+  let turns = 0;
   let dropped = 0;
   let underWay = 0;
   let wake: (() => void) | undefined;
 
-  function remember(key: string, report: Report): Topic {
-    const known = topics.get(key);
-    topics.delete(key);
-    const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
-    const topic: Topic =
-      known === undefined || isStale ? { report, count: 0, written: undefined, isWaiting: false } : known;
-    topic.report = report;
-    topic.count++;
-    topics.set(key, topic);
-    for (const [oldest] of topics) {
-      if (topics.size <= maxRemembered) break;
-      topics.delete(oldest);
+  function matterOf(report: Report): Matter {
+    const key = keyOf(report);
+    const matter = matters.get(key) ?? { topics: new Map(), newest: undefined, written: 0 };
+    matters.delete(key);
+    matters.set(key, matter);
+    for (const [oldest, { topics }] of matters) {
+      if (matters.size <= maxRemembered) break;
+      matters.delete(oldest);
+      for (const topic of topics.values()) if (held.delete(topic)) dropped++;
     }
+    return matter;
+  }
+
+  function remember(report: Report): Topic {
+    const matter = matterOf(report);
+    const key = `${report.type} ${report.reason}`;
+    const known = matter.topics.get(key);
+    const isStale = known?.written !== undefined && clock.elapsed() - known.written.at >= rememberedMs;
+    const now = { report, turn: ++turns, meantAt: clock.now() };
+    if (known !== undefined && !isStale) return Object.assign(known, now, { count: known.count + 1 });
+    if (known !== undefined) held.delete(known);
+    const topic: Topic = { ...now, matter, count: 1, written: undefined, isWaiting: false };
+    matter.topics.set(key, topic);
     return topic;
   }
 
   function report(given: Report): void {
-    const topic = remember(keyOf(given), { ...given, note: shortened(given.note) });
-    const isQuiet = topic.written !== undefined && clock.elapsed() - topic.written.at < quietMs;
-    if (topic.isWaiting || isQuiet) return;
-    if (urgent.length + waiting.length >= maxWaiting) {
+    const topic = remember({ ...given, note: shortened(given.note) });
+    const isNews = topic.matter.newest !== topic;
+    topic.matter.newest = topic;
+    if (topic.isWaiting) return;
+    const now = clock.elapsed();
+    const at = topic.written === undefined ? now : topic.written.at + (isNews ? newsMs : quietMs);
+    // What was news is not put off by being said again.
+    const dueAt = Math.min(at, held.get(topic) ?? at);
+    if (dueAt <= now) enqueue(topic);
+    else held.set(topic, dueAt);
+    wake?.();
+  }
+
+  const isFull = (): boolean => urgent.length + waiting.length >= maxWaiting;
+
+  function enqueue(topic: Topic): void {
+    held.delete(topic);
+    if (isFull()) {
       const lost = waiting.shift() ?? urgent.shift();
       if (lost !== undefined) lost.isWaiting = false;
       dropped++;
     }
     topic.isWaiting = true;
-    (given.type === 'Warning' ? urgent : waiting).push(topic);
-    wake?.();
+    (topic.report.type === 'Warning' ? urgent : waiting).push(topic);
   }
 
-  async function create({ report: { regarding, related, type, reason, action, note } }: Topic, signal: AbortSignal) {
-    const now = microTime(clock.now());
-    // What has no namespace has its Events in this one.
-    const namespace = regarding.namespace ?? 'default';
-    const ending = `.${randomUUID().replaceAll('-', '').slice(0, 16)}`;
-    const name = `${(regarding.name ?? '').slice(0, maxName - ending.length)}${ending}`;
-    const event: KubeEvent = {
-      ...{ metadata: { name, namespace }, eventTime: now, type, reason, action, note, regarding },
-      ...(related === undefined ? {} : { related }),
-      ...{ reportingController: controller, reportingInstance: instance },
-    };
-    await client.create(events, event, signal);
-    return name;
+  /** Those whose time has come, as far as there is room. Gives how long it is until the next one. */
+  function release(): number {
+    const now = clock.elapsed();
+    let nextAt = Number.POSITIVE_INFINITY;
+    for (const [topic, dueAt] of held) {
+      // Whatever is taken from the queue makes it look again.
+      if (isFull()) return Number.POSITIVE_INFINITY;
+      if (dueAt <= now) enqueue(topic);
+      else nextAt = Math.min(nextAt, dueAt);
+    }
+    return nextAt - now;
   }
 
   async function write(topic: Topic, signal: AbortSignal): Promise<void> {
-    const { written, report: current, count } = topic;
+    const { matter, written, report: current, turn, count } = topic;
     const { note } = current;
     const at = clock.elapsed();
+    const meant = { report: current, count, at: topic.meantAt };
     // A note can not be changed: another one is another Event.
-    if (written?.note === note && (await isCounted(topic, written.name, signal))) {
+    if (written?.note === note && (await writer.isCounted(written.name, meant, signal)))
       topic.written = { ...written, at };
-      return;
+    else {
+      const name = await writer.create(meant, signal);
+      topic.written = { name, note, at };
+      topic.count -= count - 1;
     }
-    const name = await create(topic, signal);
-    topic.written = { name, note, at };
-    topic.count -= count - 1;
-  }
-
-  /** On the Event that is there already, unless the API server has forgotten it. */
-  async function isCounted(
-    { report: { regarding }, count }: Topic,
-    name: string,
-    signal: AbortSignal,
-  ): Promise<boolean> {
-    const at = { namespace: regarding.namespace ?? 'default', name };
-    const body = { series: { count, lastObservedTime: microTime(clock.now()) } };
-    try {
-      await client.patch(events, at, { kind: 'merge', body }, signal);
-      return true;
-    } catch (thrown) {
-      if (reasonOf(thrown) === 'NotFound') return false;
-      throw thrown;
-    }
+    matter.written = turn;
   }
 
   /** What is refused is refused for good; what may pass is tried a few times, so that an API server that restarts loses none. */
   async function deliver(topic: Topic, { signal, log }: Scope): Promise<void> {
     topic.isWaiting = false;
+    // Something newer came first, since it is urgent; or this was written as it is now while it was said again.
+    if (topic.turn <= topic.matter.written) return;
     for (let failures = 1; ; failures++) {
       try {
         return await write(topic, signal);
@@ -193,7 +216,8 @@ export function createEvents(options: EventsOptions): Events {
       scope.signal.addEventListener('abort', rouse, { once: true });
       const pace = createPace(clock);
       while (!scope.signal.aborted) {
-        const waitMs = urgent.length > 0 ? 0 : waiting.length > 0 ? pace.waitMs() : Number.POSITIVE_INFINITY;
+        const heldMs = release();
+        const waitMs = urgent.length > 0 ? 0 : Math.min(heldMs, waiting.length > 0 ? pace.waitMs() : heldMs);
         if (waitMs > 0) {
           const { promise, resolve } = Promise.withResolvers<void>();
           wake = resolve;
@@ -235,9 +259,9 @@ function createPace(clock: Clock): { waitMs(): number; taken<T>(what: T): T } {
 }
 
 /** Not by what is said: an error whose text has a number in it would be another one each time. */
-function keyOf({ regarding, related, type, reason, action }: Report): string {
+function keyOf({ regarding, related, action }: Report): string {
   const of = ({ apiVersion, kind, namespace, name, uid }: ObjectReference) => [apiVersion, kind, namespace, name, uid];
-  return JSON.stringify([...of(regarding), ...(related === undefined ? [] : of(related)), type, reason, action]);
+  return JSON.stringify([...of(regarding), ...(related === undefined ? [] : of(related)), action]);
 }
 
 /** By bytes, as the API server counts; never in the middle of a character. */

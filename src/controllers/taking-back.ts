@@ -1,0 +1,106 @@
+import type { Scope } from '#base/log.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { keyOf } from './engine/cache.ts';
+import { type Done, done } from './engine/outcome.ts';
+import { createIsHad } from './handles.ts';
+import { volumeNameFor } from './names.ts';
+import { type ControllerParts, found } from './parts.ts';
+import type { Provisioner } from './provisioner.ts';
+
+/** A volume that is being made; disposed of when that is over, however it went. */
+export interface Making extends Disposable {
+  /** Its PersistentVolume is there: what becomes of it is for others to see. */
+  written(): void;
+}
+
+/**
+ * What was begun for claims that are gone by now, or have another volume. It is known by their UIDs, and is work of its own, with keys of
+ * its own: whoever has deleted a claim and made it anew does not wait for what was of the first, and is not told of it. What
+ * another leader began is found by those who look for volumes that nobody claims.
+ */
+export interface TakingBack {
+  /** From now on something may be there. Undefined: what was there is being taken back at this moment. */
+  begin(claim: PersistentVolumeClaim, provisioner: Provisioner): Making | undefined;
+  /** What there is to take back when this changes. */
+  keysOf(claim: PersistentVolumeClaim): readonly string[];
+  isKey(key: string): boolean;
+  reconcile(key: string, scope: Scope): Promise<Done>;
+}
+
+/** Of a claim whose PersistentVolume is not known to be written. */
+interface Begun {
+  readonly provisioner: Provisioner;
+  /** It is made or taken back: never both at a time. */
+  isBusy: boolean;
+}
+
+/** No name of Kubernetes has it. */
+const mark = '#';
+
+/** `add` is called with keys to look at: its own, and those of claims that may have waited for a name. */
+export function createTakingBack(
+  { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
+  add: (key: string) => void,
+): TakingBack {
+  const isHad = createIsHad(client, caches);
+  /** By the UID of the claim. */
+  const begun = new Map<string, Begun>();
+
+  function keysOf({ metadata }: PersistentVolumeClaim): readonly string[] {
+    const { uid = '' } = metadata;
+    const key = keyOf({ metadata });
+    return begun.has(uid) && !isStill(caches.claims.get(key), uid) ? [`${key}${mark}${uid}`] : [];
+  }
+
+  /** What the cache says of a claim is not enough to destroy something for. Gives whether it is over. */
+  async function takeBack(key: string, uid: string, { provisioner }: Begun, scope: Scope): Promise<boolean> {
+    const [namespace = '', name = ''] = key.split('/');
+    const claim = await found(client.get(claims, { namespace, name }, scope.signal));
+    if (isStill(claim, uid)) return false;
+    const volume = await found(client.get(persistentVolumes, { name: volumeNameFor(uid) }, scope.signal));
+    if (volume === undefined) {
+      scope.log.info('nobody claims it any more: what was made is taken away, unless somebody has it', { uid });
+      await provisioner.takeBack(uid, isHad, scope);
+    }
+    return true;
+  }
+
+  return {
+    begin: (claim, provisioner) => {
+      const { uid = '' } = claim.metadata;
+      if (begun.get(uid)?.isBusy === true) return undefined;
+      const mine: Begun = { provisioner, isBusy: true };
+      begun.set(uid, mine);
+      return {
+        written: () => void begun.delete(uid),
+        [Symbol.dispose]: () => {
+          mine.isBusy = false;
+          // It went while it was made, and then nobody could take it back.
+          for (const key of keysOf(claim)) add(key);
+        },
+      };
+    },
+    keysOf,
+    isKey: (key) => key.includes(mark),
+    reconcile: async (own, scope) => {
+      const [key = '', uid = ''] = own.split(mark);
+      const mine = begun.get(uid);
+      if (mine === undefined || mine.isBusy || isStill(caches.claims.get(key), uid)) return done;
+      mine.isBusy = true;
+      try {
+        if (!(await takeBack(key, uid, mine, scope))) return done;
+      } finally {
+        mine.isBusy = false;
+      }
+      begun.delete(uid);
+      // One that was made anew may have been refused for the name of this volume.
+      add(key);
+      return done;
+    },
+  };
+}
+
+/** It is the same claim, and has no volume yet. */
+const isStill = (claim: PersistentVolumeClaim | undefined, uid: string): boolean =>
+  claim?.metadata.uid === uid && (claim.spec.volumeName ?? '') === '';
