@@ -5,7 +5,7 @@ import { nodeTopologyKey } from '#core/node-topology.ts';
 import { topologyOf } from '#front/csi/driver.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
-import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
+import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
 import { aCall } from '#testing/server.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
@@ -20,6 +20,8 @@ const gib = 1024n ** 3n;
 
 const lost = (): StowageError =>
   new StowageError('the agent is lost', { code: 'unavailable', reason: 'agent-lost', action: 'Wait.' });
+
+const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && path === '/v1/volumes';
 
 const nodeOf = ({ spec }: PersistentVolume): unknown =>
   spec.nodeAffinity?.required?.nodeSelectorTerms[0]?.matchExpressions?.[0];
@@ -44,18 +46,29 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(one, two)).toEqual([0, 1]);
   });
 
-  test('is told which store it is on, also where the controller has not looked at that since it was opened', async () => {
+  test.each([
+    ['', 0],
+    [', by an agent that says so only when it is asked', 1],
+  ])('is told which store it is on, whatever it was when it was last looked at%s', async (_, asked) => {
     const [, two] = await twoNodes();
-    // As when it was asked before the store was opened.
-    two.intercept = ({ method, path }) => (method === 'GET' && path === '/v1/stores' ? { items: [] } : undefined);
     it.api.put(paths.classes, aLocalClass());
     lead();
-    await eventually(() => it.parts.nodeStores.of('node-2')?.stores.size).toBe(0);
+    const before = (): string | undefined => it.parts.nodeStores.of('node-2')?.stores.get('disks')?.identity;
+    await eventually(before).not.toBe(undefined);
+    await moveStore(two, 'elsewhere');
+    if (asked > 0)
+      two.intercept = async (request) => {
+        if (!makes(request)) return undefined;
+        two.intercept = undefined;
+        const { storeIdentity: _said, ...answer } = (await two.answer(request)) as Record<string, unknown>;
+        return answer;
+      };
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
-    expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(
-      two.server.engine.stores.view('disks').store?.identity,
-    );
+    const now = two.server.engine.stores.view('disks').store?.identity;
+    expect(before()).not.toBe(now);
+    expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(now);
+    expect(it.agents.asked.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);
   });
 
   test('gets the same volume from the next controller, whatever the claim says by then', async () => {
@@ -198,7 +211,6 @@ describe('a claim that does not wait for a pod', () => {
     expect(await it.notes('ProvisioningFailed')).toEqual([]);
   });
 
-  const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && path === '/v1/volumes';
   const broken = (): StowageError =>
     new StowageError('the disk is broken', { code: 'unavailable', reason: 'store-io-error', action: '' });
 

@@ -103,10 +103,6 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
     storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
 
-  /** An agent may have opened it after it was last looked at. */
-  const identityOn = async (node: string, store: string, scope: Scope): Promise<string | undefined> =>
-    stores.of(node)?.stores.get(store)?.identity ?? (await storeOn(node, store, scope)).identity;
-
   async function createOn(node: string, store: string, want: Wanted, scope: Scope): Promise<Made> {
     const { uid } = want.claim;
     const topology = await topologyOf(node, scope);
@@ -116,7 +112,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const isThere = agents.nodes().includes(node);
     // Before it is made: many are asked for at the same time, and would all go to the same node.
     stores.took(node, store, want.bytes);
-    const volume = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
+    const made = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
       // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
@@ -126,7 +122,10 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       if (isForAnother(thrown)) stores.add(node);
       throw thrown;
     });
-    return { volume, where: onNode(topology), identity: await identityOn(node, volume.store, scope) };
+    const { volume } = made;
+    // Not as it was last looked at: the store may mean another place since.
+    const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
+    return { volume, where: onNode(topology), identity };
   }
 
   async function create(want: Wanted, scope: Scope): Promise<Made | Again> {

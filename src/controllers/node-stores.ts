@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
@@ -8,6 +9,7 @@ import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import type { StoreObject } from './store-object.ts';
 
 /** What a node's agent last said of the stores that are its own. */
 export interface NodeView {
@@ -34,13 +36,15 @@ const wellMs = 30_000;
 const illMs = 10_000;
 const askMs = 10_000;
 const checksAtOnce = 4;
-/** For an agent to have a store that is new; the next time twice as long. */
+/** For an agent to have a store that is new, or changed; the next time twice as long. */
 const firstMs = 250;
 
 export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Caches, 'stores'>): NodeStores {
   const views = new Map<string, NodeView>();
   const taken = new Map<string, Map<string, bigint>>();
   const waited = new Map<string, number>();
+  /** Their agents may still have a store as it was said before. */
+  const behind = new Set<string>();
   const listeners = new Set<(node: string) => void>();
   const tell = (node: string): void => {
     for (const listener of listeners) listener(node);
@@ -49,6 +53,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
     if (!agents.nodes().includes(node)) {
       waited.delete(node);
+      behind.delete(node);
       taken.delete(node);
       if (views.delete(node)) tell(node);
       return done;
@@ -60,15 +65,18 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
   }
 
-  /** Agents learn of stores when we do. Undefined: it knows them all, or does not want to. */
+  /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
   function soonFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
     const isMissing = [...caches.stores.all()].some(
       ({ metadata, spec }) => schemeOf(spec.uri) === 'local' && !stores.has(metadata.name ?? ''),
     );
-    const ms = isMissing ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
-    if (isMissing) waited.set(node, ms);
+    const isSoon = isMissing || behind.has(node);
+    const ms = isSoon ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
+    if (isSoon) waited.set(node, ms);
     else waited.delete(node);
-    return ms >= wellMs ? undefined : ms;
+    if (ms < wellMs) return ms;
+    behind.delete(node);
+    return undefined;
   }
 
   async function ask(node: string, scope: Scope): Promise<readonly NodeStore[]> {
@@ -109,7 +117,24 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   addAll();
   // Known before any of them is asked: only those that are declared count.
   controller.follow(caches.stores, () => []);
-  caches.stores.on({ added: addAll, deleted: addAll });
+  /** What was seen of it is of another place, or of the same with other limits. */
+  const forget = ({ metadata: { name = '' } }: StoreObject): void => {
+    for (const { node, stores } of [...views.values()]) {
+      const others = new Map([...stores].filter(([one]) => one !== name));
+      if (others.size === stores.size) continue;
+      views.set(node, { node, stores: others });
+      tell(node);
+    }
+    for (const node of agents.nodes()) behind.add(node);
+    addAll();
+  };
+  caches.stores.on({
+    added: addAll,
+    deleted: forget,
+    changed: (now, before) => {
+      if (!isSamePlace(now, before)) forget(before);
+    },
+  });
   return {
     ...controller,
     of: (node) => views.get(node),
@@ -121,4 +146,10 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     taken: (node, store) => taken.get(node)?.get(store) ?? 0n,
     on: (changed) => void listeners.add(changed),
   };
+}
+
+/** Their statuses change all the time. */
+function isSamePlace(one: StoreObject, other: StoreObject): boolean {
+  const said = ({ metadata: { uid }, spec: { uri, options = {} } }: StoreObject): object => ({ uid, uri, options });
+  return isDeepStrictEqual(said(one), said(other));
 }

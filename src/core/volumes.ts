@@ -54,8 +54,17 @@ export interface NewVolume {
   readonly ownLabels?: Labels | undefined;
 }
 
+/** Said together: a moment later a store of that name may be another one. */
+export interface Created {
+  readonly volume: Volume;
+  /** What the store that has it calls itself. */
+  readonly storeIdentity: string | undefined;
+}
+
 export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
+  /** The same, for who has to know which place it is on. */
+  createKnown(want: NewVolume, call: Call): Promise<Created>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
@@ -77,9 +86,11 @@ export function createVolumes(parts: VolumeParts): Volumes {
   const { records, stores, catalogue, mounts } = parts;
   const steps = createVolumeSteps(parts);
   const change = createChange(parts, steps);
+  const createKnown = createCreate(parts, steps);
 
   return {
-    create: createCreate(parts, steps),
+    create: async (want, call) => (await createKnown(want, call)).volume,
+    createKnown,
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
       const found = await stores.use(volume.store, (store) => store.get(volume.name, scope));
@@ -124,7 +135,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
   };
 }
 
-function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create'] {
+function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createKnown'] {
   const { records, stores, operations, limits, clock, instance } = parts;
   return async (want, call) => {
     const name = volumeName(want.name);
@@ -132,6 +143,7 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
     const chosen = want.store ?? stores.defaultName;
     if (chosen === undefined) throw noDefault();
     return await stores.use(chosen, async (store, config) => {
+      const created = (volume: Volume): Created => ({ volume, storeIdentity: store.identity });
       if (store.readOnly) throw readOnly(store.name);
       const access = want.access ?? 'filesystem';
       if (!store.access.includes(access)) throw noAccess(store, access);
@@ -143,18 +155,18 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
         // The store completes what a power cut left as a record without data.
-        return await store.create(same(present, { bytes, enforce, access, labels, requestId }), call);
+        return created(await store.create(same(present, { bytes, enforce, access, labels, requestId }), call));
       }
       // Renamed by somebody before the request was repeated: made once is made.
       const renamed = records.volumes.byRequest(store.name, requestId);
-      if (renamed !== undefined) return renamed;
+      if (renamed !== undefined) return created(renamed);
       const createdAt = clock.now();
       const about = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
       const spec: VolumeSpec = { id: newVolumeId(), ...about };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);
       const params = specParams(spec);
       const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
-      return await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work));
+      return created(await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work)));
     });
   };
 }
