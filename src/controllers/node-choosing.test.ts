@@ -5,6 +5,7 @@ import { nodeTopologyKey } from '#core/node-topology.ts';
 import { topologyOf } from '#front/csi/driver.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
 import { aCall } from '#testing/server.ts';
 import { claims } from '#wire/kube/resources.ts';
@@ -12,7 +13,9 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';
 import { selectedNode, storeIdentity } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
+import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
+import { createProvisioning } from './provisioning.ts';
 
 const it = controlled();
 const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
@@ -251,6 +254,51 @@ describe('a claim that does not wait for a pod', () => {
     lead();
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
     expect([times, await counted(two)]).toEqual([1, [1]]);
+  });
+
+  const silent = (): StowageError =>
+    new StowageError('it gave no answer', { code: 'deadline', reason: 'agent-no-answer', action: '' });
+
+  test.each([
+    ['disk', '/v1/stores/disks/check'],
+    ['agent', '/v1/stores'],
+  ])('is made on another node than one whose %s is silent for long, which keeps nothing of it', async (_, looked) => {
+    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+    const clock = createFakeClock();
+    const stores = it.start(() => createNodeStores(it.agents, clock, it.caches));
+    const found = it.start(createNodeVolumes);
+    const local = createNodeProvisioner({ ...it.parts, clock, stores, volumes: found });
+    it.start(createProvisioning, { clock, provisioners: new Map([[local.driver, local]]) });
+    await eventually(() => [...stores.all()].length).toBe(2);
+    let silentAt: number | undefined;
+    const passed = new WeakSet<AgentRequest>();
+    one.intercept = async (request) => {
+      if (passed.has(request)) return undefined;
+      passed.add(request);
+      const answer = (await one.answer(request)) as object;
+      if (request.path === looked) silentAt ??= clock.elapsed();
+      if (request.path === looked || makes(request)) throw silent();
+      // What it has is shown as it was last seen.
+      return request.path.startsWith('/v1/volumes?') ? { ...answer, unanswered: ['disks'] } : answer;
+    };
+    it.api.put(paths.classes, aLocalClass(immediate));
+    it.api.put(paths.claims, aLocalClaim('data'));
+    let madeAt = 0;
+    two.intercept = (request) => {
+      if (makes(request)) madeAt = clock.elapsed();
+    };
+    await eventually(() => counted(one)).toEqual([1]);
+    await eventually(async () => {
+      clock.advance(1_000);
+      return await wellMade();
+    }).toEqual(['pvc-uid-of-data']);
+    expect(madeAt - (silentAt ?? Number.POSITIVE_INFINITY)).toBeGreaterThanOrEqual(60_000);
+    const [volume] = await volumes();
+    expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
+    expect(await counted(one, two)).toEqual([1, 1]);
+    one.intercept = undefined;
+    found.add('node-1');
+    await eventually(() => counted(one, two)).toEqual([0, 1]);
   });
 
   test('is asked of no further node when the controller ends', async () => {

@@ -28,6 +28,8 @@ export interface NodeStores extends Controller {
    * limits that are filled one day or never. Whether one more may be made is said by the agent.
    */
   taken(node: string, store: string): bigint;
+  /** When it was last seen open there since the agent came, as elapsed time. Undefined: never. */
+  openUntil(node: string, store: string): number | undefined;
   /** Called with a node's name when it was asked, or is lost. */
   on(changed: (node: string) => void): void;
 }
@@ -42,6 +44,7 @@ const firstMs = 250;
 export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Caches, 'stores'>): NodeStores {
   const views = new Map<string, NodeView>();
   const taken = new Map<string, Map<string, bigint>>();
+  const openUntil = new Map<string, Map<string, number>>();
   const waited = new Map<string, number>();
   /** Their agents may still have a store as it was said before. */
   const behind = new Set<string>();
@@ -55,14 +58,36 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
       waited.delete(node);
       behind.delete(node);
       taken.delete(node);
+      openUntil.delete(node);
       if (views.delete(node)) tell(node);
       return done;
     }
-    const stores = new Map((await ask(node, scope)).map((store) => [store.name, store]));
-    views.set(node, { node, stores });
+    const found = await ask(node, scope).catch((thrown: unknown) => {
+      const { message, reason } = stowageError(thrown);
+      if (reason === 'agent-no-answer') fellSilent(node, message);
+      throw thrown;
+    });
+    const stores = new Map(found.map((store) => [store.name, store]));
+    see(node, stores);
     taken.delete(node);
     tell(node);
     return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
+  }
+
+  function see(node: string, stores: ReadonlyMap<string, NodeStore>): void {
+    const until = openUntil.get(node) ?? new Map<string, number>();
+    for (const seen of [views.get(node)?.stores ?? [], stores])
+      for (const [name, { isOpen }] of seen) if (isOpen) until.set(name, clock.elapsed());
+    openUntil.set(node, until);
+    views.set(node, { node, stores });
+  }
+
+  /** Its agent is connected, and what it said before is not so for ever. One that is lost is known to be. */
+  function fellSilent(node: string, problem: string): void {
+    const before = views.get(node)?.stores;
+    if (before === undefined) return;
+    see(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
+    tell(node);
   }
 
   /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
@@ -100,7 +125,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
       // One disk that hangs says nothing of the others.
       const { message, reason } = stowageError(thrown);
       if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
-      return { ...store, isOpen: false, problem: message, totalBytes: 0n, freeBytes: 0n };
+      return closed(store, message);
     }
   }
 
@@ -122,7 +147,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     for (const { node, stores } of [...views.values()]) {
       const others = new Map([...stores].filter(([one]) => one !== name));
       if (others.size === stores.size) continue;
-      views.set(node, { node, stores: others });
+      see(node, others);
       tell(node);
     }
     for (const node of agents.nodes()) behind.add(node);
@@ -139,6 +164,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     ...controller,
     of: (node) => views.get(node),
     all: () => views.values(),
+    openUntil: (node, store) => openUntil.get(node)?.get(store),
     took: (node, store, bytes) => {
       const those = taken.get(node) ?? new Map<string, bigint>();
       taken.set(node, those.set(store, (those.get(store) ?? 0n) + bytes));
@@ -147,6 +173,10 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     on: (changed) => void listeners.add(changed),
   };
 }
+
+const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: string): NodeStore => ({
+  ...{ ...store, isOpen: false, problem, totalBytes: 0n, freeBytes: 0n },
+});
 
 /** Their statuses change all the time. */
 function isSamePlace(one: StoreObject, other: StoreObject): boolean {
