@@ -301,6 +301,53 @@ describe('a claim that does not wait for a pod', () => {
     await eventually(() => counted(one, two)).toEqual([0, 1]);
   });
 
+  test('is not tried again because nodes were looked at, and is when one of them has room for it', async () => {
+    const nodes = await twoNodes();
+    let free = gib / 2n;
+    for (const node of nodes)
+      node.intercept = ({ path }) =>
+        path.endsWith('/check')
+          ? { steps: [{ ok: true }], totalBytes: String(8n * gib), freeBytes: String(free) }
+          : undefined;
+    it.api.put(paths.classes, aLocalClass(immediate));
+    it.api.put(paths.claims, aLocalClaim('data'));
+    const { provisioning } = lead();
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 2/);
+    const seen = (): unknown => [...it.parts.nodeStores.all()].map(({ stores }) => stores.get('disks')?.freeBytes);
+    const look = async (bytes: bigint): Promise<void> => {
+      free = bytes;
+      const { again } = it.parts.nodeStores.counts();
+      for (const { name } of nodes) it.parts.nodeStores.add(name);
+      await eventually(() => it.parts.nodeStores.counts().again).toBeGreaterThanOrEqual(again + 2);
+      expect(seen()).toEqual([bytes, bytes]);
+    };
+    await look(free);
+    await eventually(() => provisioning.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 1 });
+    const { terminal } = provisioning.counts();
+    for (const bytes of [gib / 2n, gib - 1n, gib / 4n, gib / 3n]) await look(bytes);
+    expect(provisioning.counts()).toMatchObject({ terminal, waiting: 0, running: 0, delayed: 1 });
+    await look(gib);
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+  });
+
+  test('is tried again when a node may be used that could not', async () => {
+    const [one] = await twoNodes();
+    const labels = { [nodeTopologyKey]: 'node-1' };
+    for (const name of ['node-1', 'node-2'])
+      it.api.put(paths.nodes, { metadata: { name, labels }, spec: { unschedulable: true } });
+    it.api.put(paths.classes, aLocalClass(immediate));
+    const stores = it.start(({ nodeStores }) => nodeStores);
+    const local = createNodeProvisioner({ ...it.parts, stores, volumes: it.start(createNodeVolumes) });
+    await eventually(() => [...stores.all()].length).toBe(2);
+    // By a clock that stands still: it is not tried again by itself.
+    const more = { clock: createFakeClock(), provisioners: new Map([[local.driver, local]]) };
+    const provisioning = it.start(createProvisioning, more);
+    it.api.put(paths.claims, aLocalClaim('data'));
+    await eventually(() => provisioning.counts()).toMatchObject({ retried: 1, running: 0, delayed: 1 });
+    it.api.put(paths.nodes, { metadata: { name: 'node-1', labels } });
+    await eventually(() => counted(one)).toEqual([1]);
+  });
+
   test('is asked of no further node when the controller ends', async () => {
     const nodes = await twoNodes();
     const ending = new AbortController();

@@ -92,8 +92,40 @@ test('what was seen of a store that is said to be elsewhere is forgotten, and it
   // It follows a moment later, in which it is asked.
   await eventually(asked).toBeGreaterThan(3);
   expect(view()?.get('disks')?.identity).toBe('before');
+  // What it has followed need not be seen from here: whoever waits for it has to try.
+  expect(told.length).toBeGreaterThan(2);
   identity = 'after';
   await eventually(() => view()?.get('disks')?.identity).toBe('after');
+});
+
+test('a look that finds everything as it was is not told', async () => {
+  aStore('disks');
+  let volumes = 1;
+  it.agents.connect(
+    'node-1',
+    answering(() => [listed('disks', { volumes })]),
+  );
+  const told: unknown[] = [];
+  it.parts.nodeStores.on((node, before) => told.push([node, before?.stores.get('disks')?.volumes]));
+  const stores = it.start(({ nodeStores }) => nodeStores);
+  const look = async (): Promise<void> => {
+    const { again } = stores.counts();
+    stores.add('node-1');
+    await eventually(() => stores.counts().again).toBe(again + 1);
+  };
+  await eventually(() => told).toEqual([['node-1', undefined]]);
+  await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
+  for (const at of [1, 1, 2, 2]) {
+    volumes = at;
+    await look();
+  }
+  it.agents.lose('node-1');
+  await eventually(() => stores.of('node-1')).toBe(undefined);
+  expect(told).toEqual([
+    ['node-1', undefined],
+    ['node-1', 1],
+    ['node-1', 2],
+  ]);
 });
 
 test.each<[string, () => readonly object[]]>([

@@ -30,8 +30,11 @@ export interface NodeStores extends Controller {
   taken(node: string, store: string): bigint;
   /** When it was last seen open there since the agent came, as elapsed time. Undefined: never. */
   openUntil(node: string, store: string): number | undefined;
-  /** Called with a node's name when it was asked, or is lost. */
-  on(changed: (node: string) => void): void;
+  /**
+   * Called with a node's name when what is known of it has changed, and what that was before. Undefined: nothing was, or its agent may have
+   * followed a change of a store since, which need not be seen from here.
+   */
+  on(changed: (node: string, before: NodeView | undefined) => void): void;
 }
 
 const wellMs = 30_000;
@@ -48,9 +51,9 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   const waited = new Map<string, number>();
   /** Their agents may still have a store as it was said before. */
   const behind = new Set<string>();
-  const listeners = new Set<(node: string) => void>();
-  const tell = (node: string): void => {
-    for (const listener of listeners) listener(node);
+  const listeners = new Set<Parameters<NodeStores['on']>[0]>();
+  const tell = (node: string, before: NodeView | undefined): void => {
+    for (const listener of listeners) listener(node, before);
   };
 
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
@@ -59,7 +62,8 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
       behind.delete(node);
       taken.delete(node);
       openUntil.delete(node);
-      if (views.delete(node)) tell(node);
+      const before = views.get(node);
+      if (views.delete(node)) tell(node, before);
       return done;
     }
     const found = await ask(node, scope).catch((thrown: unknown) => {
@@ -68,18 +72,21 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
       throw thrown;
     });
     const stores = new Map(found.map((store) => [store.name, store]));
-    see(node, stores);
     taken.delete(node);
-    tell(node);
+    see(node, stores);
     return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
   }
 
   function see(node: string, stores: ReadonlyMap<string, NodeStore>): void {
+    const before = views.get(node);
     const until = openUntil.get(node) ?? new Map<string, number>();
-    for (const seen of [views.get(node)?.stores ?? [], stores])
+    for (const seen of [before?.stores ?? [], stores])
       for (const [name, { isOpen }] of seen) if (isOpen) until.set(name, clock.elapsed());
     openUntil.set(node, until);
     views.set(node, { node, stores });
+    if (behind.has(node)) tell(node, undefined);
+    // Whoever waits for something there would be woken by every look at every node.
+    else if (!isDeepStrictEqual(before?.stores, stores)) tell(node, before);
   }
 
   /** Its agent is connected, and what it said before is not so for ever. One that is lost is known to be. */
@@ -87,7 +94,6 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     const before = views.get(node)?.stores;
     if (before === undefined) return;
     see(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
-    tell(node);
   }
 
   /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
@@ -146,9 +152,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   const forget = ({ metadata: { name = '' } }: StoreObject): void => {
     for (const { node, stores } of [...views.values()]) {
       const others = new Map([...stores].filter(([one]) => one !== name));
-      if (others.size === stores.size) continue;
-      see(node, others);
-      tell(node);
+      if (others.size < stores.size) see(node, others);
     }
     for (const node of agents.nodes()) behind.add(node);
     addAll();
@@ -172,6 +176,21 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     taken: (node, store) => taken.get(node)?.get(store) ?? 0n,
     on: (changed) => void listeners.add(changed),
   };
+}
+
+/**
+ * Whether more can be made there than before. Free room comes and goes with all that others write: it counts where it is enough for somebody
+ * now who was short of it.
+ */
+export function isBetter(now: NodeView | undefined, before: NodeView | undefined, short: readonly bigint[]): boolean {
+  return [...(now?.stores.values() ?? [])].some((seen) => {
+    const was = before?.stores.get(seen.name);
+    if (!seen.isOpen) return false;
+    if (was?.isOpen !== true || was.identity !== seen.identity || !isDeepStrictEqual(was.access, seen.access))
+      return true;
+    const isFreed = seen.volumes < was.volumes && short.length > 0;
+    return isFreed || short.some((bytes) => was.freeBytes < bytes && bytes <= seen.freeBytes);
+  });
 }
 
 const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: string): NodeStore => ({
