@@ -52,6 +52,8 @@ const bytesIn = (answer: Answer, key: string): bigint | undefined => {
   const { [key]: value } = answer;
   return typeof value === 'string' && /^\d{1,20}$/.test(value) ? BigInt(value) : undefined;
 };
+const identityIn = (value: unknown): string | undefined =>
+  typeof value === 'string' && value.length <= mostText ? value : undefined;
 const itemsIn = ({ items }: Answer): readonly Answer[] => (Array.isArray(items) ? items.filter(isAnswer) : []);
 
 export const garbled = (): StowageError =>
@@ -74,6 +76,17 @@ export function volumeFrom(value: unknown): AgentVolume {
     labels: labelsIn(answer),
     createdAt: Date.parse(textIn(answer, 'createdAt')),
   };
+}
+
+/** One that was just made, and what the store that has it calls itself. Undefined: an agent that does not say it. */
+export interface AgentMade {
+  readonly volume: AgentVolume;
+  readonly identity: string | undefined;
+}
+
+export function madeFrom(value: unknown): AgentMade {
+  const { storeIdentity } = answerIn(value);
+  return { volume: volumeFrom(value), identity: identityIn(storeIdentity) };
 }
 
 export interface VolumesPage {
@@ -118,7 +131,7 @@ export function storeFrom(value: unknown): ListedStore {
   const state = textIn(answer, 'state');
   return {
     ...{ name: textIn(answer, 'name'), kind: textIn(answer, 'kind'), state, isOpen: state === 'open' },
-    identity: typeof identity === 'string' && identity.length <= mostText ? identity : undefined,
+    identity: identityIn(identity),
     problem: isAnswer(problem) ? shortened(`${problem['message']}. ${problem['action']}`) : undefined,
     access: Array.isArray(access) ? modes.filter((mode) => access.includes(mode)) : [],
     volumes: typeof volumes === 'number' ? volumes : 0,

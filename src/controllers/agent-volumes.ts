@@ -1,14 +1,14 @@
 import { randomUUID } from 'node:crypto';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
-import { type AgentVolume, volumeFrom, volumesFrom } from './agent-answers.ts';
+import { type AgentMade, type AgentVolume, madeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import { claimLabels, labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts';
 
 /** What agents are asked about the volumes of their nodes. A call that is made again changes nothing more. */
 export interface AgentVolumes {
   /** At most one for a claim, whatever the claim says by now. */
-  make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentVolume>;
+  make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade>;
   madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
   /** Unknown: no store that the node has open has it. */
   delete(node: string, volume: string, scope: Scope): Promise<'done' | 'unknown'>;
@@ -33,7 +33,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     return volumesFrom(answer).volumes[0];
   }
 
-  async function make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentVolume> {
+  async function make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade> {
     const { uid } = want.claim;
     const { name, access, labels, enforce } = want;
     const body = {
@@ -42,7 +42,7 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     };
     const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };
     try {
-      return volumeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
+      return madeFrom(await agents.call(node, { ...request, requestId: uid }, scope));
     } catch (thrown) {
       const { reason } = stowageError(thrown);
       if (reason === 'store-unknown') throw notYet(store);
@@ -50,9 +50,9 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       if (reason !== 'idempotency-key-reused' && reason !== 'volume-exists' && reason !== 'request-differs')
         throw thrown;
       const known = await madeFor(node, uid, scope);
-      if (known !== undefined) return known;
+      if (known !== undefined) return { volume: known, identity: undefined };
       if (reason !== 'idempotency-key-reused') throw thrown;
-      return volumeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
+      return madeFrom(await agents.call(node, { ...request, requestId: `${uid}:${randomUUID()}` }, scope));
     }
   }
 

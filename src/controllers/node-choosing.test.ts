@@ -5,14 +5,17 @@ import { nodeTopologyKey } from '#core/node-topology.ts';
 import { topologyOf } from '#front/csi/driver.ts';
 import type { AgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
-import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
 import { aCall } from '#testing/server.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';
 import { selectedNode, storeIdentity } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
+import { createNodeStores } from './node-stores.ts';
 import { createNodeVolumes } from './node-volumes.ts';
+import { createProvisioning } from './provisioning.ts';
 
 const it = controlled();
 const { twoNodes, lead, volumes, wellMade, makeFor } = localClaims(it);
@@ -20,6 +23,8 @@ const gib = 1024n ** 3n;
 
 const lost = (): StowageError =>
   new StowageError('the agent is lost', { code: 'unavailable', reason: 'agent-lost', action: 'Wait.' });
+
+const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && path === '/v1/volumes';
 
 const nodeOf = ({ spec }: PersistentVolume): unknown =>
   spec.nodeAffinity?.required?.nodeSelectorTerms[0]?.matchExpressions?.[0];
@@ -44,18 +49,29 @@ describe('a claim whose node the scheduler chose', () => {
     expect(await counted(one, two)).toEqual([0, 1]);
   });
 
-  test('is told which store it is on, also where the controller has not looked at that since it was opened', async () => {
+  test.each([
+    ['', 0],
+    [', by an agent that says so only when it is asked', 1],
+  ])('is told which store it is on, whatever it was when it was last looked at%s', async (_, asked) => {
     const [, two] = await twoNodes();
-    // As when it was asked before the store was opened.
-    two.intercept = ({ method, path }) => (method === 'GET' && path === '/v1/stores' ? { items: [] } : undefined);
     it.api.put(paths.classes, aLocalClass());
     lead();
-    await eventually(() => it.parts.nodeStores.of('node-2')?.stores.size).toBe(0);
+    const before = (): string | undefined => it.parts.nodeStores.of('node-2')?.stores.get('disks')?.identity;
+    await eventually(before).not.toBe(undefined);
+    await moveStore(two, 'elsewhere');
+    if (asked > 0)
+      two.intercept = async (request) => {
+        if (!makes(request)) return undefined;
+        two.intercept = undefined;
+        const { storeIdentity: _said, ...answer } = (await two.answer(request)) as Record<string, unknown>;
+        return answer;
+      };
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
-    expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(
-      two.server.engine.stores.view('disks').store?.identity,
-    );
+    const now = two.server.engine.stores.view('disks').store?.identity;
+    expect(before()).not.toBe(now);
+    expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(now);
+    expect(it.agents.asked.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);
   });
 
   test('gets the same volume from the next controller, whatever the claim says by then', async () => {
@@ -198,7 +214,6 @@ describe('a claim that does not wait for a pod', () => {
     expect(await it.notes('ProvisioningFailed')).toEqual([]);
   });
 
-  const makes = ({ method, path }: AgentRequest): boolean => method === 'POST' && path === '/v1/volumes';
   const broken = (): StowageError =>
     new StowageError('the disk is broken', { code: 'unavailable', reason: 'store-io-error', action: '' });
 
@@ -239,6 +254,98 @@ describe('a claim that does not wait for a pod', () => {
     lead();
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
     expect([times, await counted(two)]).toEqual([1, [1]]);
+  });
+
+  const silent = (): StowageError =>
+    new StowageError('it gave no answer', { code: 'deadline', reason: 'agent-no-answer', action: '' });
+
+  test.each([
+    ['disk', '/v1/stores/disks/check'],
+    ['agent', '/v1/stores'],
+  ])('is made on another node than one whose %s is silent for long, which keeps nothing of it', async (_, looked) => {
+    const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
+    const clock = createFakeClock();
+    const stores = it.start(() => createNodeStores(it.agents, clock, it.caches));
+    const found = it.start(createNodeVolumes);
+    const local = createNodeProvisioner({ ...it.parts, clock, stores, volumes: found });
+    it.start(createProvisioning, { clock, provisioners: new Map([[local.driver, local]]) });
+    await eventually(() => [...stores.all()].length).toBe(2);
+    let silentAt: number | undefined;
+    const passed = new WeakSet<AgentRequest>();
+    one.intercept = async (request) => {
+      if (passed.has(request)) return undefined;
+      passed.add(request);
+      const answer = (await one.answer(request)) as object;
+      if (request.path === looked) silentAt ??= clock.elapsed();
+      if (request.path === looked || makes(request)) throw silent();
+      // What it has is shown as it was last seen.
+      return request.path.startsWith('/v1/volumes?') ? { ...answer, unanswered: ['disks'] } : answer;
+    };
+    it.api.put(paths.classes, aLocalClass(immediate));
+    it.api.put(paths.claims, aLocalClaim('data'));
+    let madeAt = 0;
+    two.intercept = (request) => {
+      if (makes(request)) madeAt = clock.elapsed();
+    };
+    await eventually(() => counted(one)).toEqual([1]);
+    await eventually(async () => {
+      clock.advance(1_000);
+      return await wellMade();
+    }).toEqual(['pvc-uid-of-data']);
+    expect(madeAt - (silentAt ?? Number.POSITIVE_INFINITY)).toBeGreaterThanOrEqual(60_000);
+    const [volume] = await volumes();
+    expect(volume?.spec.csi?.volumeHandle).toBe((await two.volumes())[0]?.id);
+    expect(await counted(one, two)).toEqual([1, 1]);
+    one.intercept = undefined;
+    found.add('node-1');
+    await eventually(() => counted(one, two)).toEqual([0, 1]);
+  });
+
+  test('is not tried again because nodes were looked at, and is when one of them has room for it', async () => {
+    const nodes = await twoNodes();
+    let free = gib / 2n;
+    for (const node of nodes)
+      node.intercept = ({ path }) =>
+        path.endsWith('/check')
+          ? { steps: [{ ok: true }], totalBytes: String(8n * gib), freeBytes: String(free) }
+          : undefined;
+    it.api.put(paths.classes, aLocalClass(immediate));
+    it.api.put(paths.claims, aLocalClaim('data'));
+    const { provisioning } = lead();
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toMatch(/not so much room on any of 2/);
+    const seen = (): unknown => [...it.parts.nodeStores.all()].map(({ stores }) => stores.get('disks')?.freeBytes);
+    const look = async (bytes: bigint): Promise<void> => {
+      free = bytes;
+      const { again } = it.parts.nodeStores.counts();
+      for (const { name } of nodes) it.parts.nodeStores.add(name);
+      await eventually(() => it.parts.nodeStores.counts().again).toBeGreaterThanOrEqual(again + 2);
+      expect(seen()).toEqual([bytes, bytes]);
+    };
+    await look(free);
+    await eventually(() => provisioning.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 1 });
+    const { terminal } = provisioning.counts();
+    for (const bytes of [gib / 2n, gib - 1n, gib / 4n, gib / 3n]) await look(bytes);
+    expect(provisioning.counts()).toMatchObject({ terminal, waiting: 0, running: 0, delayed: 1 });
+    await look(gib);
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+  });
+
+  test('is tried again when a node may be used that could not', async () => {
+    const [one] = await twoNodes();
+    const labels = { [nodeTopologyKey]: 'node-1' };
+    for (const name of ['node-1', 'node-2'])
+      it.api.put(paths.nodes, { metadata: { name, labels }, spec: { unschedulable: true } });
+    it.api.put(paths.classes, aLocalClass(immediate));
+    const stores = it.start(({ nodeStores }) => nodeStores);
+    const local = createNodeProvisioner({ ...it.parts, stores, volumes: it.start(createNodeVolumes) });
+    await eventually(() => [...stores.all()].length).toBe(2);
+    // By a clock that stands still: it is not tried again by itself.
+    const more = { clock: createFakeClock(), provisioners: new Map([[local.driver, local]]) };
+    const provisioning = it.start(createProvisioning, more);
+    it.api.put(paths.claims, aLocalClaim('data'));
+    await eventually(() => provisioning.counts()).toMatchObject({ retried: 1, running: 0, delayed: 1 });
+    it.api.put(paths.nodes, { metadata: { name: 'node-1', labels } });
+    await eventually(() => counted(one)).toEqual([1]);
   });
 
   test('is asked of no further node when the controller ends', async () => {

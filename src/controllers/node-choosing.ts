@@ -30,8 +30,8 @@ export interface Choosing {
 }
 
 /**
- * For agents that were there before to be there again. Longer is not waited: whatever one that stays away has made for the claim is empty, and
- * is taken away when it is back.
+ * For agents that were there before to be there again, and for stores to be open again. Longer is not waited: whatever one that stays away has made
+ * for the claim is empty, and is taken away when it is back.
  */
 const patienceMs = 60_000;
 const beginningMs = 5_000;
@@ -56,17 +56,23 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
   });
 
   const isThere = (node: string): boolean => agents.nodes().includes(node);
-  const sinceLost = (node: string): number => clock.elapsed() - (lostAt.get(node) ?? began);
+  const isOpen = (node: string, store: string): boolean =>
+    isThere(node) && stores.of(node)?.stores.get(store)?.isOpen === true;
+  /** Not too long ago it could make volumes. One whose disk is silent is as good as one that is off, and its agent stays. */
+  function mayCome(node: string, store: string): boolean {
+    const since = isThere(node) ? (stores.openUntil(node, store) ?? cameAt.get(node)) : lostAt.get(node);
+    return isOpen(node, store) || clock.elapsed() - (since ?? began) < patienceMs;
+  }
 
   const hasRefused = (uid: string, node: string): boolean => refusals.get(uid)?.has(node) === true;
 
   /** Where it is, or may be. One that has refused since cannot give it, whatever it has. */
-  function chosenBefore(uid: string): string | Again | undefined {
+  function chosenBefore(uid: string, store: string): string | Again | undefined {
     const last = asked.get(uid)?.findLast((node) => !hasRefused(uid, node));
-    if (last !== undefined && isThere(last)) return last;
-    if (last !== undefined && sinceLost(last) < patienceMs) return again(lookMs);
-    const found = volumes.nodesWith(uid).find((node) => isThere(node) && !hasRefused(uid, node));
-    if (found !== undefined || !inherited.has(uid)) return found;
+    const found = volumes.nodesWith(uid).filter((node) => isThere(node) && !hasRefused(uid, node));
+    const before = [last ?? [], found].flat().find((node) => mayCome(node, store));
+    if (before !== undefined) return isOpen(before, store) ? before : again(lookMs);
+    if (!inherited.has(uid)) return undefined;
     const isOver = clock.elapsed() - began >= patienceMs;
     const isKnown = [...caches.nodes.all()].every(
       (node) => isLost(node) || volumes.isSearched(node.metadata.name ?? ''),
@@ -108,7 +114,7 @@ export function createChoosing({ clock, caches, agents, stores, volumes, asked }
   }
 
   return {
-    choose: (want, store) => chosenBefore(want.claim.uid) ?? choose(want, store),
+    choose: (want, store) => chosenBefore(want.claim.uid, store) ?? choose(want, store),
     refused: (uid, node) => void refusals.set(uid, (refusals.get(uid) ?? new Set()).add(node)),
     forget: (uid) => {
       refusals.delete(uid);

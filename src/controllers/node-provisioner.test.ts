@@ -6,7 +6,7 @@ import type { AgentNode } from '#testing/agent-nodes.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
-import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
+import { aLocalClaim, aLocalClass, counted, localClaims, moveStore } from '#testing/local-claims.ts';
 import { aCall } from '#testing/server.ts';
 import { claims } from '#wire/kube/resources.ts';
 import { volumeFinalizer } from './names.ts';
@@ -145,17 +145,31 @@ describe('a volume of a node', () => {
 
   test('is not taken for deleted because its store means another place by now', async () => {
     const [one] = await aVolume();
-    const { stores } = one.server.engine;
-    await stores.remove('disks', aCall());
-    const elsewhere = join(one.server.folder, 'elsewhere');
-    mkdirSync(elsewhere);
-    await stores.add('disks', `local://${elsewhere}`, aCall());
+    await moveStore(one, 'elsewhere');
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
       /'disks' is another one than when the volume was made/,
     );
     expect((await volumes())[0]?.metadata.finalizers).toEqual([volumeFinalizer]);
+  });
+
+  test('is not taken for deleted because its store means again what it meant before', async () => {
+    const [one] = await twoNodes();
+    it.api.put(paths.classes, aLocalClass());
+    lead();
+    await eventually(() => it.parts.nodeStores.of('node-1')?.stores.size).toBe(1);
+    await moveStore(one, 'elsewhere');
+    it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
+    await eventually(wellMade).toEqual(['pvc-uid-of-data']);
+    await moveStore(one, 'disks');
+    it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
+    await written({ status: { phase: 'Released' } });
+    await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toMatch(
+      /'disks' is another one than when the volume was made/,
+    );
+    await moveStore(one, 'elsewhere');
+    expect([await wellMade(), await counted(one)]).toEqual([['pvc-uid-of-data'], [1]]);
   });
 
   test('is found by its own PersistentVolume, where others call theirs the same', async () => {

@@ -1,9 +1,10 @@
+import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from '#core/errors.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { nodes } from '#wire/kube/resources.ts';
-import type { NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
+import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
@@ -13,7 +14,7 @@ import { unlessLeft } from './left-alone.ts';
 import { drivers } from './names.ts';
 import { createChoosing, lookMs } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
-import type { NodeStores } from './node-stores.ts';
+import { isBetter, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import { type ControllerParts, found } from './parts.ts';
 import {
@@ -51,8 +52,16 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const { client, caches, agents, stores, volumes, cluster } = options;
   /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
   const asked = new Map<string, readonly string[]>();
+  /** What was asked for where no node had the room, by claim. */
+  const short = new Map<string, bigint>();
   const choosing = createChoosing({ ...options, asked });
   const onAgents = createAgentVolumes(agents, cluster);
+
+  function forget(uid: string): void {
+    asked.delete(uid);
+    short.delete(uid);
+    choosing.forget(uid);
+  }
 
   caches.volumes.on({
     added: (volume) => {
@@ -60,8 +69,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       const [mine] = nodesOf(volume);
       // What others of them have made is nobody's from now on.
       for (const node of asked.get(uid) ?? []) if (node !== mine) volumes.add(node);
-      asked.delete(uid);
-      choosing.forget(uid);
+      forget(uid);
     },
   });
 
@@ -103,10 +111,6 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   const storeOn = async (node: string, store: string, scope: Scope): Promise<ListedStore> =>
     storeFrom(await agents.call(node, { method: 'GET', path: `/v1/stores/${encodeURIComponent(store)}` }, scope));
 
-  /** An agent may have opened it after it was last looked at. */
-  const identityOn = async (node: string, store: string, scope: Scope): Promise<string | undefined> =>
-    stores.of(node)?.stores.get(store)?.identity ?? (await storeOn(node, store, scope)).identity;
-
   async function createOn(node: string, store: string, want: Wanted, scope: Scope): Promise<Made> {
     const { uid } = want.claim;
     const topology = await topologyOf(node, scope);
@@ -116,7 +120,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const isThere = agents.nodes().includes(node);
     // Before it is made: many are asked for at the same time, and would all go to the same node.
     stores.took(node, store, want.bytes);
-    const volume = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
+    const made = await onAgents.make(node, store, want, scope).catch((thrown: unknown) => {
       stores.took(node, store, -want.bytes);
       const { code, reason } = stowageError(thrown);
       // Then it has made nothing. One that was asked before may have made it then: what it has is looked for in the end.
@@ -126,7 +130,19 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
       if (isForAnother(thrown)) stores.add(node);
       throw thrown;
     });
-    return { volume, where: onNode(topology), identity: await identityOn(node, volume.store, scope) };
+    const { volume } = made;
+    // Not as it was last looked at: the store may mean another place since.
+    const identity = made.identity ?? (await storeOn(node, volume.store, scope)).identity;
+    return { volume, where: onNode(topology), identity };
+  }
+
+  function chosen(want: Wanted, store: string): string | Again {
+    try {
+      return choosing.choose(want, store);
+    } catch (thrown) {
+      if (stowageError(thrown).code === 'exhausted') short.set(want.claim.uid, want.bytes);
+      throw thrown;
+    }
   }
 
   async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
@@ -134,7 +150,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
     for (const tried = new Set<string>(); ; ) {
       scope.signal.throwIfAborted();
-      const node = choosing.choose(want, store);
+      const node = chosen(want, store);
       if (typeof node !== 'string') return node;
       // Each of them is asked once: whatever it is chosen again for, others have their turn first.
       if (tried.has(node)) return again(lookMs);
@@ -166,8 +182,17 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     create,
     isForAnother,
     follow: (changed) => {
-      stores.on(changed);
+      stores.on((node, before) => {
+        if (isBetter(stores.of(node), before, [...short.values()])) changed();
+      });
       agents.follow(changed);
+      caches.nodes.on({
+        // All of them, at first: nobody has been refused yet.
+        added: () => caches.nodes.synced && changed(),
+        changed: (now, before) => {
+          if (!isSame(now, before)) changed();
+        },
+      });
     },
     takeBack: async (uid, isHad, scope) => {
       for (const node of new Set([...(asked.get(uid) ?? []), ...volumes.nodesWith(uid)])) {
@@ -179,8 +204,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
         // What cannot go is looked at again, and told of, by `node-volumes.ts`.
         await unlessLeft(onAgents.discard(node, made.id, scope));
       }
-      asked.delete(uid);
-      choosing.forget(uid);
+      forget(uid);
     },
     delete: async (volume, scope) => {
       const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
@@ -195,6 +219,10 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     }),
   };
 }
+
+/** Whether volumes may be on it, as far as the cluster says that. */
+const isSame = (one: Node, other: Node): boolean =>
+  isDeepStrictEqual([one.metadata.labels, one.spec], [other.metadata.labels, other.spec]);
 
 /** The node has not made it, and others may. */
 function isForAnother(error: unknown): boolean {

@@ -25,6 +25,8 @@ const seen = (node: string): unknown =>
     freeBytes,
   ]);
 
+const asked = (): number => it.agents.asked.filter((one) => one === 'node-1 GET /v1/stores').length;
+
 test('nodes are asked for what is their own: one disk that hangs says nothing of others, and limits count', async () => {
   for (const name of ['disks', 'bounded', 'full', 'silent']) aStore(name);
   const all = [
@@ -59,12 +61,71 @@ test('a store that is new is asked for until the agent has it', async () => {
   );
   it.start(({ nodeStores }) => nodeStores);
   await eventually(() => it.parts.nodeStores.of('node-1')).not.toBe(undefined);
-  const asked = (): number => it.agents.asked.filter((one) => one === 'node-1 GET /v1/stores').length;
   const before = asked();
   aStore('disks');
   await eventually(asked).toBeGreaterThan(before + 1);
   all = [listed('disks')];
   await eventually(() => seen('node-1')).toEqual([['disks', true, 2000n]]);
+});
+
+test('what was seen of a store that is said to be elsewhere is forgotten, and it is asked for until its agent has followed', async () => {
+  for (const name of ['disks', 'others']) aStore(name);
+  let [identity, mayAnswer] = ['before', Promise.resolve()];
+  const answer = answering(() => [listed('disks', { identity }), listed('others')]);
+  it.agents.connect('node-1', async (request) => {
+    await mayAnswer;
+    return answer(request);
+  });
+  it.start(({ nodeStores }) => nodeStores);
+  const view = () => it.parts.nodeStores.of('node-1')?.stores;
+  await eventually(() => view()?.get('disks')?.identity).toBe('before');
+  const told: unknown[] = [];
+  it.parts.nodeStores.on(() => told.push(view()?.get('disks')?.identity));
+  const gate = Promise.withResolvers<void>();
+  mayAnswer = gate.promise;
+  const spec = { uri: 'local:///disks' };
+  it.api.put(paths.stores, { metadata: { name: 'others' }, spec: { uri: 'local:///others' }, status: { volumes: 7 } });
+  it.api.put(paths.stores, { metadata: { name: 'disks' }, spec: { ...spec, options: { maxVolumes: '7' } } });
+  await eventually(() => [...(view()?.keys() ?? [])]).toEqual(['others']);
+  expect(told).toEqual([undefined]);
+  gate.resolve();
+  // It follows a moment later, in which it is asked.
+  await eventually(asked).toBeGreaterThan(3);
+  expect(view()?.get('disks')?.identity).toBe('before');
+  // What it has followed need not be seen from here: whoever waits for it has to try.
+  expect(told.length).toBeGreaterThan(2);
+  identity = 'after';
+  await eventually(() => view()?.get('disks')?.identity).toBe('after');
+});
+
+test('a look that finds everything as it was is not told', async () => {
+  aStore('disks');
+  let volumes = 1;
+  it.agents.connect(
+    'node-1',
+    answering(() => [listed('disks', { volumes })]),
+  );
+  const told: unknown[] = [];
+  it.parts.nodeStores.on((node, before) => told.push([node, before?.stores.get('disks')?.volumes]));
+  const stores = it.start(({ nodeStores }) => nodeStores);
+  const look = async (): Promise<void> => {
+    const { again } = stores.counts();
+    stores.add('node-1');
+    await eventually(() => stores.counts().again).toBe(again + 1);
+  };
+  await eventually(() => told).toEqual([['node-1', undefined]]);
+  await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
+  for (const at of [1, 1, 2, 2]) {
+    volumes = at;
+    await look();
+  }
+  it.agents.lose('node-1');
+  await eventually(() => stores.of('node-1')).toBe(undefined);
+  expect(told).toEqual([
+    ['node-1', undefined],
+    ['node-1', 1],
+    ['node-1', 2],
+  ]);
 });
 
 test.each<[string, () => readonly object[]]>([

@@ -1,3 +1,4 @@
+import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
@@ -8,6 +9,7 @@ import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
+import type { StoreObject } from './store-object.ts';
 
 /** What a node's agent last said of the stores that are its own. */
 export interface NodeView {
@@ -26,49 +28,86 @@ export interface NodeStores extends Controller {
    * limits that are filled one day or never. Whether one more may be made is said by the agent.
    */
   taken(node: string, store: string): bigint;
-  /** Called with a node's name when it was asked, or is lost. */
-  on(changed: (node: string) => void): void;
+  /** When it was last seen open there since the agent came, as elapsed time. Undefined: never. */
+  openUntil(node: string, store: string): number | undefined;
+  /**
+   * Called with a node's name when what is known of it has changed, and what that was before. Undefined: nothing was, or its agent may have
+   * followed a change of a store since, which need not be seen from here.
+   */
+  on(changed: (node: string, before: NodeView | undefined) => void): void;
 }
 
 const wellMs = 30_000;
 const illMs = 10_000;
 const askMs = 10_000;
 const checksAtOnce = 4;
-/** For an agent to have a store that is new; the next time twice as long. */
+/** For an agent to have a store that is new, or changed; the next time twice as long. */
 const firstMs = 250;
 
 export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Caches, 'stores'>): NodeStores {
   const views = new Map<string, NodeView>();
   const taken = new Map<string, Map<string, bigint>>();
+  const openUntil = new Map<string, Map<string, number>>();
   const waited = new Map<string, number>();
-  const listeners = new Set<(node: string) => void>();
-  const tell = (node: string): void => {
-    for (const listener of listeners) listener(node);
+  /** Their agents may still have a store as it was said before. */
+  const behind = new Set<string>();
+  const listeners = new Set<Parameters<NodeStores['on']>[0]>();
+  const tell = (node: string, before: NodeView | undefined): void => {
+    for (const listener of listeners) listener(node, before);
   };
 
   async function reconcile(node: string, scope: Scope): Promise<Done | Again> {
     if (!agents.nodes().includes(node)) {
       waited.delete(node);
+      behind.delete(node);
       taken.delete(node);
-      if (views.delete(node)) tell(node);
+      openUntil.delete(node);
+      const before = views.get(node);
+      if (views.delete(node)) tell(node, before);
       return done;
     }
-    const stores = new Map((await ask(node, scope)).map((store) => [store.name, store]));
-    views.set(node, { node, stores });
+    const found = await ask(node, scope).catch((thrown: unknown) => {
+      const { message, reason } = stowageError(thrown);
+      if (reason === 'agent-no-answer') fellSilent(node, message);
+      throw thrown;
+    });
+    const stores = new Map(found.map((store) => [store.name, store]));
     taken.delete(node);
-    tell(node);
+    see(node, stores);
     return again(soonFor(node, stores) ?? (stores.values().every(({ isOpen }) => isOpen) ? wellMs : illMs));
   }
 
-  /** Agents learn of stores when we do. Undefined: it knows them all, or does not want to. */
+  function see(node: string, stores: ReadonlyMap<string, NodeStore>): void {
+    const before = views.get(node);
+    const until = openUntil.get(node) ?? new Map<string, number>();
+    for (const seen of [before?.stores ?? [], stores])
+      for (const [name, { isOpen }] of seen) if (isOpen) until.set(name, clock.elapsed());
+    openUntil.set(node, until);
+    views.set(node, { node, stores });
+    if (behind.has(node)) tell(node, undefined);
+    // Whoever waits for something there would be woken by every look at every node.
+    else if (!isDeepStrictEqual(before?.stores, stores)) tell(node, before);
+  }
+
+  /** Its agent is connected, and what it said before is not so for ever. One that is lost is known to be. */
+  function fellSilent(node: string, problem: string): void {
+    const before = views.get(node)?.stores;
+    if (before === undefined) return;
+    see(node, new Map([...before].map(([name, store]) => [name, closed(store, problem)])));
+  }
+
+  /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
   function soonFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
     const isMissing = [...caches.stores.all()].some(
       ({ metadata, spec }) => schemeOf(spec.uri) === 'local' && !stores.has(metadata.name ?? ''),
     );
-    const ms = isMissing ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
-    if (isMissing) waited.set(node, ms);
+    const isSoon = isMissing || behind.has(node);
+    const ms = isSoon ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
+    if (isSoon) waited.set(node, ms);
     else waited.delete(node);
-    return ms >= wellMs ? undefined : ms;
+    if (ms < wellMs) return ms;
+    behind.delete(node);
+    return undefined;
   }
 
   async function ask(node: string, scope: Scope): Promise<readonly NodeStore[]> {
@@ -92,7 +131,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
       // One disk that hangs says nothing of the others.
       const { message, reason } = stowageError(thrown);
       if (scope.signal.aborted || reason === 'agent-absent') throw thrown;
-      return { ...store, isOpen: false, problem: message, totalBytes: 0n, freeBytes: 0n };
+      return closed(store, message);
     }
   }
 
@@ -109,11 +148,27 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   addAll();
   // Known before any of them is asked: only those that are declared count.
   controller.follow(caches.stores, () => []);
-  caches.stores.on({ added: addAll, deleted: addAll });
+  /** What was seen of it is of another place, or of the same with other limits. */
+  const forget = ({ metadata: { name = '' } }: StoreObject): void => {
+    for (const { node, stores } of [...views.values()]) {
+      const others = new Map([...stores].filter(([one]) => one !== name));
+      if (others.size < stores.size) see(node, others);
+    }
+    for (const node of agents.nodes()) behind.add(node);
+    addAll();
+  };
+  caches.stores.on({
+    added: addAll,
+    deleted: forget,
+    changed: (now, before) => {
+      if (!isSamePlace(now, before)) forget(before);
+    },
+  });
   return {
     ...controller,
     of: (node) => views.get(node),
     all: () => views.values(),
+    openUntil: (node, store) => openUntil.get(node)?.get(store),
     took: (node, store, bytes) => {
       const those = taken.get(node) ?? new Map<string, bigint>();
       taken.set(node, those.set(store, (those.get(store) ?? 0n) + bytes));
@@ -121,4 +176,29 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
     taken: (node, store) => taken.get(node)?.get(store) ?? 0n,
     on: (changed) => void listeners.add(changed),
   };
+}
+
+/**
+ * Whether more can be made there than before. Free room comes and goes with all that others write: it counts where it is enough for somebody
+ * now who was short of it.
+ */
+export function isBetter(now: NodeView | undefined, before: NodeView | undefined, short: readonly bigint[]): boolean {
+  return [...(now?.stores.values() ?? [])].some((seen) => {
+    const was = before?.stores.get(seen.name);
+    if (!seen.isOpen) return false;
+    if (was?.isOpen !== true || was.identity !== seen.identity || !isDeepStrictEqual(was.access, seen.access))
+      return true;
+    const isFreed = seen.volumes < was.volumes && short.length > 0;
+    return isFreed || short.some((bytes) => was.freeBytes < bytes && bytes <= seen.freeBytes);
+  });
+}
+
+const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: string): NodeStore => ({
+  ...{ ...store, isOpen: false, problem, totalBytes: 0n, freeBytes: 0n },
+});
+
+/** Their statuses change all the time. */
+function isSamePlace(one: StoreObject, other: StoreObject): boolean {
+  const said = ({ metadata: { uid }, spec: { uri, options = {} } }: StoreObject): object => ({ uid, uri, options });
+  return isDeepStrictEqual(said(one), said(other));
 }

@@ -54,8 +54,17 @@ export interface NewVolume {
   readonly ownLabels?: Labels | undefined;
 }
 
+/** Said together: a moment later a store of that name may be another one. */
+export interface Created {
+  readonly volume: Volume;
+  /** What the store that has it calls itself. */
+  readonly storeIdentity: string | undefined;
+}
+
 export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
+  /** The same, for who has to know which place it is on. */
+  createKnown(want: NewVolume, call: Call): Promise<Created>;
   /** Asks its store for it once more, as it is by now: a power cut may have left a record without data. */
   complete(volume: Volume, call: Call): Promise<Volume>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
@@ -79,9 +88,11 @@ export function createVolumes(parts: VolumeParts): Volumes {
   const { records, stores, catalogue, mounts } = parts;
   const steps = createVolumeSteps(parts);
   const change = createChange(parts, steps);
+  const createKnown = createCreate(parts, steps);
 
   return {
-    create: createCreate(parts, steps),
+    create: async (want, call) => (await createKnown(want, call)).volume,
+    createKnown,
     complete: createComplete(parts),
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
@@ -127,7 +138,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
   };
 }
 
-function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create'] {
+function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createKnown'] {
   const { records, stores, operations, limits, clock, instance } = parts;
   return async (want, call) => {
     const name = volumeName(want.name);
@@ -135,6 +146,7 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
     const chosen = want.store ?? stores.defaultName;
     if (chosen === undefined) throw noDefault();
     return await stores.use(chosen, async (store, config) => {
+      const created = (volume: Volume): Created => ({ volume, storeIdentity: store.identity });
       if (store.readOnly) throw readOnly(store.name);
       const access = want.access ?? 'filesystem';
       if (!store.access.includes(access)) throw noAccess(store, access);
@@ -146,18 +158,18 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['create']
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
         // The store completes what a power cut left as a record without data.
-        return await store.create(same(present, { bytes, enforce, access, labels, requestId }), call);
+        return created(await store.create(same(present, { bytes, enforce, access, labels, requestId }), call));
       }
       // Renamed by somebody before the request was repeated: made once is made.
       const renamed = records.volumes.byRequest(store.name, requestId);
-      if (renamed !== undefined) return renamed;
+      if (renamed !== undefined) return created(renamed);
       const createdAt = clock.now();
       const about = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
       const spec: VolumeSpec = { id: newVolumeId(), ...about };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);
       const params = specParams(spec);
       const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
-      return await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work));
+      return created(await operations.run(intent, call, (work) => steps['volume.create'](store, config, params, work)));
     });
   };
 }

@@ -1,3 +1,5 @@
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { createDeleting } from '#controllers/deleting.ts';
 import type { Controller } from '#controllers/engine/controller.ts';
 import { selectedNode } from '#controllers/names.ts';
@@ -11,6 +13,7 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentNode, anAgentNode } from './agent-nodes.ts';
 import { aClaim, aClass, type Controlled, paths } from './controlled.ts';
 import type { Thing } from './fakes/kube-objects.ts';
+import { aCall } from './server.ts';
 
 /** Claims of the store `disks`, which two nodes have. */
 export interface LocalClaims {
@@ -61,6 +64,14 @@ export const aLocalClass = (more: object = { volumeBindingMode: 'WaitForFirstCon
 /** With the node that the scheduler chose, if it has. */
 export const aLocalClaim = (name: string, node?: string): Thing =>
   aClaim(name, {}, node === undefined ? {} : { annotations: { [selectedNode]: node } });
+
+/** Its store of that name means another place from now on, a folder of that name. */
+export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {
+  const place = join(server.folder, folder);
+  mkdirSync(place, { recursive: true });
+  await server.engine.stores.remove('disks', aCall());
+  await server.engine.stores.add('disks', `local://${place}`, aCall());
+}
 
 /** How many volumes each has. */
 export const counted = async (...nodes: readonly AgentNode[]): Promise<readonly number[]> =>

@@ -218,8 +218,10 @@ describe('Prefer: respond-async', () => {
     gate.open();
     await vi.waitFor(async () => expect(await show(body.id)).toMatchObject({ state: 'done' }));
     const { result } = await show(body.id);
-    expect(result).toMatchObject({ name: 'slow', store: 'local' });
-    expect((await api.get('/v1/volumes/slow')).body).toMatchObject(result);
+    const { storeIdentity, ...volume } = result;
+    expect(volume).toMatchObject({ name: 'slow', store: 'local' });
+    expect((await api.get('/v1/volumes/slow')).body).toMatchObject(volume);
+    expect((await api.get('/v1/stores/local')).body.identity).toBe(storeIdentity);
   });
 
   test('a failure is found in the operation', async () => {

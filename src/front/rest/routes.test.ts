@@ -33,6 +33,7 @@ describe('volumes', () => {
       labels: { app: 'x' },
       createdAt: expect.stringMatching(/^\d{4}-\d\d-\d\dT.*Z$/),
       revision: 1,
+      storeIdentity: (await api.get('/v1/stores/local')).body.identity,
     });
     expect(headers.location).toBe(`/v1/volumes/${body.id}`);
     expect(headers.etag).toBe('"1"');

@@ -50,6 +50,13 @@ export const volume = object({
   revision: Type.Integer(),
 });
 
+export const createdVolume = object({
+  ...volume.properties,
+  storeIdentity: nullable(
+    Type.String({ description: 'The `identity` of the store that it was made on; null: not known' }),
+  ),
+});
+
 const use = object({
   host: Type.String({ description: "The id of the host's Stowage" }),
   node: Type.String({ description: 'The name people know the host by' }),

@@ -36,7 +36,7 @@ export const volumeRoutes: readonly Route[] = [
     role: 'user',
     access: { resource: 'volumes', verb: 'create' },
     body: bodies.newVolume,
-    success: { status: 201, description: 'The volume', schema: schemas.volume },
+    success: { status: 201, description: 'The volume', schema: schemas.createdVolume },
     handle: async ({ engine, principal, body, call }) => {
       const store = body.store ?? engine.stores.defaultName;
       if (body.store === undefined) requireDefault(principal, store);
@@ -51,8 +51,9 @@ export const volumeRoutes: readonly Route[] = [
         labels: body.labels ?? {},
         ownLabels: body.ownLabels,
       };
-      const volume = await engine.volumes.create(want, call);
-      return created(json(engine, volume), { ...tagged(volume), location: `/v1/volumes/${volume.id}` });
+      const { volume, storeIdentity } = await engine.volumes.createKnown(want, call);
+      const made = { ...json(engine, volume), storeIdentity: storeIdentity ?? null };
+      return created(made, { ...tagged(volume), location: `/v1/volumes/${volume.id}` });
     },
   }),
   route({
