@@ -5,6 +5,7 @@ import { ownLabel } from '#core/labels.ts';
 import type { Access, Labels, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
+import type { Created } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import type { Again } from './engine/outcome.ts';
 import { heldBy, type IsHad } from './handles.ts';
@@ -109,20 +110,20 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
       .map(({ config }) => engine.records.volumes.byRequest(config.name, uid))
       .find((volume) => volume !== undefined);
 
-  async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Volume> {
+  async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Created> {
     if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
     const { uid } = want.claim;
     const ownLabels = labelsFor(want, engine.instance);
     const spec = { store: config.name, name: want.name, bytes: want.bytes, access: want.access, labels: want.labels };
     try {
       const enforce = want.enforce ? { enforce: true } : {};
-      return await engine.volumes.create({ ...spec, ...enforce, ownLabels }, call(scope, uid));
+      return await engine.volumes.createKnown({ ...spec, ...enforce, ownLabels }, call(scope, uid));
     } catch (thrown) {
       if (stowageError(thrown).code !== 'exists') throw thrown;
       // Made by another leader, before the claim's labels were changed.
       const found = await engine.catalogue.resolve(`${spec.store}..${spec.name}`, scope).catch(() => undefined);
       if (found?.requestId !== uid) throw thrown;
-      return found;
+      return { volume: found, storeIdentity: identityOf(found.store) };
     }
   }
 
@@ -130,13 +131,13 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
    * Asked for once more, as it was: where a leader was killed between a volume's record and its data, the record is all that
    * there is of it, and the store makes the data now.
    */
-  async function complete(known: Volume, scope: Scope): Promise<Volume> {
+  async function complete(known: Volume, scope: Scope): Promise<Created> {
     const { store, name, bytes, enforce, access, labels, requestId } = known;
     const isOwn = ([key]: readonly [string, string]): boolean => key.startsWith(ownLabel(''));
     const all = Object.entries(labels);
     const others = Object.fromEntries(all.filter((label) => !isOwn(label)));
     const ownLabels = Object.fromEntries(all.filter(isOwn));
-    return await engine.volumes.create(
+    return await engine.volumes.createKnown(
       { store, name, bytes, enforce, access, labels: others, ownLabels },
       call(scope, requestId),
     );
@@ -147,8 +148,9 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     create: async (want, scope) => {
       const known = madeFor(want.claim.uid);
       const making = known === undefined ? create(want, storeFor(want.store), scope) : complete(known, scope);
-      const volume = await making;
-      return { volume, where: undefined, identity: identityOf(volume.store) };
+      // As it was when it was made: a moment later a store of that name may be another one.
+      const { volume, storeIdentity: identity } = await making;
+      return { volume, where: undefined, identity };
     },
     takeBack: async (uid, isHad, scope) => {
       const volume = madeFor(uid);

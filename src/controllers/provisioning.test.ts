@@ -17,6 +17,23 @@ const settled = async (): Promise<void> => {
 };
 
 describe('a claim', () => {
+  test('says on its PersistentVolume where its volume was made, whatever its store becomes meanwhile', async () => {
+    const identity = it.engine.stores.view('silver').store?.identity;
+    const gate = it.nfs.close('create', { deaf: true });
+    it.api.put(paths.classes, aClass('fast'));
+    it.start(createProvisioning);
+    it.api.put(paths.claims, aClaim('cart'));
+    await gate.reached;
+    // It waits for what is under way, and shows nothing of the store from now on.
+    const removing = it.engine.stores.remove('silver', aCall());
+    await eventually(() => it.engine.stores.list().some(({ store }) => store?.identity === identity)).toBe(false);
+    gate.open();
+    await removing;
+    await eventually(async () => (await made()).map(({ metadata }) => metadata.annotations)).toMatchObject([
+      { 'stowage.dev/store-identity': identity },
+    ]);
+  });
+
   test('becomes a volume and a PersistentVolume that is its own, by two requests', async () => {
     it.api.put(paths.classes, aClass('fast', { mountOptions: ['nosuid'] }));
     it.start(createProvisioning);
