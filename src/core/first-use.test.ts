@@ -50,6 +50,7 @@ describe.skipIf(needs('mount', 'loop', 'ext4'))('a volume whose content cannot b
     expect(await server.engine.mounts.staged(id, aCall())).toBe(false);
     gate.open();
     expect(await mounted).toMatchObject({ mounted: true });
+    await server.engine.mounts.unpublish(at(), id, aCall());
   });
 
   test('is not mounted where that cannot be put on record', async () => {
