@@ -79,7 +79,7 @@ async function play(session: Session): Promise<{ readonly greeting: string; read
 
 /** What is another each time: ids, times, devices, the machine's name, what file systems take for themselves. */
 const wild: readonly (readonly [RegExp, string])[] = [
-  [/sv1-[0-9a-f-]{36}/g, 'sv1-ID'],
+  [/\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b/g, 'UUID'],
   [/\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{3}Z| \d\d:\d\d UTC)/g, 'DATE'],
   [/ \d+s$/gm, ' AGE'],
   [/ on \S+$/gm, ' on NODE'],

@@ -36,7 +36,11 @@ describe('the page of the API, made from a running server', () => {
     expect(fieldsAfter('Answers', section('GET /v1/volumes'))).toEqual(
       expect.arrayContaining(['id', 'store', 'name', 'bytes', 'revision']),
     );
-    expect(section('POST /v1/volumes')).toContain('The fields are those of [GET /v1/volumes](#get-v1volumes).');
+    const restored = section('POST /v1/trash/{volume}/restore');
+    expect(restored).toContain('The fields are those of [GET /v1/volumes](#get-v1volumes).');
+    expect(fieldsAfter('Answers', section('POST /v1/volumes'))).toEqual(
+      expect.arrayContaining(['id', 'revision', 'storeIdentity']),
+    );
     expect(page).toContain('| `user` | object of `kind`, `name`, `node` |');
     expect(page).toContain('| `role` | `viewer` or `user` or `admin` |');
   });
