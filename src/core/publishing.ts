@@ -6,7 +6,7 @@ import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
-import type { MountParts, Mounts, Publishing, Unpublishing } from './mounts.ts';
+import type { MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
@@ -194,11 +194,9 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
   const locate = createLocate(parts);
   const clear = createClear(parts);
   /** What is there, or comes to be there by whoever mounts it at the moment. */
-  async function volumeAt(target: string, call: Call, how: Unpublishing | undefined): Promise<VolumeId | undefined> {
+  async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
-    const there = records.mounts.at(target)?.volumeId;
-    if (there === undefined && how?.claimTarget === true) await clear(target, call);
-    return there;
+    return records.mounts.at(target)?.volumeId;
   }
 
   return async (path, wanted, call, how) => {
@@ -208,12 +206,14 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
       return there !== undefined && (wanted === undefined || there === wanted);
     };
     const target = isRecorded(given) ? given : await locate(given, call);
-    const volume = wanted ?? (await volumeAt(target, call, how));
-    if (volume === undefined) return;
+    const volume = wanted ?? (await volumeAt(target, call));
     // Before looking: a mount may be on its way there, and must not appear after we said that there is none.
-    using _ = await operations.lock([stageKey(volume), targetKey(target)], call.signal);
+    const stage = volume === undefined ? [] : [stageKey(volume)];
+    using _ = await operations.lock([...stage, targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
     if (mount === undefined) return how?.claimTarget === true ? await clear(target, call) : undefined;
+    // It came after there was none.
+    if (volume === undefined) return;
     if (mount.volumeId !== volume) throw otherThere(given);
     if (how?.unheld !== true && how?.force !== true && parts.holds().isHeld(volume, target)) throw held(target);
     requireMounting(mounter);

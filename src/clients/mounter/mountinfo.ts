@@ -54,7 +54,7 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
  */
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
   let into = Buffer.allocUnsafe(65_536);
-  let last: { readonly bytes: Buffer; readonly table: MountTable } | undefined;
+  let last: MountTable | undefined;
   const parse = createLineParser(parseLine);
   let isOfThisTurn = false;
   let watched: MountWatch | undefined;
@@ -91,9 +91,9 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
   function readNow(): MountTable {
     if (!isOfThisTurn) setImmediate(endTurn);
     isOfThisTurn = true;
-    const bytes = readOrForget();
-    if (last?.bytes.equals(bytes) !== true) last = { bytes: Buffer.from(bytes), table: mountTable(parse(bytes)) };
-    return last.table;
+    const entries = parse(readOrForget());
+    if (last?.entries !== entries) last = mountTable(entries);
+    return last;
   }
 
   async function readSoon(watch: MountWatch): Promise<MountTable> {
@@ -110,7 +110,7 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
     // Asked before it is read: what comes in between is told the next time.
     const isChanged = watched.isChanged();
     if (last === undefined || !isOfThisTurn) return readNow();
-    if (!isChanged) return last.table;
+    if (!isChanged) return last;
     coming = readSoon(watched);
     return await coming;
   };

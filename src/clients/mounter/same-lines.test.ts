@@ -36,6 +36,7 @@ describe('a table that is read again and again', () => {
     const more = show([...lines, 'new']);
     expect(asked.splice(0)).toEqual(['new']);
     expect(more[7]).toBe(first[7]);
+    expect(show([...lines, 'new'])).toBe(more);
     const fewer = show([...lines.slice(0, 20), ...lines.slice(21), 'new']);
     expect(asked.splice(0)).toEqual([]);
     expect([fewer.length, fewer[20], fewer.at(-1)]).toEqual([50, first[21], more.at(-1)]);

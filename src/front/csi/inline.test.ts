@@ -7,7 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import { mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
 import { aCall } from '#testing/server.ts';
-import { Node } from '#wire/csi/generated/csi.ts';
+import { Controller, Node } from '#wire/csi/generated/csi.ts';
 
 const csi = servedCsi();
 const { method } = Node;
@@ -146,3 +146,38 @@ test.skipIf(needs('mount'))(
     expect(known()).toMatchObject({ id: volume.id, labels });
   },
 );
+
+test('a volume that a pod brings is refused on a store that hosts share, which says how to allow it', async () => {
+  const file = await csi.start('file');
+  await expect(file.call(method.nodePublishVolume, request({ store: 'silver', size: '16M' }))).rejects.toMatchObject({
+    code: 7,
+    message: expect.stringMatching(/^store 'silver' does not allow inline volumes\. .* inline: true$/),
+  });
+  expect((await file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
+});
+
+describe('the size of a volume that a pod brings', () => {
+  const publish = (size: string) =>
+    local.call(method.nodePublishVolume, request({ store: 'local', size }, 'missing/inline'));
+  const made = async () =>
+    (await local.call(Controller.method.listVolumes, {})).entries.map(({ volume }) => volume?.capacityBytes);
+
+  test.each(['10Gigs', '', '0', '0Gi', '-1Gi', '1GiB', 'Gi'])('is not %o', async (size) => {
+    await expect(publish(size)).rejects.toMatchObject({
+      code: 3,
+      message: expect.stringContaining(`'${size}' is not a size; write it as in a claim, such as 10Gi`),
+    });
+    expect(await made()).toEqual([]);
+  });
+
+  test.each([
+    ['1e9', 10n ** 9n],
+    ['16M', 16_000_000n],
+    ['1.5Gi', 3n << 29n],
+    ['1Ei', 1n << 60n],
+  ])('is %s, as in a claim', async (size, bytes) => {
+    // There is no such folder: it is made, and not mounted.
+    await expect(publish(size)).rejects.toThrow();
+    expect(await made()).toEqual([bytes]);
+  });
+});

@@ -411,47 +411,6 @@ describe.skipIf(needs('mount'))('a volume', () => {
   });
 });
 
-test('a volume that a pod brings is refused on a store that hosts share, which says how to allow it', async () => {
-  const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'silver', size: '16M' };
-  const volumeId = `csi-${'0'.repeat(64)}`;
-  const request = { volumeId, targetPath: at('inline'), volumeCapability: mounted(), volumeContext };
-  await expect(file.call(method.nodePublishVolume, request)).rejects.toMatchObject({
-    code: 7,
-    message: expect.stringMatching(/^store 'silver' does not allow inline volumes\. .* inline: true$/),
-  });
-  expect((await file.call(Controller.method.listVolumes, {})).entries).toEqual([]);
-});
-
-describe('the size of a volume that a pod brings', () => {
-  const volumeId = `csi-${'1'.repeat(64)}`;
-  const publish = (size: string) =>
-    local.call(method.nodePublishVolume, {
-      ...{ volumeId, targetPath: at('missing/inline'), volumeCapability: mounted() },
-      volumeContext: { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local', size },
-    });
-  const made = async () =>
-    (await local.call(Controller.method.listVolumes, {})).entries.map(({ volume }) => volume?.capacityBytes);
-
-  test.each(['10Gigs', '', '0', '0Gi', '-1Gi', '1GiB', 'Gi'])('is not %o', async (size) => {
-    await expect(publish(size)).rejects.toMatchObject({
-      code: 3,
-      message: expect.stringContaining(`'${size}' is not a size; write it as in a claim, such as 10Gi`),
-    });
-    expect(await made()).toEqual([]);
-  });
-
-  test.each([
-    ['1e9', 10n ** 9n],
-    ['16M', 16_000_000n],
-    ['1.5Gi', 3n << 29n],
-    ['1Ei', 1n << 60n],
-  ])('is %s, as in a claim', async (size, bytes) => {
-    // There is no such folder: it is made, and not mounted.
-    await expect(publish(size)).rejects.toThrow();
-    expect(await made()).toEqual([bytes]);
-  });
-});
-
 describe('a file system that is said to be another than the volume has', () => {
   const capability = (fsType: string) => mounted('SINGLE_NODE_WRITER', [], fsType);
   const tried = (client: GrpcClient, store: string, fsType: string, name: string) =>
