@@ -127,29 +127,13 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     }
   }
 
-  /**
-   * Asked for once more, as it was: where a leader was killed between a volume's record and its data, the record is all that
-   * there is of it, and the store makes the data now.
-   */
-  async function complete(known: Volume, scope: Scope): Promise<Created> {
-    const { store, name, bytes, enforce, access, labels, requestId } = known;
-    const isOwn = ([key]: readonly [string, string]): boolean => key.startsWith(ownLabel(''));
-    const all = Object.entries(labels);
-    const others = Object.fromEntries(all.filter((label) => !isOwn(label)));
-    const ownLabels = Object.fromEntries(all.filter(isOwn));
-    return await engine.volumes.createKnown(
-      { store, name, bytes, enforce, access, labels: others, ownLabels },
-      call(scope, requestId),
-    );
-  }
-
   return {
     driver: drivers.anywhere,
     create: async (want, scope) => {
       const known = madeFor(want.claim.uid);
-      const making = known === undefined ? create(want, storeFor(want.store), scope) : complete(known, scope);
-      // As it was when it was made: a moment later a store of that name may be another one.
-      const { volume, storeIdentity: identity } = await making;
+      // A leader may have been killed between its record and its data.
+      const complete = known && (await engine.volumes.complete(known, call(scope, known.requestId)));
+      const { volume, storeIdentity: identity } = complete ?? (await create(want, storeFor(want.store), scope));
       return { volume, where: undefined, identity };
     },
     takeBack: async (uid, isHad, scope) => {

@@ -108,6 +108,22 @@ describe('a claim', () => {
     expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
   });
 
+  test('whose volume was deleted by another host before it had a PersistentVolume gets another', async () => {
+    const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
+    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
+    onTestFinished(() => other[Symbol.asyncDispose]());
+    await other.engine.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    await other.engine.deletions.delete(before.id, undefined, aCall(), { destroy: true });
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning);
+    await eventually(made).toHaveLength(1);
+    const [{ id } = expect.fail('there is none')] = await it.volumes();
+    expect(await made()).toMatchObject([{ spec: { csi: { volumeHandle: id } } }]);
+    expect(readdirSync(it.silver)).toContain('pvc-uid-of-cart');
+  });
+
   test('whose volume was made when its class named another store gets that one', async () => {
     await it.engine.stores.add('gold', it.place('gold'), aCall());
     const spec = { store: 'gold', name: 'x', bytes: 1n << 30n, access: undefined, labels: {} };

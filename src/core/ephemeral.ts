@@ -103,19 +103,6 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     return await volumes.create(spec, { ...call, requestId: requestId(key) });
   }
 
-  /**
-   * As it is: what its store would give a new one by now, and what became of it since, are not the business of who only says once
-   * more what they have. Undefined: it is there no more.
-   */
-  async function completed(known: Volume, call: Call): Promise<Volume | undefined> {
-    try {
-      return await volumes.complete(known, call);
-    } catch (thrown) {
-      if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
-      return undefined;
-    }
-  }
-
   async function destroy(one: Listed, scope: Scope): Promise<void> {
     using _ = await operations.lock([keyOf(one.key)], scope.signal);
     if (list(one.key)?.over !== true) return;
@@ -191,7 +178,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       else if (!isSame(before?.asked ?? asked, asked)) throw requestDiffers(known);
       absent.delete(key);
       note({ key, store, target, over: false, asked });
-      const volume = (known && (await completed(known, call))) ?? (await create(key, store, want, call));
+      // As it is: what its store would give a new one by now is not the business of who says once more what they have.
+      const volume = (known && (await volumes.complete(known, call))?.volume) ?? (await create(key, store, want, call));
       await mounts.publish(volume.id, target, how, call);
     },
     unpublish: async (key, target, call) => {

@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
+import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
 import { nameKey, volumeKey } from './keys.ts';
@@ -65,8 +66,11 @@ export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
   /** The same, for who has to know which place it is on. */
   createKnown(want: NewVolume, call: Call): Promise<Created>;
-  /** Asks its store for it once more, as it is by now: a power cut may have left a record without data. */
-  complete(volume: Volume, call: Call): Promise<Volume>;
+  /**
+   * Asks its store for it once more, as it is by now: a power cut, or a kill, may have left a record without data. Undefined: it is
+   * there no more.
+   */
+  complete(volume: Volume, call: Call): Promise<Created | undefined>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
@@ -179,10 +183,21 @@ function createComplete({ stores, catalogue, operations }: VolumeParts): Volumes
     await stores.use(place, async (store) => {
       using _ = await operations.lock([volumeKey(id), nameKey(place, name)], call.signal);
       // Another host may have changed it since, and a store refuses what differs from its own record.
-      const volume = await catalogue.resolve(id, call);
+      const volume = await unlessUnknown(catalogue.resolve(id, call));
+      if (volume === undefined) return undefined;
       // Renamed meanwhile: made once is made.
-      return volume.store === place && volume.name === name ? await store.create(volume, call) : volume;
+      const isThere = volume.store === place && volume.name === name;
+      return { volume: isThere ? await store.create(volume, call) : volume, storeIdentity: store.identity };
     });
+}
+
+async function unlessUnknown(looking: Promise<Volume>): Promise<Volume | undefined> {
+  try {
+    return await looking;
+  } catch (thrown) {
+    if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
+    return undefined;
+  }
 }
 
 /** What a change comes to. Undefined: it is so already. */
