@@ -39,3 +39,5 @@ export const volumeReference = ({ metadata: { name, uid } }: PersistentVolume): 
   ...(name === undefined ? {} : { name }),
   ...(uid === undefined ? {} : { uid }),
 });
+
+export const nodeReference = (name: string): ObjectReference => ({ apiVersion: 'v1', kind: 'Node', name });

@@ -10,7 +10,7 @@ import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { recordedAs } from './handles.ts';
-import { drivers, outOfService } from './names.ts';
+import { drivers, nodeReference, outOfService } from './names.ts';
 import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
 import { claimLabels } from './provisioner.ts';
@@ -167,7 +167,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     log.warn('a node is gone: its volumes are free for others', { node: name, volumes: released });
     const note = `The node is gone: ${released} volumes that it used are free for other nodes.`;
     const about = { type: 'Normal', reason: 'VolumesReleased', action: 'Release', note } as const;
-    events.report({ ...about, regarding: { apiVersion: 'v1', kind: 'Node', name } });
+    events.report({ ...about, regarding: nodeReference(name) });
   }
 
   /** Undefined: it is gone, and its store has answered. */

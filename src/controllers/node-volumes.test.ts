@@ -8,7 +8,7 @@ import { needs } from '#testbed/needs.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
 import { controlled, eventually, paths } from '#testing/controlled.ts';
 import { aCall } from '#testing/server.ts';
-import { persistentVolumes } from '#wire/kube/resources.ts';
+import { events, persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
 import { volumeFinalizer } from './names.ts';
 import { createNodeProvisioner } from './node-provisioner.ts';
@@ -50,6 +50,19 @@ test('a directory that nobody claims goes where nothing is in it; otherwise it i
   await eventually(async () => (await it.notes('OrphanedVolumes')).join()).toContain(
     'On node node-1, 1 volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: something.',
   );
+});
+
+test('what lies on one node is told beside what lies on another', async () => {
+  const names = ['node-1', 'node-2'];
+  for (const name of names) {
+    const node = await anAgentNode(it, name);
+    await madeOn(node, `of-${name}`);
+    writeFileSync(join(node.server.folder, 'disks', `of-${name}`, 'file'), '');
+  }
+  start();
+  // What is related to something else is a matter of its own: neither keeps the other from being told.
+  const told = async () => (await it.list(events)).map(({ related, note }) => `${related?.name}: ${note}`).toSorted();
+  await eventually(told).toEqual(names.map((name) => expect.stringContaining(`${name}: On node ${name}, 1 volumes`)));
 });
 
 test('one that a PersistentVolume calls by store and name stays, as the cache knows or only the API server', async () => {

@@ -9,7 +9,7 @@ import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { handlesOf, persistentVolumesOf } from './handles.ts';
 import { isLeft } from './left-alone.ts';
-import { volumeNameFor } from './names.ts';
+import { nodeReference, volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import { claimLabels, retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
@@ -131,7 +131,8 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
       const more = those.length > shown ? `, and ${those.length - shown} more` : '';
       const note = `On node ${node}, ${those.length} volumes belong to no claim and to no PersistentVolume of this cluster, and hold data, or may: ${names.join(', ')}${more}. Make PersistentVolumes for them, or delete them there: stowage volume delete.`;
       const about = { type: 'Warning', reason: 'OrphanedVolumes', action: 'Look', note } as const;
-      events.report({ ...about, regarding: storeReference(object) });
+      // Each node's are a matter of their own.
+      events.report({ ...about, regarding: storeReference(object), related: nodeReference(node) });
     }
   }
 
