@@ -10,6 +10,7 @@ export default defineConfig({
     pool: 'forks',
     maxWorkers: Math.min(4, availableParallelism()),
     execArgv: ['--disable-warning=ExperimentalWarning'],
+    setupFiles: ['src/testing/patience.ts'],
     testTimeout: 60_000,
     hookTimeout: 120_000,
     teardownTimeout: 30_000,

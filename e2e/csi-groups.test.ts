@@ -5,7 +5,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
-import { keeperPids, type Place, patience, place, serving } from './nfs-mounted.ts';
+import { killKeepers, type Place, patience, place, serving } from './nfs-mounted.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {
@@ -50,7 +50,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await pods.publish('pod', 2000);
     await asGroup(1001, 2000, 'mkdir d; echo one > d/file', pods.at('pod'));
     await serving(stowage);
-    for (const pid of keeperPids(folder)) process.kill(pid, 'SIGKILL');
+    killKeepers(folder);
     await expect.poll(() => stowage.output(), patience).toContain('a dead mount was mounted anew');
     await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), patience).toBe(allOf(2000));
     expect(await pods.groupsIn('stage/volume', 2000)).toBe(allOf(2000));

@@ -248,7 +248,10 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     const until = AbortSignal.timeout(60_000);
     while ((await isReplaced()) < 2 && !until.aborted) await eventually(isReplaced, () => true);
     await docker('exec', 'hung', 'touch', '/data/after');
-    expect(await stowage('client', 'status')).toMatch(/serving +1/);
+    await eventually(
+      () => stowage('client', 'status'),
+      (said) => /serving +1/.test(said),
+    );
     await stowage('client', 'upgrade');
     await eventually(keepers, (found) => found.length === 1 && found[0] !== before);
     expect(await docker('exec', 'hung', 'ls', '/data')).toBe('after\nduring');

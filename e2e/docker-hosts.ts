@@ -9,7 +9,7 @@ import { type Engine, type EngineOptions, startDockerd } from '#testbed/dockerd.
 import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
 import { digest } from '#testbed/rootfs.ts';
 import { passableFolder, refusing } from './docker-ground.ts';
-import { keeperPids } from './nfs-mounted.ts';
+import { killKeepers } from './nfs-mounted.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);
@@ -163,7 +163,7 @@ export async function startHost(
       return uses.flatMap(({ node, users }) => users.map((user) => `${node}: ${user.kind} ${user.name}`)).sort();
     },
     loseMounts: async () => {
-      await killKeepers(top);
+      killKeepers(top);
       for (const at of (await mounts()).toReversed()) await said([...engine.inside, 'umount', '--lazy', at]);
     },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
@@ -178,8 +178,4 @@ interface SeenUse {
 
 function expectRunning(): never {
   throw new Error('Stowage was not started');
-}
-
-async function killKeepers(top: string): Promise<void> {
-  for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
 }

@@ -6,7 +6,7 @@ import type { TestEngine } from '#testbed/engine-machine.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { lasting, passableFolder, refusing, startEngine } from './docker-ground.ts';
-import { keeperPids, patience } from './nfs-mounted.ts';
+import { killKeepers, patience } from './nfs-mounted.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
 import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 
@@ -58,9 +58,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     beforeAll(async () => {
       top = await passableFolder('st-net-', all);
       engine = all.use(await startEngine[kind](signal, { bridges: true }));
-      all.defer(() => {
-        for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
-      });
+      all.defer(() => killKeepers(top));
       storage = all.use(await startStorageNetwork(engine, signal));
       await run('network', 'create', 'apps');
       image = await loadBusybox(engine, signal);

@@ -60,6 +60,9 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     await host.docker('volume', 'create', '-d', 'stowage', '-o', 'store=flat', 'again');
     await host.sleeper('holding', 'again');
     await host.docker('exec', 'holding', 'sh', '-ec', 'umask 077; echo text >/data/file');
+    // It would mount them anew meanwhile.
+    host.stowage.signal('SIGKILL');
+    await host.stowage.ended();
     await host.loseMounts();
     await host.start();
     expect(await host.docker(...by('1000:1000', 'again', 'sh', '-ec', 'cat /data/file; echo more >>/data/file'))).toBe(

@@ -4,7 +4,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { lasting } from './docker-ground.ts';
 import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { dataPath, keeperPids, patience, serving, succeeds } from './nfs-mounted.ts';
+import { dataPath, killKeepers, patience, serving, succeeds } from './nfs-mounted.ts';
 
 /** Adds a line to each volume, until it is told to stop; ends with another status as soon as anything fails. */
 const work = `
@@ -153,7 +153,7 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
     test('start again when what holds their mounts is killed with it', async () => {
       const one = await worker(host, 'held');
       await serving(host.stowage);
-      for (const pid of keeperPids(host.top)) process.kill(pid, 'SIGKILL');
+      killKeepers(host.top);
       // What it had open is lost, and says so.
       expect(await host.docker('wait', 'held')).not.toBe('0');
       await host.docker('start', 'held');

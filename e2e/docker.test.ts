@@ -149,7 +149,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('volume', 'create', '--driver', 'stowage', '-o', 'store=squashed', 'roots');
       onTestFinished(async () => void (await run('volume', 'rm', 'roots')));
       await run('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/before');
-      // Podman may come back before it has let go of the volume, and does not ask again for what it has mounted.
+      // Podman may come back before all is unmounted, and what is still mounted is not looked at again.
       await expect.poll(() => volumesIn(top), patience).toEqual([]);
       await chown(join(folder, 'roots'), 0, 0);
       const said = await refused('run', '--rm', '-v', 'roots:/data', image, 'touch', '/data/after');

@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { program } from './stowage.ts';
 
@@ -42,9 +43,13 @@ const wordsFor: Readonly<Record<string, (folder: string) => readonly string[]>> 
 /** As an engine starts it: the first process of its own, whose program is known to run. */
 async function startFirst(folder: string, command: string, ...more: readonly string[]): Promise<First> {
   const words = [command, ...(wordsFor[command]?.(folder) ?? []), ...more];
-  const child = spawn('unshare', ['--pid', '--fork', '--mount-proc', '--kill-child', program, ...words], {
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
+  const child = spawn(
+    'unshare',
+    ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', program, ...words],
+    {
+      stdio: ['ignore', 'pipe', 'pipe'],
+    },
+  );
   onTestFinished(() => void child.kill('SIGKILL'));
   const text: string[] = [];
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => text.push(String(data)));

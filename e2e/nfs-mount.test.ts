@@ -14,6 +14,7 @@ import {
   follow,
   isOurs,
   keeperPids,
+  killKeepers,
   mountsIn,
   type Place,
   patience,
@@ -52,7 +53,7 @@ async function holdsUpNothing({ top, server, at }: Mounted, silence: () => Promi
   const inTime = async (...args: string[]) => {
     const since = performance.now();
     const finished = await server.cli(...args);
-    expect(performance.now() - since, args.join(' ')).toBeLessThan(10_000);
+    expect(performance.now() - since, args.join(' ')).toBeLessThan(20_000);
     return finished;
   };
   {
@@ -159,10 +160,11 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     await serving(server);
     const told = follow(socket);
     await expect.poll(told, patience).toContain('hello');
-    for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
+    killKeepers(top);
     const killedAt = performance.now();
     await expect.poll(() => server.output(), { timeout: 20_000, interval: 20 }).toContain('a keeper is gone');
-    expect(performance.now() - killedAt).toBeLessThan(2_000);
+    // It is heard of, and not only found when it is asked, which is every ten seconds.
+    expect(performance.now() - killedAt).toBeLessThan(8_000);
     const looked = async (): Promise<string> =>
       (await run('cat', [join(at, 'file')], { timeout: 5_000 }).catch(({ stderr }) => ({ stdout: String(stderr) })))
         .stdout;
@@ -192,7 +194,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     ]) {
       const since = performance.now();
       await server.cli(...args);
-      expect(performance.now() - since).toBeLessThan(10_000);
+      expect(performance.now() - since).toBeLessThan(20_000);
     }
     expect((await waits).stdout).toMatch(/abort|not connected/);
     await expect.poll(told, { timeout: 20_000 }).toContain('keeper.ended');

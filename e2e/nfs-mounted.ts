@@ -32,7 +32,7 @@ export async function place(): Promise<Place> {
   await chmod(top, 0o755);
   onTestFinished(async () => {
     for (const at of mountsIn(top)) await run('umount', ['--force', '--lazy', at]).catch(() => undefined);
-    for (const pid of keeperPids(top)) process.kill(pid, 'SIGKILL');
+    killKeepers(top);
     await rm(top, { recursive: true, force: true });
   });
   return { top, state: join(top, 's'), socket: join(top, 'r', 'stowage.sock') };
@@ -43,6 +43,17 @@ export const mountsIn = (top: string): readonly string[] =>
     .split('\n')
     .flatMap((line) => (line.split(' ')[1]?.startsWith(`${top}/`) === true ? (line.split(' ')[1] ?? '') : []))
     .toReversed();
+
+/** Also those that end at this very moment by themselves. */
+export function killKeepers(top: string): void {
+  for (const pid of keeperPids(top)) {
+    try {
+      process.kill(pid, 'SIGKILL');
+    } catch (thrown) {
+      if ((thrown as NodeJS.ErrnoException).code !== 'ESRCH') throw thrown;
+    }
+  }
+}
 
 /** Keepers say in which folder they are; what they started ends with them, or by itself. */
 export function keeperPids(top: string): readonly number[] {

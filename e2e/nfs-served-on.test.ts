@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { place, started, succeeds } from './nfs-mounted.ts';
@@ -18,18 +19,10 @@ describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))('a volume that somebo
     await succeeds(server, 'volume', 'create', 'silver/photos');
     const at = join(where.top, 'mnt');
     await succeeds(server, 'mount', 'silver/photos', at);
-    // As containers have it: in a mount namespace that hears of no unmount, at a place of its own.
+    // As containers have it: in a mount namespace of its own, at a place that hears of no unmount.
     const there = join(where.top, 'there');
     await mkdir(there);
-    const own = [
-      '--mount',
-      '--propagation',
-      'private',
-      'sh',
-      '-c',
-      'mount --bind "$1" "$2"; echo ready; exec cat',
-      'sh',
-    ];
+    const own = [...slaveMounts, 'sh', '-c', 'mount --bind "$1" "$2"; echo ready; exec cat', 'sh'];
     const other = spawn('unshare', [...own, at, there], { stdio: ['pipe', 'pipe', 'inherit'] });
     onTestFinished(() => void other.kill());
     await once(other.stdout, 'data');

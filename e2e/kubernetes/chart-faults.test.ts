@@ -43,8 +43,8 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
       await ground.own('rollout', 'status', one, '--timeout=120s');
   }, 400_000);
   afterAll(async () => {
-    await ground?.[Symbol.asyncDispose]();
     await filer?.[Symbol.asyncDispose]();
+    await ground?.[Symbol.asyncDispose]();
   }, 60_000);
 
   const exec = (name: string, script: string): Promise<string> => kubectl('exec', name, '--', 'sh', '-c', script);

@@ -91,7 +91,9 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       await expect.poll(() => shell(rest.at(-1) ?? ''), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
       expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
       await all(upgrade);
-      expect(await kubectl('get', 'storageclass', 'network', '--output=name')).toContain('network');
+      // The controller makes it, once it has looked at the new store.
+      const made = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
+      await expect.poll(made, wait).toBe('storageclass.storage.k8s.io/network');
     },
     long,
   );
@@ -319,7 +321,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       // Its provisioner sees that it is to be kept, and lets it go.
       await kubectl('patch', 'pv', films.volume, '--type=merge', '--patch', '{"metadata":{"finalizers":null}}');
       await expect.poll(volumes, wait).not.toContain(films.volume);
-      expect(await volumes()).not.toContain(db.volume);
+      await expect.poll(volumes, wait).not.toContain(db.volume);
       expect(await kubectl('exec', 'db-0', '--namespace=shop', '--', 'cat', '/data/old')).toBe('of data-db-0');
       await all(rename);
       const fresh = claim({ name: 'fresh', storageClassName: foreignClasses.subdir, mode: 'ReadWriteMany' });
@@ -331,7 +333,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       await kubectl('patch', 'pv', `${films.volume}-stowage`, '--type=merge', '-p', mayGo);
       await kubectl('delete', 'pvc', 'films', '--namespace=shop');
       await expect.poll(() => existsSync(films.folder), wait).toBe(false);
-      expect(await volumes()).not.toContain(`${films.volume}-stowage`);
+      await expect.poll(volumes, wait).not.toContain(`${films.volume}-stowage`);
       expect(inodesOf(db.folder)).toEqual(inodes);
     },
     long,

@@ -8,8 +8,8 @@ export interface EngineEnd {
   readonly isEnding: () => boolean;
 }
 
-/** An engine tells all its containers to end at the same moment. */
-const sameMs = 300;
+/** An engine tells all its containers to end at the same moment, each by a process that a busy machine may start later than another. */
+const sameMs = 1_000;
 /** Less than the minute that Stowage's own container has. */
 const longestMs = 45_000;
 const lookMs = 20;

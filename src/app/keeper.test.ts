@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished, test } from 'vitest';
 import { errorCodes } from '#core/errors.ts';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 
@@ -22,7 +23,18 @@ test.skipIf(needs('linux', 'root'))(
     const root = mkdtempSync(join(tmpdir(), 'stowage-first-'));
     const folder = join(root, 'keepers', 'host');
     mkdirSync(join(root, 'keepers'));
-    const words = ['--pid', '--fork', '--mount-proc', '--', ...command, '--folder', folder, '--pod', 'test'];
+    const words = [
+      '--pid',
+      '--fork',
+      ...slaveMounts,
+      '--mount-proc',
+      '--',
+      ...command,
+      '--folder',
+      folder,
+      '--pod',
+      'test',
+    ];
     const child = spawn('unshare', words, { stdio: 'ignore' });
     const ended = once(child, 'exit');
     const children = `/proc/${child.pid}/task/${child.pid}/children`;

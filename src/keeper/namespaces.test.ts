@@ -17,6 +17,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { silentLog } from '#base/log.ts';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
 import type { KeeperClient } from './agent.ts';
@@ -62,7 +63,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     };
     const modules = [join(import.meta.dirname, 'start.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
     const node = [process.execPath, '--input-type=module', '-e', starter, ...modules, JSON.stringify(options)];
-    const child = spawn('unshare', ['--pid', '--fork', '--mount-proc', '--kill-child', ...node], {
+    const child = spawn('unshare', ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', ...node], {
       stdio: ['pipe', 'pipe', 'inherit'],
     });
     const ended = once(child, 'exit');

@@ -122,7 +122,7 @@ export function controlled(): Controlled {
 }
 
 export const eventually = (look: () => unknown): ReturnType<typeof expect.poll> =>
-  expect.poll(() => look(), { interval: 5, timeout: 5_000 });
+  expect.poll(() => look(), { interval: 5, timeout: 20_000 });
 
 const uid = (name: string): string => `uid-of-${name}`;
 

@@ -160,7 +160,7 @@ async function attach(at: string, fd: number, checks: MountSpec['checks'] = 'ker
 }
 
 /** The kernel calls it by the minor number of its device. Read from the table: the mount itself may not answer. */
-function connectionOf(at: string): string {
+export function connectionOf(at: string): string {
   const lines = readFileSync('/proc/self/mountinfo', 'utf8').split('\n');
   const fields = lines.map((line) => line.split(' ')).findLast((one) => one[4] === at);
   const minor = fields?.[2]?.split(':')[1];

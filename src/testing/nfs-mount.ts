@@ -22,12 +22,13 @@ export async function mountNfs(
   folder: string,
   { nfs, root }: Pick<OpenExport, 'nfs' | 'root'>,
   options: Partial<FileSystemOptions> = {},
+  clock = systemClock(),
 ): Promise<NfsMount> {
   const nodes = createMemoryNodes(root);
   const proofs = createMemoryProofs();
   let mount: FuseMount | undefined;
   const { operations, behind } = openFileSystem({
-    ...{ nfs, nodes, proofs, clock: systemClock(), options: { identity: asCaller, ...options } },
+    ...{ nfs, nodes, proofs, clock, options: { identity: asCaller, ...options } },
     notify: (bytes) => mount?.device.write(bytes),
     notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
     behind: {

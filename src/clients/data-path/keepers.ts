@@ -77,7 +77,7 @@ export interface KeepersOptions {
 
 const idleRounds = 2;
 const clearEveryMs = 250;
-const clearLooks = 24;
+const clearLooks = 80;
 /** A successor takes a fraction of a second, and is tried again for as long as this. */
 const usualStuckMs = 60_000;
 /** Longer than a kubelet lets a container wait that has ended again and again. */

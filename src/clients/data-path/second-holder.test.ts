@@ -1,6 +1,6 @@
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs';
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
@@ -15,7 +15,7 @@ import { createGround } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
 import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
-import { disturbed } from '#testing/kept-mount.ts';
+import { connectionOf, disturbed } from '#testing/kept-mount.ts';
 import { fioVerified, modelled } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
@@ -213,15 +213,16 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const kernel = join(here.folder, 'kernel');
     mkdirSync(kernel);
     await run('mount', ['-t', 'fusectl', 'stowage-test', kernel]);
-    const connections = (): readonly string[] => readdirSync(kernel);
-    const before = connections();
+    // The kernel shows those of everybody.
+    const [first, second] = [other, here.at].map((at) => join(kernel, connectionOf(at))) as [string, string];
+    expect([first, second].map((one) => existsSync(one))).toEqual([true, true]);
     await here.client.unstage(source(), other, here.scope);
     await eventually(held, (count) => count === 1);
-    expect(connections().length).toBe(before.length - 1);
+    expect([first, second].map((one) => existsSync(one))).toEqual([false, true]);
     await pod.kill();
     await eventually(here.state, (found) => found === undefined);
     await here.client.unstage(source(), here.at, here.scope);
-    expect(connections().length).toBe(before.length - 2);
+    expect(existsSync(second)).toBe(false);
     // The next one is given what the kernel has ended, and finds that out.
     await here.startPod();
     await eventually(here.state, (found) => found?.mounts === 0);

@@ -11,7 +11,7 @@ let client: KubeClient;
 let ending: AbortController;
 const path = '/api/v1/namespaces/storage/endpoints';
 const { signal } = new AbortController();
-const wait = { interval: 10, timeout: 5_000 };
+const wait = { interval: 10, timeout: 20_000 };
 
 beforeEach(async () => {
   api = await startKubeApi();

@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { keeperFlags } from '#keeper/node-flags.ts';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { eventually } from './keeper-process.ts';
 
 /** A keeper and its data paths as a pod has them: the keeper is the first process, and with it all others end. */
@@ -35,7 +36,18 @@ export async function startKeeperPod({ socket, program, user, uid, log }: Keeper
     '--bounding-set=-all',
   ];
   const node = [process.execPath, ...keeperFlags, keeper, '--socket', socket, '--program', program, '--log', log];
-  const words = ['--pid', '--fork', '--mount-proc', '--kill-child', '--', ...rights, ...node, '--pod', uid];
+  const words = [
+    '--pid',
+    '--fork',
+    ...slaveMounts,
+    '--mount-proc',
+    '--kill-child',
+    '--',
+    ...rights,
+    ...node,
+    '--pod',
+    uid,
+  ];
   const child = spawn('unshare', words, {
     ...{ stdio: 'ignore', cwd: '/' },
     env: { PATH: process.env['PATH'], LC_ALL: 'C', UV_THREADPOOL_SIZE: '24', STOWAGE_VERSION: 'test' },

@@ -9,10 +9,10 @@ import { createNfsClient, type NfsClient } from '../nfs3/client.ts';
 import { fileType } from '../nfs3/structures.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 
-const stallMs = 300;
+const stallMs = 1_000;
 
-describe.skipIf(needs('root', 'ganesha'))('a server with two addresses', () => {
-  const it = exportedByGanesha();
+describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses', () => {
+  const it = exportedByGanesha({ inMemory: true });
 
   interface Paths {
     readonly first: CuttingProxy;

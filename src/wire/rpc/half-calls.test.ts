@@ -85,8 +85,11 @@ describe('a call of which only a part comes', () => {
 
   test('byte by byte, for ever, is no better', async () => {
     const { clock, connected } = await listening({});
-    const half = await connected();
+    const [half, other] = [await connected(), await connected()];
+    await isAnswered(half);
     half.write(words(0x8000_0000 | mib));
+    // What came before it is read by then.
+    await isAnswered(other);
     for (let i = 0; i < 20 && !half.closed; i++) {
       half.write('x');
       clock.advance(5_000);
