@@ -31,6 +31,8 @@ const classOf: Readonly<Record<Side, string>> = { nfs: silver, local: 'local', b
 export const byTime =
   /^(watch |\S+ (leases|endpoints|stores|stores\/status|endpointslices|secrets|configmaps|csistoragecapacities)$)/;
 const quietMs = 1_500;
+/** Many times what a load takes: for the first of its claims, and for each. */
+const [firstMs, eachMs] = [60_000, 200];
 
 export interface Created {
   readonly claimsMs: number;
@@ -92,9 +94,12 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
     [...inside, process.execPath, fileURLToPath(file), ...words] as const;
   const load = async <T>(what: string, side: Side, prefix: string, count: number): Promise<T> => {
     const words = [ways.get('load') ?? '', what, classOf[side], prefix, `${count}`];
-    const running = start(script(new URL('./load.ts', import.meta.url), ...words), signal);
+    const late = AbortSignal.timeout(firstMs + count * eachMs);
+    const ending = AbortSignal.any([signal, late]);
+    const running = start(script(new URL('./load.ts', import.meta.url), ...words), ending);
     const output = text(running.stdout);
     const { status, errors } = await running.ended;
+    if (late.aborted) throw new Error(`${what} of ${count} claims took too long: whoever makes volumes may have ended`);
     if (status !== 0) throw new Error(`${what} ended with ${status}: ${errors}`);
     return JSON.parse(await output) as T;
   };
