@@ -95,7 +95,9 @@ describe('the file', () => {
     records.transaction(() => {
       for (let n = 0; n < 3000; n++) records.settings.set(`key-${n}`, 'x'.repeat(4000));
     });
-    for (let n = 0; n < 5000; n++) records.settings.set('same', 'x'.repeat(3000 + n));
+    // Not what is put on the disk each time: that would cut the log back by itself.
+    for (let n = 0; n < 5000; n++)
+      records.answers.put('same', { fingerprint: '', status: 200, body: 'x'.repeat(3000 + n), at: 0 });
     expect(most()).toBeLessThan(6 * 1024 * 1024);
   });
 });
@@ -106,7 +108,7 @@ describe('one process per state folder', () => {
     expect((await writer.lines().next()).value).toBe('open');
     const started = performance.now();
     const error = refusal();
-    expect(performance.now() - started).toBeLessThan(1000);
+    expect(performance.now() - started).toBeLessThan(4_000);
     const { pid } = writer.child;
     expect(error.message).toBe(`the state folder ${folder} is in use by another Stowage (process ${pid})`);
     expect(error.action).toBe(
@@ -270,7 +272,9 @@ describe('a file that cannot be used', () => {
 
   test('a damaged page is found at the start, not in the middle of the work', () => {
     const records = openRecords(path);
-    for (let n = 0; n < 2000; n++) records.settings.set(`key-${n}`, 'value');
+    records.transaction(() => {
+      for (let n = 0; n < 2000; n++) records.settings.set(`key-${n}`, 'value');
+    });
     records.close();
     const bytes = readFileSync(path);
     bytes.fill(0xa5, 8192, bytes.length - 4096);

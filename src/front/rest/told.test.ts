@@ -30,7 +30,7 @@ beforeEach(async () => {
   const { port } = own.server;
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const at = (name: string, path: string) =>
-    parseStoreConfig(name, `nfs://127.0.0.1:${port}${path}?mountport=${port}&timeout=500ms&retries=0`, 'file', known);
+    parseStoreConfig(name, `nfs://127.0.0.1:${port}${path}?mountport=${port}&timeout=5s&retries=0`, 'file', known);
   await server.engine.stores.configure([at('silver', '/export'), at('lost', '/elsewhere')], undefined, aCall());
   others = {
     'a viewer of some stores': await server.as('viewer', 'silver', 'lost'),

@@ -147,7 +147,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   });
 
   test('a server that stands still, and what it was asked for then', async () => {
-    const store = await open('plain', { timeout: '1s' });
+    const store = await open('plain', { timeout: '3s' });
     await ganesha.freeze();
     try {
       expectTold(await refusal(store.create(spec('late'), scope)), {
@@ -160,7 +160,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       // What only asks has done nothing in any case.
       const silence = new RegExp(`failed: ${ganesha.host} did not answer in time$`);
       const reading = [refusal(store.get(volumeName('late'), scope)), refusal(store.names(scope))];
-      for (const error of [...(await Promise.all(reading)), await refusal(open('plain', { timeout: '1s' }))])
+      for (const error of [...(await Promise.all(reading)), await refusal(open('plain', { timeout: '3s' }))])
         expect(error).toMatchObject({ reason: 'nfs-timeout', message: expect.stringMatching(silence) });
     } finally {
       ganesha.thaw();

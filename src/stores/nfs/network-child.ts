@@ -45,9 +45,17 @@ function openConnection({ id, address, port, localPort }: Extract<Question, { as
   });
 }
 
+/** Its place is free at once, and not when the kernel has closed it: the next question may be there already. */
+function forget(id: number): void {
+  const socket = open.get(id);
+  if (socket === undefined) return;
+  open.delete(id);
+  socket.destroy();
+}
+
 function serve(question: Question): void {
   const { id, ask } = question;
-  if (ask === 'forget') open.get(id)?.destroy();
+  if (ask === 'forget') forget(id);
   else if (open.size >= mostQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
   else if (ask === 'connect') openConnection(question);
   else void findAddresses(id, question.host);

@@ -131,7 +131,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     const socket = await network.connect({ address, localPort: undefined, signal: AbortSignal.timeout(10_000) });
     socket.destroy();
     expect(await far.hasPids(1)).not.toContain(pid);
-    expect(existsSync(`/proc/${pid}/fd/0`)).toBe(false);
+    await expect.poll(() => existsSync(`/proc/${pid}/fd/0`)).toBe(false);
   });
 
   test('connections that were made in a namespace end when there is another under its name', async () => {

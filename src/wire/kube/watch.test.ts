@@ -159,9 +159,12 @@ test('of an API server that is down: less and less often, and then at once again
 });
 
 test('one that was open for long is asked for again soon, however often it broke before', async () => {
-  seen(now());
+  const { words } = seen(now());
   for (let i = 1; i <= 4; i++) {
     await expect.poll(() => api.watches).toBe(1);
+    // The client knows by then that it is open.
+    api.bookmark();
+    await expect.poll(() => words.length).toBe(i);
     clock.advance(31_000);
     api.cutWatches(false);
     await expect.poll(() => clock.slept.length).toBe(i);
@@ -187,12 +190,14 @@ test('one that ends at once, again and again, is not asked for as fast as it end
 test('a connection that only we still have is left after a while without a sound', async () => {
   const { words } = seen(now());
   await expect.poll(() => api.watches).toBe(1);
+  api.bookmark();
+  await expect.poll(() => words).toEqual(['bookmark']);
   clock.advance(89_000);
   api.put(path, node('a'));
-  await expect.poll(() => words).toEqual(['added a']);
+  await expect.poll(() => words).toEqual(['bookmark', 'added a']);
   clock.advance(89_000);
   api.put(path, node('b'));
-  await expect.poll(() => words).toEqual(['added a', 'added b']);
+  await expect.poll(() => words).toEqual(['bookmark', 'added a', 'added b']);
   expect(watchesAsked().length).toBe(1);
   clock.advance(90_000);
   await expect.poll(() => watchesAsked().length).toBe(2);
