@@ -1,4 +1,5 @@
 import { availableParallelism } from 'node:os';
+import { fileURLToPath } from 'node:url';
 import { defineConfig } from 'vitest/config';
 import { summaryReporter } from './scripts/reporter.ts';
 
@@ -10,7 +11,8 @@ export default defineConfig({
     pool: 'forks',
     maxWorkers: Math.min(4, availableParallelism()),
     execArgv: ['--disable-warning=ExperimentalWarning'],
-    setupFiles: ['src/testing/patience.ts'],
+    // By its whole path: `npm test` is tested with another root.
+    setupFiles: [fileURLToPath(new URL('./src/testing/patience.ts', import.meta.url))],
     testTimeout: 60_000,
     hookTimeout: 120_000,
     teardownTimeout: 30_000,

@@ -111,8 +111,8 @@ describe('an agent', () => {
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     for (let i = 0; i < 3; i++) {
       clock.advance(10_000);
-      // What comes after its ping was answered.
-      expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+      // The first is answered when its ping was read, and the second is asked when that was answered.
+      for (let n = 0; n < 2; n++) expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
     }
     way.freeze();
     clock.advance(10_000);
