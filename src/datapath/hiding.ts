@@ -109,10 +109,15 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     hiders.delete(id);
   }
 
-  async function move({ parent, name: from }: At, to: Buffer, request: Request): Promise<void> {
+  async function move(
+    { parent, name: from }: At,
+    to: Buffer,
+    { handle: meant }: There,
+    request: Request,
+  ): Promise<void> {
     const send = () =>
       server.on(request, parent, (directory, options) =>
-        nfs.rename({ directory, name: from }, { directory, name: to }, withoutEnd(options)),
+        nfs.rename({ directory, name: from }, { directory, name: to }, { ...withoutEnd(options), meant }),
       );
     await changing(attributes, parent, send, ({ to: change }) => change);
     gone({ parent, name: from });
@@ -164,7 +169,8 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   async function clear(id: number, hidden: Hidden, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
     const before = await charges.leaving(id, request);
-    const call: CallOnPlace = ({ directory, name }, options) => nfs.remove(directory, name, options);
+    const meant = nodes.get(id)?.handle;
+    const call: CallOnPlace = ({ directory, name }, options) => nfs.remove(directory, name, { ...options, meant });
     try {
       if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
       else await apart(hidden, request, (options) => call(hidden, options));
@@ -177,7 +183,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     if (nodes.hidden(id)?.name === hidden.name) shown(id);
   }
 
-  async function hideAndTake(id: number, { at, isReplaced, take }: Taking, request: Request): Promise<void> {
+  async function hideAndTake(id: number, { at, there, isReplaced, take }: Taking, request: Request): Promise<void> {
     const hidden: Hidden = { directory: server.node(at.parent).handle, name: hiddenName() };
     const name = Buffer.from(hidden.name);
     const isNoted = (): boolean => nodes.hidden(id)?.name === hidden.name;
@@ -186,7 +192,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     let isAdded = false;
     try {
       isAdded = isReplaced && (await addName(id, { parent: at.parent, name }, request));
-      if (!isAdded) await move(at, name, request);
+      if (!isAdded) await move(at, name, there, request);
     } catch (cause) {
       if (isDefinite(cause) && isNoted()) shown(id);
       throw cause;
@@ -203,7 +209,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
       isThere = false;
       if (isNoted()) shown(id);
       // If this fails, it is better left than removed: whoever asked is told that nothing was done.
-      if (!isAdded) await move({ parent: at.parent, name }, at.name, request);
+      if (!isAdded) await move({ parent: at.parent, name }, at.name, there, request);
     };
     try {
       await take(true, request);

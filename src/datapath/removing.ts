@@ -57,7 +57,9 @@ export function createRemoving(context: Context, entries: Entries, { charges, re
         if (isHidden) return;
         const id = nodes.find(there.handle)?.id;
         const before = await charges.leaving(id, request);
-        await remove(at, request, (place, options) => nfs.remove(place.directory, place.name, options));
+        await remove(at, request, (place, options) =>
+          nfs.remove(place.directory, place.name, { ...options, meant: there.handle }),
+        );
         charges.removed(id, before);
       };
       await hiding.takeName({ at, there, isReplaced: false, take }, request);
@@ -67,7 +69,9 @@ export function createRemoving(context: Context, entries: Entries, { charges, re
       if (there === undefined) return;
       await closing.gone(there.handle, request);
       try {
-        await remove({ parent, name }, request, ({ directory }, options) => nfs.rmdir(directory, name, options));
+        await remove({ parent, name }, request, ({ directory }, options) =>
+          nfs.rmdir(directory, name, { ...options, meant: there.handle }),
+        );
       } catch (cause) {
         throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
       }

@@ -40,13 +40,13 @@ export function createRenaming(
   }
 
   /** `isHidden`: what it replaces may have lost its name already, so it is not given up half-way. */
-  async function move(from: At, to: At, request: Request, isHidden = false): Promise<void> {
+  async function move(from: At, to: At, { handle: meant }: There, request: Request, isHidden = false): Promise<void> {
     const send = () =>
       server.onTwo(request, from.parent, to.parent, (one, other, options) =>
         nfs.rename(
           { directory: one, name: from.name },
           { directory: other, name: to.name },
-          isHidden ? withoutEnd(options) : options,
+          { ...(isHidden ? withoutEnd(options) : options), meant },
         ),
       );
     // In one directory both tell of the same change.
@@ -79,7 +79,7 @@ export function createRenaming(
       const replaced = await entries.meant(to.parent, to.name, request);
       if (replaced !== undefined && isSame(replaced.handle, moved.handle)) {
         // Two names of one file: nothing happens, and both stay.
-        await move(from, to, request);
+        await move(from, to, moved, request);
         names.drop(from.parent, keyOf(from.name));
         names.drop(to.parent, keyOf(to.name));
         return;
@@ -88,7 +88,7 @@ export function createRenaming(
         const replacedId = replaced === undefined || isHidden ? undefined : nodes.find(replaced.handle)?.id;
         const leaves = await charges.leaving(replacedId, itself);
         try {
-          await move(from, to, itself, isHidden);
+          await move(from, to, moved, itself, isHidden);
         } catch (cause) {
           throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;
         }

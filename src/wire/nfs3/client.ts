@@ -1,11 +1,13 @@
 import type { Clock } from '#base/clock.ts';
 import type { CallOptions, RpcClient } from '../rpc/client.ts';
-import { RpcError } from '../rpc/errors.ts';
+import type { RpcError } from '../rpc/errors.ts';
 import type { Procedure } from '../rpc/procedure.ts';
 import type { Text } from '../xdr/writer.ts';
+import { isAsSet, isCreated, isMarked, isSameText } from './attribute-matching.ts';
+import { createCalling, type Mutation } from './calling.ts';
 import { checkName } from './names.ts';
 import * as procedures from './procedures.ts';
-import { isNfsError, NfsError, nfsStatus } from './status.ts';
+import { isNfsError } from './status.ts';
 import {
   type Attributes,
   type FileHandle,
@@ -27,12 +29,22 @@ export interface New {
   readonly change?: Wcc | undefined;
 }
 
+/** For calls that take a name away. */
+export interface Meaning {
+  /**
+   * What the name means. If the connection is lost and the server cannot recognise the call, this tells whether it was done:
+   * the name means something else by then. Without it the outcome stays unknown.
+   */
+  readonly meant?: FileHandle | undefined;
+}
+
 /** Nothing is known of what a call changed. */
 const unknownChange: Wcc = { before: undefined, after: undefined };
 
 /**
- * NFS version 3 over one RPC client. Every call takes its signal and its deadline. A call that was sent twice because the
- * connection broke in between is answered as if it had been sent once, as far as that can be told.
+ * NFS version 3 over one RPC client. Every call takes its signal and its deadline. A call that was resent because the connection
+ * broke is answered as if it had been sent once. One that may not be resent (`RpcError.decide`) is decided by asking the
+ * server what has become of it, if there is time for that before its deadline: docs/designs/nfs-resends.md.
  */
 export interface NfsClient {
   null(options?: CallOptions): Promise<void>;
@@ -62,9 +74,9 @@ export interface NfsClient {
   mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
   symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
   mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<New>;
-  remove(directory: FileHandle, name: Text, options?: CallOptions): Promise<Wcc>;
-  rmdir(directory: FileHandle, name: Text, options?: CallOptions): Promise<Wcc>;
-  rename(from: Place, to: Place, options?: CallOptions): Promise<procedures.Renamed>;
+  remove(directory: FileHandle, name: Text, options?: CallOptions & Meaning): Promise<Wcc>;
+  rmdir(directory: FileHandle, name: Text, options?: CallOptions & Meaning): Promise<Wcc>;
+  rename(from: Place, to: Place, options?: CallOptions & Meaning): Promise<procedures.Renamed>;
   link(handle: FileHandle, to: Place, options?: CallOptions): Promise<procedures.Linked>;
   readdir(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdir>>;
   readdirplus(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdirplus>>;
@@ -74,49 +86,8 @@ export interface NfsClient {
   commit(handle: FileHandle, offset: number, count: number, options?: CallOptions): Promise<procedures.Committed>;
 }
 
-/** A server that says "later" (a tape, a quota being counted) is asked again for as long as the deadline allows. */
-const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
-
 export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): NfsClient {
-  const never = new AbortController().signal;
-
-  async function later<A, R>(
-    procedure: Procedure<A, R>,
-    args: A,
-    options: CallOptions | undefined,
-    { since, refusal }: { readonly since: number; readonly refusal: NfsError },
-  ): Promise<R> {
-    const { signal = never, deadlineMs } = options ?? {};
-    for (const pause of jukeboxMs) {
-      const left = deadlineMs && deadlineMs - pause - (clock.elapsed() - since);
-      if (left !== undefined && left <= 0) break;
-      await clock.sleep(pause, signal);
-      try {
-        return await rpc.call(procedure, args, { ...options, deadlineMs: left });
-      } catch (cause) {
-        if (isNfsError(cause, 'JUKEBOX')) continue;
-        // Sent twice before the server said "later" is sent twice.
-        throw refusal.resent && cause instanceof NfsError ? new NfsError(cause.procedure, cause.status, true) : cause;
-      }
-    }
-    throw refusal;
-  }
-
-  /** Without `await` or `catch` on the way: a call costs a few microseconds, and each promise is a part of that. */
-  const call = <A, R>(
-    procedure: Procedure<A, R>,
-    args: A,
-    options: CallOptions | undefined,
-    recover: (cause: unknown) => R | Promise<R> = thrown,
-  ): Promise<R> =>
-    rpc.call(procedure, args, options, (cause, since) => {
-      if (isNfsError(cause, 'JUKEBOX'))
-        return later(procedure, args, options, { since, refusal: cause }).catch(recover);
-      // A server without the procedure at all means the same as one that says it does not support it.
-      if (cause instanceof RpcError && cause.failure === 'no-procedure')
-        throw new NfsError(procedure.name, nfsStatus.NOTSUPP, false);
-      return recover(cause);
-    });
+  const { call, mutate } = createCalling(rpc, clock);
 
   const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> =>
     named(place, () => call(procedures.lookup, place, options));
@@ -136,7 +107,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       return { handle: found.handle, attributes };
     };
     return named(args, () =>
-      call(procedure, args, options, existing).then((made) => (hasHandle(made) ? made : find(args, options))),
+      mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : find(args, options))),
     );
   }
 
@@ -145,21 +116,52 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return target.bytes ?? target.text;
   };
 
-  /** Gone is gone, when it may have been our own first call that did it. */
-  const take = (procedure: Procedure<Place, Wcc>, place: Place, options: CallOptions | undefined): Promise<Wcc> =>
-    named(place, () =>
-      call(procedure, place, options, (cause) => {
+  /** Undefined: the name means nothing. */
+  const whatIs = (place: Place, options: CallOptions): Promise<FileHandle | undefined> =>
+    find(place, options).then(
+      ({ handle }) => handle,
+      (cause: unknown) => {
+        if (!isNfsError(cause, 'NOENT')) throw cause;
+        return undefined;
+      },
+    );
+
+  /** Whether a name still means what the call was about. Throws what was unknown if nobody said what that is. */
+  async function isStill(
+    place: Place,
+    meant: FileHandle | undefined,
+    options: CallOptions,
+    unknown: RpcError,
+  ): Promise<boolean> {
+    const handle = await whatIs(place, options);
+    if (handle === undefined) return false;
+    if (meant === undefined) throw unknown;
+    return isSameHandle(handle, meant);
+  }
+
+  /** Success if the name is gone and it may have been our own first call that removed it. */
+  const take = (
+    procedure: Procedure<Place, Wcc>,
+    args: Place,
+    options: (CallOptions & Meaning) | undefined,
+  ): Promise<Wcc> => {
+    const isDone: Mutation<Place, Wcc>['isDone'] = async (inTime, unknown) =>
+      (await isStill(args, options?.meant, inTime, unknown)) ? undefined : unknownChange;
+    return named(args, () =>
+      mutate({ procedure, args, options, isDone }, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         return unknownChange;
       }),
     );
+  };
 
   return {
     null: (options) => call(procedures.nullCall, undefined, options),
     getattr: (handle, options) => call(procedures.getattr, handle, options),
     setattr: async (handle, set, options) => {
       try {
-        return await call(procedures.setattr, { handle, set, ifChangedAt: options?.ifChangedAt }, options);
+        const args = { handle, set, ifChangedAt: options?.ifChangedAt };
+        return await mutate({ procedure: procedures.setattr, args, options });
       } catch (cause) {
         // The change since then may be the one that the first of the two made.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
@@ -174,7 +176,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     read: (handle, offset, into, options) =>
       // More would be a reply longer than is taken.
       call(procedures.read, { handle, offset, into: into.length > maxTransfer ? shorter(into) : into }, options),
-    write: (handle, offset, data, stable, options) => call(procedures.write, { handle, offset, data, stable }, options),
+    write: (handle, offset, data, stable, options) =>
+      mutate({ procedure: procedures.write, args: { handle, offset, data, stable }, options }),
     create: (directory, name, how, options) =>
       // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
       make(
@@ -194,7 +197,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       make(
         procedures.symlink,
         { directory, name, set, target },
-        async ({ type }, handle) => type === fileType.link && isSame(await readlink(handle, options), target),
+        async ({ type }, handle) => type === fileType.link && isSameText(await readlink(handle, options), target),
         options,
       ),
     mknod: (args, options) =>
@@ -205,7 +208,15 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       checkName(from.name);
       checkName(to.name);
       try {
-        return await call(procedures.rename, { from, to }, options);
+        return await mutate({
+          ...{ procedure: procedures.rename, args: { from, to }, options },
+          isDone: async (inTime, unknown) => {
+            if (await isStill(from, options?.meant, inTime, unknown)) return undefined;
+            // Moved on by somebody else since, or never moved: without knowing what it was, the target decides.
+            if (options?.meant === undefined && (await whatIs(to, inTime)) === undefined) throw unknown;
+            return { from: unknownChange, to: unknownChange };
+          },
+        });
       } catch (cause) {
         // The first of the two may have moved it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
@@ -218,7 +229,14 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     link: async (handle, to, options) => {
       checkName(to.name);
       try {
-        return await call(procedures.link, { handle, to }, options);
+        return await mutate({
+          ...{ procedure: procedures.link, args: { handle, to }, options },
+          isDone: async (inTime) => {
+            const there = await whatIs(to, inTime);
+            if (there === undefined || !isSameHandle(there, handle)) return undefined;
+            return { attributes: undefined, change: unknownChange };
+          },
+        });
       } catch (cause) {
         if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
         const [one, other] = await Promise.all([
@@ -238,9 +256,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   };
 }
 
-function thrown(cause: unknown): never {
-  throw cause;
-}
+const isSameHandle = (a: FileHandle, b: FileHandle): boolean => Buffer.compare(a, b) === 0;
 
 const shorter = (into: Buffer | procedures.LateBuffer): Buffer | procedures.LateBuffer =>
   into instanceof Uint8Array
@@ -257,36 +273,4 @@ function named<R>({ name }: Place, work: () => Promise<R>): Promise<R> {
     return Promise.reject(cause);
   }
   return work();
-}
-
-const isSame = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));
-
-/** Whether a file is as a SETATTR would leave it. A time set to the server's clock tells nothing. */
-function isAsSet(is: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
-  const known = [
-    [mode, is.mode],
-    [uid, is.uid],
-    [gid, is.gid],
-    [size, is.size],
-    ...sameTime(atime, is.atime, is.atimeNs),
-    ...sameTime(mtime, is.mtime, is.mtimeNs),
-  ].filter(([wanted]) => wanted !== undefined);
-  return known.length > 0 && known.every(([wanted, found]) => wanted === found);
-}
-
-const sameTime = (time: SetAttributes['atime'], seconds: number, nanoseconds: number) =>
-  time === undefined || time === 'now'
-    ? []
-    : [
-        [time.seconds, seconds],
-        [time.nanoseconds, nanoseconds],
-      ];
-
-const isCreated = (found: Attributes, set: SetAttributes): boolean =>
-  found.type === fileType.regular && found.size === (set.size ?? 0) && isMarked(found, set);
-
-/** What was made with a time of its own can be told from what somebody else made meanwhile. */
-function isMarked({ mtime, mtimeNs }: Attributes, set: SetAttributes): boolean {
-  if (set.mtime === undefined || set.mtime === 'now') return true;
-  return mtime === set.mtime.seconds && mtimeNs === set.mtime.nanoseconds;
 }

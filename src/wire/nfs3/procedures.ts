@@ -1,4 +1,4 @@
-import type { Procedure } from '../rpc/procedure.ts';
+import type { Incarnation, Procedure } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import type { Text, XdrWriter } from '../xdr/writer.ts';
 import { readList, readListPlus } from './entries.ts';
@@ -28,11 +28,19 @@ function procedure<A, R>(
   name: string,
   encode: (writer: XdrWriter, args: A) => void,
   decodeResult: (reader: XdrReader, args: A) => R,
-  /** Sent behind the arguments, uncopied. */
-  dataOf?: (args: A) => Uint8Array,
+  {
+    dataOf,
+    mutates,
+    incarnation,
+  }: {
+    /** Sent behind the arguments, uncopied. */
+    readonly dataOf?: (args: A) => Uint8Array;
+    readonly mutates?: (args: A) => boolean;
+    readonly incarnation?: Incarnation;
+  } = {},
 ): Procedure<A, R> {
   return {
-    ...{ program: nfsProgram, version: nfsVersion, number, name },
+    ...{ program: nfsProgram, version: nfsVersion, number, name, mutates, incarnation },
     encode: (writer, args) => {
       encode(writer, args);
       return dataOf?.(args);
@@ -44,6 +52,18 @@ function procedure<A, R>(
     },
   };
 }
+
+const always = (): boolean => true;
+
+/** The write verifier, which COMMIT gives too. One byte is asked for: the rest of the file need not go to the disk for this. */
+const incarnation: Incarnation = {
+  of: (result) => (result as { readonly verifier: bigint }).verifier,
+  witness: (args) => (args as { readonly handle: FileHandle }).handle,
+  ask: (witness) => ({
+    procedure: commit as Procedure<unknown, unknown>,
+    args: { handle: witness, offset: 0, count: 1 },
+  }),
+};
 
 const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
   writer.opaque(handle);
@@ -70,6 +90,8 @@ export const setattr = procedure(
     if (args.ifChangedAt !== undefined) writer.u32(args.ifChangedAt.seconds).u32(args.ifChangedAt.nanoseconds);
   },
   readWcc,
+  // A copy that runs late fails on its guard.
+  { mutates: ({ ifChangedAt }) => ifChangedAt === undefined },
 );
 
 export interface Found {
@@ -189,7 +211,7 @@ export const write = procedure(
     if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
     return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
-  ({ data }) => data,
+  { dataOf: ({ data }) => data, mutates: always, incarnation },
 );
 
 export interface Made {
@@ -225,6 +247,8 @@ export const create = procedure(
     }
   },
   readMade,
+  // Exclusive too: a copy that runs late would make a file that somebody has removed since.
+  { mutates: always },
 );
 
 export const mkdir = procedure(
@@ -235,6 +259,7 @@ export const mkdir = procedure(
     writeSetAttributes(writer, args.set);
   },
   readMade,
+  { mutates: always },
 );
 
 export const symlink = procedure(
@@ -246,6 +271,7 @@ export const symlink = procedure(
     writer.string(args.target);
   },
   readMade,
+  { mutates: always },
 );
 
 export interface MknodArgs extends Place {
@@ -266,10 +292,11 @@ export const mknod = procedure(
     if (args.type === 3 || args.type === 4) writer.u32(args.major ?? 0).u32(args.minor ?? 0);
   },
   readMade,
+  { mutates: always },
 );
 
-export const remove = procedure(12, 'REMOVE', writePlace, readWcc);
-export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc);
+export const remove = procedure(12, 'REMOVE', writePlace, readWcc, { mutates: always });
+export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc, { mutates: always });
 
 /** How a RENAME changed its two directories. */
 export interface Renamed {
@@ -285,6 +312,7 @@ export const rename = procedure(
     writePlace(writer, to);
   },
   (reader): Renamed => ({ from: readWcc(reader), to: readWcc(reader) }),
+  { mutates: always },
 );
 
 export interface Linked {
@@ -301,6 +329,7 @@ export const link = procedure(
     writePlace(writer, to);
   },
   (reader): Linked => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
+  { mutates: always },
 );
 
 export interface ReaddirArgs {
@@ -385,4 +414,5 @@ export const commit = procedure(
       .u32(args.count ?? 0);
   },
   (reader): Committed => ({ change: readWcc(reader), verifier: reader.u64() }),
+  { incarnation },
 );

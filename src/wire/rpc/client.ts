@@ -9,7 +9,7 @@ import {
   shown,
 } from './connection.ts';
 import { RpcError } from './errors.ts';
-import { type Call, createLane, type Lane } from './lane.ts';
+import { type Call, createLane, type Lane, type LastConnection } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
 import type { TlsWish } from './tls.ts';
@@ -86,10 +86,16 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   let inFlight = 0;
   let sweeping: Disposable | undefined;
 
-  const lanes = Array.from({ length: options.connections ?? 1 }, () =>
+  const lanes = Array.from({ length: options.connections ?? 1 }, (_, index) =>
     createLane({
-      ...{ clock, closing: closing.signal, connect: dialing.connect, dialRounds: options.dialRounds ?? 2 },
+      ...{ clock, closing: closing.signal, connect: dialing.connect, dialRounds: options.dialRounds ?? 2, stallMs },
       credential: credential(options.identity),
+      ask: (procedure, args, as) => {
+        const { promise, resolve, reject } = Promise.withResolvers<unknown>();
+        const how = { credential: as, deadlineMs: stallMs };
+        startOn(index, newCall(procedure, args, how, { resolve, reject }));
+        return promise;
+      },
       onEnded: (ended) => {
         inFlight--;
         if (ended.signal !== undefined) watches.remove(ended.signal);
@@ -98,10 +104,38 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     }),
   );
 
-  function start(call: Call): void {
+  function startOn(lane: number, call: Call): void {
     inFlight++;
-    (lanes[turn++ % lanes.length] as Lane).start(call);
+    (lanes[lane] as Lane).start(call);
     sweeping ??= clock.after(sweepMs, sweep);
+  }
+
+  const start = (call: Call): void => startOn(turn++ % lanes.length, call);
+
+  function newCall(
+    procedure: Procedure<unknown, unknown>,
+    args: unknown,
+    how: CallOptions | undefined,
+    ends: Pick<Call, 'resolve' | 'reject'>,
+  ): Call {
+    nextXid = (nextXid + 1) & maxXid;
+    const since = clock.elapsed();
+    return {
+      xid: nextXid,
+      procedure,
+      args,
+      resolve: ends.resolve,
+      reject: ends.reject,
+      signal: how?.signal,
+      credential: how?.credential,
+      since,
+      expires: since + (how?.deadlineMs ?? deadlineMs),
+      sent: false,
+      sentOn: undefined,
+      resent: false,
+      lends: false,
+      next: undefined,
+    };
   }
 
   function startNext(): void {
@@ -129,6 +163,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     // Where there is nowhere else to go, only when it costs no answer that would still be waited for.
     const dead = addresses.length > 1 ? silent : silent.filter((lane) => isAnyLate(lane.pending, now));
     for (const call of calls(lanes, waiting)) if (call.expires <= now) abandon(call, late(call, addresses));
+    for (const lane of lanes) lane.repeat(now);
     for (const lane of silent) {
       if (!dead.includes(lane)) {
         lane.doubt(stallMs);
@@ -155,22 +190,10 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       if (closing.signal.aborted) return Promise.reject(closed());
       if (signal?.aborted === true) return Promise.reject(canceled(procedure.name, false, signal));
       const { promise, resolve, reject } = Promise.withResolvers<never>();
-      nextXid = (nextXid + 1) & maxXid;
-      const since = clock.elapsed();
-      const call: Call = {
-        xid: nextXid,
-        procedure: procedure as Procedure<unknown, unknown>,
-        args,
+      const call: Call = newCall(procedure as Procedure<unknown, unknown>, args, options, {
         resolve: resolve as (value: unknown) => void,
-        reject: recover === undefined ? reject : (cause) => resolve(attempted(recover, cause, since) as never),
-        signal,
-        credential: options?.credential,
-        expires: since + (options?.deadlineMs ?? deadlineMs),
-        sent: false,
-        resent: false,
-        lends: false,
-        next: undefined,
-      };
+        reject: recover === undefined ? reject : (cause) => resolve(attempted(recover, cause, call.since) as never),
+      });
       if (signal !== undefined) watches.add(signal);
       if (inFlight >= maxInFlight) waiting.add(call);
       else start(call);
@@ -199,7 +222,8 @@ interface Dialing {
   first(): Address;
   /** That address does not answer. Several lanes may say so, each in its time. */
   skip(address: Address | undefined): void;
-  connect(handlers: Handlers): Promise<Connection>;
+  /** `last`: the connection before. Its address is tried from the same port. */
+  connect(handlers: Handlers, last?: LastConnection): Promise<Connection>;
 }
 
 /** Which of a server's addresses to try, for all lanes together. */
@@ -217,36 +241,43 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
   } = options;
   let preferred = 0;
   const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
+
+  /** A port that is undefined is one of the system's choice. */
+  function* attempts(last: LastConnection | undefined): Iterable<{ address: Address; port: number | undefined }> {
+    for (const address of addresses.map((_, i) => from(i))) {
+      const isLast = address === last?.address;
+      if (isLast) yield { address, port: last.localPort };
+      if (!isLast || !last.isAwaited) yield { address, port: localPort?.() };
+    }
+  }
+
+  async function attempt(address: Address, port: number | undefined, handlers: Handlers): Promise<Connection> {
+    using limit = clock.deadline(dialMs, closing);
+    const { signal } = limit;
+    try {
+      const about = { address, maxRecord, tls, localPort: port, connect, onOpened, reading, signal };
+      return await dial({ ...about, ...handlers });
+    } catch (cause) {
+      // The time of this attempt is over, not the caller's.
+      if (!signal.aborted || closing.aborted) throw cause;
+      throw new RpcError(`no connection to ${shown(address)} in time`, { failure: 'unreachable', cause });
+    }
+  }
+
   return {
     first: () => from(0),
     skip: (address) => {
       if (address === from(0)) preferred = (preferred + 1) % addresses.length;
     },
-    connect: async (handlers) => {
+    connect: async (handlers, last) => {
       let failure: unknown;
-      for (let i = 0; i < addresses.length; i++) {
-        using limit = clock.deadline(dialMs, closing);
-        const address = from(i);
+      for (const { address, port } of attempts(last)) {
         try {
-          const about = {
-            address,
-            maxRecord,
-            tls,
-            localPort: localPort?.(),
-            connect,
-            onOpened,
-            reading,
-            signal: limit.signal,
-          };
-          const connection = await dial({ ...about, ...handlers });
+          const connection = await attempt(address, port, handlers);
           preferred = addresses.indexOf(address);
           return connection;
         } catch (cause) {
-          const isLate = limit.signal.aborted && !closing.aborted;
-          // The time of this attempt is over, not the caller's.
-          failure = isLate
-            ? new RpcError(`no connection to ${shown(address)} in time`, { failure: 'unreachable', cause })
-            : cause;
+          failure = cause;
         }
       }
       throw failure;

@@ -1,7 +1,9 @@
+import { randomUUID } from 'node:crypto';
 import { connect, isIP, type Socket } from 'node:net';
 import { constants } from 'node:os';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { RpcError } from './errors.ts';
+import { localEnd } from './local-end.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
 import { createSender, type Sender } from './sender.ts';
 import { isOtherProtocol, probe, rpcOverTls, type TlsWish } from './tls.ts';
@@ -34,6 +36,10 @@ export type Connect = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>
 /** One TCP connection that carries records. */
 export interface Connection {
   readonly address: Address;
+  /** Undefined: the system does not tell. */
+  readonly localPort: number | undefined;
+  /** Both addresses and the local port: servers recognise a resent call by its xid and these. Unique where they are not known. */
+  readonly endpoints: string;
   readonly sender: Sender;
   /** Bytes that came, so far. */
   readonly received: number;
@@ -116,7 +122,7 @@ const where = ({ address, localPort }: DialOptions) => ({
   noDelay: true,
   keepAlive: true,
   keepAliveInitialDelay: keepAliveMs,
-  ...(localPort === undefined ? {} : { localPort }),
+  ...localEnd(address.host, localPort),
 });
 
 /** What is spoken through, and the TCP connection below it: the same, or not where it is encrypted. */
@@ -145,7 +151,7 @@ function carry(
   const sender = createSender(socket, { onError, isBare: socket === lowest });
   let isEndedHere = false;
   return {
-    ...{ address, sender, ended },
+    ...{ address, sender, ended, localPort: lowest.localPort, endpoints: endpointsOf(lowest) },
     close: () => {
       isEndedHere ||= !socket.destroyed;
       socket.destroy();
@@ -164,6 +170,11 @@ function carry(
       return receiver.isHalf;
     },
   };
+}
+
+function endpointsOf({ localAddress, localPort, remoteAddress, remotePort }: Socket): string {
+  if (localPort === undefined || remotePort === undefined) return randomUUID();
+  return `${localAddress}:${localPort} ${remoteAddress}:${remotePort}`;
 }
 
 /**

@@ -23,17 +23,33 @@ export type RpcFailure =
   | 'tls'
   | 'closed';
 
+/** When to ask the server whether a call was done, by the clock's elapsed time. */
+export interface Decide {
+  /** From then on the first copy is not expected to run any more. 0: it cannot, since the server has restarted. */
+  readonly after: number;
+  /** The call's deadline. */
+  readonly before: number;
+}
+
 export class RpcError extends Error {
   override readonly name = 'RpcError';
   readonly failure: RpcFailure;
   /** The call was on its way: it may have been done, or may still be. */
   readonly maybeDone: boolean;
+  /** Present: the server answers again, but would not recognise the call if it were resent. */
+  readonly decide: Decide | undefined;
   constructor(
     message: string,
-    about: { readonly failure: RpcFailure; readonly maybeDone?: boolean; readonly cause?: unknown },
+    about: {
+      readonly failure: RpcFailure;
+      readonly maybeDone?: boolean;
+      readonly decide?: Decide;
+      readonly cause?: unknown;
+    },
   ) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.maybeDone = about.maybeDone ?? false;
+    this.decide = about.decide;
   }
 }

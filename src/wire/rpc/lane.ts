@@ -7,6 +7,7 @@ import { messageCall, rpcVersion } from './message.ts';
 import { createPending, type Pending } from './pending.ts';
 import type { Procedure } from './procedure.ts';
 import { createReplies } from './replies.ts';
+import { createResending, isSentMutation, type ResendingParts, type SentOn } from './resending.ts';
 
 /** A call from when it was asked for until its reply. */
 export interface Call {
@@ -18,9 +19,12 @@ export interface Call {
   readonly signal: AbortSignal | undefined;
   /** Undefined: that of the lane. */
   readonly credential: Buffer | undefined;
-  /** By the clock's elapsed time. */
+  /** When it was made; both by the clock's elapsed time. */
+  readonly since: number;
   readonly expires: number;
   sent: boolean;
+  /** The connection that it was last sent on. */
+  sentOn: SentOn | undefined;
   resent: boolean;
   /** Some of it goes out of the caller's own memory. */
   lends: boolean;
@@ -31,8 +35,12 @@ export interface Call {
 export interface LaneParts {
   readonly clock: Clock;
   readonly credential: Buffer;
-  /** Makes a connection, to whichever address answers. */
-  readonly connect: (handlers: Handlers) => Promise<Connection>;
+  /** Makes a connection, to whichever address answers; from the port of the last one, if that is possible. */
+  readonly connect: (handlers: Handlers, last?: LastConnection) => Promise<Connection>;
+  /** Makes a call on this lane. */
+  readonly ask: ResendingParts['ask'];
+  /** After so long without a word a connection may be given up. */
+  readonly stallMs: number;
   /** How often that is tried before the calls that wait fail. */
   readonly dialRounds: number;
   readonly closing: AbortSignal;
@@ -40,7 +48,15 @@ export interface LaneParts {
   readonly onEnded: (call: Call) => void;
 }
 
-/** One connection at a time, made anew when it breaks; calls without a reply are then sent again, under the same xid. */
+/** The connection before, which a server would recognise resent calls by. */
+export interface LastConnection {
+  readonly address: Address;
+  readonly localPort: number;
+  /** Its port is worth waiting for: another one is not to be used yet. */
+  readonly isAwaited: boolean;
+}
+
+/** One connection at a time, made anew when it breaks. Calls without a reply are then resent, as `Resending` decides. */
 export interface Lane {
   readonly pending: Pending;
   start(call: Call): void;
@@ -48,6 +64,8 @@ export interface Lane {
   giveUp(call: Call): void;
   /** For how long nothing came, though something was asked; from the first time it is looked at. */
   silence(now: number): number;
+  /** To be called now and then. */
+  repeat(now: number): void;
   /** Nothing came for so long. Where the server answers on a new connection alone, that is gone over to. */
   doubt(silentMs: number): void;
   /** Where it is connected to. */
@@ -66,6 +84,8 @@ const longestPatience = 16;
  * being started does so now and then; not for half a minute, which so many take with their pauses.
  */
 const mostTurnedAway = 14;
+/** The port of a connection that broke may be taken for a moment, or something on the way may have forgotten it. */
+const awaitPortMs = 10_000;
 
 export function createLane(parts: LaneParts): Lane {
   const { clock, closing } = parts;
@@ -89,6 +109,8 @@ export function createLane(parts: LaneParts): Lane {
   let turnedAway = 0;
   /** A call that was sent on this connection; it may still lie in a queue. */
   let wasGivenUp = false;
+  let last: Omit<LastConnection, 'isAwaited'> | undefined;
+  let lostAt = 0;
 
   function drop(call: Call): void {
     if (!pending.delete(call)) return;
@@ -140,6 +162,7 @@ export function createLane(parts: LaneParts): Lane {
       sender.record(encode, call);
       call.resent = call.sent;
       call.sent = true;
+      call.sentOn = resending.sentOn;
       // The only one under way is asked by somebody who then waits for it. Others may have company in this turn.
       if (pending.size === 1) sender.flush();
       else sender.flushSoon();
@@ -155,6 +178,7 @@ export function createLane(parts: LaneParts): Lane {
       turnedAway = 0;
       patience = 1;
     },
+    decoded: (call, result) => resending.answered(call, result),
     receiving: (call) => {
       receiving = call;
     },
@@ -162,12 +186,22 @@ export function createLane(parts: LaneParts): Lane {
   });
 
   const doubts = createDoubts(parts);
+  const resending = createResending({
+    ...{ clock, pending, send, fail, ask: parts.ask, runsOnMs: parts.stallMs },
+    isBacklogged: () => (connection?.sender.queued ?? 0) > 0,
+  });
 
   /** Half of it at random: many clients shall not come back to a server at the same moment. */
   async function pause(): Promise<void> {
     const ms = backOff * (0.5 + Math.random() / 2);
     backOff = Math.min(backOff * 2, longestBackOffMs);
     await clock.sleep(ms, closing).catch(() => undefined);
+  }
+
+  /** Undefined: nothing waits that the server would have to recognise. */
+  function lastToMatch(): LastConnection | undefined {
+    if (last === undefined || !pending.values().some(isSentMutation)) return undefined;
+    return { ...last, isAwaited: clock.elapsed() - lostAt < awaitPortMs };
   }
 
   /** Connects, and sends what has no reply. */
@@ -179,7 +213,7 @@ export function createLane(parts: LaneParts): Lane {
     else backOff = firstBackOffMs;
     for (let round = 1; connection === undefined && pending.size > 0; round++) {
       try {
-        connection = await parts.connect(handlers);
+        connection = await parts.connect(handlers, lastToMatch());
       } catch (cause) {
         turnedAway = 0;
         const isOver = isHopeless(cause) || closing.aborted;
@@ -198,15 +232,20 @@ export function createLane(parts: LaneParts): Lane {
     received = 0;
     connectedAt = clock.elapsed();
     const current = connection;
+    const { address, localPort } = current;
+    last = localPort === undefined ? undefined : { address, localPort };
     void current.ended.then((why) => lost(current, why));
-    for (const call of pending.values()) send(call);
+    resending.connected(current);
   }
 
   function lost(which: Connection, cause: Error): void {
     const isTurnedAway = which.isTurnedAway && clock.elapsed() - connectedAt < longestBackOffMs;
-    which.close();
+    // By a reset: a port that closes in the usual way cannot be used again for a minute.
+    which.reset();
     if (connection !== which) return;
     connection = receiving = undefined;
+    lostAt = clock.elapsed();
+    resending.lost();
     turnedAway = isTurnedAway ? turnedAway + 1 : 0;
     const why = turnedAway < mostTurnedAway ? cause : unanswered(cause);
     // A server that breaks the protocol would do so again.
@@ -247,6 +286,7 @@ export function createLane(parts: LaneParts): Lane {
     },
     giveUp,
     silence,
+    repeat: resending.repeat,
     doubt: (silentMs) => {
       if (silence(clock.elapsed()) > silentMs * patience) void doubt(silentMs);
     },

@@ -9,6 +9,8 @@ import type { Direct } from './receiver.ts';
 interface Watching {
   /** It was the reply to a call. */
   answered(): void;
+  /** It said yes. */
+  decoded(call: Call, result: unknown): void;
   /** Undefined: all of it has arrived. */
   receiving(call: Call | undefined): void;
   expectsHead(): boolean;
@@ -18,7 +20,7 @@ interface Watching {
 export function createReplies(
   pending: Pending,
   drop: (call: Call) => void,
-  { answered, receiving, expectsHead }: Watching,
+  { answered, decoded, receiving, expectsHead }: Watching,
 ): Handlers {
   const reader = new XdrReader();
 
@@ -57,7 +59,9 @@ export function createReplies(
       drop(call);
       try {
         readReplyHead(reader, call.procedure.name);
-        call.resolve(call.procedure.decode(reader, call.args, call.resent));
+        const result = call.procedure.decode(reader, call.args, call.resent);
+        decoded(call, result);
+        call.resolve(result);
       } catch (cause) {
         call.reject(cause);
       }

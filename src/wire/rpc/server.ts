@@ -41,6 +41,8 @@ export interface ServedProgram {
 }
 
 export interface RpcServerOptions {
+  /** Recognise a resent call only from the port it first came from, as Linux does. Default: from any port of its address. */
+  readonly replaysByPort?: boolean | undefined;
   readonly programs: readonly ServedProgram[];
   /** Undefined: nobody is refused by address. */
   readonly mayConnect?: (address: string, socket: Socket) => boolean;
@@ -88,6 +90,7 @@ export function createRpcServer(options: RpcServerOptions): Server {
   const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
   const shared: Shared = {
     ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(), held: 0 },
+    replaysByPort: options.replaysByPort ?? false,
     admits: options.admits ?? (() => true),
     secure: options.tls && createSecure(options.tls),
     crowd: createCrowd(maxConnections),

@@ -32,6 +32,7 @@ import { createSearch } from './search.ts';
 import { createTree } from './tree.ts';
 
 export interface NfsServerOptions {
+  readonly replaysByPort?: RpcServerOptions['replaysByPort'];
   readonly clock: Clock;
   /** What is exported: all of it, on one file system. */
   readonly directory: string;
@@ -132,6 +133,7 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
     ...about,
     programs: [nfs(exported, memory, limits.slowReadMs), mount],
     tls: options.tls?.options,
+    replaysByPort: options.replaysByPort,
     onSent: memory.giveBack,
   });
   const port = await listen(open, server, host, options.port ?? 2049);

@@ -1,0 +1,34 @@
+import type { Text } from '../xdr/writer.ts';
+import { type Attributes, fileType, type SetAttributes } from './structures.ts';
+
+export const isSameText = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));
+
+/** Whether a file is as a SETATTR would leave it. A time set to the server's clock tells nothing. */
+export function isAsSet(is: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
+  const known = [
+    [mode, is.mode],
+    [uid, is.uid],
+    [gid, is.gid],
+    [size, is.size],
+    ...sameTime(atime, is.atime, is.atimeNs),
+    ...sameTime(mtime, is.mtime, is.mtimeNs),
+  ].filter(([wanted]) => wanted !== undefined);
+  return known.length > 0 && known.every(([wanted, found]) => wanted === found);
+}
+
+const sameTime = (time: SetAttributes['atime'], seconds: number, nanoseconds: number) =>
+  time === undefined || time === 'now'
+    ? []
+    : [
+        [time.seconds, seconds],
+        [time.nanoseconds, nanoseconds],
+      ];
+
+export const isCreated = (found: Attributes, set: SetAttributes): boolean =>
+  found.type === fileType.regular && found.size === (set.size ?? 0) && isMarked(found, set);
+
+/** What was made with a time of its own can be told from what somebody else made meanwhile. */
+export function isMarked({ mtime, mtimeNs }: Attributes, set: SetAttributes): boolean {
+  if (set.mtime === undefined || set.mtime === 'now') return true;
+  return mtime === set.mtime.seconds && mtimeNs === set.mtime.nanoseconds;
+}

@@ -1,0 +1,199 @@
+import { beforeEach, describe, expect, test } from 'vitest';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import type { Connection } from './connection.ts';
+import type { RpcError } from './errors.ts';
+import type { Call } from './lane.ts';
+import { createPending, type Pending } from './pending.ts';
+import type { Incarnation, Procedure } from './procedure.ts';
+import { createResending, type Resending } from './resending.ts';
+
+const incarnation: Incarnation = {
+  of: (result) => result as bigint,
+  witness: (args) => args,
+  ask: (witness) => ({ procedure: asking, args: witness }),
+};
+const about = { program: 200_000, version: 1, encode: () => undefined, decode: () => undefined } as const;
+const reading: Procedure<unknown, unknown> = { ...about, number: 1, name: 'READING' };
+const mutating: Procedure<unknown, unknown> = { ...about, number: 2, name: 'MUTATING', mutates: () => true };
+const asking: Procedure<unknown, unknown> = { ...about, number: 3, name: 'ASKING', incarnation };
+
+const from = (endpoints: string): Connection => ({ endpoints }) as Connection;
+const runsOnMs = 10_000;
+const deadlineMs = 500_000;
+
+let clock: FakeClock;
+let pending: Pending;
+let sent: string[];
+let failed: { readonly name: string; readonly decide: RpcError['decide'] }[];
+let resending: Resending;
+/** The server's next answer to what it is asked for its incarnation. */
+let answer: () => Promise<bigint>;
+let isBacklogged: boolean;
+let xid: number;
+
+beforeEach(() => {
+  clock = createFakeClock();
+  pending = createPending();
+  sent = [];
+  failed = [];
+  xid = 0;
+  isBacklogged = false;
+  answer = () => Promise.reject(new Error('it does not answer'));
+  resending = createResending({
+    ...{ clock, pending, runsOnMs, isBacklogged: () => isBacklogged },
+    send,
+    fail: (call, { decide }) => {
+      pending.delete(call);
+      failed.push({ name: call.procedure.name, decide });
+    },
+    ask: async (procedure, args) => {
+      const result = await answer();
+      resending.answered(made(procedure, args), result);
+      return result;
+    },
+  });
+});
+
+function made(procedure: Procedure<unknown, unknown>, args: unknown = undefined): Call {
+  const since = clock.elapsed();
+  const ends = { resolve: () => undefined, reject: () => undefined, signal: undefined, credential: undefined };
+  const state = { sent: false, sentOn: undefined, resent: false, lends: false, next: undefined };
+  return { xid: ++xid, procedure, args, ...ends, since, expires: since + deadlineMs, ...state };
+}
+
+function send(call: Call): void {
+  sent.push(call.procedure.name);
+  call.resent = call.sent;
+  call.sent = true;
+  call.sentOn = resending.sentOn;
+}
+
+function start(procedure: Procedure<unknown, unknown>): Call {
+  const call = made(procedure);
+  pending.add(call);
+  send(call);
+  return call;
+}
+
+/** The connection is lost, and another one made. What it takes to decide has happened. */
+async function reconnect(endpoints: string, afterMs = 1_000): Promise<void> {
+  resending.lost();
+  clock.advance(afterMs);
+  sent = [];
+  resending.connected(from(endpoints));
+  await new Promise(setImmediate);
+}
+
+const told = (value: bigint): void => resending.answered(made(asking, 'a file'), value);
+
+describe('calls without a reply when the connection is lost', () => {
+  beforeEach(() => resending.connected(from('here:1 there')));
+
+  test('are resent from the same port to the same address', async () => {
+    start(reading);
+    start(mutating);
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([['READING', 'MUTATING'], []]);
+  });
+
+  test.each(['here:2 there', 'here:1 elsewhere'])(
+    'that mutate are not resent from or to another one (%s)',
+    async (other) => {
+      start(reading);
+      start(mutating);
+      const lostAt = clock.elapsed();
+      await reconnect(other);
+      expect(sent).toEqual(['READING']);
+      expect(failed).toEqual([{ name: 'MUTATING', decide: { after: lostAt + runsOnMs, before: deadlineMs } }]);
+    },
+  );
+
+  test('that mutate and were never sent are sent on any connection', async () => {
+    resending.lost();
+    pending.add(made(mutating));
+    resending.connected(from('here:2 there'));
+    expect([sent, failed]).toEqual([['MUTATING'], []]);
+  });
+
+  test('that mutate are not resent when the server may have forgotten them', async () => {
+    start(mutating);
+    await reconnect('here:1 there', 100_000);
+    expect([sent, failed.length]).toEqual([[], 1]);
+  });
+
+  test('that mutate are not resent to a server that has restarted, and can be decided at once', async () => {
+    told(1n);
+    start(mutating);
+    answer = () => Promise.resolve(2n);
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', decide: { after: 0, before: deadlineMs } }]]);
+  });
+
+  test('that mutate are resent to a server that has not restarted', async () => {
+    told(1n);
+    start(mutating);
+    answer = () => Promise.resolve(1n);
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([['MUTATING'], []]);
+  });
+
+  test('that mutate are not resent after two connections, if the server restarted before the first of them', async () => {
+    told(1n);
+    start(mutating);
+    const { promise: never } = Promise.withResolvers<bigint>();
+    answer = () => never;
+    await reconnect('here:1 there');
+    // Another call has told the new incarnation, and the connection is lost before the question is answered.
+    told(2n);
+    answer = () => Promise.resolve(2n);
+    await reconnect('here:1 there');
+    expect([sent, failed.map(({ decide }) => decide?.after)]).toEqual([[], [0]]);
+  });
+
+  test('are not resent twice when the connection is lost while the server is asked', async () => {
+    told(1n);
+    start(mutating);
+    const first = Promise.withResolvers<bigint>();
+    answer = () => first.promise;
+    await reconnect('here:1 there');
+    answer = () => Promise.resolve(1n);
+    await reconnect('here:1 there');
+    first.resolve(1n);
+    await new Promise(setImmediate);
+    expect(sent).toEqual(['MUTATING']);
+  });
+});
+
+describe('resent calls that mutate', () => {
+  let call: Call;
+  beforeEach(async () => {
+    resending.connected(from('here:1 there'));
+    call = start(mutating);
+    start(reading);
+    await reconnect('here:1 there');
+    sent = [];
+  });
+
+  const after = (ms: number): readonly string[] => {
+    clock.advance(ms);
+    resending.repeat(clock.elapsed());
+    return sent.splice(0);
+  };
+
+  test('are repeated ever more rarely, for as long as the server recognises them', () => {
+    expect([after(4_000), after(1_000), after(9_000), after(1_000)]).toEqual([[], ['MUTATING'], [], ['MUTATING']]);
+    expect([after(80_000), after(10_000), after(100_000)]).toEqual([['MUTATING'], [], []]);
+  });
+
+  test('are not repeated when they have a reply', () => {
+    pending.delete(call);
+    expect(after(50_000)).toEqual([]);
+  });
+
+  test('are not repeated while the server takes nothing', () => {
+    isBacklogged = true;
+    expect(after(50_000)).toEqual([]);
+    isBacklogged = false;
+    expect(after(30_000)).toEqual(['MUTATING']);
+  });
+});
