@@ -42,6 +42,8 @@ const mostInFlight = 1024;
 
 export function createConnections(clock: Clock, holder: Holder): Connections {
   const shared = new Map<string, Shared>();
+  // One for all: a port that was just lost is not given to another connection until all others were.
+  const privilegedPort = createPrivilegedPorts();
 
   function onOpened(about: string, told: ReadonlySet<() => void>): (socket: Socket) => void {
     return (socket) => {
@@ -59,7 +61,7 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
     return createRpcClient({
       ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: mostInFlight },
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
-      localPort: spec.privilegedPorts ? createPrivilegedPorts() : undefined,
+      localPort: spec.privilegedPorts ? privilegedPort : undefined,
       ...{ onOpened: onOpened(about, told), reading: readPromptly },
       tls:
         tls === undefined

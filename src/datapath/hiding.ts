@@ -169,8 +169,8 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   async function clear(id: number, hidden: Hidden, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
     const before = await charges.leaving(id, request);
-    const meant = nodes.get(id)?.handle;
-    const call: CallOnPlace = ({ directory, name }, options) => nfs.remove(directory, name, { ...options, meant });
+    const call: CallOnPlace = ({ directory, name }, options) =>
+      nfs.remove(directory, name, { ...options, meant: 'anything' });
     try {
       if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
       else await apart(hidden, request, (options) => call(hidden, options));

@@ -28,6 +28,8 @@ export interface Calling {
 const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
 
 const never = new AbortController().signal;
+const firstBackOffMs = 100;
+const longestBackOffMs = 5_000;
 
 export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calling {
   async function later<A, R>(
@@ -50,25 +52,40 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
     throw refusal;
   }
 
-  /** Waits until the first copy is not expected to run any more, asks what became of it, and makes the call again if need be. */
+  /**
+   * Waits until the first copy is not expected to run any more, asks what became of it, and makes the call again if need be. Whatever
+   * fails on the way leaves the call undecided: it may have been done, whatever the last attempt came to.
+   */
   async function decided<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
-    const { procedure, args, options, isDone } = mutation;
-    let cause: unknown = first;
-    for (let { decide } = first; decide !== undefined; decide = decideOf(cause)) {
-      const wait = Math.max(0, decide.after - clock.elapsed());
-      const left = decide.before - clock.elapsed() - wait;
-      if (left <= 0) break;
+    const { procedure, options } = mutation;
+    const before = first.decide?.before ?? 0;
+    let after = first.decide?.after ?? 0;
+    for (let backOff = firstBackOffMs; ; backOff = Math.min(backOff * 2, longestBackOffMs)) {
+      const wait = Math.max(0, after - clock.elapsed());
+      if (clock.elapsed() + wait >= before) throw first;
       await pause(wait, procedure.name, options?.signal ?? never);
-      const inTime = { ...options, deadlineMs: left };
-      const done = await isDone?.(inTime, cause as RpcError);
-      if (done !== undefined) return done;
       try {
-        return await call(procedure, args, inTime);
-      } catch (next) {
-        cause = asResent(next);
+        return await onceMore(mutation, before, first);
+      } catch (cause) {
+        if (cause === first || !isSilence(cause)) throw stillMaybeDone(cause);
+        after = decideOf(cause)?.after ?? clock.elapsed() + backOff;
       }
     }
-    throw cause;
+  }
+
+  async function onceMore<A, R>(mutation: Mutation<A, R>, before: number, first: RpcError): Promise<R> {
+    const { procedure, args, options, isDone } = mutation;
+    const inTime = (): CallOptions => ({ ...options, deadlineMs: before - clock.elapsed() });
+    const done = await isDone?.(inTime(), first).catch((cause: unknown) => {
+      // A refusal to tell is no answer.
+      throw cause instanceof NfsError && !isNfsError(cause, 'JUKEBOX') ? first : cause;
+    });
+    if (done !== undefined) return done;
+    try {
+      return await rpc.call(procedure, args, inTime());
+    } catch (cause) {
+      throw asResent(cause);
+    }
   }
 
   async function pause(ms: number, name: string, signal: AbortSignal): Promise<void> {
@@ -101,6 +118,15 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
 
   return { call, mutate };
 }
+
+const stillMaybeDone = (cause: unknown): unknown =>
+  cause instanceof RpcError && !cause.maybeDone
+    ? new RpcError(cause.message, { failure: cause.failure, maybeDone: true, cause })
+    : cause;
+
+/** The server was not there, or said "later": nothing is known that was not known before. */
+const isSilence = (cause: unknown): boolean =>
+  isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && ['unreachable', 'lost'].includes(cause.failure));
 
 const decideOf = (cause: unknown): RpcError['decide'] => (cause instanceof RpcError ? cause.decide : undefined);
 

@@ -33,9 +33,9 @@ export interface New {
 export interface Meaning {
   /**
    * What the name means. If the connection is lost and the server cannot recognise the call, this tells whether it was done:
-   * the name means something else by then. Without it the outcome stays unknown.
+   * the name means something else by then. 'anything': nobody else uses the name. Without it the outcome stays unknown.
    */
-  readonly meant?: FileHandle | undefined;
+  readonly meant?: FileHandle | 'anything' | undefined;
 }
 
 /** Nothing is known of what a call changed. */
@@ -129,14 +129,25 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   /** Whether a name still means what the call was about. Throws what was unknown if nobody said what that is. */
   async function isStill(
     place: Place,
-    meant: FileHandle | undefined,
+    meant: Meaning['meant'],
     options: CallOptions,
     unknown: RpcError,
   ): Promise<boolean> {
     const handle = await whatIs(place, options);
     if (handle === undefined) return false;
     if (meant === undefined) throw unknown;
-    return isSameHandle(handle, meant);
+    return meant === 'anything' || isSameHandle(handle, meant) || (await isSameFile(handle, meant, options));
+  }
+
+  /** Servers may have given it another handle since. */
+  async function isSameFile(found: FileHandle, meant: FileHandle, options: CallOptions): Promise<boolean> {
+    const before = await call(procedures.getattr, meant, options).catch((cause: unknown) => {
+      if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw cause;
+      return undefined;
+    });
+    if (before === undefined) return false;
+    const now = await call(procedures.getattr, found, options);
+    return before.fileId === now.fileId && before.fsid === now.fsid;
   }
 
   /** Success if the name is gone and it may have been our own first call that removed it. */

@@ -8,7 +8,7 @@ import {
   type Handlers,
   shown,
 } from './connection.ts';
-import { RpcError } from './errors.ts';
+import { isPortTaken, RpcError } from './errors.ts';
 import { type Call, createLane, type Lane, type LastConnection } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
@@ -90,10 +90,10 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     createLane({
       ...{ clock, closing: closing.signal, connect: dialing.connect, dialRounds: options.dialRounds ?? 2, stallMs },
       credential: credential(options.identity),
-      ask: (procedure, args, as) => {
+      ask: ({ procedure, args, ...how }) => {
         const { promise, resolve, reject } = Promise.withResolvers<unknown>();
-        const how = { credential: as, deadlineMs: stallMs };
-        startOn(index, newCall(procedure, args, how, { resolve, reject }));
+        if (closing.signal.aborted) reject(closed());
+        else startOn(index, newCall(procedure, args, how, { resolve, reject }));
         return promise;
       },
       onEnded: (ended) => {
@@ -179,7 +179,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   const close = (): void => {
     closing.abort(closed());
     sweeping?.[Symbol.dispose]();
-    for (const call of calls(lanes, waiting)) abandon(call, closed());
+    for (const call of calls(lanes, waiting)) abandon(call, closed(call.sent));
     for (const lane of lanes) lane.close();
     watches.tidy();
   };
@@ -251,6 +251,19 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
     }
   }
 
+  /** The server may have come back between the two attempts: then the port of the last connection is better than another. */
+  async function matching(
+    other: Connection,
+    last: LastConnection | undefined,
+    handlers: Handlers,
+  ): Promise<Connection> {
+    if (last === undefined || last.address !== other.address) return other;
+    const connection = await attempt(last.address, last.localPort, handlers).catch(() => undefined);
+    if (connection === undefined) return other;
+    other.reset();
+    return connection;
+  }
+
   async function attempt(address: Address, port: number | undefined, handlers: Handlers): Promise<Connection> {
     using limit = clock.deadline(dialMs, closing);
     const { signal } = limit;
@@ -275,9 +288,11 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
         try {
           const connection = await attempt(address, port, handlers);
           preferred = addresses.indexOf(address);
-          return connection;
+          return port === last?.localPort ? connection : await matching(connection, last, handlers);
         } catch (cause) {
           failure = cause;
+          // Another address would not recognise what was sent to this one, and the port is free in a moment.
+          if (last?.isAwaited === true && isPortTaken(cause)) break;
         }
       }
       throw failure;
@@ -295,7 +310,8 @@ const late = ({ procedure, sent }: Call, addresses: readonly Address[]): RpcErro
     maybeDone: sent,
   });
 
-const closed = (): RpcError => new RpcError('the connection was closed', { failure: 'closed' });
+const closed = (maybeDone = false): RpcError =>
+  new RpcError('the connection was closed', { failure: 'closed', maybeDone });
 
 const canceled = (name: string, sent: boolean, signal: AbortSignal): RpcError =>
   new RpcError(`${name}: cancelled`, { failure: 'canceled', maybeDone: sent, cause: signal.reason });

@@ -53,3 +53,15 @@ export class RpcError extends Error {
     this.decide = about.decide;
   }
 }
+
+/** What the system said when a connection could not be made. */
+export function isSystemError(thrown: unknown, ...codes: readonly string[]): boolean {
+  for (let cause = thrown; cause instanceof Error; cause = cause.cause) {
+    const { code } = cause as NodeJS.ErrnoException;
+    if (code !== undefined && codes.includes(code)) return true;
+  }
+  return false;
+}
+
+/** The local port is in use, or the kernel has not let go of the connection before. */
+export const isPortTaken = (thrown: unknown): boolean => isSystemError(thrown, 'EADDRINUSE', 'EADDRNOTAVAIL');

@@ -1,13 +1,13 @@
 import type { Clock } from '#base/clock.ts';
-import type { XdrWriter } from '../xdr/writer.ts';
 import type { Address, Connection, Handlers } from './connection.ts';
 import { createDoubts } from './doubts.ts';
-import { RpcError } from './errors.ts';
+import { isPortTaken, isSystemError, RpcError } from './errors.ts';
 import { messageCall, rpcVersion } from './message.ts';
 import { createPending, type Pending } from './pending.ts';
 import type { Procedure } from './procedure.ts';
 import { createReplies } from './replies.ts';
 import { createResending, isSentMutation, type ResendingParts, type SentOn } from './resending.ts';
+import type { Encode } from './sender.ts';
 
 /** A call from when it was asked for until its reply. */
 export interface Call {
@@ -109,8 +109,11 @@ export function createLane(parts: LaneParts): Lane {
   let turnedAway = 0;
   /** A call that was sent on this connection; it may still lie in a queue. */
   let wasGivenUp = false;
+  let isCopying = false;
   let last: Omit<LastConnection, 'isAwaited'> | undefined;
   let lostAt = 0;
+  /** The server refused a connection since. */
+  let wasDown = false;
 
   function drop(call: Call): void {
     if (!pending.delete(call)) return;
@@ -137,28 +140,13 @@ export function createLane(parts: LaneParts): Lane {
     call.reject(error);
   }
 
-  const encode = (writer: XdrWriter, call: Call): Uint8Array | undefined => {
-    const { xid, procedure, args, credential = parts.credential } = call;
-    const { length } = credential;
-    writer.reserve(24 + length);
-    const { view, at } = writer;
-    view.setUint32(at, xid);
-    view.setUint32(at + 4, messageCall);
-    view.setUint32(at + 8, rpcVersion);
-    view.setUint32(at + 12, procedure.program);
-    view.setUint32(at + 16, procedure.version);
-    view.setUint32(at + 20, procedure.number);
-    writer.buffer.set(credential, at + 24);
-    writer.at = at + 24 + length;
-    const data = procedure.encode(writer, args);
-    call.lends = data !== undefined;
-    return data;
-  };
+  const encode = createEncode(parts.credential, () => isCopying);
 
-  function send(call: Call): void {
+  function send(call: Call, isCopied = false): void {
     if (connection === undefined) return void keepConnected();
     try {
       const { sender } = connection;
+      isCopying = isCopied;
       sender.record(encode, call);
       call.resent = call.sent;
       call.sent = true;
@@ -187,7 +175,7 @@ export function createLane(parts: LaneParts): Lane {
 
   const doubts = createDoubts(parts);
   const resending = createResending({
-    ...{ clock, pending, send, fail, ask: parts.ask, runsOnMs: parts.stallMs },
+    ...{ clock, pending, send, fail, ask: parts.ask, runsOnMs: parts.stallMs, closing },
     isBacklogged: () => (connection?.sender.queued ?? 0) > 0,
   });
 
@@ -216,6 +204,9 @@ export function createLane(parts: LaneParts): Lane {
         connection = await parts.connect(handlers, lastToMatch());
       } catch (cause) {
         turnedAway = 0;
+        wasDown ||= isSystemError(cause, 'ECONNREFUSED');
+        // The port is free again in a moment, which says nothing of the server.
+        if (isPortTaken(cause)) round--;
         const isOver = isHopeless(cause) || closing.aborted;
         for (const call of pending.values()) {
           // What the server may have done already is asked for until its deadline: a restart takes a moment.
@@ -235,7 +226,7 @@ export function createLane(parts: LaneParts): Lane {
     const { address, localPort } = current;
     last = localPort === undefined ? undefined : { address, localPort };
     void current.ended.then((why) => lost(current, why));
-    resending.connected(current);
+    resending.connected(current, wasDown);
   }
 
   function lost(which: Connection, cause: Error): void {
@@ -245,14 +236,19 @@ export function createLane(parts: LaneParts): Lane {
     if (connection !== which) return;
     connection = receiving = undefined;
     lostAt = clock.elapsed();
+    wasDown = false;
+    const { sentOn } = resending;
     resending.lost();
     turnedAway = isTurnedAway ? turnedAway + 1 : 0;
     const why = turnedAway < mostTurnedAway ? cause : unanswered(cause);
     // A server that breaks the protocol would do so again.
-    if (why instanceof RpcError && why.failure === 'garbled') for (const call of pending.values()) fail(call, why);
+    if (why instanceof RpcError && why.failure === 'garbled')
+      for (const call of pending.values()) fail(call, garbled(why, call));
     // Who says no at once has taken nothing of what was sent on this connection. Who says nothing may have.
+    const wasSentBefore = (call: Call): boolean => call.resent || (call.sent && call.sentOn !== sentOn);
     if (isHopeless(why))
-      for (const call of pending.values()) fail(call, cannotConnect(why, isHopeless(cause) ? call.resent : call.sent));
+      for (const call of pending.values())
+        fail(call, cannotConnect(why, isHopeless(cause) ? wasSentBefore(call) : call.sent));
     if (pending.size > 0) void keepConnected();
   }
 
@@ -298,7 +294,33 @@ export function createLane(parts: LaneParts): Lane {
   };
 }
 
+/** `isCopying`: the caller's memory is not lent to this copy. */
+function createEncode(usual: Buffer, isCopying: () => boolean): Encode<Call> {
+  return (writer, call) => {
+    const { xid, procedure, args, credential = usual } = call;
+    const { length } = credential;
+    writer.reserve(24 + length);
+    const { view, at } = writer;
+    view.setUint32(at, xid);
+    view.setUint32(at + 4, messageCall);
+    view.setUint32(at + 8, rpcVersion);
+    view.setUint32(at + 12, procedure.program);
+    view.setUint32(at + 16, procedure.version);
+    view.setUint32(at + 20, procedure.number);
+    writer.buffer.set(credential, at + 24);
+    writer.at = at + 24 + length;
+    const data = procedure.encode(writer, args);
+    // Of two copies the reply to the first ends the call, and its memory is the caller's again: the second must not be in it.
+    if (data !== undefined && isCopying()) return Buffer.from(data);
+    call.lends = data !== undefined;
+    return data;
+  };
+}
+
 const isHopeless = (cause: unknown): boolean => cause instanceof RpcError && cause.failure === 'tls';
+
+const garbled = ({ message, cause }: RpcError, { sent }: Call): RpcError =>
+  new RpcError(message, { failure: 'garbled', maybeDone: sent, cause });
 
 const unanswered = (cause: Error): RpcError =>
   new RpcError(

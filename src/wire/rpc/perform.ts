@@ -7,6 +7,8 @@ import type { Caller, Reply, ServedProcedure, ServedProgram } from './server.ts'
 export interface Performing {
   readonly programs: ReadonlyMap<number, ReadonlyMap<number, ServedProgram>>;
   readonly replays: ReplayCache;
+  /** Of procedures that are called so often that others' answers would be forgotten too soon. */
+  readonly frequentReplays: ReplayCache;
   readonly replaysByPort: boolean;
   readonly admits: (caller: Caller) => boolean;
   readonly onError: (what: string, cause: unknown) => void;
@@ -37,10 +39,11 @@ export function perform(
   const { caller } = call;
   if (caller === undefined) return badCredential;
   if (call.procedure !== 0 && !shared.admits(caller)) return tooWeak;
-  if (procedure.once !== true) return run(procedure, reader, caller, shared.onError);
+  if (procedure.once === undefined || procedure.once === false) return run(procedure, reader, caller, shared.onError);
   const from = shared.replaysByPort ? `${caller.address} ${caller.port}` : caller.address;
   const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)}`;
-  return shared.replays.once(key, () => run(procedure, reader, caller, shared.onError));
+  const replays = procedure.once === 'frequent' ? shared.frequentReplays : shared.replays;
+  return replays.once(key, () => run(procedure, reader, caller, shared.onError));
 }
 
 /** As Linux tells calls apart: the whole of a large WRITE would cost more to sum up than to write. */

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Connection } from './connection.ts';
-import { RpcError } from './errors.ts';
+import { RpcError, type RpcFailure } from './errors.ts';
 import type { Call } from './lane.ts';
 import type { Pending } from './pending.ts';
 import type { Incarnation, Procedure } from './procedure.ts';
@@ -15,18 +15,24 @@ export interface SentOn {
 export interface ResendingParts {
   readonly clock: Clock;
   readonly pending: Pending;
-  readonly send: (call: Call) => void;
+  /** `isCopied`: another copy of the call is on its way already, which the caller's memory may be lent to. */
+  readonly send: (call: Call, isCopied?: boolean) => void;
   readonly fail: (call: Call, error: RpcError) => void;
   /** Makes a call on the lane's own connection. */
-  readonly ask: (
-    procedure: Procedure<unknown, unknown>,
-    args: unknown,
-    credential: Buffer | undefined,
-  ) => Promise<unknown>;
+  readonly ask: (asked: Asked) => Promise<unknown>;
   /** The server's machine takes nothing at the moment. */
   readonly isBacklogged: () => boolean;
-  /** How long after the end of a connection what was sent on it may still run. */
+  /** How long what was sent on a lost connection may still run when the server answers again. */
   readonly runsOnMs: number;
+  readonly closing: AbortSignal;
+}
+
+export interface Asked {
+  readonly procedure: Procedure<unknown, unknown>;
+  readonly args: unknown;
+  /** Undefined: that of the lane. */
+  readonly credential: Buffer | undefined;
+  readonly deadlineMs: number;
 }
 
 /**
@@ -35,8 +41,8 @@ export interface ResendingParts {
  * for which servers remember what they have answered. Otherwise they fail with `RpcError.decide`: docs/designs/nfs-resends.md.
  */
 export interface Resending {
-  /** Begins a connection; the calls that wait are sent on it, some of them later. */
-  connected(connection: Connection): void;
+  /** Begins a connection; the calls that wait are sent on it, some of them later. `wasDown`: it refused connections meanwhile. */
+  connected(connection: Connection, wasDown: boolean): void;
   lost(): void;
   readonly sentOn: SentOn | undefined;
   answered(call: Call, result: unknown): void;
@@ -52,57 +58,73 @@ const recognisedMs = 100_000;
  */
 const firstRepeatMs = 5_000;
 const longestRepeatMs = 30_000;
+/** COMMIT may wait for a busy disk; whether the server answers at all is then asked by a call that does nothing. */
+const askMs = 2_000;
+const askPauseMs = 100;
+/** A refusal is an answer, too. */
+const silences: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'canceled', 'closed'];
 
 export function createResending(parts: ResendingParts): Resending {
-  const { clock, pending, send, fail, ask, isBacklogged, runsOnMs } = parts;
+  const { clock, pending, send, fail, ask, isBacklogged, runsOnMs, closing } = parts;
   let current: SentOn | undefined;
-  let lostAt = 0;
   // The last call whose reply told the incarnation: how to ask for it, about which file, and as whom.
-  let asked: Incarnation | undefined;
+  let telling: Incarnation | undefined;
   let witness: unknown;
   let witnessedAs: Buffer | undefined;
   let repeatAt = Number.POSITIVE_INFINITY;
   let repeatMs = firstRepeatMs;
 
-  /** Leaves it undefined if no file is known, or the server does not tell. */
-  async function learnIncarnation(): Promise<void> {
-    if (asked === undefined) return;
-    const { procedure, args } = asked.ask(witness);
-    // `answered` notes what the reply says.
-    await ask(procedure, args, witnessedAs).catch(() => undefined);
+  const isAnswered = (asked: Omit<Asked, 'deadlineMs'>): Promise<boolean> =>
+    ask({ ...asked, deadlineMs: askMs }).then(
+      () => true,
+      (cause: unknown) => !(cause instanceof RpcError && silences.includes(cause.failure)),
+    );
+
+  /** Resolves when the server has answered. The incarnation stays unknown if no file is known, or the server does not tell. */
+  async function heard(on: SentOn, { procedure: { program, version } }: Call): Promise<void> {
+    const nothing: Procedure<unknown, unknown> = {
+      ...{ program, version, number: 0, name: 'NULL', encode: () => undefined, decode: () => undefined },
+    };
+    while (current === on && !closing.aborted) {
+      // `answered` notes what the reply says.
+      if (telling !== undefined && (await isAnswered({ ...telling.ask(witness), credential: witnessedAs }))) return;
+      if (current === on && (await isAnswered({ procedure: nothing, args: undefined, credential: undefined }))) return;
+      await clock.sleep(askPauseMs, closing).catch(() => undefined);
+    }
   }
 
-  function resend(call: Call, on: SentOn): void {
+  function resend(call: Call, on: SentOn, wasDown: boolean): void {
     const before = call.sentOn;
     if (pending.get(call.xid) !== call || before === undefined) return;
+    const isOther = isOtherRun(before, on);
     const isRecognised = before.endpoints === on.endpoints && clock.elapsed() - call.since < recognisedMs;
-    if (hasRestarted(before, on)) fail(call, undecided(call, 0));
-    else if (isRecognised) send(call);
-    else fail(call, undecided(call, lostAt + runsOnMs));
+    if (isOther || !isRecognised)
+      return void fail(call, undecided(call, isOther && wasDown ? 0 : clock.elapsed() + runsOnMs));
+    send(call);
+    // What was known of the server is worth keeping where this connection has not told.
+    if (on.incarnation === undefined) call.sentOn = before;
   }
 
-  async function resendAll(calls: readonly Call[], on: SentOn): Promise<void> {
-    await learnIncarnation();
+  async function resendAll(calls: readonly [Call, ...Call[]], on: SentOn, wasDown: boolean): Promise<void> {
+    await heard(on, calls[0]);
     // Lost again: the next connection begins with all of them.
     if (current !== on) return;
-    for (const call of calls) resend(call, on);
+    for (const call of calls) resend(call, on, wasDown);
     repeatMs = firstRepeatMs;
     repeatAt = clock.elapsed() + repeatMs;
   }
 
   return {
-    connected: ({ endpoints }) => {
+    connected: ({ endpoints }, wasDown) => {
       const on: SentOn = { endpoints, incarnation: undefined };
       current = on;
       const waiting = pending.values();
-      const mutating = waiting.filter(isSentMutation);
+      const [first, ...more] = waiting.filter(isSentMutation);
       for (const call of waiting) if (!isSentMutation(call)) send(call);
-      if (mutating.length > 0) void resendAll(mutating, on);
-      else void learnIncarnation();
+      if (first !== undefined) void resendAll([first, ...more], on, wasDown);
     },
     lost: () => {
       current = undefined;
-      lostAt = clock.elapsed();
     },
     get sentOn() {
       return current;
@@ -111,27 +133,38 @@ export function createResending(parts: ResendingParts): Resending {
       const { incarnation } = call.procedure;
       if (incarnation === undefined || current === undefined) return;
       current.incarnation = incarnation.of(result);
-      asked = incarnation;
+      telling = incarnation;
       witness = incarnation.witness(call.args);
       witnessedAs = call.credential;
     },
     repeat: (now) => {
       if (now < repeatAt || current === undefined) return;
-      const isOpen = (call: Call): boolean =>
-        call.resent && call.sentOn === current && isSentMutation(call) && now - call.since < recognisedMs;
-      const open = pending.values().filter(isOpen);
       repeatMs = Math.min(repeatMs * 2, longestRepeatMs);
-      repeatAt = open.length > 0 ? now + repeatMs : Number.POSITIVE_INFINITY;
-      if (!isBacklogged()) for (const call of open) send(call);
+      repeatAt = now + repeatMs;
+      const { endpoints } = current;
+      const open = pending
+        .values()
+        .filter((call) => isCached(call) && call.resent && call.sentOn?.endpoints === endpoints);
+      if (open.length === 0) repeatAt = Number.POSITIVE_INFINITY;
+      if (isBacklogged()) return;
+      for (const call of open) {
+        // The server may have answered on the lost connection, and have forgotten that by now.
+        if (isSentMutation(call) && now - call.since >= recognisedMs) fail(call, undecided(call, now + runsOnMs));
+        else send(call, true);
+      }
     },
   };
 }
+
+/** Servers keep the answer, and drop copies while they work on the first. */
+const isCached = ({ procedure }: Call): boolean => procedure.mutates !== undefined;
 
 /** It may have reached the server, and has to be recognised if it is sent again. */
 export const isSentMutation = ({ sentOn, procedure, args }: Call): boolean =>
   sentOn !== undefined && procedure.mutates?.(args) === true;
 
-const hasRestarted = (before: SentOn, now: SentOn): boolean =>
+/** The server has restarted, or it is another one; or it has said by this that writes may have got lost, as Linux does. */
+const isOtherRun = (before: SentOn, now: SentOn): boolean =>
   before.incarnation !== undefined && now.incarnation !== undefined && before.incarnation !== now.incarnation;
 
 const undecided = ({ procedure, expires }: Call, after: number): RpcError =>

@@ -28,8 +28,8 @@ export type Reply = (writer: XdrWriter) => Uint8Array | undefined;
 
 export interface ServedProcedure {
   readonly name: string;
-  /** Doing it twice is not the same as once: a call that comes again gets the first answer. */
-  readonly once?: boolean;
+  /** Doing it twice is not the same as once: a call that comes again gets the first answer. 'frequent': kept apart from others' answers. */
+  readonly once?: boolean | 'frequent';
   /** Arguments must be read before it returns; the work may take longer. XdrError: they cannot be read. */
   handle(reader: XdrReader, caller: Caller): Reply | Promise<Reply>;
 }
@@ -90,6 +90,7 @@ export function createRpcServer(options: RpcServerOptions): Server {
   const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
   const shared: Shared = {
     ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(), held: 0 },
+    frequentReplays: createReplayCache(),
     replaysByPort: options.replaysByPort ?? false,
     admits: options.admits ?? (() => true),
     secure: options.tls && createSecure(options.tls),

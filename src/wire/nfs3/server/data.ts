@@ -163,6 +163,6 @@ const commit: Run = (exported, reader) => {
 
 export const createData = (memory: ReadMemory, slowMs: number): readonly Definition[] => [
   { number: 6, name: 'READ', blanks: 1, run: createRead(memory, slowMs) },
-  { number: 7, name: 'WRITE', blanks: 2, once: true, run: write },
+  { number: 7, name: 'WRITE', blanks: 2, once: 'frequent', run: write },
   { number: 21, name: 'COMMIT', blanks: 2, run: commit },
 ];
