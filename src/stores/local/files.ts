@@ -1,6 +1,7 @@
 import type { Dirent, Stats } from 'node:fs';
 import { constants } from 'node:fs';
 import { lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
+import { writeAll } from '#base/write-all.ts';
 import { errno, type Files, type FileType, type Look, UnfitFile } from '../shelf/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
@@ -108,7 +109,7 @@ export async function readBounded(path: string, limit: number): Promise<Buffer> 
 export async function writeNew(path: string, text: string): Promise<void> {
   const file = await open(path, 'wx', 0o600);
   try {
-    await file.write(text);
+    await writeAll(file, text);
     await file.datasync();
   } catch (cause) {
     await unlinkIfThere(path).catch(() => false);
