@@ -83,7 +83,10 @@ describe('an agent that is asked to delete', () => {
 
   test('deletes once when it is asked twice at the same time', async () => {
     const { id } = await create('a');
-    const ends = await Promise.all([agent.delete('node-1', id, 'uid-of-pv', scope), agent.delete('node-1', id, 'uid-of-pv', scope)]);
+    const ends = await Promise.all([
+      agent.delete('node-1', id, 'uid-of-pv', scope),
+      agent.delete('node-1', id, 'uid-of-pv', scope),
+    ]);
     expect(ends.toSorted()).toEqual(['done', 'unknown']);
     expect(await node.server.engine.deletions.trashOf('disks', aCall())).toHaveLength(1);
   });

@@ -1,21 +1,16 @@
 import { execFileSync } from 'node:child_process';
-import { closeSync, mkdirSync, openSync, readFileSync, truncateSync, unlinkSync, writeSync } from 'node:fs';
-import { readdir, rm } from 'node:fs/promises';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { needs } from '#testbed/needs.ts';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { StowageError } from '#core/errors.ts';
-import type { Labels, Volume } from '#core/model.ts';
+import type { Volume } from '#core/model.ts';
+import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-
-const block = 4096;
-/** A record with these is about ten blocks long. */
-const manyLabels: Labels = Object.fromEntries(
-  Array.from({ length: 64 }, (_, i) => [`label-${i}-${'k'.repeat(100)}`, 'v'.repeat(256)]),
-);
 
 const mounted = {
   tmpfs: (_ground: Ground, at: string): void => {
@@ -48,38 +43,6 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       ground[Symbol.dispose]();
     });
 
-    const filler = (): string => join(disk, 'filler');
-
-    /** Fills the disk, then frees exactly one block, so that write(2) takes the first block of a record and no more. */
-    function fillUpToOneBlock(): void {
-      const fd = openSync(filler(), 'w');
-      let size = 0;
-      try {
-        for (;;) size += writeSync(fd, Buffer.alloc(block, size % 251));
-      } catch (cause) {
-        expect(cause).toMatchObject({ code: 'ENOSPC' });
-      } finally {
-        closeSync(fd);
-      }
-      execFileSync('sync', ['--file-system', disk]);
-      truncateSync(filler(), Math.floor(size / block) * block - block);
-      execFileSync('sync', ['--file-system', disk]);
-      expect(writtenOf(Buffer.alloc(8 * block))).toBe(block);
-    }
-
-    /** How much of it one write(2) takes. Leaves the disk as it was. */
-    function writtenOf(bytes: Buffer): number {
-      const path = join(disk, 'probe');
-      const probe = openSync(path, 'wx');
-      try {
-        return writeSync(probe, bytes);
-      } finally {
-        closeSync(probe);
-        unlinkSync(path);
-        execFileSync('sync', ['--file-system', disk]);
-      }
-    }
-
     const intact = async (): Promise<void> => {
       expect(await under.store.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
       expect(await under.readMark(volume)).toBe('precious');
@@ -93,11 +56,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       );
 
     test('a move to the trash is refused, leaves the volume intact, and succeeds once there is room', async () => {
-      fillUpToOneBlock();
+      fillUpToOneBlock(disk);
       expect(await codeOf(under.store.trash.put(volume, 1234, scope))).toBe('store-full');
       await intact();
       expect(await under.store.trash.list(scope)).toEqual([]);
-      await rm(filler());
+      removeFiller(disk);
       await under.store.trash.put(volume, 1234, scope);
       expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
       expect((await under.store.trash.restore(volume.id, volume.name, scope)).labels).toEqual(manyLabels);
@@ -107,7 +70,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
     test('a move to the trash succeeds with the space that the store keeps in reserve', async () => {
       await under.store.reclaim(scope);
       expect(await readdir(join(disk, '.stowage', 'reserve'))).toHaveLength(8);
-      fillUpToOneBlock();
+      fillUpToOneBlock(disk);
       await under.store.trash.put(volume, 1234, scope);
       expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
       const reopened = await under.reopen();
@@ -120,7 +83,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
     });
 
     test('no other change of a record cuts it short', async () => {
-      fillUpToOneBlock();
+      fillUpToOneBlock(disk);
       const before = readFileSync(join(disk, 'a.meta'), 'utf8');
       const { store } = under;
       expect(await codeOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
