@@ -22,7 +22,7 @@ const placeOf = ({ access, mountedAt = '' }: Known): string =>
 
 export async function writeContents(volume: Known): Promise<void> {
   await using file = await open(placeOf(volume), volume.access === 'block' ? 'r+' : 'w');
-  await file.write(contents(volume.marker ?? ''));
+  await file.writeFile(contents(volume.marker ?? ''));
   await file.sync();
 }
 

@@ -1,17 +1,25 @@
 import { randomUUID } from 'node:crypto';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
+import { isVolumeId } from '#core/names.ts';
 import { type AgentMade, type AgentVolume, madeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
 import { claimLabels, labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts';
 
-/** What agents are asked about the volumes of their nodes. A call that is made again changes nothing more. */
+/**
+ * What agents are asked about the volumes of their nodes. Every call can be repeated when its answer was lost.
+ *
+ * An agent remembers the answer to a request id for a day and gives it again without doing anything. So a request id must name
+ * one logical request, never just the verb and the volume: a volume that was deleted can be restored and deleted again, and
+ * another volume can get its name. `discard`, `retain` and `expand` ask for a state, so they need no request id; neither does
+ * deleting by id. Deleting by name needs one: a retry must not delete a volume that has got the name since.
+ */
 export interface AgentVolumes {
   /** At most one for a claim, whatever the claim says by now. */
   make(node: string, store: string, want: Wanted, scope: Scope): Promise<AgentMade>;
   madeFor(node: string, uid: string, scope: Scope): Promise<AgentVolume | undefined>;
-  /** Unknown: no store that the node has open has it. */
-  delete(node: string, volume: string, scope: Scope): Promise<'done' | 'unknown'>;
+  /** Unknown: no store that the node has open has it, any more perhaps. `uid` is that of the PersistentVolume. */
+  delete(node: string, volume: string, uid: string | undefined, scope: Scope): Promise<'done' | 'unknown'>;
   /** Only what is certainly empty. */
   discard(node: string, volume: string, scope: Scope): Promise<void>;
   /** It outlives its PersistentVolume. */
@@ -59,10 +67,11 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
   return {
     make,
     madeFor,
-    delete: async (node, volume, scope) => {
+    delete: async (node, volume, uid, scope) => {
       const about = { method: 'DELETE', path: pathOf(volume), deadlineMs: longMs } as const;
+      const request = isVolumeId(volume) || uid === undefined ? {} : { requestId: `delete:${uid}:${volume}` };
       try {
-        await agents.call(node, { ...about, requestId: `delete:${volume}` }, scope);
+        await agents.call(node, { ...about, ...request }, scope);
         return 'done';
       } catch (thrown) {
         if (stowageError(thrown).reason === 'volume-unknown') return 'unknown';
@@ -70,22 +79,19 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
       }
     },
     discard: async (node, volume, scope) => {
-      const about = { method: 'DELETE', path: `${pathOf(volume)}/empty` } as const;
-      await agents.call(node, { ...about, requestId: `discard:${volume}` }, scope);
+      await agents.call(node, { method: 'DELETE', path: `${pathOf(volume)}/empty` }, scope);
     },
     retain: async (node, volume, scope) => {
       const body = { ownLabels: { [retainedLabel]: 'true' } };
-      const about = { method: 'PATCH', path: pathOf(volume), body } as const;
-      await agents.call(node, { ...about, requestId: `retain:${volume}` }, scope);
+      await agents.call(node, { method: 'PATCH', path: pathOf(volume), body }, scope);
     },
     expand: async (node, volume, bytes, scope) => {
       const path = pathOf(volume);
       const before = volumeFrom(await agents.call(node, { method: 'GET', path }, scope));
       if (before.bytes !== undefined && before.bytes >= bytes) return before.bytes;
       const body = { bytes: String(bytes) };
-      const about = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longMs } as const;
-      const answer = await agents.call(node, { ...about, requestId: `expand:${volume}:${bytes}` }, scope);
-      return volumeFrom(answer).bytes ?? bytes;
+      const request: AgentRequest = { method: 'POST', path: `${path}/expand`, body, deadlineMs: longMs };
+      return volumeFrom(await agents.call(node, request, scope)).bytes ?? bytes;
     },
   };
 }

@@ -8,7 +8,7 @@ export interface AgentRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly body?: object;
-  /** A change that is asked for twice with the same one happens once. */
+  /** A change that is asked for twice with the same one happens once, and the agent gives the first answer again for a day. */
   readonly requestId?: string;
   /** Longer than usual, for what takes long. */
   readonly deadlineMs?: number;

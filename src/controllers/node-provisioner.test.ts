@@ -77,8 +77,8 @@ describe('a volume of a node', () => {
     it.api.put(paths.volumes, { metadata, spec, ...change });
   };
 
-  async function aVolume(): Promise<readonly [AgentNode, AgentNode]> {
-    const both = await twoNodes();
+  async function aVolume(...options: readonly string[]): Promise<readonly [AgentNode, AgentNode]> {
+    const both = await twoNodes(...options);
     it.api.put(paths.classes, aLocalClass());
     it.api.put(paths.claims, aLocalClaim('data', 'node-1'));
     lead();
@@ -90,6 +90,22 @@ describe('a volume of a node', () => {
     const [one] = await aVolume();
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     await written({ status: { phase: 'Released' } });
+    await eventually(wellMade).toEqual([]);
+    expect(await counted(one)).toEqual([0]);
+  });
+
+  test('is deleted again with its next PersistentVolume after it was restored', async () => {
+    const [one] = await aVolume('?onDelete=archive&retention=7d');
+    const [made] = await volumes();
+    const [{ id } = { id: '' }] = await one.volumes();
+    it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
+    await written({ status: { phase: 'Released' } });
+    await eventually(wellMade).toEqual([]);
+    expect(await counted(one)).toEqual([0]);
+    await one.server.engine.deletions.restore(id, undefined, () => true, aCall());
+    expect(await counted(one)).toEqual([1]);
+    const metadata = { name: 'restored', uid: 'uid-of-restored', annotations: made?.metadata.annotations };
+    it.api.put(paths.volumes, { metadata, spec: made?.spec, status: { phase: 'Released' } } as Thing);
     await eventually(wellMade).toEqual([]);
     expect(await counted(one)).toEqual([0]);
   });

@@ -208,7 +208,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     },
     delete: async (volume, scope) => {
       const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
-      const end = await onAgents.delete(node, handle, scope);
+      const end = await onAgents.delete(node, handle, volume.metadata.uid, scope);
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
     retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), heldBy(volume).handle, scope),

@@ -6,6 +6,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
+import type { Store, StoreKind } from './ports.ts';
 
 let server: TestServer;
 let clock: FakeClock;
@@ -89,6 +90,90 @@ describe('delete', () => {
     const again = () => server.engine.deletions.steps['volume.delete']?.(store, config, params, work);
     await expect(again()).rejects.toMatchObject({ reason: 'volume-not-empty' });
     expect(existsSync(join(root, 'a', 'file'))).toBe(true);
+  });
+
+  describe('only if empty', () => {
+    /** What happens after every check and right before the store deletes. */
+    let beforeDelete: (() => Promise<void>) | undefined;
+    const local = (): StoreKind => {
+      const kind = createLocalStoreKind(clock);
+      const open: StoreKind['open'] = async (...place) => {
+        const store = await kind.open(...place);
+        const remove: Store['delete'] = async (...asked) => {
+          await beforeDelete?.();
+          await store.delete(...asked);
+        };
+        return { ...store, delete: remove };
+      };
+      return { ...kind, open };
+    };
+    const unfinished = () =>
+      server.engine.operations
+        .page({ stores: ['keep'], limit: 100 })
+        .items.filter(({ operation }) => operation.state === 'running');
+    const discard = (id: string) => server.engine.deletions.delete(id, undefined, aCall(), { discard: true });
+
+    beforeEach(async () => {
+      beforeDelete = undefined;
+      await server[Symbol.asyncDispose]();
+      server = await startServer({ listen: 'none', clock, kinds: [local()] });
+      root = join(server.folder, 'keep');
+      await mkdir(root);
+    });
+
+    test('a volume stays that somebody writes to after it was found empty', async () => {
+      await add('onDelete=archive');
+      const volume = await create('a');
+      beforeDelete = () => writeFile(join(root, 'a', 'file'), 'precious');
+      await expect(discard(volume.id)).rejects.toMatchObject({
+        ...{ code: 'conflict', reason: 'volume-not-empty' },
+        message: "volume 'keep/a' is not certain to be empty",
+      });
+      expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('precious');
+      expect(await server.engine.catalogue.resolve(volume.id, aCall())).toEqual(volume);
+      expect(unfinished()).toEqual([]);
+      await server.engine.stores.view('keep').store?.reclaim(aCall());
+      expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'a', 'a.meta']);
+      expect(await readdir(join(root, '.stowage', 'deleting'))).toEqual([]);
+      await rm(join(root, 'a', 'file'));
+      beforeDelete = undefined;
+      expect(await discard(volume.id)).toMatchObject({ outcome: 'deleted' });
+      expect(await readdir(root)).toEqual(['.stowage']);
+    });
+
+    test('an image stays that somebody is given after it was found unused', async () => {
+      await add('layout=image&onDelete=archive');
+      const image = { store: 'keep', name: 'a', bytes: 16n << 20n, access: 'block', labels: {} } as const;
+      const volume = await server.engine.volumes.create(image, aCall());
+      beforeDelete = async () => server.engine.stores.view('keep').store?.noteUse?.(volume, aCall());
+      await expect(discard(volume.id)).rejects.toMatchObject({ code: 'conflict', reason: 'volume-not-empty' });
+      expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'a.img', 'a.meta']);
+      expect(unfinished()).toEqual([]);
+    });
+
+    test('a deletion that was interrupted after it removed the data is completed', async () => {
+      await add('onDelete=retain');
+      const { id } = await create('a');
+      await rm(join(root, 'a'), { recursive: true });
+      expect(await discard(id)).toMatchObject({ outcome: 'deleted' });
+      expect(await readdir(root)).toEqual(['.stowage']);
+    });
+
+    test.each(['before', 'after'])(
+      'replay completes a deletion that was killed %s it removed the data',
+      async (when) => {
+        await add('onDelete=retain');
+        const { id, name } = await create('a');
+        if (when === 'after') await rm(join(root, 'a'), { recursive: true });
+        const { store, config } = server.engine.stores.view('keep');
+        if (store === undefined) throw new Error('the store is not open');
+        const work = { ...aCall(), operation: 'op1-x' as never, progress: () => undefined };
+        const params = { id, name, deletedAt: 0, discard: true };
+        for (const _ of ['first', 'second'])
+          await server.engine.deletions.steps['volume.delete']?.(store, config, params, work);
+        expect(await readdir(root)).toEqual(['.stowage']);
+      },
+    );
   });
 
   test('retain of a volume that was renamed, and adopting brings the same one back', async () => {

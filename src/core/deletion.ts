@@ -72,7 +72,7 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
     await holds.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
       if (store.readOnly) throw readOnly(store.name);
-      // Before it is locked: to look through a large one takes its time.
+      // Only to refuse early, before anything is locked, recorded or unmounted. The store decides when it deletes.
       if (how?.discard === true) await refuseFull(before, store, call);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
       using _ = await operations.lock(keys, call.signal);
@@ -93,8 +93,9 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
 
 async function refuseFull(volume: Volume, store: Store, scope: Scope): Promise<void> {
   const usage = await store.usage(volume, scope).catch((thrown: unknown) => {
-    // Nothing is there any more: of one that was deleted half-way, the rest goes too.
-    if (stowageError(thrown).code !== 'not-found') throw thrown;
+    // The record or the data are gone: the rest of an interrupted deletion goes too. The store decides what it is.
+    const { code, reason } = stowageError(thrown);
+    if (code !== 'not-found' && reason !== 'volume-data-unusable') throw thrown;
     return undefined;
   });
   if (usage?.empty === false) throw notEmpty(volume);
@@ -117,15 +118,11 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       const isDiscarded = params['discard'] === true;
       const onDelete = isDiscarded || params['destroy'] === true ? 'delete' : config.policy.onDelete;
       const volume = records.volumes.byId(ref.id);
-      // Each time it is done: what is done again after a crash may find something in it.
-      if (isDiscarded) {
-        if (volume === undefined) return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
-        await refuseFull(volume, store, work);
-      }
       if (volume !== undefined) await mounts.letGo(volume, store, work);
       switch (onDelete) {
         case 'delete':
-          await store.delete(ref, work);
+          // The store checks it at its last step, the first time and after a crash: by then somebody may have written to it.
+          await store.delete(ref, work, { onlyIfEmpty: isDiscarded });
           reclaimSoon(store.name);
           return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
         case 'retain':

@@ -59,7 +59,7 @@ export interface Store {
   /** Present where others can change volumes: the same names, each with a mark that is another one after a change. */
   marks?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
-  delete(volume: VolumeRef, scope: Scope): Promise<void>;
+  delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
   /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
   release(volume: VolumeRef, scope: Scope): Promise<void>;
   /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
@@ -110,6 +110,15 @@ export interface Store {
   /** Frees the space of deleted volumes. Safe at any time; stops at the signal and goes on at the next call. */
   reclaim(scope: Scope): Promise<void>;
   close(): Promise<void>;
+}
+
+export interface DeletionMode {
+  /**
+   * The step that removes the data must itself fail when there are any ('conflict', reason 'volume-not-empty'): a check
+   * before it would be too early. Volumes whose content can't be counted must never have been mounted. A refused deletion
+   * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed.
+   */
+  readonly onlyIfEmpty?: boolean;
 }
 
 export interface Adoptable {

@@ -1,6 +1,6 @@
 import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { importsOf, programFiles, trespasses } from './imports.ts';
+import { importsOf, programFiles, rawWrites, trespasses } from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
@@ -12,6 +12,24 @@ test('the walk sees files and imports (else the next test proves nothing)', asyn
 
 test('every import goes down', async () => {
   expect(trespasses(await programFiles(root))).toEqual([]);
+});
+
+test('no file takes a short write for a complete one', async () => {
+  const isFixture = (path: string): boolean => path.includes('/fixtures/');
+  expect(rawWrites((await programFiles(root)).filter(({ path }) => !isFixture(path)))).toEqual([]);
+});
+
+test.each([
+  `import { openSync, writeSync } from 'node:fs';`,
+  `import { write } from 'node:fs';`,
+  `import { open, rename } from 'node:fs/promises';\nawait file.write(text);`,
+])('a file that calls write(2) itself is found: %s', (text) => {
+  expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual(['src/stores/a.ts']);
+});
+
+test('a file that uses writeFile may do so', () => {
+  const text = `import { open, writeFile } from 'node:fs/promises';\nawait file.writeFile(text);`;
+  expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual([]);
 });
 
 describe('a planted mistake is found', () => {

@@ -137,3 +137,25 @@ export function trespasses(files: readonly SourceFile[]): readonly string[] {
     ...needy.map((i) => `${i.from} may not import the npm package ${i.to}`),
   ];
 }
+
+/** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */
+const writesItself: Readonly<Record<string, string>> = {
+  'src/base/write-all.ts': 'it is the loop',
+  'src/base/linux/watching.ts': 'one byte into a socket pair',
+  'src/keeper/heartbeat.ts': 'four bytes inside a page of memory that exists',
+  'src/keeper/log-file.ts': 'a line of a log: the keeper goes on without it',
+  'src/wire/fuse/device.ts': 'the kernel takes a whole message or none',
+  'src/wire/nfs3/server/data.ts': 'a WRITE answers how much was written, which may be less',
+  'src/wire/rpc/sender.ts': 'the socket gets what the kernel did not take',
+};
+
+const rawWriteImport = /import\s*\{[^}]*\b(?:write|writev|writeSync|writevSync)\b[^}]*\}\s*from\s*'node:fs'/;
+const fileHandleImport = /import\s*\{[^}]*\bopen\b[^}]*\}\s*from\s*'node:fs\/promises'/;
+
+/** Files that call write(2) and could take a short write for a complete one. */
+export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
+  files
+    .filter(({ path }) => !(path in writesItself))
+    .filter(({ text }) => rawWriteImport.test(text) || (fileHandleImport.test(text) && /\.writev?\(/.test(text)))
+    .map(({ path }) => path)
+    .toSorted();

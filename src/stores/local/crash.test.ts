@@ -135,6 +135,21 @@ describe('delete, killed', () => {
     };
   });
 
+  crash(
+    'between data and record, only if it is empty',
+    async () => {
+      const made = await under.store.create(want, scope);
+      await rmdir(under.at('a'));
+      return {
+        between: async () => expect(await seen()).toEqual([made]),
+        repeat: () => under.store.delete(made, scope, { onlyIfEmpty: true }),
+        after: gone,
+      };
+    },
+    // Without the repeated request it can't be told from a volume that lost its data, so it stays in sight.
+    async () => expect(await tree()).toEqual(['a.meta']),
+  );
+
   crash('when the record was gone too', async () => {
     const made = await filled();
     await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));

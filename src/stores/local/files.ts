@@ -1,6 +1,7 @@
 import type { Dirent, Stats } from 'node:fs';
 import { constants } from 'node:fs';
-import { lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
+import { type FileHandle, lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
+import { writeAll } from '#base/write-all.ts';
 import { errno, type Files, type FileType, type Look, UnfitFile } from '../shelf/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
@@ -88,19 +89,27 @@ export async function readBounded(path: string, limit: number): Promise<Buffer> 
     const opened = await file.stat();
     if (opened.isDirectory()) throw new UnfitFile('it is a directory');
     if (!opened.isFile()) throw new UnfitFile('it is not a plain file');
-    // Small files are the rule: one byte more than the first buffer tells whether this one is larger.
-    let buffer = Buffer.allocUnsafe(Math.min(limit + 1, 4096));
-    let length = 0;
-    for (;;) {
-      const { bytesRead } = await file.read(buffer, length, buffer.length - length, null);
-      length += bytesRead;
-      // A short read of a regular file is its end.
-      if (length < buffer.length) return buffer.subarray(0, length);
-      if (length > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
-      buffer = Buffer.concat([buffer, Buffer.allocUnsafe(limit + 1 - length)]);
-    }
+    return await readToEnd(file, opened.size, limit);
   } finally {
     await file.close();
+  }
+}
+
+/** For a file of that size, as far as is known. */
+export async function readToEnd(file: Pick<FileHandle, 'read'>, size: number, limit: number): Promise<Buffer> {
+  // Small files are the rule: one byte more than the first buffer tells whether this one is larger.
+  let buffer = Buffer.allocUnsafe(Math.min(limit + 1, 4096));
+  let length = 0;
+  for (;;) {
+    const { bytesRead } = await file.read(buffer, length, buffer.length - length, null);
+    length += bytesRead;
+    if (length < buffer.length) {
+      // Network and FUSE file systems may give less than there is. A record that seems cut off could be removed as such.
+      if (bytesRead === 0 || length >= size) return buffer.subarray(0, length);
+      continue;
+    }
+    if (length > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+    buffer = Buffer.concat([buffer, Buffer.allocUnsafe(limit + 1 - length)]);
   }
 }
 
@@ -108,7 +117,7 @@ export async function readBounded(path: string, limit: number): Promise<Buffer> 
 export async function writeNew(path: string, text: string): Promise<void> {
   const file = await open(path, 'wx', 0o600);
   try {
-    await file.write(text);
+    await writeAll(file, text);
     await file.datasync();
   } catch (cause) {
     await unlinkIfThere(path).catch(() => false);

@@ -3,7 +3,8 @@ import { open, rename } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { VolumeSpec } from '#core/model.ts';
+import type { VolumeId, VolumeSpec } from '#core/model.ts';
+import { notEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from '../shelf/errors.ts';
 import type { Layout } from '../shelf/layout.ts';
 import type { Place } from '../shelf/place.ts';
@@ -30,6 +31,10 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
     if (bytes === undefined) throw sizeNeeded(place);
     const least = options.filesystem === 'xfs' ? smallestXfs : smallest;
     if (bytes < least || bytes > largest) throw sizeOutOfRange(place, bytes, least);
+  }
+
+  async function discard(path: string, id: VolumeId): Promise<void> {
+    await renameIfThere(path, place.own('deleting', `${id}.img`));
   }
 
   async function make(want: Pick<VolumeSpec, 'bytes' | 'access'>, path: string, scope: Scope): Promise<void> {
@@ -59,8 +64,12 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
     filesystemFor: typeFor,
     refuse: (bytes) => refuse(bytes),
     make,
-    discard: async (path, id) => {
-      await renameIfThere(path, place.own('deleting', `${id}.img`));
+    discard,
+    // What is in an image can't be counted from here. The record, read under the volume's lock, says whether anybody was ever
+    // given it: `noteUse` takes the same lock before every mount, and finds the volume gone afterwards.
+    discardIfEmpty: async (path, { id, name, unused }) => {
+      if (unused !== true) throw notEmpty({ store: place.store, name });
+      await discard(path, id);
     },
     wrongWith: ({ type }) =>
       type === 'file' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a plain file',

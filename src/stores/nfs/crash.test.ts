@@ -39,6 +39,11 @@ const verbs: Readonly<Record<string, Verb>> = {
   create: (store) => store.create({ ...spec('n', 'create'), labels: { team: 'fresh' } }, scope),
   delete: (store, { a }) => store.delete(a, scope),
   'delete an empty one': (store, { empty }) => store.delete(empty, scope),
+  'delete an empty one, only if it is empty': (store, { empty }) => store.delete(empty, scope, { onlyIfEmpty: true }),
+  'be refused to delete a full one': (store, { a }) =>
+    store.delete(a, scope, { onlyIfEmpty: true }).catch((cause: unknown) => {
+      if (!(cause instanceof StowageError) || cause.reason !== 'volume-not-empty') throw cause;
+    }),
   rename: (store, { a }) => store.rename(a, name('n'), scope),
   'rename an empty one': (store, { empty }) => store.rename(empty, name('n'), scope),
   label: (store, { a }) => store.label(a, { x: 'y' }, scope),

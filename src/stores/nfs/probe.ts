@@ -49,7 +49,8 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
         mayBeThere = !(cause instanceof NfsError);
         throw cause;
       }
-      await nfs.write(file, 0, probeText, stability.unstable, within);
+      const { count } = await nfs.write(file, 0, probeText, stability.unstable, within);
+      if (count !== probeText.length) throw new Error(`the server wrote ${count} of ${probeText.length} bytes`);
       const { uid, gid, mtime } = await nfs.getattr(file, within);
       writtenAt = mtime;
       const other = as === 0 && uid !== 0 ? ': the server takes root for somebody else (root_squash)' : '';

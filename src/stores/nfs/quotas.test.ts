@@ -1,5 +1,5 @@
 import { existsSync, readFileSync } from 'node:fs';
-import { mkdir, rm } from 'node:fs/promises';
+import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -47,6 +47,18 @@ test('who mounts a volume that is held to its size is told how large it is, and 
   expect(existsSync(ledgerOf(volume))).toBe(true);
   expect((await wayOf(volume)).quota).toEqual(quota);
   expect((await wayOf(await enforced('b'))).quota?.ledger).not.toBe(quota?.ledger);
+});
+
+test('a refused deletion of what is not empty keeps the ledger, and a deletion removes it', async () => {
+  const volume = await enforced();
+  const { quota } = await wayOf(volume);
+  await writeFile(join(folder, 'a', 'file'), '');
+  const deleting = () => store.delete(volume, scope, { onlyIfEmpty: true });
+  await expect(deleting()).rejects.toMatchObject({ reason: 'volume-not-empty' });
+  expect((await wayOf(volume)).quota).toEqual(quota);
+  await rm(join(folder, 'a', 'file'));
+  await deleting();
+  expect(existsSync(ledgerOf(volume))).toBe(false);
 });
 
 test('of others nothing is said or kept', async () => {

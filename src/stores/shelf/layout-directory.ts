@@ -1,7 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Source, VolumeId } from '#core/model.ts';
+import type { Source, VolumeId, VolumeName } from '#core/model.ts';
+import { notEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from './errors.ts';
 import { type Files, isErrno } from './files.ts';
 import type { DataPaths, Layout } from './layout.ts';
@@ -37,6 +38,7 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
     },
     make: (_want, path) => make(path),
     discard: (path, id) => discard(place, path, id),
+    discardIfEmpty: (path, { name }) => discardIfEmpty(place, path, name),
     wrongWith: ({ type }) =>
       type === 'directory' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a directory',
     grow: async (_path, { id, enforce }, bytes) => {
@@ -98,5 +100,23 @@ async function discard({ files, own }: Place, path: string, id: string): Promise
     // The remains of an interrupted deletion of the same volume are still there.
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EIO')) throw cause;
     await files.rename(path, own('deleting', `${id}.${randomBytes(6).toString('hex')}`));
+  }
+}
+
+/** Never renames: only rmdir fails when somebody has written something since the volume was looked through. */
+async function discardIfEmpty({ files, store }: Place, path: string, name: VolumeName): Promise<void> {
+  const found = await files.look(path);
+  if (found === undefined) return;
+  // Checked first, as some NFS servers remove files by RMDIR too.
+  if (found.type !== 'directory') throw dataUnusable(name, path, 'is not a directory');
+  try {
+    await files.rmdir(path);
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT')) return;
+    if (isErrno(cause, 'ENOTDIR')) throw dataUnusable(name, path, 'is not a directory');
+    // Some NFS servers have only EIO to say that a directory is not empty; a failing disk has the same error.
+    const isFull =
+      isErrno(cause, 'ENOTEMPTY', 'EEXIST') || (isErrno(cause, 'EIO') && (await files.list(path)).length > 0);
+    throw isFull ? notEmpty({ store, name }) : cause;
   }
 }

@@ -28,6 +28,11 @@ export interface Layout {
   make(want: Pick<VolumeSpec, 'id' | 'bytes' | 'access'>, path: string, scope: Scope): Promise<void>;
   /** Gets the data out of the way in one step, however large; `reclaim` frees their room. Absent is success. */
   discard(path: string, id: VolumeId): Promise<void>;
+  /**
+   * The same, by a step that fails when the data hold anything: then they stay, and it throws 'volume-not-empty'. Call it with
+   * the volume locked and a record that was read since. Absent is success.
+   */
+  discardIfEmpty(path: string, meta: Meta): Promise<void>;
   /** Completes "it …" when what lies there cannot be a volume's data. */
   wrongWith(found: Look): string | undefined;
   grow(path: string, meta: Meta, bytes: bigint, scope: Scope): Promise<void>;

@@ -48,7 +48,11 @@ export interface Parts {
     ref: VolumeRef,
     scope: Scope,
     work: (meta: Meta, limit: Limit) => Promise<void>,
+    /** `keepsQuota`: the work may yet refuse, and removes the volume's quota records itself once it can't (`forgetQuota`). */
+    how?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
+  /** Removes the volume's quota records, which are kept beside its data. Absent is success. */
+  forgetQuota(meta: Meta): Promise<void>;
   /** With a volume held against other hosts, for who holds its name here already. */
   alone<T>(id: VolumeId, scope: Scope, work: () => Promise<T>): Promise<T>;
   /** The record of that very volume, after finishing what was half done with it; undefined when it is not here. */
@@ -154,14 +158,17 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       }
     },
     alone: (id, scope, work) => alone([id], scope, work),
-    emptying: (doing, ref, scope, work) =>
+    forgetQuota: async ({ enforce, id }) => {
+      if (enforce) await layout.forget?.(id);
+    },
+    emptying: (doing, ref, scope, work, how) =>
       parts.during(doing, [ref.name, ref.id], scope, () =>
         place.reserve.backing(async () => {
           const limit = parts.limit();
           const meta = await parts.findRenamed(ref, scope);
           if (meta === undefined) return;
           await parts.refuseUsed(meta, 'deleted');
-          if (meta.enforce) await layout.forget?.(meta.id);
+          if (how?.keepsQuota !== true) await parts.forgetQuota(meta);
           await work(meta, limit);
         }),
       ),

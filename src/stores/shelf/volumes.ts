@@ -69,17 +69,26 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
   const changing = createChanging(parts);
 
   return {
-    delete: (ref, scope) =>
-      emptying(called('deleting', ref.name), ref, scope, async (meta, limit) => {
-        // An intent that was given up must not be found when the data are gone from here: they could seem to be elsewhere.
-        if (isMoving(meta)) await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
-        limit.check();
-        await layout.discard(dataPath(meta), meta.id);
-        limit.check();
-        await files.unlink(place.metaPath(meta.name));
-        await place.sync();
-        await pruneParents(parts, meta);
-      }),
+    delete: (ref, scope, { onlyIfEmpty = false } = {}) =>
+      emptying(
+        called('deleting', ref.name),
+        ref,
+        scope,
+        async (meta, limit) => {
+          // An intent that was given up must not be found when the data are gone from here: they could seem to be elsewhere.
+          if (isMoving(meta)) await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
+          limit.check();
+          if (onlyIfEmpty) {
+            await layout.discardIfEmpty(dataPath(meta), meta);
+            await parts.forgetQuota(meta);
+          } else await layout.discard(dataPath(meta), meta.id);
+          limit.check();
+          await files.unlink(place.metaPath(meta.name));
+          await place.sync();
+          await pruneParents(parts, meta);
+        },
+        { keepsQuota: onlyIfEmpty },
+      ),
     release: (ref, scope) =>
       emptying(called('releasing', ref.name), ref, scope, async (meta, limit) => {
         // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had

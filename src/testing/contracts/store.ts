@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { type Scope, silentLog } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Volume, VolumeName, VolumeSpec } from '#core/model.ts';
+import type { Volume, VolumeName, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 
@@ -216,6 +216,64 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         const second = await store.create(spec('a', { requestId: 'another' }), scope);
         expect(second.id).not.toBe(first.id);
         expect(await under.readMark(second)).toBeUndefined();
+      });
+    });
+
+    describe('delete, only if empty', () => {
+      const deleteIfEmpty = (volume: VolumeRef): Promise<void> => store.delete(volume, scope, { onlyIfEmpty: true });
+
+      test('leaves nothing of an empty volume', async () => {
+        const before = await under.count();
+        const made = await create('a');
+        await twice(() => deleteIfEmpty(made));
+        expect(await store.get(made.name, scope)).toBeUndefined();
+        await twice(() => store.reclaim(scope));
+        expect(await under.count()).toBe(before);
+        expect(await store.orphans(scope)).toEqual([]);
+      });
+
+      test('refuses a volume that was written to after it was found empty, and leaves it intact', async () => {
+        const made = await create('a');
+        expect((await store.usage(made, scope)).empty).toBe(true);
+        await store.noteUse?.(made, scope);
+        await under.mark(made, 'precious');
+        const error = await refused(() => deleteIfEmpty(made));
+        expect([error.code, error.reason]).toEqual(['conflict', 'volume-not-empty']);
+        await store.reclaim(scope);
+        store = await under.reopen();
+        await store.sweep(scope);
+        expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
+        expect(await under.readMark(made)).toBe('precious');
+        expect(await store.orphans(scope)).toEqual([]);
+        expect(await store.trash.list(scope)).toEqual([]);
+        await twice(() => store.delete(made, scope));
+        expect(await list()).toEqual([]);
+      });
+
+      test('completes a deletion that was interrupted after it removed the data', async () => {
+        const made = await create('a');
+        await under.lose(made);
+        await twice(() => deleteIfEmpty(made));
+        expect(await list()).toEqual([]);
+      });
+
+      test('leaves another volume of that name alone', async () => {
+        const made = await create('a');
+        await twice(() => deleteIfEmpty({ id: newVolumeId(), name: made.name }));
+        expect(await list()).toEqual([made]);
+      });
+
+      test('either deletes a volume or lets it be used, never both', async () => {
+        for (const called of ['a', 'b', 'c', 'd']) {
+          const made = await create(called);
+          const use = async (): Promise<void> => {
+            await store.noteUse?.(made, scope);
+            await under.mark(made, 'precious');
+          };
+          const [deleted, used] = await Promise.allSettled([deleteIfEmpty(made), use()]);
+          if (deleted.status === 'fulfilled') expect(used.status).toBe('rejected');
+          else expect(await under.readMark(made)).toBe('precious');
+        }
       });
     });
 

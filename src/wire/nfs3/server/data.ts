@@ -123,7 +123,10 @@ function writeAll(fd: number, data: Buffer, offset: number): number {
   let written = 0;
   while (written < data.length) {
     try {
-      written += writeSync(fd, data, written, data.length - written, offset + written);
+      const taken = writeSync(fd, data, written, data.length - written, offset + written);
+      // POSIX allows it. The answer is then a short count, as for a disk that is full.
+      if (taken === 0) break;
+      written += taken;
     } catch (cause) {
       if (written === 0) throw cause;
       break;

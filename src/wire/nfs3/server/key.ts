@@ -1,7 +1,8 @@
 import { randomBytes } from 'node:crypto';
-import { closeSync, fsyncSync, linkSync, openSync, readFileSync, realpathSync, unlinkSync, writeSync } from 'node:fs';
+import { closeSync, fsyncSync, linkSync, openSync, readFileSync, realpathSync, unlinkSync } from 'node:fs';
 import { join, sep } from 'node:path';
 import { makeFolders } from '#base/make-folders.ts';
+import { writeAllSync } from '#base/write-all.ts';
 import { errnoOf } from './refusal.ts';
 
 const fileName = 'nfs-server.json';
@@ -49,7 +50,7 @@ function writeKey(path: string): void {
   const draft = `${path}.${randomBytes(6).toString('hex')}`;
   const file = openSync(draft, 'wx', 0o600);
   try {
-    writeSync(file, `${JSON.stringify({ version: 1, key: randomBytes(keyLength).toString('base64') })}\n`);
+    writeAllSync(file, `${JSON.stringify({ version: 1, key: randomBytes(keyLength).toString('base64') })}\n`);
     fsyncSync(file);
     linkSync(draft, path);
   } catch (cause) {

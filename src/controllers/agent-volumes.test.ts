@@ -1,0 +1,130 @@
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
+import { controlled } from '#testing/controlled.ts';
+import { aCall } from '#testing/server.ts';
+import { type AgentVolumes, createAgentVolumes } from './agent-volumes.ts';
+import { retainedLabel } from './provisioner.ts';
+
+const it = controlled();
+const scope = { signal: new AbortController().signal, log: silentLog() };
+const gib = 1024n ** 3n;
+
+let node: AgentNode;
+let agent: AgentVolumes;
+beforeEach(async () => {
+  node = await anAgentNode(it, 'node-1', '?onDelete=archive&retention=7d');
+  agent = createAgentVolumes(it.agents, 'cluster');
+});
+
+const create = (name: string): Promise<Volume> =>
+  node.server.engine.volumes.create(
+    { store: 'disks', name, bytes: gib, access: undefined, labels: {}, ownLabels: {} },
+    aCall(),
+  );
+const restore = (id: string): Promise<Volume> =>
+  node.server.engine.deletions.restore(id, undefined, () => true, aCall());
+const names = async (): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
+const isThere = (name: string): boolean => existsSync(join(node.server.folder, 'disks', name));
+
+/** The agent does what it is asked, and its answer is lost on the way. */
+function loseNextAnswer(): void {
+  node.connect();
+  const { answer } = node;
+  it.agents.connect('node-1', async (request) => {
+    await answer(request);
+    node.connect();
+    throw new StowageError('the connection was lost', {
+      ...{ code: 'unavailable', reason: 'agent-lost', action: 'Wait a moment.' },
+    });
+  });
+}
+
+describe('an agent that is asked to delete', () => {
+  test('deletes a volume again that was restored since', async () => {
+    const { id } = await create('a');
+    for (const _ of ['first', 'second', 'third']) {
+      expect(await agent.delete('node-1', id, 'uid-of-pv', scope)).toBe('done');
+      expect([await names(), isThere('a')]).toEqual([[], false]);
+      await restore(id);
+      expect([await names(), isThere('a')]).toEqual([['a'], true]);
+    }
+  });
+
+  test('deletes another volume of that name for another PersistentVolume', async () => {
+    for (const uid of ['uid-1', 'uid-2', undefined, undefined]) {
+      await create('a');
+      expect(await agent.delete('node-1', 'disks..a', uid, scope)).toBe('done');
+      expect([await names(), isThere('a')]).toEqual([[], false]);
+    }
+  });
+
+  test('does not delete another volume of that name when a request is repeated after its answer was lost', async () => {
+    await create('a');
+    loseNextAnswer();
+    const remove = () => agent.delete('node-1', 'disks..a', 'uid-1', scope);
+    await expect(remove()).rejects.toMatchObject({ reason: 'agent-lost' });
+    const { id } = await create('a');
+    expect(await remove()).toBe('done');
+    expect(await node.volumes()).toMatchObject([{ id }]);
+  });
+
+  test('says that the volume is unknown when the request is repeated after its answer was lost', async () => {
+    const { id } = await create('a');
+    loseNextAnswer();
+    await expect(agent.delete('node-1', id, 'uid-of-pv', scope)).rejects.toMatchObject({ reason: 'agent-lost' });
+    expect(await names()).toEqual([]);
+    expect(await agent.delete('node-1', id, 'uid-of-pv', scope)).toBe('unknown');
+  });
+
+  test('deletes once when it is asked twice at the same time', async () => {
+    const { id } = await create('a');
+    const ends = await Promise.all([
+      agent.delete('node-1', id, 'uid-of-pv', scope),
+      agent.delete('node-1', id, 'uid-of-pv', scope),
+    ]);
+    expect(ends.toSorted()).toEqual(['done', 'unknown']);
+    expect(await node.server.engine.deletions.trashOf('disks', aCall())).toHaveLength(1);
+  });
+
+  test('deletes what is empty again under a handle that another volume has got since', async () => {
+    for (const _ of ['first', 'second']) {
+      await create('a');
+      await agent.discard('node-1', 'disks..a', scope);
+      expect(await names()).toEqual([]);
+    }
+    await expect(agent.discard('node-1', 'disks..a', scope)).rejects.toMatchObject({ reason: 'volume-unknown' });
+  });
+});
+
+test('an agent that is asked to expand does so for another volume that has got the handle since', async () => {
+  for (const _ of ['first', 'second']) {
+    const { id } = await create('a');
+    expect(await agent.expand('node-1', 'disks..a', 2n * gib, scope)).toBe(2n * gib);
+    expect(await node.volumes()).toMatchObject([{ id, bytes: 2n * gib }]);
+    await agent.delete('node-1', 'disks..a', undefined, scope);
+  }
+});
+
+test('an agent that is asked to retain labels another volume that has got the handle since', async () => {
+  for (const _ of ['first', 'second']) {
+    const { id } = await create('a');
+    await agent.retain('node-1', 'disks..a', scope);
+    expect(await node.volumes()).toMatchObject([{ id, labels: { [retainedLabel]: 'true' } }]);
+    await agent.delete('node-1', 'disks..a', undefined, scope);
+  }
+});
+
+test('an agent that is asked to make a volume again after its answer was lost makes no second one', async () => {
+  const claim = { namespace: 'shop', name: 'data', uid: 'uid-of-data' };
+  const want = { claim, name: 'a', bytes: gib, access: 'filesystem', labels: {}, enforce: false } as never;
+  loseNextAnswer();
+  await expect(agent.make('node-1', 'disks', want, scope)).rejects.toMatchObject({ reason: 'agent-lost' });
+  const [made] = await node.volumes();
+  expect((await agent.make('node-1', 'disks', want, scope)).volume.id).toBe(made?.id);
+  expect(await names()).toEqual(['a']);
+});

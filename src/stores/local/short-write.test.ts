@@ -1,0 +1,101 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { readdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import type { StowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+
+const mounted = {
+  tmpfs: (_ground: Ground, at: string): void => {
+    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=8m', 'stowage-test', at]);
+  },
+  ext4: (ground: Ground, at: string): void => {
+    // With data=journal ext4 writes block by block; otherwise recent kernels write several blocks at once, all or none.
+    execFileSync('mount', ['-o', 'loop,data=journal', ground.image('disk.img', 32, 'ext4'), at]);
+  },
+} as const;
+
+describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block left', () => {
+  describe.each(['tmpfs', 'ext4'] as const)('on %s', (kind) => {
+    let ground: Ground;
+    let disk: string;
+    let under: LocalStoreUnderTest;
+    let volume: Volume;
+
+    beforeEach(async () => {
+      ground = createGround();
+      disk = join(ground.folder, 'disk');
+      mkdirSync(disk);
+      mounted[kind](ground, disk);
+      under = await localStore({}, disk);
+      volume = await under.store.create(volumeSpec('a', { labels: manyLabels }), scope);
+      await under.mark(volume, 'precious');
+    });
+    afterEach(async () => {
+      await under[Symbol.asyncDispose]();
+      ground[Symbol.dispose]();
+    });
+
+    const intact = async (): Promise<void> => {
+      expect(await under.store.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
+      expect(await under.readMark(volume)).toBe('precious');
+      expect(await readdir(join(disk, '.stowage', 'tmp'))).toEqual([]);
+    };
+
+    const codeOf = (work: Promise<unknown>): Promise<unknown> =>
+      work.then(
+        () => 'done',
+        (cause: StowageError) => cause.reason,
+      );
+
+    test('a move to the trash is refused, leaves the volume intact, and succeeds once there is room', async () => {
+      fillUpToOneBlock(disk);
+      expect(await codeOf(under.store.trash.put(volume, 1234, scope))).toBe('store-full');
+      await intact();
+      expect(await under.store.trash.list(scope)).toEqual([]);
+      removeFiller(disk);
+      await under.store.trash.put(volume, 1234, scope);
+      expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
+      expect((await under.store.trash.restore(volume.id, volume.name, scope)).labels).toEqual(manyLabels);
+      expect(await under.readMark(volume)).toBe('precious');
+    });
+
+    test('a move to the trash succeeds with the space that the store keeps in reserve', async () => {
+      await under.store.reclaim(scope);
+      expect(await readdir(join(disk, '.stowage', 'reserve'))).toHaveLength(8);
+      fillUpToOneBlock(disk);
+      await under.store.trash.put(volume, 1234, scope);
+      expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
+      const reopened = await under.reopen();
+      await reopened.sweep(scope);
+      expect(await reopened.trash.list(scope)).toHaveLength(1);
+      await reopened.trash.purge(volume.id, scope);
+      await reopened.reclaim(scope);
+      expect(await reopened.trash.list(scope)).toEqual([]);
+      expect(await readdir(join(disk, '.stowage', 'trash'))).toEqual([]);
+    });
+
+    test('no other change of a record cuts it short', async () => {
+      fillUpToOneBlock(disk);
+      const before = readFileSync(join(disk, 'a.meta'), 'utf8');
+      const { store } = under;
+      expect(await codeOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
+      expect(await codeOf(store.claim(volume, 'instance-2', scope))).toBe('store-full');
+      expect(await codeOf(store.expand(volume, 1n << 20n, scope))).toBe('store-full');
+      expect(await codeOf(store.rename(volume, volumeSpec('b').name, scope))).toBe('store-full');
+      expect(await codeOf(store.release(volume, scope))).toBe('store-full');
+      expect(await codeOf(store.create(volumeSpec('c', { labels: manyLabels }), scope))).toBe('store-full');
+      await intact();
+      expect(readFileSync(join(disk, 'a.meta'), 'utf8')).toBe(before);
+      expect(await store.names(scope)).toEqual(['a']);
+      expect(await store.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'filler' }]);
+    });
+  });
+});

@@ -1,0 +1,80 @@
+import { mkdir, mkdtemp, readdir, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Source } from '#core/model.ts';
+import { localFiles } from '#stores/local/files.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { newMeta } from './create.ts';
+import type { Files } from './files.ts';
+import { createDirectoryLayout } from './layout-directory.ts';
+import type { Place } from './place.ts';
+
+let root: string;
+beforeEach(async () => {
+  root = await mkdtemp(join(tmpdir(), 'stowage-layout-'));
+  await mkdir(join(root, 'deleting'));
+  onTestFinished(() => rm(root, { recursive: true }));
+});
+
+const data = (): string => join(root, 'a');
+
+function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
+  const own = (...parts: readonly string[]): string => join(root, ...parts);
+  const place = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as Place;
+  const make = async (): Promise<void> => undefined;
+  const source = (path: string): Source => ({ kind: 'directory', path }) as unknown as Source;
+  const layout = createDirectoryLayout({ place, clock: systemClock(), make, source });
+  return layout.discardIfEmpty(data(), newMeta(volumeSpec('a'), undefined));
+}
+
+const failing = (code: string): Partial<Files> => ({
+  rmdir: () => Promise.reject(Object.assign(new Error(code), { code })),
+});
+
+describe('discarding a directory only if it is empty', () => {
+  test('removes it', async () => {
+    await mkdir(data());
+    await discardIfEmpty();
+    expect(await readdir(root)).toEqual(['deleting']);
+    await discardIfEmpty();
+  });
+
+  test.each(['ENOTEMPTY', 'EEXIST', 'EIO'])(
+    'refuses one that holds something, for a server that answers %s',
+    async (code) => {
+      await mkdir(join(data(), 'folder'), { recursive: true });
+      await expect(discardIfEmpty(failing(code))).rejects.toMatchObject({
+        ...{ code: 'conflict', reason: 'volume-not-empty' },
+      });
+      expect(await readdir(data())).toEqual(['folder']);
+      expect(await readdir(join(root, 'deleting'))).toEqual([]);
+    },
+  );
+
+  test('reports EIO of an empty one as a failure, not as content', async () => {
+    await mkdir(data());
+    await expect(discardIfEmpty(failing('EIO'))).rejects.toMatchObject({ code: 'EIO' });
+  });
+
+  test('never moves it away when something is written at the last moment', async () => {
+    await mkdir(data());
+    const rmdir: Files['rmdir'] = async (path) => {
+      await writeFile(join(path, 'file'), 'text');
+      await localFiles.rmdir(path);
+    };
+    await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-not-empty' });
+    expect(await readdir(data())).toEqual(['file']);
+  });
+
+  test.each([
+    ['a file', () => writeFile(data(), '')],
+    ['a symbolic link', () => symlink('/tmp', data())],
+  ])('leaves %s that took its place alone, whatever rmdir would do', async (_what, plant) => {
+    await plant();
+    const rmdir: Files['rmdir'] = (path) => rm(path);
+    await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-data-unusable' });
+    expect((await readdir(root)).toSorted()).toEqual(['a', 'deleting']);
+  });
+});

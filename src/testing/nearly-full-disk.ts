@@ -1,0 +1,47 @@
+import { execFileSync } from 'node:child_process';
+import { closeSync, openSync, rmSync, truncateSync, writeSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect } from 'vitest';
+import type { Labels } from '#core/model.ts';
+
+const block = 4096;
+
+/** As many as a volume may have: a record with these is several blocks long. */
+export const manyLabels: Labels = Object.fromEntries(
+  Array.from({ length: 64 }, (_, i) => [`label-${i}-${'k'.repeat(100)}`, 'v'.repeat(256)]),
+);
+
+const filler = (disk: string): string => join(disk, 'filler');
+const sync = (disk: string): void => void execFileSync('sync', ['--file-system', disk]);
+
+/** Fills the disk, then frees exactly one block, so that write(2) takes the first block of a longer record and no more. */
+export function fillUpToOneBlock(disk: string): void {
+  const fd = openSync(filler(disk), 'w');
+  let size = 0;
+  try {
+    for (;;) size += writeSync(fd, Buffer.alloc(block));
+  } catch (cause) {
+    expect(cause).toMatchObject({ code: 'ENOSPC' });
+  } finally {
+    closeSync(fd);
+  }
+  sync(disk);
+  truncateSync(filler(disk), Math.floor(size / block) * block - block);
+  sync(disk);
+  expect(writtenAtOnce(disk, Buffer.alloc(8 * block))).toBe(block);
+}
+
+/** How much of it one write(2) takes. Leaves the disk as it was. */
+function writtenAtOnce(disk: string, bytes: Buffer): number {
+  const path = join(disk, 'probe');
+  const fd = openSync(path, 'wx');
+  try {
+    return writeSync(fd, bytes);
+  } finally {
+    closeSync(fd);
+    rmSync(path);
+    sync(disk);
+  }
+}
+
+export const removeFiller = (disk: string): void => rmSync(filler(disk));
