@@ -86,6 +86,8 @@ export async function configureOldLoop(device: number, backing: number, info: Bu
     await ioctl('clearFd', device, 0);
     throw cause;
   }
+  // Where the file system below cannot do it, the kernel reads and writes through its page cache.
+  await setLoopDirectIo(device).catch(() => undefined);
 }
 
 /** Which file is behind it. The kernel asks that file's file system: only for devices that can be ours. */

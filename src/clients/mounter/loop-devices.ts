@@ -1,5 +1,5 @@
 import { constants } from 'node:fs';
-import { type FileHandle, open, readFile } from 'node:fs/promises';
+import { type FileHandle, open, readdir, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
@@ -14,7 +14,7 @@ import {
   setLoopDirectIo,
   updateLoopCapacity,
 } from './loop-calls.ts';
-import type { Loop } from './loops.ts';
+import { attachedLoops, type Loop } from './loops.ts';
 import { isErrno } from './paths.ts';
 
 /** A device that this process has open: nobody can attach another file to it before it is disposed of. */
@@ -43,7 +43,7 @@ export interface LoopDevices {
 const limitMs = 30_000;
 /** Other programs take free devices at the same time. */
 const mostAttempts = 50;
-/** So often in a row the same device was busy: another program has it open for itself, with nothing attached to it. */
+/** So often the same device was busy though nothing is attached to it: another program has it open for itself. */
 const stuckAfter = 5;
 
 export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'): LoopDevices {
@@ -101,14 +101,15 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     const { file, readOnly } = await openImage(image, wanted);
     await using backing = file;
     await using control = await open(`${dev}/loop-control`, constants.O_RDWR);
-    let [last, times] = [-1, 0];
+    const busy = new Map<string, number>();
     for (let attempt = 1; ; attempt++) {
-      const number = times < stuckAfter ? await freeLoop(control.fd) : await addLoop(control.fd);
-      const tried = await tryAttach(`loop${number}`, backing, image, readOnly);
+      let name = `loop${await freeLoop(control.fd)}`;
+      if ((busy.get(name) ?? 0) >= stuckAfter)
+        name = (await unattached(sys)).find((one) => !busy.has(one)) ?? `loop${await addLoop(control.fd)}`;
+      const tried = await tryAttach(name, backing, image, readOnly);
       if (!('busy' in tried)) return tried;
       if (attempt === mostAttempts) throw tried.busy;
-      times = number === last ? times + 1 : 1;
-      last = number;
+      busy.set(name, (busy.get(name) ?? 0) + 1);
       await clock.sleep(5 * Math.min(attempt, 20), signal);
     }
   }
@@ -131,6 +132,13 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     },
     useDirectIo: async (loop, scope) => (await withHeld(loop, scope, unless('EINVAL', setLoopDirectIo))) === true,
   };
+}
+
+/** The devices with no file behind them. */
+async function unattached(sys: string): Promise<readonly string[]> {
+  const names = (await readdir(sys)).filter((name) => /^loop\d+$/.test(name));
+  const attached = new Set((await attachedLoops(sys)).map(({ name }) => name));
+  return names.filter((name) => !attached.has(name));
 }
 
 /** False: the kernel said that. */
