@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync, statfsSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
@@ -8,6 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
+import { attachedLoops } from '../mounter/loops.ts';
 import { createRun } from '../mounter/run.ts';
 import { createLoopClient } from './loop.ts';
 
@@ -83,9 +85,19 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       expect(ground.loops()).toEqual([other.node]);
     });
 
+    test('a volume whose image has the same name as that file mounts also where the FUSE mount is not seen', async () => {
+      const volume = source(ground.image('same-name.img', 50, 'ext4'), 'ext4');
+      await using other = await stoppedLoopDevice(ground, { name: 'same-name.img' });
+      execFileSync('umount', ['--lazy', at('stopped/mnt')]);
+      await client.stage(volume, at('stage'), ground.scope);
+      await client.unstage(volume, at('stage'), ground.scope);
+      expect((await attachedLoops()).filter(({ file }) => file === volume.path)).toEqual([]);
+      expect((await attachedLoops()).map(({ node }) => node)).toContain(other.node);
+    });
+
     test('a volume whose image has the same name as that file mounts, is found in use, and unmounts', async () => {
-      const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
-      await using other = await stoppedLoopDevice(ground, { name: 'v.img' });
+      const volume = source(ground.image('same-name.img', 50, 'ext4'), 'ext4');
+      await using other = await stoppedLoopDevice(ground, { name: 'same-name.img' });
       await client.stage(volume, at('stage'), ground.scope);
       expect(await mounter.usersOf(volume, at('stage'), ground.scope)).toEqual([at('stage')]);
       await client.unstage(volume, at('stage'), ground.scope);

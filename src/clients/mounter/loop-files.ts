@@ -17,6 +17,18 @@ export type LoopsWith = (image: string, loops: readonly Loop[]) => Promise<reado
 
 type File = Awaited<ReturnType<typeof loopFile>>;
 
+interface Question {
+  /** Undefined: the device cannot be asked. */
+  readonly answer: Promise<File | undefined>;
+  readonly since: number;
+  /** The device could be opened. */
+  readonly isOpen: boolean;
+}
+
+interface Silent {
+  readonly silent: Question;
+}
+
 /** A question to a device on a local disk is answered from memory. */
 const answerMs = 5_000;
 /** File systems that a program or a server answers for. */
@@ -24,28 +36,31 @@ const remote = /^(?:fuse|nfs|cifs|smb|ceph|9p|virtiofs|afs|lustre|gfs|ocfs)/;
 
 export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTable>): LoopsWith {
   /** Each keeps a thread until the kernel answers, so a device is asked once, however often somebody wants to know. */
-  const pending = new Map<string, { readonly answer: Promise<File | undefined>; readonly since: number }>();
+  const pending = new Map<string, Question>();
 
-  async function fileOf(loop: Loop): Promise<File | undefined | 'silent'> {
+  async function fileOf(loop: Loop): Promise<File | undefined | Silent> {
     const key = `${loop.name} ${loop.file}`;
-    const asked = pending.get(key) ?? { answer: ask(loop), since: clock.elapsed() };
+    const asked = pending.get(key) ?? ask(loop, clock.elapsed());
     if (!pending.has(key)) {
       pending.set(key, asked);
       void asked.answer.finally(() => pending.delete(key));
     }
     const left = asked.since + answerMs - clock.elapsed();
-    return left > 0 && (await endsWithin(asked.answer, left, clock)) ? await asked.answer : 'silent';
+    return left > 0 && (await endsWithin(asked.answer, left, clock)) ? await asked.answer : { silent: asked };
   }
 
   /**
    * A device answers when the file system of its file does. If that one is another program's or server's, and the image's own file system
    * answers, the device has another file. To attach the image twice would destroy it, so in doubt this throws.
    */
-  async function requireElsewhere(loop: Loop, image: string): Promise<void> {
+  async function requireElsewhere(loop: Loop, image: string, { silent }: Silent): Promise<void> {
     const table = await readTable();
     const [theirs, own] = [table.holding(loop.file), table.holding(image)];
     const isRemote = theirs !== undefined && remote.test(theirs.type) && theirs.device !== own?.device;
-    if (!isRemote || !(await endsWithin(stat(image), answerMs, clock))) throw unknown(loop, image);
+    // The other's mount may be in another mount namespace. An open device on a local disk answers at once, from memory.
+    const isOnDisk = own !== undefined && !remote.test(own.type) && silent.isOpen;
+    const isOther = loop.file !== image && (isRemote || isOnDisk);
+    if (!isOther || !(await endsWithin(stat(image), answerMs, clock))) throw unknown(loop, image);
   }
 
   return async (image, loops) => {
@@ -56,8 +71,8 @@ export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTabl
       // The image is not to be seen now: the path is all that is known.
       if (wanted === undefined) return loop.file === image;
       const found = await fileOf(loop);
-      if (found === 'silent') {
-        await requireElsewhere(loop, image);
+      if (found !== undefined && 'silent' in found) {
+        await requireElsewhere(loop, image, found);
         return false;
       }
       if (found === undefined) return loop.file === image;
@@ -68,14 +83,25 @@ export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTabl
   };
 }
 
-/** Undefined: it cannot be asked. A device that is set to autoclear has a user: opening and closing it here does not detach it. */
-async function ask({ node }: Loop): Promise<File | undefined> {
-  try {
-    await using device = await open(node, 'r');
-    return await loopFile(device.fd);
-  } catch {
-    return undefined;
-  }
+/** A device that is set to autoclear has a user: opening and closing it here does not detach it. */
+function ask({ node }: Loop, since: number): Question {
+  let isOpen = false;
+  const asking = async (): Promise<File | undefined> => {
+    try {
+      await using device = await open(node, 'r');
+      isOpen = true;
+      return await loopFile(device.fd);
+    } catch {
+      return undefined;
+    }
+  };
+  return {
+    answer: asking(),
+    since,
+    get isOpen() {
+      return isOpen;
+    },
+  };
 }
 
 function unknown({ node, file }: Loop, image: string): StowageError {
