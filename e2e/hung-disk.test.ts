@@ -6,6 +6,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { type Answer, type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
@@ -23,7 +24,7 @@ beforeEach(async () => {
   await truncate(image, 64 * 1024 * 1024);
   await exec('mkfs.ext4', ['-q', image]);
   await mkdir(disk);
-  await exec('mount', ['-o', 'loop', image, disk]);
+  mountImage(image, disk);
   for (const folder of [join(disk, 'slow'), join(top, 'fine')]) await mkdir(folder);
   config = join(top, 'stowage.yaml');
   await writeFile(config, `stores:\n  fine: local://${top}/fine\n  slow: local://${disk}/slow\n`);

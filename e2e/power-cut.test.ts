@@ -6,6 +6,7 @@ import { DatabaseSync } from 'node:sqlite';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const exec = promisify(execFile);
@@ -20,7 +21,7 @@ async function machine(
   await truncate(image, 500 * 1024 * 1024);
   await exec(`mkfs.${filesystem}`, ['-q', image]);
   await mkdir(disk);
-  await exec('mount', ['-o', 'loop', image, disk]);
+  mountImage(image, disk);
   let server: Stowage | undefined;
   onTestFinished(async () => {
     await server?.stop();
@@ -42,7 +43,7 @@ async function machine(
       // mounted, and mounting the same device again would then bring back that one instead of reading the device.
       await exec('cp', ['--sparse=always', image, `${image}-after`]);
       await exec('umount', [disk]);
-      await exec('mount', ['-o', filesystem === 'xfs' ? 'loop,nouuid' : 'loop', `${image}-after`, disk]);
+      mountImage(`${image}-after`, disk, ...(filesystem === 'xfs' ? ['nouuid'] : []));
       // The machine did not really start anew, so that it did has to be said.
       using db = new DatabaseSync(join(disk, 'state', 'state.db'));
       db.exec("DELETE FROM settings WHERE key LIKE 'compared %'");

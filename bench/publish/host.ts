@@ -6,6 +6,7 @@ import { fileURLToPath } from 'node:url';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { Controller, VolumeCapability_AccessMode_Mode as Mode, Node } from '#wire/csi/generated/csi.ts';
 import { command } from '../datapath/command.ts';
 import { makeFolder, type Place } from '../nfs/folder.ts';
@@ -129,7 +130,7 @@ async function diskInMemory(ground: Ground, signal: AbortSignal): Promise<string
   await command(['mount', '-t', 'tmpfs', 'stowage-bench', ground.folder], signal);
   const folder = join(ground.folder, 'disk');
   await mkdir(folder);
-  await command(['mount', '-o', 'loop', ground.image('image', imageMiB, 'xfs'), folder], signal);
+  mountImage(ground.image('image', imageMiB, 'xfs'), folder);
   // As the usual ones: the data path runs as nobody.
   for (const path of [ground.folder, folder]) await chmod(path, 0o755);
   return folder;

@@ -147,7 +147,8 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
         await pods.nothingLeft(0, handle);
       }
       // Neither ours nor the one that the kubelet puts on top to keep it. They go last.
-      const words = ['losetup', '--list', '--noheadings', '--output', 'BACK-FILE'] as const;
+      // Not losetup, which asks every loop device of the machine.
+      const words = ['sh', '-c', 'cat /sys/block/loop*/loop/backing_file 2>/dev/null || true'] as const;
       const devices = async () => await ground.cluster.nodes[0]?.inside(...words);
       await expect.poll(devices, wait).not.toMatch(new RegExp(`${handle}|raw-bytes`));
     },

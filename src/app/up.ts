@@ -3,7 +3,6 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import { asItIs, type FindNamespace } from '#base/linux/network.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
 import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
 import type { KeeperPlace } from '#clients/data-path/placing.ts';
 import { createContainerEngine } from '#clients/engines/engine.ts';
@@ -11,6 +10,7 @@ import { createEngineNetworks, type EngineNetworks } from '#clients/engines/netw
 import type { ContainerEngine } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
+import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { createRepairing } from '#core/repairing.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
@@ -86,10 +86,10 @@ export interface Running {
   stop(): Promise<readonly string[]>;
 }
 
-const tendEveryMs = 30_000;
+const maintenanceEveryMs = 30_000;
+const passMs = 600_000;
 /** For operations that run when Stowage is told to stop; the rest goes on at the next start. */
 const drainMs = 10_000;
-const roundMs = 5_000;
 const pluginMs = 5_000;
 
 /** Everything in one process: what `stowage up` runs. */
@@ -194,7 +194,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  const tending = tend(engine, keepers, networks, repairing, clock, log, settings.signal);
+  // By real time: a test that moves its own clock starts passes itself.
+  const maintenance = startMaintenance(maintenanceOf(engine, keepers, networks), systemClock(), scope);
   const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
   const released = (): Promise<void> => engineReleased(held, settings.signal);
   undo.move();
@@ -209,7 +210,8 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     metrics: rest.metrics,
     api: rest.handleOwn,
     reload: async () => configure(await readFile()),
-    stop: () => stop({ engine, rest, plugins, csi, found, tending, nfs, keepers, clients, released, log }),
+    stop: () =>
+      stop({ engine, rest, plugins, csi, found, maintenance, repairing, nfs, keepers, clients, released, log }),
   };
 }
 
@@ -234,43 +236,21 @@ function usualKinds(
   ];
 }
 
-/** What is done now and then. */
-function tend(
-  engine: Engine,
-  keepers: Keepers,
-  networks: EngineNetworks,
-  repairing: Disposable,
-  clock: Clock,
-  log: Log,
-  signal: AbortSignal,
-): AsyncDisposable {
-  const stopping = new AbortController();
-  const scope: Scope = { signal: AbortSignal.any([signal, stopping.signal]), log };
-  let round: Promise<void> | undefined;
-  const tendOnce = async (): Promise<void> => {
-    try {
-      await engine.tend(scope);
-      await keepers.tidy(scope.signal);
-      const used = engine.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
-      await networks.tidy(new Set(used), scope.signal);
-    } catch (thrown) {
-      if (!scope.signal.aborted) log.warn('upkeep failed', { why: stowageError(thrown).message });
-    } finally {
-      round = undefined;
-    }
-  };
-  const timer = setInterval(() => {
-    round ??= tendOnce();
-  }, tendEveryMs);
-  timer.unref();
-  return {
-    [Symbol.asyncDispose]: async () => {
-      clearInterval(timer);
-      repairing[Symbol.dispose]();
-      stopping.abort();
-      if (round !== undefined) await endsWithin(round, roundMs, clock);
+/** Work on keepers and on networks of container engines, beside the engine's own. */
+function maintenanceOf(engine: Engine, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
+  const often = { everyMs: maintenanceEveryMs, deadlineMs: passMs };
+  return [
+    ...engine.maintenance,
+    { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.tidy(signal) },
+    {
+      ...often,
+      name: 'leave unused networks',
+      run: ({ signal }) => {
+        const used = engine.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
+        return networks.tidy(new Set(used), signal);
+      },
     },
-  };
+  ];
 }
 
 interface Stopping {
@@ -279,7 +259,8 @@ interface Stopping {
   readonly plugins: Plugins;
   readonly csi: Csi;
   readonly found: readonly Disposable[];
-  readonly tending: AsyncDisposable;
+  readonly maintenance: AsyncDisposable;
+  readonly repairing: Disposable;
   readonly nfs: AsyncDisposable | undefined;
   readonly keepers: Keepers;
   readonly clients: ReadonlyMap<unknown, Disposable>;
@@ -289,8 +270,9 @@ interface Stopping {
 }
 
 async function stop(parts: Stopping): Promise<readonly string[]> {
-  const { engine, rest, plugins, csi, found, tending, nfs, keepers, clients, log } = parts;
-  await tending[Symbol.asyncDispose]();
+  const { engine, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
+  parts.repairing[Symbol.dispose]();
+  await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
   // First, and before nothing new is begun any more: an engine that is just mounting something gets it.
   await Promise.all([plugins.close(pluginMs), csi.close(pluginMs)]);

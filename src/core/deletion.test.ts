@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 import type { Store, StoreKind } from './ports.ts';
 
@@ -204,10 +204,10 @@ describe('the trash', () => {
     const { id } = await create('a');
     expect(await remove(id)).toEqual({ outcome: 'archived', expiresAt: clock.now() + 2 * day });
     clock.advance(2 * day - 1);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: clock.now() + 1 }]);
     clock.advance(1);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toEqual([]);
     await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
       code: 'not-found',
@@ -218,32 +218,32 @@ describe('the trash', () => {
   test('is not emptied by a clock that goes ahead, for an hour in which it can be put right', async () => {
     await add('onDelete=archive&retention=2d');
     await remove((await create('a')).id);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     clock.jump(30 * day);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toHaveLength(1);
     clock.jump(-30 * day);
     clock.advance(hour);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toHaveLength(1);
     clock.jump(30 * day);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     clock.advance(hour);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toEqual([]);
   });
 
   test('is not emptied at once by a start after a long time, or with a wrong clock', async () => {
     await add('onDelete=archive&retention=2d');
     await remove((await create('a')).id);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     await server.stop();
     clock.jump(30 * day);
     server = await startServer({ folder: server.folder, listen: 'none', clock });
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toHaveLength(1);
     clock.advance(hour);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await trash()).toEqual([]);
     await server.stop();
     await rm(server.folder, { recursive: true });

@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { Log, Scope } from '#base/log.ts';
+import type { Log } from '#base/log.ts';
 import { type Adoptions, createAdoptions } from './adoption.ts';
 import { type Catalogue, createCatalogue } from './catalogue.ts';
 import type { ContainerEngine } from './containers.ts';
@@ -11,6 +11,7 @@ import { stowageError } from './errors.ts';
 import { createEvents, type Events } from './events.ts';
 import { createHolds, type Holds } from './holds.ts';
 import { createLimits } from './limits.ts';
+import type { MaintenanceTask } from './maintenance.ts';
 import type { NodeName, Source, VolumeId } from './model.ts';
 import { createMountHealth, type LookAtMounts } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
@@ -54,12 +55,21 @@ export interface Engine {
   readonly tokens: Tokens;
   readonly events: Events;
   readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
-  /** What is done now and then: opening stores that were down, emptying the trash, dropping old keys. */
-  tend(scope: Scope): Promise<void>;
+  /** What is done again and again: opening stores that were down, renewing records of use, emptying the trash, dropping old keys. */
+  readonly maintenance: readonly MaintenanceTask[];
   close(): Promise<void>;
 }
 
 const day = 86_400_000;
+const maintenanceEveryMs = 30_000;
+/** Longer than any of their own deadlines: one that ends here has forgotten one. */
+const passMs = 600_000;
+/** Each dead mount takes up to 20 s, four at a time. A pass that is cut off would begin with the same ones again. */
+const manyDeadMs = 6 * 3_600_000;
+
+const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): MaintenanceTask => ({
+  ...{ name, run, deadlineMs, everyMs: maintenanceEveryMs },
+});
 const unending = new AbortController().signal;
 
 export interface EngineParts {
@@ -164,16 +174,16 @@ export function createEngine(parts: EngineParts): Engine {
       events,
       records,
     },
-    tend: async (scope) => {
-      await stores.retry(scope);
-      await mounts.repair(scope);
-      await mounts.renewUses(scope);
-      await holds.settle(scope);
-      await ephemerals.settle(scope);
-      await deletions.expire(scope);
-      reclaim.again();
-      records.answers.prune(clock.now() - day);
-    },
+    maintenance: [
+      task('open stores', (scope) => stores.retry(scope)),
+      task('repair mounts', (scope) => mounts.repair(scope), manyDeadMs),
+      task('renew records of use', (scope) => mounts.renewUses(scope)),
+      task('clean up mounts of containers', (scope) => holds.settle(scope)),
+      task('delete ephemeral volumes', (scope) => ephemerals.settle(scope)),
+      task('empty the trash', (scope) => deletions.expire(scope)),
+      task('free space', async () => reclaim.again()),
+      task('drop old answers', async () => void records.answers.prune(clock.now() - day)),
+    ],
     close: async () => {
       await references[Symbol.asyncDispose]();
       await reclaim.stop();

@@ -7,7 +7,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store, StoreKind } from './ports.ts';
@@ -92,7 +92,7 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     expect(await volumes()).toEqual(['key']);
     expect(server.engine.ephemerals.volume('key')).toMatchObject({ labels: { 'stowage.dev/ephemeral': 'true' } });
     clock.skip(3_600_000);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await volumes()).toEqual(['key']);
     expect(await unpublish()).toBe(true);
     expect(await volumes()).toEqual([]);
@@ -104,13 +104,13 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     symlinkSync('real', join(folder, 'link'));
     const byLink = join(folder, 'link/target');
     await server.engine.ephemerals.publish('key', want, byLink, how, aCall());
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     clock.skip(3_600_000);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     // As a start of the machine would: whoever uses it comes back to what is in it.
     execFileSync('umount', [join(folder, 'real/target')]);
     await server.engine.mounts.reconcile(aCall());
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await volumes()).toEqual(['key']);
     expect(await server.engine.ephemerals.unpublish('key', byLink, aCall())).toBe(true);
     expect(await volumes()).toEqual([]);
@@ -148,7 +148,7 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     await server.stop();
     gate.open();
     await start();
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(await volumes()).toEqual([]);
     expect(server.engine.ephemerals.volume('key')).toBeUndefined();
   });
@@ -161,12 +161,12 @@ test('what nobody comes for after it was made, is destroyed in a while and no so
   expect(await volumes()).toEqual(['key']);
   await server.stop();
   await start();
-  await server.engine.tend(aCall());
+  await runMaintenance(server.engine);
   clock.skip(500_000);
-  await server.engine.tend(aCall());
+  await runMaintenance(server.engine);
   expect(await volumes()).toEqual(['key']);
   clock.skip(101_000);
-  await server.engine.tend(aCall());
+  await runMaintenance(server.engine);
   expect(await volumes()).toEqual([]);
 });
 
@@ -188,9 +188,9 @@ describe('a volume whose making was not answered', () => {
 
   test('is destroyed in a while, if nobody comes for it', async () => {
     await begin();
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     clock.skip(601_000);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(made()).toEqual([]);
   });
 
@@ -205,7 +205,7 @@ describe('a volume whose making was not answered', () => {
     gate.open();
     expect(made()).toEqual(['key.meta']);
     await start();
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(made()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
@@ -216,10 +216,10 @@ describe('a volume whose making was not answered', () => {
     await expect(publish('other')).rejects.toThrow('no answer');
     for (const key of ['key', 'other']) await unpublish(key);
     asked = [];
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(asked).toHaveLength(1);
     isDeaf = false;
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(made()).toEqual([]);
   });
 
@@ -232,9 +232,9 @@ describe('a volume whose making was not answered', () => {
     await stores.remove('second', aCall());
     isDeaf = false;
     expect(await unpublish()).toBe(true);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     await stores.add('second', `local://${place}`, aCall());
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(readdirSync(place)).not.toContain('key.meta');
     expect(await unpublish()).toBe(false);
   });
@@ -246,7 +246,7 @@ describe('a volume whose making was not answered', () => {
     for (const make of owed) await make();
     expect(made()).toEqual(['key.meta']);
     clock.skip(30_000);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(made()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
@@ -257,7 +257,7 @@ describe('a volume whose making was not answered', () => {
     await expect(publish()).rejects.toThrow();
     expect(await unpublish()).toBe(true);
     clock.skip(30_000);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(made()).toEqual(['key.meta']);
     expect(await unpublish()).toBe(false);
   });

@@ -6,7 +6,14 @@ import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { type Answer, aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+import {
+  type Answer,
+  aCall,
+  runMaintenance,
+  type ServerOptions,
+  startServer,
+  type TestServer,
+} from '#testing/server.ts';
 
 let folder: string;
 let kind: GatedKind;
@@ -138,7 +145,7 @@ describe('opening a store whose disk does not answer', () => {
     expect(server.engine.stores.view('b').problem).toMatchObject({ code: 'unavailable', reason: 'store-opening' });
     // One attempt, however often it is tried again.
     let tended = false;
-    void server.engine.tend(aCall()).then(() => {
+    void runMaintenance(server.engine).then(() => {
       tended = true;
     });
     await vi.waitFor(() => {
@@ -173,7 +180,7 @@ describe('an opening that nobody waits for any more', () => {
     });
     gate.open();
     await vi.waitFor(async () => {
-      await server.engine.tend(aCall());
+      await runMaintenance(server.engine);
       expect(server.engine.stores.view('a').problem).toBeUndefined();
     });
     expect((await server.admin.post('/v1/volumes', { name: 'precious' })).status).toBe(201);
@@ -369,7 +376,7 @@ describe('closing a store on a disk that does not answer', () => {
     await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
     expect((await removed).status).toBe(409);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     await vi.waitFor(() => {
       clock.advance(250);
       expect(freeing.waiting()).toBe(2);
@@ -415,7 +422,7 @@ describe('a change of configuration', () => {
     });
     gate.open();
     await labelled;
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({ uri, pending: null, state: 'open' });
   });
 });

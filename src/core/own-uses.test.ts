@@ -3,11 +3,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { silentLog } from '#base/log.ts';
+import { type Scope, silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { createFakeClock } from '#testing/fakes/clock.ts';
-import type { Mount, NodeName, Source, StoreName, Use, User, Volume } from './model.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import type { Mount, NodeName, Source, StoreName, Use, User, Volume, VolumeRef } from './model.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Records, Store, Uses } from './ports.ts';
@@ -270,5 +270,81 @@ describe('as the one who writes', () => {
     isDown = false;
     await started().renew(scope);
     expect(writer).toBeUndefined();
+  });
+});
+
+describe('renewal on several stores', () => {
+  /** `silver` answers; `lead` and all that is on it does not, and hears no signal if it is deaf. */
+  function onTwoStores(clock: FakeClock, isDeaf: boolean) {
+    const renewed: string[] = [];
+    const answering = (name: string): Store =>
+      ({ name, uses: { ...uses, put: async (ref: VolumeRef) => void renewed.push(ref.name) } }) as unknown as Store;
+    const silent = (name: string): Store => {
+      const put = (_ref: VolumeRef, _use: Use, { signal }: Scope): Promise<void> =>
+        isDeaf ? new Promise(() => undefined) : clock.sleep(1_000_000, signal);
+      return { name, uses: { ...uses, put } } as unknown as Store;
+    };
+    const all = new Map([silent('lead'), answering('silver')].map((one) => [one.name as string, one]));
+    const stores = {
+      list: () => [...all.keys()].map((name) => ({ config: { name } })),
+      use: (name: string, work: (one: Store) => Promise<unknown>) => work(all.get(name) as Store),
+    };
+    for (const name of all.keys())
+      for (let n = 0; n < 20; n++) {
+        const one = { ...volume, id: newVolumeId(), name: volumeName(`${name}-${n}`), store: name as StoreName };
+        records.volumes.put(one);
+        records.mounts.put({ ...mountAt(`/${name}/${n}`), volumeId: one.id });
+      }
+    const own = createOwnUses({
+      ...{ records, clock, log: silentLog(), instance: 'host-1', node },
+      stores: () => stores as unknown as Stores,
+    });
+    return { own, renewed };
+  }
+
+  test.each([false, true])('one that does not answer (and hears no signal: %s) starves no other', async (isDeaf) => {
+    const clock = createFakeClock();
+    const { own, renewed } = onTwoStores(clock, isDeaf);
+    for (let round = 1; round <= 3; round++) {
+      const passing = own.renew(scope);
+      await vi.waitFor(() => expect(renewed).toHaveLength(20 * round));
+      clock.advance(20_000);
+      await new Promise((resolve) => setImmediate(resolve));
+      clock.advance(10_000);
+      await passing;
+    }
+    expect(new Set(renewed).size).toBe(20);
+  });
+
+  test('a slow one is asked first about what it was not asked about before', async () => {
+    const clock = createFakeClock();
+    const asked: string[] = [];
+    const put = async (ref: VolumeRef, _use: Use, { signal }: Scope): Promise<void> => {
+      asked.push(ref.name);
+      await clock.sleep(15_000, signal);
+    };
+    const slow = { name: 'silver' as StoreName, uses: { ...uses, put } } as unknown as Store;
+    const stores = {
+      list: () => [{ config: { name: slow.name } }],
+      use: (_: string, work: (one: Store) => unknown) => work(slow),
+    };
+    for (let n = 0; n < 30; n++) {
+      const one = { ...volume, id: newVolumeId(), name: volumeName(`v-${n}`) };
+      records.volumes.put(one);
+      records.mounts.put({ ...mountAt(`/v/${n}`), volumeId: one.id });
+    }
+    const own = createOwnUses({
+      ...{ records, clock, log: silentLog(), instance: 'host-1', node },
+      stores: () => stores as unknown as Stores,
+    });
+    for (let round = 0; round < 2; round++) {
+      const passing = own.renew(scope);
+      for (let second = 0; second < 30; second++) {
+        clock.advance(1_000);
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+      await passing;
+    }
+    expect(new Set(asked).size).toBe(30);
   });
 });

@@ -51,6 +51,7 @@ const nobody = JSON.stringify([]);
 /** An unmount does not wait longer for a server that is gone. */
 const settleMs = 3_000;
 const renewMs = 20_000;
+const graceMs = 2_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
@@ -124,6 +125,33 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
   }
 
+  /** When each was last to be renewed: the next pass begins with those that a slow store was not asked about. */
+  const triedAt = new Map<VolumeId, number>();
+  /** Stores on which a renewal is running. */
+  const renewing = new Set<StoreName>();
+
+  /** Each store by itself, so that one that does not answer starves no other. */
+  async function renewOn(store: StoreName, volumes: readonly Told[], scope: Scope): Promise<void> {
+    if (renewing.has(store)) return;
+    renewing.add(store);
+    const oldestFirst = volumes.toSorted((a, b) => (triedAt.get(a.id) ?? 0) - (triedAt.get(b.id) ?? 0));
+    const work = async (): Promise<void> => {
+      using limit = clock.deadline(renewMs, scope.signal);
+      await eachBounded(oldestFirst, inParallel, async ({ id, name }) => {
+        if (limit.signal.aborted) return;
+        triedAt.set(id, clock.elapsed());
+        try {
+          await sayTo({ id, name, store }, { ...scope, signal: limit.signal }, true);
+        } catch (thrown) {
+          complain({ id, name, store }, thrown);
+        }
+      });
+    };
+    const running = work().finally(() => renewing.delete(store));
+    // A call that hears no signal goes on; other stores do not wait for it.
+    await endsWithin(running, renewMs + graceMs, clock);
+  }
+
   return {
     coming: (id, by) => {
       const all = coming.get(id) ?? new Set();
@@ -168,17 +196,15 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
       const isOver = (id: VolumeId): boolean => said.get(id) === nobody && usersOf(id).length === 0;
       forget(new Set([...listed.all().keys()].filter(isOver)));
       const all = new Map([...used, ...listed.all().values()].map((one) => [one.id, one]));
-      using limit = clock.deadline(renewMs, scope.signal);
-      const within = { ...scope, signal: limit.signal };
-      await eachBounded([...all.values()], inParallel, async ({ id, name, store }) => {
-        try {
-          // Only here is that certain: at the start, stores are not there yet.
-          if (isConfigured(store)) await sayTo({ id, name, store }, within, true);
-          else forget(new Set([id]));
-        } catch (thrown) {
-          complain({ id, name, store }, thrown);
-        }
-      });
+      const isGone = ({ store }: Told): boolean => !isConfigured(store);
+      // Only here is that certain: at the start, stores are not there yet.
+      forget(new Set([...all.values()].filter(isGone).map(({ id }) => id)));
+      const byStore = Map.groupBy(
+        [...all.values()].filter((one) => !isGone(one)),
+        ({ store }) => store,
+      );
+      for (const id of triedAt.keys()) if (!all.has(id)) triedAt.delete(id);
+      await Promise.all(Array.from(byStore, ([store, volumes]) => renewOn(store, volumes, scope)));
     },
   };
 }

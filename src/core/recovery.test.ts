@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
 import { specParams } from './volume-params.ts';
@@ -206,7 +206,7 @@ test('while its store is down an intent waits, and is done as soon as the store 
     expect(stateOf(server, intent)).toBe('running');
     expect(server.engine.stores.view('keep').problem).toMatchObject({ code: 'unavailable' });
     await rename(join(folder, 'aside'), root);
-    await server.engine.tend(aCall());
+    await runMaintenance(server.engine);
     expect(stateOf(server, intent)).toBe('done');
     expect(await found(server)).toMatchObject([{ labels: { late: 'yes' } }]);
   });
@@ -239,7 +239,7 @@ describe('a directory that is not the store it was', () => {
       expect(await found(server)).toMatchObject([{ id: volume.id }]);
       await rm(root, { recursive: true });
       await rename(join(folder, 'disk'), root);
-      await server.engine.tend(aCall());
+      await runMaintenance(server.engine);
       expect(await server.engine.volumes.inspect('keep..a', aCall())).toMatchObject({ condition: 'ok' });
     });
   });

@@ -12,21 +12,23 @@ export interface Ground extends Disposable {
   image(name: string, mib: number, kind?: 'xfs' | 'ext4'): string;
   /** What is mounted in the folder, as `findmnt` would say: the mount points. */
   mounts(): readonly string[];
-  /** Loop devices on files of the folder. */
-  loops(): readonly string[];
+  /** Loop devices on files of the folder, or on that one. */
+  loops(file?: string): readonly string[];
 }
 
 /** `prefix`: of the folder's name, for those who need a short path. */
 export function createGround(prefix = 'stowage-ground-'): Ground {
   const folder = realpathSync(mkdtempSync(join(tmpdir(), prefix)));
+  const isOn = (path: string, file?: string): boolean =>
+    file === undefined ? path.startsWith(`${folder}/`) : path === file;
   const mounts = (): readonly string[] =>
     readFileSync('/proc/self/mountinfo', 'utf8')
       .split('\n')
       .map((line) => line.split(' ')[4] ?? '')
       .filter((at) => at === folder || at.startsWith(`${folder}/`));
-  const loops = (): readonly string[] =>
+  const loops = (file?: string): readonly string[] =>
     readdirSync('/sys/block')
-      .filter((name) => name.startsWith('loop') && backingFile(name).startsWith(`${folder}/`))
+      .filter((name) => name.startsWith('loop') && isOn(backingFile(name), file))
       .map((name) => `/dev/${name}`);
   return {
     folder,
@@ -55,7 +57,7 @@ const searchPath = `${process.env['PATH'] ?? ''}:/usr/sbin:/sbin`;
 
 function backingFile(name: string): string {
   try {
-    return readFileSync(`/sys/block/${name}/loop/backing_file`, 'utf8');
+    return readFileSync(`/sys/block/${name}/loop/backing_file`, 'utf8').replace(/\n$/, '');
   } catch {
     return '';
   }

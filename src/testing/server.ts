@@ -181,6 +181,14 @@ export const aCall = (about: Partial<Call> = {}): Call => ({
   ...about,
 });
 
+/** One pass of each maintenance task, one after the other, so that a test can look at what came of it. */
+export async function runMaintenance(
+  { maintenance }: Pick<Engine, 'maintenance'>,
+  call: Call = aCall(),
+): Promise<void> {
+  for (const task of maintenance) await task.run(call);
+}
+
 /** Keeps what was logged, to be looked at. */
 export function collectingLog(): Log & { readonly lines: readonly string[] } {
   const lines: string[] = [];

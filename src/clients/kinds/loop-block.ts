@@ -3,13 +3,12 @@ import { StowageError } from '#core/errors.ts';
 import { findHolders } from '../mounter/holders.ts';
 import { isNodeOf, type Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
-import { CommandFailed } from '../mounter/run.ts';
-import { noLoopDevice, occupied, stillOpen } from './loop-errors.ts';
+import { occupied, stillOpen } from './loop-errors.ts';
 import { enlargeLoop } from './loop-growth.ts';
-import { detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
+import { attachLoop, detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
-/** The device's node is bound onto a file. A bind opens nothing, so autoclear would let the device go at once. */
+/** The device's node is bound onto a file. A bind opens nothing, so the kernel would detach a device that is set to autoclear. */
 export async function stageBlock(
   parts: LoopParts,
   path: string,
@@ -19,11 +18,26 @@ export async function stageBlock(
 ): Promise<void> {
   const { path: image, bytes } = await sourceAt(path, 'file');
   const place = await makeStage(at, 'block');
-  const loop = (await boundAt(parts, image, place, scope)) ?? (await attached(parts, image, readOnly, scope));
+  const loop = (await boundAt(parts, image, place, scope)) ?? (await leftAttached(parts, image, readOnly, scope));
+  if (loop === undefined) return await stageFresh(parts, image, readOnly, place, scope);
   if (loop.readOnly !== readOnly) throw otherMode(image, loop);
   await useDirectIo(parts, loop, scope);
-  await enlargeLoop(parts.run, loop, bytes, scope);
+  await enlargeLoop(parts, loop, bytes, scope);
   await parts.mounter.bind(loop.node, place, { readOnly: false }, scope);
+}
+
+/** Until it is bound the kernel detaches the device if this process ends: a kill leaves no device that nothing shows. */
+async function stageFresh(
+  parts: LoopParts,
+  image: string,
+  readOnly: boolean,
+  place: string,
+  scope: Scope,
+): Promise<void> {
+  await using device = await attachLoop(parts, image, readOnly, scope);
+  if (device.readOnly !== readOnly) throw otherMode(image, device);
+  await parts.mounter.bind(device.path, place, { readOnly: false }, scope);
+  await device.keep();
 }
 
 export async function unstageBlock(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
@@ -43,7 +57,7 @@ export async function growBlock(parts: LoopParts, path: string, at: string, scop
   const place = await located(at);
   if (place === undefined || (await parts.readTable()).at(place) === undefined) return;
   const { path: image, bytes } = await sourceAt(path, 'file');
-  for (const loop of await loopsOn(parts, image)) await enlargeLoop(parts.run, loop, bytes, scope);
+  for (const loop of await loopsOn(parts, image)) await enlargeLoop(parts, loop, bytes, scope);
 }
 
 async function boundAt(parts: LoopParts, image: string, place: string, scope: Scope): Promise<Loop | undefined> {
@@ -57,29 +71,18 @@ async function boundAt(parts: LoopParts, image: string, place: string, scope: Sc
   return undefined;
 }
 
-async function attached(parts: LoopParts, image: string, readOnly: boolean, scope: Scope): Promise<Loop> {
-  // Left by a crash, and of the other mode: nobody sees it, so it can go.
+/** A device that a crash, or somebody, left attached to the image. */
+async function leftAttached(
+  parts: LoopParts,
+  image: string,
+  readOnly: boolean,
+  scope: Scope,
+): Promise<Loop | undefined> {
+  // If it has the other mode and nothing shows it, detach it.
   if ((await loopsOn(parts, image)).some((loop) => loop.readOnly !== readOnly)) await detachIdle(parts, image, scope);
   const [present] = await loopsOn(parts, image);
-  if (present !== undefined) {
-    if (present.autoclear) throw lettingGo(image, present);
-    return present;
-  }
-  for (let attempt = 1; ; attempt++) {
-    try {
-      const mode = readOnly ? ['--read-only'] : [];
-      await parts.run('losetup', ['--find', '--show', ...mode, '--', image], scope);
-      break;
-    } catch (cause) {
-      if (!(cause instanceof CommandFailed)) throw cause;
-      if (attempt === 5 || !/busy|temporarily/i.test(cause.stderr)) throw noLoopDevice(image, cause);
-      // Others take loop devices at the same time.
-      await parts.clock.sleep(50 * attempt, scope.signal);
-    }
-  }
-  const [fresh] = await loopsOn(parts, image);
-  if (fresh === undefined) throw noLoopDevice(image, undefined);
-  return fresh;
+  if (present?.autoclear === true) throw lettingGo(image, present);
+  return present;
 }
 
 /** Detaching an open device is put off until its last close; until then the volume is still in use. */
@@ -95,7 +98,7 @@ async function untilGone(parts: LoopParts, loop: Loop, scope: Scope): Promise<vo
 }
 
 /** One device for all of its mounts on this node: two would each have a cache of their own. */
-function otherMode(image: string, loop: Loop): StowageError {
+function otherMode(image: string, loop: Pick<Loop, 'readOnly'>): StowageError {
   const [is, not] = loop.readOnly ? ['read-only', 'for writing'] : ['for writing', 'read-only'];
   return new StowageError(`${image} is mounted as a block device ${is} on this node, so it cannot be mounted ${not}`, {
     code: 'conflict',

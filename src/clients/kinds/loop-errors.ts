@@ -1,6 +1,7 @@
 import type { Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
 import { mountFailure } from '../mounter/errors.ts';
+import type { Loop } from '../mounter/loops.ts';
 import { CommandFailed } from '../mounter/run.ts';
 
 export function damaged(image: string, kind: Superblock['kind'], cause?: unknown): StowageError {
@@ -13,7 +14,7 @@ export function damaged(image: string, kind: Superblock['kind'], cause?: unknown
   });
 }
 
-/** What a failed `mount -o loop` means. */
+/** What a failed `mount` of the image's loop device means. */
 export function loopMountFailure(image: string, at: string, kind: Superblock['kind'], cause: unknown): unknown {
   if (!(cause instanceof CommandFailed)) return cause;
   const said = cause.stderr.toLowerCase();
@@ -25,7 +26,6 @@ export function loopMountFailure(image: string, at: string, kind: Superblock['ki
       cause,
     });
   }
-  if (said.includes('loop device')) return noLoopDevice(image, cause);
   // Also what the kernel says when an image with the same UUID is mounted: such a copy will need `nouuid`.
   if (
     said.includes('structure needs cleaning') ||
@@ -43,6 +43,14 @@ export function noLoopDevice(image: string, cause: unknown): StowageError {
     action:
       'Load the driver (modprobe loop) and give Stowage /dev/loop-control and the loop devices; ask: stowage doctor',
     cause,
+  });
+}
+
+export function attachedReadOnly(image: string, { node }: Loop): StowageError {
+  return new StowageError(`${image} is attached read-only to ${node}, so it cannot be mounted for writing`, {
+    code: 'conflict',
+    reason: 'loop-read-only',
+    action: `Find out who uses ${node} (findmnt -S ${node}, fuser -v ${node}), unmount and detach it (losetup --detach ${node}), then repeat.`,
   });
 }
 
@@ -80,7 +88,7 @@ export function growNeedsUnmount(image: string, cause: unknown): StowageError {
 }
 
 export function growFailed(image: string, cause: unknown): StowageError {
-  const why = cause instanceof CommandFailed ? ` (${cause.message})` : '';
+  const why = cause instanceof Error ? ` (${cause.message})` : '';
   return new StowageError(`the file system in ${image} could not be made larger${why}`, {
     code: 'internal',
     reason: 'grow-failed',

@@ -1,12 +1,12 @@
 import type { Scope } from '#base/log.ts';
 import { readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
+import type { HeldLoop } from '../mounter/loop-devices.ts';
 import type { Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
-import { CommandFailed } from '../mounter/run.ts';
-import { damaged, loopMountFailure, occupied } from './loop-errors.ts';
+import { attachedReadOnly, damaged, loopMountFailure, occupied } from './loop-errors.ts';
 import { growMounted, growUnmountedExt4 } from './loop-growth.ts';
-import { detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
+import { attachLoop, detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 export async function stageFileSystem(
@@ -80,20 +80,22 @@ async function mountImage(
   if (superblock.kind === 'ext4' && (await loopsOn(parts, image)).length === 0) {
     await growUnmountedExt4(parts, image, superblock, scope);
   }
-  for (let attempt = 1; ; attempt++) {
-    try {
-      // One program attaches and mounts, and the device is set to autoclear: wherever a crash or a kill strikes, and
-      // whoever unmounts it, no device is left. It also takes the device that already has the file, if there is one.
-      await parts.run('mount', ['-t', kind, '-o', 'loop,nosuid,nodev', '--', image, place], scope);
-      return;
-    } catch (cause) {
-      if (attempt === 5 || !(cause instanceof CommandFailed) || !/set ?up loop device/.test(cause.stderr)) {
-        throw loopMountFailure(image, place, kind, cause);
-      }
-      // Others take loop devices at the same time.
-      await parts.clock.sleep(50 * attempt, scope.signal);
-    }
+  // This process has the device open until it is mounted, and so has the program that mounts it: the number can't become
+  // another program's device in between. Wherever a kill strikes, and whoever unmounts it later, the kernel detaches the device.
+  await using device = (await presentLoop(parts, image, scope)) ?? (await attachLoop(parts, image, false, scope));
+  try {
+    const words = ['-t', kind, '-o', 'nosuid,nodev', '--', device.path, place];
+    await parts.run('mount', words, scope, { holding: [device] });
+  } catch (cause) {
+    throw loopMountFailure(image, place, kind, cause);
   }
+}
+
+/** A device that the image is attached to already, perhaps mounted in another mount namespace: two would each have a cache of their own. */
+async function presentLoop(parts: LoopParts, image: string, scope: Scope): Promise<HeldLoop | undefined> {
+  const [present] = await loopsOn(parts, image);
+  if (present?.readOnly === true) throw attachedReadOnly(image, present);
+  return present && (await parts.loopDevices.hold(present, scope));
 }
 
 function vanished(image: string, place: string): StowageError {

@@ -1,21 +1,28 @@
 import { lstat, statfs } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
+import { unmountedImage } from '#base/e2fsprogs.ts';
 import type { Scope } from '#base/log.ts';
+import { patiently } from '#base/patience.ts';
 import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
 import { findHolders } from '../mounter/holders.ts';
 import type { Loop } from '../mounter/loops.ts';
+import { isErrno } from '../mounter/paths.ts';
 import { CommandFailed, type Run } from '../mounter/run.ts';
 import { canGrow } from './can-grow.ts';
+import type { GrowCalls } from './grow-calls.ts';
 import { damaged, growFailed, growNeedsUnmount } from './loop-errors.ts';
+import type { LoopParts } from './loop-parts.ts';
 
 export interface GrowthParts {
   readonly run: Run;
   readonly clock: Clock;
+  readonly growCalls: GrowCalls;
 }
 
 /** Large images take long, and a check cut short has to begin again. */
 const checkDeadline = 600_000;
+const growDeadline = 30_000;
 
 /**
  * ext4 grows while nothing has it mounted. Neither program may be stopped half-way, so they outlive a cancelled call
@@ -30,13 +37,13 @@ export async function growUnmountedExt4(
   const { size } = await lstat(image);
   if (superblock.clean && !canGrow(superblock, size)) return;
   await untilNobodyHas(parts.clock, image, scope);
-  const unstoppable = { letFinish: true, deadline: checkDeadline };
+  const unstoppable = { letFinish: true, deadline: checkDeadline, env: unmountedImage };
   try {
     await parts.run('e2fsck', ['-f', '-p', image], scope, unstoppable);
   } catch (cause) {
-    // Bit 0: errors were corrected. Anything else and it is not fit to be mounted.
+    // 1: errors were corrected; 2 more with `unmountedImage`. Anything else and it is not fit to be mounted.
     if (!(cause instanceof CommandFailed)) throw cause;
-    if (cause.exit !== 1) throw damaged(image, 'ext4', cause);
+    if (cause.exit !== 1 && cause.exit !== 3) throw damaged(image, 'ext4', cause);
   }
   const checked = await readSuperblock(image);
   if (checked === undefined || !canGrow(checked, size)) return;
@@ -63,36 +70,40 @@ async function untilNobodyHas(clock: Clock, image: string, scope: Scope): Promis
 
 /** While it is mounted at `place`. Does nothing when there is nothing to gain. */
 export async function growMounted(
-  { run }: GrowthParts,
+  parts: GrowthParts & Pick<LoopParts, 'loopDevices'>,
   mounted: { readonly image: string; readonly kind: Superblock['kind']; readonly loop: Loop; readonly place: string },
   scope: Scope,
 ): Promise<void> {
   const { image, kind, loop, place } = mounted;
   const { size } = await lstat(image);
-  await enlargeLoop(run, loop, size, scope);
-  if (!(await worthwhile(image, place, size))) return;
+  await enlargeLoop(parts, loop, size, scope);
+  const superblock = await readSuperblock(image);
+  if (superblock !== undefined && !(await worthwhile(superblock, place, size))) return;
+  const { clock, growCalls } = parts;
+  using limit = clock.deadline(growDeadline, scope.signal);
+  const blockBytes = Number(superblock?.blockBytes ?? 4096n);
+  const growing = kind === 'xfs' ? growCalls.xfs(place, size) : growCalls.ext4(place, size, blockBytes);
   try {
-    if (kind === 'xfs') await run('xfs_growfs', ['-d', place], scope);
-    else await run('resize2fs', [loop.node], scope);
+    await patiently(growing, limit.signal, clock);
   } catch (cause) {
-    if (!(cause instanceof CommandFailed)) throw cause;
-    if (kind === 'ext4' && /permission denied|not permitted|not supported/i.test(cause.stderr)) {
-      throw growNeedsUnmount(image, cause);
-    }
+    if (scope.signal.aborted) throw scope.signal.reason;
+    if (kind === 'ext4' && isErrno(cause, 'EPERM', 'EACCES', 'EOPNOTSUPP')) throw growNeedsUnmount(image, cause);
     throw growFailed(image, cause);
   }
 }
 
-/** The device keeps the size the file had when it was attached until it is told to look again. */
-export async function enlargeLoop(run: Run, loop: Loop, bytes: number, scope: Scope): Promise<void> {
-  if (bytes < loop.bytes + 512) return;
-  await run('losetup', ['--set-capacity', loop.node], scope);
+/** The device keeps the size that the file had when it was attached until the driver is told to look again. */
+export async function enlargeLoop(
+  { loopDevices }: Pick<LoopParts, 'loopDevices'>,
+  loop: Loop,
+  bytes: number,
+  scope: Scope,
+): Promise<void> {
+  if (bytes >= loop.bytes + 512) await loopDevices.updateCapacity(loop, scope);
 }
 
 /** The superblock in the image can lag behind a mounted xfs; statfs does not, and counts all blocks but the log's. */
-async function worthwhile(image: string, place: string, bytes: number): Promise<boolean> {
-  const superblock = await readSuperblock(image);
-  if (superblock === undefined) return true;
+async function worthwhile(superblock: Superblock, place: string, bytes: number): Promise<boolean> {
   if (superblock.kind === 'ext4') return canGrow(superblock, bytes);
   return canGrow(superblock, bytes, BigInt((await statfs(place)).blocks) + superblock.logBlocks);
 }

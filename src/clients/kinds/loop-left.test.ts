@@ -1,7 +1,7 @@
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
@@ -30,10 +30,20 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     path,
     filesystem,
   });
-  /** By the file itself, as the kernel knows it: the path of such a device is none of this namespace. */
+  /** By the file itself, as the kernel knows it: the path of such a device is none of this namespace. Others are not asked. */
   const devicesOn = (image: string): readonly string[] => {
-    const listed = execFileSync('losetup', ['--noheadings', '--output', 'NAME', '--associated', image]).toString();
-    return listed.trim().split('\n').filter(Boolean);
+    const { dev, ino } = statSync(image);
+    const named = readdirSync('/sys/block')
+      .filter((name) => existsSync(`/sys/block/${name}/loop/backing_file`))
+      .map((name) => `/dev/${name}`)
+      .filter((device) => basename(pathOf(device)) === basename(image));
+    const isOnImage = (device: string): boolean => {
+      const words = ['--noheadings', '--output', 'BACK-INO,BACK-MAJ:MIN', device];
+      const [inode, numbers = ''] = execFileSync('losetup', words).toString().trim().split(/\s+/);
+      const [major = 0, minor = 0] = numbers.split(':').map(Number);
+      return Number(inode) === ino && major === dev >> 8 && minor === (dev & 0xff);
+    };
+    return named.filter(isOnImage);
   };
   const pathOf = (device: string): string =>
     readFileSync(`/sys/block/${device.replace('/dev/', '')}/loop/backing_file`, 'utf8').trim();

@@ -2,13 +2,14 @@ import { readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
-import { loopsWith } from '../mounter/loop-files.ts';
+import type { HeldLoop, LoopDevices } from '../mounter/loop-devices.ts';
+import type { LoopsWith } from '../mounter/loop-files.ts';
 import { type attachedLoops, type Loop, mountsOf } from '../mounter/loops.ts';
 import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
 import { located } from '../mounter/paths.ts';
-import { detach } from '../mounter/reap.ts';
-import { CommandFailed, type Run } from '../mounter/run.ts';
-import { stillMounted } from './loop-errors.ts';
+import type { Run } from '../mounter/run.ts';
+import type { GrowCalls } from './grow-calls.ts';
+import { noLoopDevice, stillMounted } from './loop-errors.ts';
 
 export interface LoopParts {
   readonly mounter: Mounter;
@@ -16,11 +17,29 @@ export interface LoopParts {
   readonly clock: Clock;
   readonly readTable: () => Promise<MountTable>;
   readonly loops: typeof attachedLoops;
+  readonly loopsWith: LoopsWith;
+  readonly loopDevices: LoopDevices;
+  readonly growCalls: GrowCalls;
 }
 
 /** The devices that have this very file behind them. */
 export const loopsOn = async (parts: LoopParts, image: string): Promise<readonly Loop[]> =>
-  await loopsWith(image, await parts.loops());
+  await parts.loopsWith(image, await parts.loops());
+
+/** A device of its own for the image. */
+export async function attachLoop(
+  { loopDevices }: LoopParts,
+  image: string,
+  readOnly: boolean,
+  scope: Scope,
+): Promise<HeldLoop> {
+  try {
+    return await loopDevices.attach(image, readOnly, scope);
+  } catch (cause) {
+    if (cause instanceof Error && 'syscall' in cause) throw noLoopDevice(image, cause);
+    throw cause;
+  }
+}
 
 /**
  * Without it the data are cached twice, and a loop device on a file of a user-space file system can deadlock when
@@ -28,12 +47,8 @@ export const loopsOn = async (parts: LoopParts, image: string): Promise<readonly
  */
 export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
   if ((await readFile(`/sys/block/${loop.name}/loop/dio`, 'utf8').catch(() => '')).trim() === '1') return;
-  try {
-    await parts.run('losetup', ['--direct-io=on', loop.node], scope);
-  } catch (cause) {
-    if (!(cause instanceof CommandFailed)) throw cause;
-    scope.log.debug('no direct I/O on this loop device', { loop: loop.node, file: loop.file, why: cause.message });
-  }
+  if (!(await parts.loopDevices.useDirectIo(loop, scope)))
+    scope.log.debug('no direct I/O on this loop device', { loop: loop.node, file: loop.file });
 }
 
 /** Taking the stage away under a mount made of it would leave the device attached, with its users unseen. */
@@ -55,10 +70,13 @@ export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTab
 export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<readonly Loop[]> {
   const image = (await located(path)) ?? path;
   const all = (await parts.loops()).filter(({ stacked }) => !stacked);
-  const loops = [...(await loopsWith(image, all)), ...all.filter(({ file, deleted }) => deleted && file === image)];
+  const loops = [
+    ...(await parts.loopsWith(image, all)),
+    ...all.filter(({ file, deleted }) => deleted && file === image),
+  ];
   if (loops.length === 0) return [];
   const table = await parts.readTable();
   const idle = loops.filter((loop) => mountsOf(loop, table).length === 0);
-  for (const loop of idle) await detach(parts.run, loop, scope);
+  for (const loop of idle) await parts.loopDevices.detach(loop, scope);
   return idle;
 }

@@ -3,19 +3,26 @@ import type { Scope } from '#base/log.ts';
 import type { Source } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client } from '#core/ports.ts';
+import { createLoopDevices } from '../mounter/loop-devices.ts';
+import { createLoopFiles } from '../mounter/loop-files.ts';
 import { attachedLoops } from '../mounter/loops.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
+import { growCalls } from './grow-calls.ts';
 import { growBlock, stageBlock, unstageBlock } from './loop-block.ts';
 import { growFileSystem, stageFileSystem, unstageFileSystem } from './loop-filesystem.ts';
 import type { LoopParts } from './loop-parts.ts';
 
 type LoopSource = Extract<Source, { kind: 'loop' }>;
 
-export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'>;
+export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'> & Partial<Pick<LoopParts, 'growCalls'>>;
 
 /** An image file of this node: a loop device, and the file system in it or the device itself. */
 export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
-  const parts: LoopParts = { ...options, readTable: readMountTable, loops: attachedLoops };
+  const { clock } = options;
+  const parts: LoopParts = {
+    ...{ growCalls, ...options, readTable: readMountTable, loops: attachedLoops },
+    ...{ loopsWith: createLoopFiles(clock, readMountTable), loopDevices: createLoopDevices(clock) },
+  };
   const images = createKeyedLock();
 
   /** One call at a time for an image: two would attach it twice. */

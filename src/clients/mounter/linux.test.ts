@@ -10,6 +10,7 @@ import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { attachImage } from '#testing/loop-mount.ts';
 import { mountFuse } from '../data-path/fuse.ts';
 import { createLinuxMounter } from './linux.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
@@ -270,19 +271,17 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
   });
 
   test.skipIf(needs('loop'))('reaps idle loop devices on images of the stores, and no others', async () => {
-    const attach = async (file: string): Promise<string> =>
-      (await real('losetup', ['--find', '--show', '--', file], ground.scope)).trim();
     for (const name of ['volume', '.stowage/deleting', '.stowage/other'])
       mkdirSync(at(`store/${name}`), { recursive: true });
     const idle = [
-      await attach(ground.image('store/idle.img', 1)),
-      await attach(ground.image('store/.stowage/deleting/x.img', 1)),
+      attachImage(ground.image('store/idle.img', 1)),
+      attachImage(ground.image('store/.stowage/deleting/x.img', 1)),
     ];
-    const bound = await attach(ground.image('store/bound.img', 1));
+    const bound = attachImage(ground.image('store/bound.img', 1));
     // Inside a volume, no image of a volume, none of the store's own folders, no store: somebody else's.
     const foreign: string[] = [];
     for (const name of ['store/volume/disk.img', 'store/disk.raw', 'store/.stowage/other/x.img', 'foreign.img']) {
-      foreign.push(await attach(ground.image(name, 1)));
+      foreign.push(attachImage(ground.image(name, 1)));
     }
     writeFileSync(at('node'), '');
     await mounter.bind(bound, at('node'), writable, ground.scope);

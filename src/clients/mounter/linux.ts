@@ -5,6 +5,8 @@ import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { createBind } from './bind.ts';
 import { createLook } from './look.ts';
+import { createLoopDevices } from './loop-devices.ts';
+import { createLoopFiles } from './loop-files.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 import { createNear } from './near.ts';
@@ -43,7 +45,8 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const isOwn = (path: string): boolean => own.includes(dirname(path));
   const aside = options.mounts;
   const near = createNear(options.mounts);
-  const parts: Parts = { clock, run, calls, readTable, look, near, sys, isOwn, aside, places: createKeyedLock() };
+  const loops = { sys, loopsWith: createLoopFiles(clock, readTable), loopDevices: createLoopDevices(clock, sys) };
+  const parts: Parts = { clock, run, calls, readTable, look, near, ...loops, isOwn, aside, places: createKeyedLock() };
   const { forbidden, published } = options;
   const targets = createTargets({ look, near, readTable, forbidden, published });
   const settled = createSettling(clock, options.owner ?? '');
@@ -78,7 +81,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
     },
     usersOf: async (source, stage, scope) => {
       await settled(scope);
-      return await usersOf(source, stage, await readTable(), sys);
+      return await usersOf(source, stage, await readTable(), parts);
     },
     ...targets,
     reap: async (mountsFolder, known, scope) => {

@@ -1,44 +1,113 @@
 import { open, stat } from 'node:fs/promises';
 import { basename } from 'node:path';
-import { foreign } from '#base/linux/libc.ts';
+import type { Clock } from '#base/clock.ts';
+import { endsWithin } from '#base/patience.ts';
+import { StowageError } from '#core/errors.ts';
+import { loopFile } from './loop-calls.ts';
 import type { Loop } from './loops.ts';
+import type { MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
 
 /**
- * The devices that have this very file behind them. Their paths do not tell: each is what it was for who attached it. Of a container that
- * has ended only the end of it is left, since what the path began with was mounted there; and in two containers the same path may be two
- * files. The name at its end is the same everywhere.
+ * The devices that have this very file behind them. Their paths do not tell: each is the path that the attaching process saw. When a
+ * container has ended, the mount that the path began with is gone, and only the end of the path is left; in two containers the same path may
+ * be two files. The name at the end is the same everywhere, so devices with another name are never asked.
  */
-export async function loopsWith(image: string, loops: readonly Loop[]): Promise<readonly Loop[]> {
-  const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
-  if (named.length === 0) return [];
-  const wanted = await unlessMissing(stat(image, { bigint: true }));
-  const asked = named.map(async (loop) => {
-    const found = await behind(loop);
-    // One that cannot be asked, or a file that cannot be seen now: the path is all that is known.
-    if (found === undefined || wanted === undefined) return loop.file === image;
-    return found.device === wanted.dev && found.inode === wanted.ino;
-  });
-  const isIt = await Promise.all(asked);
-  return named.filter((_, index) => isIt[index]);
+export type LoopsWith = (image: string, loops: readonly Loop[]) => Promise<readonly Loop[]>;
+
+type File = Awaited<ReturnType<typeof loopFile>>;
+
+interface Question {
+  /** Undefined: the device cannot be asked. */
+  readonly answer: Promise<File | undefined>;
+  readonly since: number;
+  /** The device could be opened. */
+  readonly isOpen: boolean;
 }
 
-const calls = foreign({ ioctl: 'int ioctl(int fd, unsigned long request, void *info)' });
-/** linux/loop.h. */
-const [getStatus64, infoBytes] = [0x4c05, 232];
+interface Silent {
+  readonly silent: Question;
+}
 
-/** A device that is set to autoclear has somebody who keeps it: it does not go because it was opened and closed here. */
-async function behind({ node }: Loop): Promise<{ readonly device: bigint; readonly inode: bigint } | undefined> {
-  const info = Buffer.alloc(infoBytes);
-  try {
-    await using device = await open(node, 'r');
-    const { promise, resolve } = Promise.withResolvers<boolean>();
-    calls().ioctl.async(device.fd, getStatus64, info, (failed: Error | null, result: number) =>
-      resolve(failed === null && result === 0),
-    );
-    if (!(await promise)) return undefined;
-  } catch {
-    return undefined;
+/** A question to a device on a local disk is answered from memory. */
+const answerMs = 5_000;
+/** File systems that a program or a server answers for. */
+const remote = /^(?:fuse|nfs|cifs|smb|ceph|9p|virtiofs|afs|lustre|gfs|ocfs)/;
+
+export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTable>): LoopsWith {
+  /** Each keeps a thread until the kernel answers, so a device is asked once, however often somebody wants to know. */
+  const pending = new Map<string, Question>();
+
+  async function fileOf(loop: Loop): Promise<File | undefined | Silent> {
+    const key = `${loop.name} ${loop.file}`;
+    const asked = pending.get(key) ?? ask(loop, clock.elapsed());
+    if (!pending.has(key)) {
+      pending.set(key, asked);
+      void asked.answer.finally(() => pending.delete(key));
+    }
+    const left = asked.since + answerMs - clock.elapsed();
+    return left > 0 && (await endsWithin(asked.answer, left, clock)) ? await asked.answer : { silent: asked };
   }
-  return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8) };
+
+  /**
+   * A device answers when the file system of its file does. If that one is another program's or server's, and the image's own file system
+   * answers, the device has another file. To attach the image twice would destroy it, so in doubt this throws.
+   */
+  async function requireElsewhere(loop: Loop, image: string, { silent }: Silent): Promise<void> {
+    const table = await readTable();
+    const [theirs, own] = [table.holding(loop.file), table.holding(image)];
+    const isRemote = theirs !== undefined && remote.test(theirs.type) && theirs.device !== own?.device;
+    // The other's mount may be in another mount namespace. An open device on a local disk answers at once, from memory.
+    const isOnDisk = own !== undefined && !remote.test(own.type) && silent.isOpen;
+    const isOther = loop.file !== image && (isRemote || isOnDisk);
+    if (!isOther || !(await endsWithin(stat(image), answerMs, clock))) throw unknown(loop, image);
+  }
+
+  return async (image, loops) => {
+    const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
+    if (named.length === 0) return [];
+    const wanted = await unlessMissing(stat(image, { bigint: true }));
+    const asked = named.map(async (loop) => {
+      // The image is not to be seen now: the path is all that is known.
+      if (wanted === undefined) return loop.file === image;
+      const found = await fileOf(loop);
+      if (found !== undefined && 'silent' in found) {
+        await requireElsewhere(loop, image, found);
+        return false;
+      }
+      if (found === undefined) return loop.file === image;
+      return found.device === wanted.dev && found.inode === wanted.ino;
+    });
+    const isIt = await Promise.all(asked);
+    return named.filter((_, index) => isIt[index]);
+  };
+}
+
+/** A device that is set to autoclear has a user: opening and closing it here does not detach it. */
+function ask({ node }: Loop, since: number): Question {
+  let isOpen = false;
+  const asking = async (): Promise<File | undefined> => {
+    try {
+      await using device = await open(node, 'r');
+      isOpen = true;
+      return await loopFile(device.fd);
+    } catch {
+      return undefined;
+    }
+  };
+  return {
+    answer: asking(),
+    since,
+    get isOpen() {
+      return isOpen;
+    },
+  };
+}
+
+function unknown({ node, file }: Loop, image: string): StowageError {
+  return new StowageError(`${node} may have ${image} attached, and does not answer`, {
+    code: 'unavailable',
+    reason: 'loop-no-answer',
+    action: `Bring back the disk or server that ${file} lies on, or detach the device (losetup --detach ${node}), then repeat.`,
+  });
 }

@@ -1,6 +1,8 @@
 import type { Clock } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Look } from './look.ts';
+import type { LoopDevices } from './loop-devices.ts';
+import type { LoopsWith } from './loop-files.ts';
 import type { MountCalls } from './mount-calls.ts';
 import type { MountTable } from './mountinfo.ts';
 import type { Near } from './near.ts';
@@ -25,4 +27,6 @@ export interface Parts {
   readonly places: KeyedLock;
   /** Where the kernel shows its block devices. */
   readonly sys: string;
+  readonly loopDevices: LoopDevices;
+  readonly loopsWith: LoopsWith;
 }

@@ -5,14 +5,15 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId, isVolumeName } from '#core/names.ts';
 import { asideNames } from './aside.ts';
-import { loopsWith } from './loop-files.ts';
+import type { LoopDevices } from './loop-devices.ts';
+import type { LoopsWith } from './loop-files.ts';
 import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
-import { CommandFailed, type Run } from './run.ts';
 
 export interface ReapParts {
-  readonly run: Run;
+  readonly loopDevices: LoopDevices;
+  readonly loopsWith: LoopsWith;
   readonly readTable: () => Promise<MountTable>;
   readonly unmount: (at: string, scope: Scope) => Promise<void>;
   readonly removeTarget: (at: string, scope: Scope) => Promise<void>;
@@ -35,9 +36,9 @@ export async function reap(
     const at = join(folder ?? '', name);
     if (await letGo(parts, at, scope)) freed.push(at);
   }
-  for (const loop of await idleLoops(parts)) {
+  for (const loop of await idleLoops(parts, scope)) {
     scope.signal.throwIfAborted();
-    if (await detach(parts.run, loop, scope)) freed.push(loop.node);
+    if (await parts.loopDevices.detach(loop, scope)) freed.push(loop.node);
   }
   return freed;
 }
@@ -54,7 +55,7 @@ async function letGo(parts: ReapParts, at: string, scope: Scope): Promise<boolea
   return (await unlessMissing(lstat(at))) === undefined;
 }
 
-async function idleLoops(parts: ReapParts): Promise<readonly Loop[]> {
+async function idleLoops(parts: ReapParts, scope: Scope): Promise<readonly Loop[]> {
   const loops = await attachedLoops(parts.sys);
   if (loops.length === 0) return [];
   const roots = await Promise.all(
@@ -62,18 +63,28 @@ async function idleLoops(parts: ReapParts): Promise<readonly Loop[]> {
   );
   const table = await parts.readTable();
   const idle = loops.filter((loop) => !loop.stacked && mountsOf(loop, table).length === 0);
-  const isOn = await Promise.all(idle.map((loop) => isOnImage(loop, roots)));
+  const isOn = await Promise.all(idle.map((loop) => isOnImage(parts, loop, roots, scope)));
   return idle.filter((_, index) => isOn[index]);
 }
 
-async function isOnImage(loop: Loop, roots: readonly string[]): Promise<boolean> {
+async function isOnImage(
+  { loopsWith }: ReapParts,
+  loop: Loop,
+  roots: readonly string[],
+  { log }: Scope,
+): Promise<boolean> {
   if (loop.deleted) return roots.some((root) => isOurs(loop.file, root));
   // Who attached it may have seen the store elsewhere, so the path is right from some folder in it on.
   const names = loop.file.split('/').slice(1);
   const ends = names.map((_, from) => names.slice(from).join('/'));
-  for (const root of roots)
-    for (const path of ends.map((end) => join(root, end)).filter((one) => isOurs(one, root)))
-      if ((await loopsWith(path, [loop])).length > 0) return true;
+  try {
+    for (const root of roots)
+      for (const path of ends.map((end) => join(root, end)).filter((one) => isOurs(one, root)))
+        if ((await loopsWith(path, [loop])).length > 0) return true;
+  } catch (cause) {
+    if (!(cause instanceof StowageError)) throw cause;
+    log.warn('a loop device is not reaped', { loop: loop.node, why: cause.message, action: cause.action });
+  }
   return false;
 }
 
@@ -82,16 +93,4 @@ function isOurs(file: string, root: string): boolean {
   const { dir, name, ext } = parse(file);
   if (dir === root) return ext === '.img' && isVolumeName(name);
   return ['trash', 'deleting', 'tmp'].some((own) => isAtOrBelow(file, join(root, '.stowage', own)));
-}
-
-/** On a device that somebody has open, the kernel does it with the last close. */
-export async function detach(run: Run, loop: Pick<Loop, 'node'>, scope: Scope): Promise<boolean> {
-  try {
-    await run('losetup', ['--detach', loop.node], scope);
-    return true;
-  } catch (cause) {
-    // Let go by itself in the meantime (ENXIO).
-    if (cause instanceof CommandFailed && /no such device/i.test(cause.stderr)) return false;
-    throw cause;
-  }
 }

@@ -66,11 +66,11 @@ describe('run', () => {
   test('a program that is missing is named with its packages', async () => {
     await using at = await machine('');
     const run = createRun(systemClock(), at.folder);
-    await expect(run('xfs_growfs', [], scope())).rejects.toMatchObject({
+    await expect(run('xfs_repair', [], scope())).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'tool-missing',
-      message: 'the program xfs_growfs is not installed',
-      action: 'Install it: apt install xfsprogs (Debian, Ubuntu) or apk add xfsprogs-extra (Alpine).',
+      message: 'the program xfs_repair is not installed',
+      action: 'Install it: apt install xfsprogs (Debian, Ubuntu) or apk add xfsprogs (Alpine).',
     });
   });
 

@@ -27,9 +27,13 @@ export interface RunOptions {
    * signal, the program goes on. Who starts the next one must look for it first.
    */
   readonly letFinish?: boolean;
+  readonly env?: Readonly<Record<string, string>>;
   /** Places that the program finds at `inChild(0)`, `inChild(1)` and so on; its complaints call them by their names. */
-  readonly holding?: readonly HeldPath[];
+  readonly holding?: readonly Held[];
 }
+
+/** A descriptor that the program inherits, and its name. */
+type Held = Pick<HeldPath, 'fd' | 'path'>;
 
 export const inChild = (index: number): string => `/proc/self/fd/${3 + index}`;
 
@@ -53,7 +57,7 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
       // A session of its own: Ctrl-C in the terminal is for Stowage, which then unmounts in order.
       detached: true,
       env: {
-        ...{ PATH: path, LC_ALL: 'C' },
+        ...{ ...options.env, PATH: path, LC_ALL: 'C' },
         ...(options.letFinish === true ? {} : { [runBy]: String(process.pid), [runFor]: owner }),
         // move_mount(2), which util-linux uses since 2.39, does not follow inChild(0) to where it leads; mount(2) does.
         ...(holding.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
@@ -71,7 +75,7 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
   };
 }
 
-const byName = (text: string, holding: readonly HeldPath[]): string =>
+const byName = (text: string, holding: readonly Held[]): string =>
   holding.reduce((said, { path }, index) => said.replaceAll(inChild(index), () => path), text);
 
 type End = { readonly exit: number | undefined; readonly signal: string | null } | Error | 'stopped';

@@ -4,9 +4,7 @@ const protection = 'keeping the data path of NFS stores when memory is short';
 export const tools = {
   mount: { debian: 'mount', alpine: 'mount', for: 'mounting' },
   umount: { debian: 'mount', alpine: 'umount', for: 'mounting' },
-  losetup: { debian: 'mount', alpine: 'losetup', for: 'image volumes' },
   'mkfs.xfs': { debian: 'xfsprogs', alpine: 'xfsprogs', for: 'image volumes' },
-  xfs_growfs: { debian: 'xfsprogs', alpine: 'xfsprogs-extra', for: 'image volumes' },
   xfs_repair: { debian: 'xfsprogs', alpine: 'xfsprogs', for: 'image volumes' },
   'mkfs.ext4': { debian: 'e2fsprogs', alpine: 'e2fsprogs', for: 'image volumes' },
   resize2fs: { debian: 'e2fsprogs', alpine: 'e2fsprogs-extra', for: 'image volumes' },

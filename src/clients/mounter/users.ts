@@ -1,5 +1,5 @@
 import type { Source } from '#core/model.ts';
-import { loopsWith } from './loop-files.ts';
+import type { LoopsWith } from './loop-files.ts';
 import { attachedLoops, mountsOf } from './loops.ts';
 import type { MountTable } from './mountinfo.ts';
 
@@ -8,7 +8,7 @@ export async function usersOf(
   source: Source,
   stage: string,
   table: MountTable,
-  sys: string,
+  { sys, loopsWith }: { readonly sys: string; readonly loopsWith: LoopsWith },
 ): Promise<readonly string[]> {
   switch (source.kind) {
     case 'directory': {

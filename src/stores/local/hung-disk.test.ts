@@ -6,6 +6,7 @@ import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround } from '#testing/ground.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { mostFileCalls, shortCalls } from './in-flight.ts';
 
 const run = promisify(execFile);
@@ -17,7 +18,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     onTestFinished(() => ground[Symbol.dispose]());
     const disk = join(ground.folder, 'disk');
     await mkdir(disk);
-    await run('mount', ['-o', 'loop', ground.image('image', 64, 'ext4'), disk]);
+    mountImage(ground.image('image', 64, 'ext4'), disk);
     // Fails where it has been thawed; before anything else, since nobody who waits for a frozen disk can be ended.
     const thaw = () => run('fsfreeze', ['--unfreeze', disk]).catch(() => undefined);
     onTestFinished(async () => void (await thaw()));

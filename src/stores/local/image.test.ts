@@ -22,6 +22,7 @@ import { volumeName } from '#core/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { readGeometry } from './geometry.ts';
 import { runTool } from './mkfs.ts';
@@ -35,7 +36,7 @@ const spec = (name: string, bytes: bigint | undefined, more: Partial<VolumeSpec>
 /** What `df` shows, while `work` uses the mounted volume. */
 async function mounted(image: string, work: (at: string) => Promise<void> = async () => undefined): Promise<bigint> {
   const at = await mkdtemp(join(tmpdir(), 'stowage-mount-'));
-  execFileSync('mount', ['-o', 'loop', image, at]);
+  mountImage(image, at);
   try {
     await work(at);
     const { blocks, bsize } = await statfs(at, { bigint: true });
@@ -108,9 +109,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
     const shown = await mounted(under.at('a.img'), async (at) => {
       await writeFile(join(at, 'file'), 'kept');
       await under.store.expand(made, after, scope);
-      const device = execFileSync('losetup', ['-n', '-O', 'NAME', '-j', under.at('a.img')], {
-        encoding: 'utf8',
-      }).trim();
+      const device = execFileSync('findmnt', ['--noheadings', '--output', 'SOURCE', at], { encoding: 'utf8' }).trim();
       execFileSync('losetup', ['-c', device]);
       execFileSync('xfs_growfs', [at], { stdio: 'ignore' });
     });

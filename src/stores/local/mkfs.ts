@@ -2,6 +2,7 @@ import { execFile } from 'node:child_process';
 import { writeFile } from 'node:fs/promises';
 import { promisify } from 'node:util';
 import type { Clock } from '#base/clock.ts';
+import { unmountedImage } from '#base/e2fsprogs.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { errno } from '../shelf/files.ts';
@@ -24,6 +25,7 @@ export interface TopDirectory {
 // Daemons often have no sbin in their path, and that is where mkfs lives.
 const environment = (): NodeJS.ProcessEnv => ({
   ...process.env,
+  ...unmountedImage,
   LC_ALL: 'C',
   PATH: `${process.env['PATH'] ?? ''}:/usr/local/sbin:/usr/sbin:/sbin`,
 });

@@ -9,6 +9,7 @@ import { type GaneshaExport, startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
@@ -42,8 +43,11 @@ function expectSame(attributes: Attributes, stat: Stats): void {
 }
 
 const kinds = [
-  { kind: 'ext4', mount: (ground: Ground) => ['-o', 'loop', ground.image('disk', 256, 'ext4')] },
-  { kind: 'tmpfs', mount: () => ['-t', 'tmpfs', '-o', 'size=256m', 'stowage-nfs'] },
+  { kind: 'ext4', mount: (ground: Ground, at: string) => mountImage(ground.image('disk', 256, 'ext4'), at) },
+  {
+    kind: 'tmpfs',
+    mount: (_: Ground, at: string) => void execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=256m', 'stowage-nfs', at]),
+  },
 ] as const;
 
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('ganesha on $kind', ({ mount }) => {
@@ -66,7 +70,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     ground = createGround();
     disk = join(ground.folder, 'exported');
     fs.mkdirSync(disk);
-    execFileSync('mount', [...mount(ground), disk]);
+    mount(ground, disk);
     const exports: readonly [GaneshaExport, ...GaneshaExport[]] = [
       { tag: 'rw', path: exported('rw') },
       { tag: 'ro', path: exported('ro'), readOnly: true },

@@ -1,0 +1,68 @@
+import { statfsSync, statSync } from 'node:fs';
+import { mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createGround } from '#testing/ground.ts';
+import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
+import { type Stowage, startStowage } from './stowage.ts';
+
+const mib = 2 ** 20;
+
+describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
+  'beside a mounted loop device of another program whose FUSE server is stopped',
+  { timeout: 300_000 },
+  () => {
+    test('image volumes are made, mounted, grown, unmounted and deleted, also after kill -9', async () => {
+      const ground = createGround();
+      onTestFinished(() => ground[Symbol.dispose]());
+      const at = (name: string): string => join(ground.folder, name);
+      for (const name of ['state', 'xfs', 'ext4', 'to-xfs', 'to-ext4']) await mkdir(at(name));
+      let stowage: Stowage = await startStowage({ state: at('state') });
+      onTestFinished(() => stowage.stop());
+      const api = async (method: string, path: string, body?: unknown): Promise<void> => {
+        const answer = await stowage.api(method, path, body);
+        expect(answer.status, `${method} ${path}: ${JSON.stringify(answer.body)}`).toBeLessThan(300);
+      };
+      const create = (store: string, name: string, size: number, access: string): Promise<void> =>
+        api('POST', '/v1/volumes', { store, name, bytes: String(size * mib), access });
+      const mount = (volume: string, target: string): Promise<void> =>
+        api('POST', `/v1/volumes/${volume}/mount`, { target: at(target) });
+      const unmount = (volume: string, target: string): Promise<void> =>
+        api('POST', `/v1/volumes/${volume}/unmount`, { target: at(target) });
+      const expand = (volume: string, size: number): Promise<void> =>
+        api('POST', `/v1/volumes/${volume}/expand`, { bytes: String(size * mib) });
+      const roomAt = (name: string): number => {
+        const { blocks, bsize } = statfsSync(at(name));
+        return (blocks * bsize) / mib;
+      };
+      for (const name of ['xfs', 'ext4'])
+        await api('POST', '/v1/stores', { name, uri: `local://${at(name)}?layout=image&filesystem=${name}` });
+      await using other = await stoppedLoopDevice(ground, { mounted: true });
+
+      for (const kind of ['xfs', 'ext4']) await create(kind, 'v', 400, 'filesystem');
+      await create('ext4', 'raw', 32, 'block');
+      for (const kind of ['xfs', 'ext4']) await mount(`${kind}..v`, `to-${kind}`);
+      await mount('ext4..raw', 'raw');
+      await expand('xfs..v', 800);
+      await expand('ext4..raw', 64);
+      expect(roomAt('to-xfs')).toBeGreaterThan(700);
+
+      stowage.signal('SIGKILL');
+      await stowage.ended();
+      stowage = await startStowage({ state: at('state') });
+      expect(statSync(at('raw')).isBlockDevice()).toBe(true);
+      await api('GET', '/v1/doctor');
+      await unmount('ext4..v', 'to-ext4');
+      await expand('ext4..v', 800);
+      await mount('ext4..v', 'to-ext4');
+      expect(roomAt('to-ext4')).toBeGreaterThan(700);
+
+      for (const [volume, target] of Object.entries({ 'xfs..v': 'to-xfs', 'ext4..v': 'to-ext4', 'ext4..raw': 'raw' })) {
+        await unmount(volume, target);
+        await api('DELETE', `/v1/volumes/${volume}`);
+      }
+      expect(ground.loops()).toEqual([other.node]);
+    });
+  },
+);

@@ -1,0 +1,51 @@
+import { constants } from 'node:fs';
+import { open } from 'node:fs/promises';
+import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+
+/**
+ * Growing a mounted file system to `bytes`, by one call to the kernel. xfs_growfs and resize2fs do the same, but first look at every mount or
+ * mounted loop device of the machine: one that stopped answering would block them.
+ */
+export interface GrowCalls {
+  xfs(place: string, bytes: number): Promise<void>;
+  ext4(place: string, bytes: number, blockBytes: number): Promise<void>;
+}
+
+/** The numbers are those of x86 and arm64: linux/fs/xfs/libxfs/xfs_fs.h, fs/ext4/ext4.h. */
+const request = { xfsGeometry: 0x8070_5864, xfsGrow: 0x4010_586e, ext4Resize: 0x4008_6610 } as const;
+/** struct xfs_fsop_geom_v1. */
+const [geometryBytes, blockSizeAt, inodePercentAt, dataBlocksAt] = [112, 0, 28, 32];
+/** As resize2fs rounds it. */
+const pageBytes = 4096;
+
+const calls = foreign({ ioctl: 'int ioctl(int fd, unsigned long request, void *argument)' });
+
+async function ioctl(name: keyof typeof request, fd: number, argument: Buffer): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  calls().ioctl.async(fd, request[name], argument, (failed: Error | null, result: number) => {
+    if (failed !== null) reject(failed);
+    else if (result < 0) reject(new SystemError(`ioctl ${name}`, libc().koffi.errno()));
+    else resolve();
+  });
+  await promise;
+}
+
+export const growCalls: GrowCalls = {
+  xfs: async (place, bytes) => {
+    await using top = await open(place, constants.O_RDONLY | constants.O_DIRECTORY);
+    const geometry = Buffer.alloc(geometryBytes);
+    await ioctl('xfsGeometry', top.fd, geometry);
+    const blocks = BigInt(Math.floor(bytes / geometry.readUInt32LE(blockSizeAt)));
+    if (blocks <= geometry.readBigUInt64LE(dataBlocksAt)) return;
+    const wanted = Buffer.alloc(16);
+    wanted.writeBigUInt64LE(blocks, 0);
+    wanted.writeUInt32LE(geometry.readUInt32LE(inodePercentAt), 8);
+    await ioctl('xfsGrow', top.fd, wanted);
+  },
+  ext4: async (place, bytes, blockBytes) => {
+    await using top = await open(place, constants.O_RDONLY | constants.O_DIRECTORY);
+    const blocks = Buffer.alloc(8);
+    blocks.writeBigUInt64LE(BigInt(Math.floor((bytes - (bytes % pageBytes)) / blockBytes)));
+    await ioctl('ext4Resize', top.fd, blocks);
+  },
+};

@@ -1,0 +1,115 @@
+import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+
+/**
+ * What the kernel's loop driver is asked, each for one device: linux/loop.h. Every call runs on a thread of Node's pool, since it can wait
+ * for the disk that the file lies on. `losetup` and `mount -o loop` are not used, because they ask every loop device of the machine about its
+ * file: one whose file system stopped answering would block them.
+ */
+
+const request = {
+  ...{ setFd: 0x4c00, clearFd: 0x4c01, setStatus64: 0x4c04, getStatus64: 0x4c05, setCapacity: 0x4c07 },
+  ...{ setDirectIo: 0x4c08, configure: 0x4c0a, add: 0x4c80, getFree: 0x4c82 },
+} as const;
+
+const flag = { readOnly: 1, autoclear: 4, directIo: 16 } as const;
+/** struct loop_info64. */
+const infoBytes = 232;
+const [flagsAt, fileNameAt, fileNameBytes] = [52, 56, 64];
+/** struct loop_config: the file's descriptor, the block size, a loop_info64, and room for later. */
+const configBytes = 304;
+const configInfoAt = 8;
+/** As `losetup` has it. With 0, newer kernels take that of the disk below, which a file system in the image may not fit. */
+const blockBytes = 512;
+
+const calls = foreign({
+  pointer: 'int ioctl(int fd, unsigned long request, void *argument)',
+  number: 'int ioctl(int fd, unsigned long request, int64_t argument)',
+});
+
+async function ioctl(name: keyof typeof request, fd: number, argument: Buffer | number): Promise<number> {
+  const { promise, resolve, reject } = Promise.withResolvers<number>();
+  const call = typeof argument === 'number' ? calls().number : calls().pointer;
+  call.async(fd, request[name], argument, (failed: Error | null, result: number) => {
+    if (failed !== null) reject(failed);
+    else if (result < 0) reject(new SystemError(`ioctl ${name}`, libc().koffi.errno()));
+    else resolve(result);
+  });
+  return await promise;
+}
+
+export interface LoopSettings {
+  /** The open image. */
+  readonly backing: number;
+  /** The image's path, for programs that list loop devices. */
+  readonly file: string;
+  readonly readOnly: boolean;
+}
+
+/** The number of a device that nothing is attached to; another program may take it at any moment. `control`: /dev/loop-control. */
+export const freeLoop = (control: number): Promise<number> => ioctl('getFree', control, 0);
+
+/** The number of a new device. */
+export const addLoop = (control: number): Promise<number> => ioctl('add', control, -1);
+
+/** struct loop_info64 of a device that the kernel detaches with its last user. */
+export function loopInfo({ file, readOnly }: Pick<LoopSettings, 'file' | 'readOnly'>): Buffer {
+  const info = Buffer.alloc(infoBytes);
+  info.writeUInt32LE(flag.autoclear | flag.directIo | (readOnly ? flag.readOnly : 0), flagsAt);
+  info.write(file, fileNameAt, fileNameBytes - 1);
+  return info;
+}
+
+/**
+ * Attaches the file. The kernel detaches it when the last descriptor of the device is closed and nothing is mounted from it, so a
+ * killed process leaves no device. EBUSY: another program took it.
+ */
+export async function configureLoop(device: number, settings: LoopSettings): Promise<void> {
+  const config = Buffer.alloc(configBytes);
+  config.writeUInt32LE(settings.backing, 0);
+  config.writeUInt32LE(blockBytes, 4);
+  const info = loopInfo(settings);
+  info.copy(config, configInfoAt);
+  try {
+    await ioctl('configure', device, config);
+  } catch (cause) {
+    if (!(cause instanceof SystemError && ['EINVAL', 'ENOTTY'].includes(cause.code))) throw cause;
+    await configureOldLoop(device, settings.backing, info);
+  }
+}
+
+/** Before Linux 5.8. Between the two calls a kill leaves the device attached; the next start reaps it. */
+export async function configureOldLoop(device: number, backing: number, info: Buffer): Promise<void> {
+  await ioctl('setFd', device, backing);
+  try {
+    await ioctl('setStatus64', device, info);
+  } catch (cause) {
+    await ioctl('clearFd', device, 0);
+    throw cause;
+  }
+  // Where the file system below cannot do it, the kernel reads and writes through its page cache.
+  await setLoopDirectIo(device).catch(() => undefined);
+}
+
+/** Which file is behind it. The kernel asks that file's file system: only for devices that can be ours. */
+export async function loopFile(device: number): Promise<{ readonly device: bigint; readonly inode: bigint }> {
+  const info = Buffer.alloc(infoBytes);
+  await ioctl('getStatus64', device, info);
+  return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8) };
+}
+
+/** From now on the file stays attached, also when nobody has the device open. */
+export async function keepLoopAttached(device: number): Promise<void> {
+  const info = Buffer.alloc(infoBytes);
+  await ioctl('getStatus64', device, info);
+  info.writeUInt32LE(info.readUInt32LE(flagsAt) & ~flag.autoclear, flagsAt);
+  await ioctl('setStatus64', device, info);
+}
+
+/** Takes the file's size again. */
+export const updateLoopCapacity = async (device: number): Promise<unknown> => await ioctl('setCapacity', device, 0);
+
+/** EINVAL: the file system below cannot do it. */
+export const setLoopDirectIo = async (device: number): Promise<unknown> => await ioctl('setDirectIo', device, 1);
+
+/** If another process has the device open, the kernel detaches it with the last close. ENXIO: nothing is attached to it. */
+export const clearLoop = async (device: number): Promise<unknown> => await ioctl('clearFd', device, 0);

@@ -1,0 +1,202 @@
+import { constants } from 'node:fs';
+import { type FileHandle, open, readdir, readFile } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+import type { Scope } from '#base/log.ts';
+import { patiently, StillRunning } from '#base/patience.ts';
+import { StowageError } from '#core/errors.ts';
+import {
+  addLoop,
+  clearLoop,
+  configureLoop,
+  freeLoop,
+  keepLoopAttached,
+  setLoopDirectIo,
+  updateLoopCapacity,
+} from './loop-calls.ts';
+import { attachedLoops, type Loop } from './loops.ts';
+import { isErrno } from './paths.ts';
+
+/** A device that this process has open: nobody can attach another file to it before it is disposed of. */
+export interface HeldLoop extends AsyncDisposable {
+  /** `/dev/loop3`. */
+  readonly path: string;
+  readonly fd: number;
+  readonly readOnly: boolean;
+  /** The file stays attached after this is disposed of. */
+  keep(): Promise<void>;
+}
+
+/** Loop devices of our own. Each call is about one device, and asks no other. */
+export interface LoopDevices {
+  /** A device of its own for the image. The kernel detaches it when nobody has it open and nothing is mounted from it. */
+  attach(image: string, readOnly: boolean, scope: Scope): Promise<HeldLoop>;
+  /** Undefined: it has another file by now, or none. */
+  hold(loop: Loop, scope: Scope): Promise<HeldLoop | undefined>;
+  /** True: it was attached. If another process has it open, the kernel detaches it with the last close. */
+  detach(loop: Loop, scope: Scope): Promise<boolean>;
+  updateCapacity(loop: Loop, scope: Scope): Promise<void>;
+  /** False: the file system below cannot do it. */
+  useDirectIo(loop: Loop, scope: Scope): Promise<boolean>;
+}
+
+const limitMs = 30_000;
+/** Other programs take free devices at the same time. */
+const mostAttempts = 50;
+/** So often the same device was busy though nothing is attached to it: another program has it open for itself. */
+const stuckAfter = 5;
+
+export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'): LoopDevices {
+  /** The image's disk may have stopped answering: then the caller is answered, and the call ends when the kernel lets it. */
+  async function inTime<T>(what: string, scope: Scope, work: Promise<T>): Promise<T> {
+    using limit = clock.deadline(limitMs, scope.signal);
+    try {
+      return await patiently(work, limit.signal, clock);
+    } catch (cause) {
+      if (!(cause instanceof StillRunning)) throw cause;
+      void work.then(dispose, () => undefined);
+      throw scope.signal.aborted ? scope.signal.reason : tooSlow(what, cause);
+    }
+  }
+
+  /** Read-only, as nothing may have the device open for writing that a newer kernel is to mount. */
+  async function held(name: string, readOnly: boolean): Promise<HeldLoop> {
+    const device = await open(`${dev}/${name}`, constants.O_RDONLY);
+    return {
+      ...{ path: `${dev}/${name}`, fd: device.fd, readOnly },
+      keep: () => keepLoopAttached(device.fd),
+      [Symbol.asyncDispose]: () => device.close(),
+    };
+  }
+
+  async function holdIfSame({ name, file, readOnly }: Loop): Promise<HeldLoop | undefined> {
+    let device: HeldLoop;
+    try {
+      device = await held(name, readOnly);
+    } catch (cause) {
+      if (isErrno(cause, 'ENOENT', 'ENXIO', 'ENODEV')) return undefined;
+      throw cause;
+    }
+    // While it is open no other file can be attached to it.
+    const attached = (await readFile(`${sys}/${name}/loop/backing_file`, 'utf8').catch(() => '')).replace(/\n$/, '');
+    if ([file, `${file} (deleted)`].includes(attached)) return device;
+    await device[Symbol.asyncDispose]();
+    return undefined;
+  }
+
+  /** Undefined: another program was faster. */
+  async function tryAttach(name: string, backing: FileHandle, image: string, readOnly: boolean) {
+    try {
+      await makeNode(`${dev}/${name}`, `${sys}/${name}/dev`);
+      await using device = await open(`${dev}/${name}`, constants.O_RDWR);
+      await configureLoop(device.fd, { backing: backing.fd, file: image, readOnly });
+      return await held(name, readOnly);
+    } catch (cause) {
+      if (isErrno(cause, 'EBUSY', 'ENXIO', 'ENODEV', 'ENOENT', 'EAGAIN')) return { busy: cause };
+      throw cause;
+    }
+  }
+
+  async function attach(image: string, wanted: boolean, signal: AbortSignal): Promise<HeldLoop> {
+    const { file, readOnly } = await openImage(image, wanted);
+    await using backing = file;
+    await using control = await open(`${dev}/loop-control`, constants.O_RDWR);
+    const busy = new Map<string, number>();
+    for (let attempt = 1; ; attempt++) {
+      let name = `loop${await freeLoop(control.fd)}`;
+      if ((busy.get(name) ?? 0) >= stuckAfter)
+        name = (await unattached(sys)).find((one) => !busy.has(one)) ?? `loop${await addLoop(control.fd)}`;
+      const tried = await tryAttach(name, backing, image, readOnly);
+      if (!('busy' in tried)) return tried;
+      if (attempt === mostAttempts) throw tried.busy;
+      busy.set(name, (busy.get(name) ?? 0) + 1);
+      await clock.sleep(5 * Math.min(attempt, 20), signal);
+    }
+  }
+
+  /** Undefined: it is not attached to that file any more. */
+  async function withHeld<T>(loop: Loop, scope: Scope, work: (fd: number) => Promise<T>): Promise<T | undefined> {
+    const working = async (): Promise<T | undefined> => {
+      await using device = await holdIfSame(loop);
+      return device && (await work(device.fd));
+    };
+    return await inTime(loop.node, scope, working());
+  }
+
+  return {
+    attach: (image, readOnly, scope) => inTime(image, scope, attach(image, readOnly, scope.signal)),
+    hold: (loop, scope) => inTime(loop.node, scope, holdIfSame(loop)),
+    detach: async (loop, scope) => (await withHeld(loop, scope, unless('ENXIO', clearLoop))) === true,
+    updateCapacity: async (loop, scope) => {
+      await withHeld(loop, scope, updateLoopCapacity);
+    },
+    useDirectIo: async (loop, scope) => (await withHeld(loop, scope, unless('EINVAL', setLoopDirectIo))) === true,
+  };
+}
+
+/** The devices with no file behind them. */
+async function unattached(sys: string): Promise<readonly string[]> {
+  const names = (await readdir(sys)).filter((name) => /^loop\d+$/.test(name));
+  const attached = new Set((await attachedLoops(sys)).map(({ name }) => name));
+  return names.filter((name) => !attached.has(name));
+}
+
+/** False: the kernel said that. */
+const unless =
+  (code: string, work: (fd: number) => Promise<unknown>) =>
+  async (fd: number): Promise<boolean> => {
+    try {
+      await work(fd);
+      return true;
+    } catch (cause) {
+      if (isErrno(cause, code)) return false;
+      throw cause;
+    }
+  };
+
+/** On a file system that is mounted read-only, so is the device. */
+async function openImage(image: string, readOnly: boolean): Promise<{ file: FileHandle; readOnly: boolean }> {
+  try {
+    const flags = (readOnly ? constants.O_RDONLY : constants.O_RDWR) | constants.O_NOFOLLOW;
+    return { file: await open(image, flags), readOnly };
+  } catch (cause) {
+    if (readOnly || !isErrno(cause, 'EROFS')) throw cause;
+    return { file: await open(image, constants.O_RDONLY | constants.O_NOFOLLOW), readOnly: true };
+  }
+}
+
+const mknodat = { x64: 259, arm64: 33 } as const;
+const here = -100;
+const blockDevice = 0o060600;
+const functions = foreign({
+  mknodat: 'int64_t syscall(int64_t number, int64_t fd, const char *path, int64_t mode, int64_t device)',
+});
+
+/** The /dev of a container may lack the nodes of devices that came after it. EPERM: it needs CAP_MKNOD, or the host's /dev. */
+async function makeNode(node: string, numbers: string): Promise<void> {
+  try {
+    await (await open(node, 0o10000000)).close();
+  } catch (cause) {
+    if (!isErrno(cause, 'ENOENT') || !(process.arch in mknodat)) throw cause;
+    const [major = 0, minor = 0] = (await readFile(numbers, 'utf8')).split(':').map(Number);
+    const device = (major << 8) | (minor & 0xff) | ((minor & ~0xff) << 12);
+    const call = mknodat[process.arch as keyof typeof mknodat];
+    if (Number(functions().mknodat(call, here, node, blockDevice, device)) === 0) return;
+    const failure = new SystemError('mknod', libc().koffi.errno());
+    if (failure.code !== 'EEXIST') throw failure;
+  }
+}
+
+async function dispose(late: unknown): Promise<void> {
+  if (typeof late === 'object' && late !== null && Symbol.asyncDispose in late)
+    await (late as AsyncDisposable)[Symbol.asyncDispose]();
+}
+
+function tooSlow(what: string, cause: unknown): StowageError {
+  return new StowageError(`the loop device of ${what} was not ready within ${limitMs / 1000} s`, {
+    code: 'deadline',
+    reason: 'loop-deadline',
+    action: 'Look for a disk that does not answer (dmesg | tail), then repeat; repeating is safe.',
+    cause,
+  });
+}

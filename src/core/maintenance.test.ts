@@ -1,0 +1,107 @@
+import { expect, test, vi } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { collectingLog, startServer } from '#testing/server.ts';
+import { type MaintenanceTask, startMaintenance } from './maintenance.ts';
+
+/** Steps of a second, as long as the clock's own work takes: nothing waits for real time. */
+async function pass(clock: ReturnType<typeof createFakeClock>, seconds: number): Promise<void> {
+  for (let second = 0; second < seconds; second++) {
+    clock.advance(1_000);
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+function taskAt(clock: ReturnType<typeof createFakeClock>, about: Partial<MaintenanceTask> = {}) {
+  const at: number[] = [];
+  const task: MaintenanceTask = {
+    ...{ name: 'renewal', everyMs: 30_000, deadlineMs: 20_000 },
+    ...about,
+    run: async (own) => {
+      at.push(clock.elapsed() / 1_000);
+      await about.run?.(own);
+    },
+  };
+  return { at, task };
+}
+
+test('renews records of use on time while a hundred dead mounts are repaired, 20 s each', async () => {
+  const clock = createFakeClock();
+  const repair = taskAt(clock, {
+    ...{ name: 'repair', deadlineMs: 3_600_000 },
+    run: async ({ signal }) => {
+      for (let mount = 0; mount < 100; mount++) await clock.sleep(20_000, signal);
+    },
+  });
+  const renewal = taskAt(clock);
+  await using _ = startMaintenance([repair.task, renewal.task], clock, scope);
+  await pass(clock, 300);
+  expect(renewal.at).toEqual([30, 60, 90, 120, 150, 180, 210, 240, 270, 300]);
+  expect(repair.at).toEqual([30]);
+  await pass(clock, 1_800);
+  // Over after 2,000 s: the next one begins at its usual time.
+  expect(repair.at).toEqual([30, 2_040]);
+});
+
+test("an engine's records of use are renewed on time while the repair of its mounts does not end", async () => {
+  await using server = await startServer({ listen: 'none' });
+  const { engine } = server;
+  const clock = createFakeClock();
+  const renewed: number[] = [];
+  Object.assign(engine.mounts, {
+    repair: () => new Promise(() => undefined),
+    renewUses: async () => void renewed.push(clock.elapsed() / 1_000),
+  });
+  await using maintenance = new AsyncDisposableStack();
+  maintenance.use(startMaintenance(engine.maintenance, clock, scope));
+  await pass(clock, 120);
+  expect(renewed).toEqual([30, 60, 90, 120]);
+  // The repair never ends: the wait for it is over when its time is.
+  const stopping = maintenance.disposeAsync();
+  await pass(clock, 5);
+  await stopping;
+});
+
+test('ends a pass at its deadline and says why; the next one comes at its time', async () => {
+  const clock = createFakeClock();
+  const log = collectingLog();
+  const slow = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
+  await using _ = startMaintenance([slow.task], clock, { ...scope, log });
+  await pass(clock, 70);
+  expect(slow.at).toEqual([30, 60]);
+  expect(log.lines).toEqual(['warn maintenance failed {"task":"renewal","why":"no answer within 20000 ms"}']);
+});
+
+test('does not start a pass again that hears no signal, and says so once', async () => {
+  const clock = createFakeClock();
+  const log = collectingLog();
+  const hung = Promise.withResolvers<void>();
+  const deaf = taskAt(clock, { run: () => hung.promise });
+  const other = taskAt(clock, { name: 'other' });
+  await using _ = startMaintenance([deaf.task, other.task], clock, { ...scope, log });
+  await pass(clock, 120);
+  expect([deaf.at, other.at]).toEqual([[30], [30, 60, 90, 120]]);
+  expect(log.lines).toEqual(['info maintenance takes longer than its interval {"task":"renewal","everyMs":30000}']);
+  hung.resolve();
+  await pass(clock, 30);
+  expect(deaf.at).toEqual([30, 150]);
+});
+
+test('stops with the signal, and waits for passes that are running, but not for long', async () => {
+  const clock = createFakeClock();
+  const over = new AbortController();
+  const polite = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
+  const deaf = taskAt(clock, { name: 'deaf', run: () => new Promise(() => undefined) });
+  const maintenance = startMaintenance([polite.task, deaf.task], clock, { signal: over.signal, log: silentLog() });
+  await pass(clock, 31);
+  over.abort();
+  const stopped = vi.fn();
+  const stopping = Promise.resolve(maintenance[Symbol.asyncDispose]()).then(stopped);
+  await pass(clock, 4);
+  expect(stopped).not.toHaveBeenCalled();
+  await pass(clock, 1);
+  await stopping;
+  await pass(clock, 100);
+  expect([polite.at, deaf.at]).toEqual([[30], [30]]);
+});
