@@ -12,6 +12,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
 // whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
@@ -89,7 +90,7 @@ async function made(called: string): Promise<Volume> {
 
 async function setUp(): Promise<Setting> {
   const [a, trashed, released] = [await made('a'), await made('t'), await made('r')];
-  await witness.trash.put(trashed, 1, scope);
+  await witness.trash.put(trashed, keptForAWeek(1), scope);
   await witness.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
@@ -110,7 +111,7 @@ const verbs: Readonly<Record<string, Verb>> = {
   'rename a to m': (store, { a }) => store.rename(a, name('m'), scope),
   'label a': (store, { a }, host) => store.label(a, { [host]: 'was here' }, scope),
   'release a': (store, { a }) => store.release(a, scope),
-  'put a into the trash': (store, { a }) => store.trash.put(a, 2, scope),
+  'put a into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
   'restore t': (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
   'restore t as n': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
   'purge t': (store, { trashed }) => store.trash.purge(trashed.id, scope),

@@ -18,6 +18,7 @@ import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts'
 import { createFolders } from './folders.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createMarks, createOthers } from './others.ts';
+import { serverTime } from './server-time.ts';
 import { createSeenUses, type SeenUses } from './uses-seen.ts';
 
 export interface NfsPlace extends Place {
@@ -148,6 +149,7 @@ async function open(
       }
     },
     reserve: { backing: (work) => work(), refill: async () => undefined },
+    serverTime: () => serverTime(files, own('tmp'), scratch),
     others: readOnly ? undefined : others,
     close: async () => session.close(),
   };
