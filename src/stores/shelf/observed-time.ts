@@ -53,7 +53,10 @@ export function createObservedTime(place: Place, clock: Clock): ObservedTime {
     const mark = randomBytes(8).toString('hex');
     const fresh = place.scratch();
     await files.makeFolder(place.own('observed'));
-    await files.writeNew(fresh, `${JSON.stringify({ version, instance: context.instance, elapsed: Math.floor(value), mark })}\n`);
+    await files.writeNew(
+      fresh,
+      `${JSON.stringify({ version, instance: context.instance, elapsed: Math.floor(value), mark })}\n`,
+    );
     await files.rename(fresh, path);
     return mark;
   }
@@ -70,8 +73,9 @@ export function createObservedTime(place: Place, clock: Clock): ObservedTime {
   const look = coalesced(async () => {
     known = await count();
     const isDue = known.mark === undefined || known.value - known.savedValue >= saveEveryMs;
-    if (!isSaving || !isDue) return;
+    const isWanted = isSaving;
     isSaving = false;
+    if (!isWanted || !isDue) return;
     try {
       known = { ...known, mark: await write(known), savedValue: known.value };
       unsaved = undefined;

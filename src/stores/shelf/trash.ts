@@ -12,6 +12,7 @@ import { createObservedTime } from './observed-time.ts';
 import { makeParents, pruneParents } from './parents.ts';
 import type { Parts } from './parts.ts';
 import { finishRestore, leaveTrash, settle } from './settle.ts';
+import type { Expiry } from './trash-expiry.ts';
 import { createPurging, entryOf } from './trash-purge.ts';
 
 const readsAtOnce = 16;
@@ -28,8 +29,10 @@ export function createTrash(parts: Parts): Trash {
   return {
     put: async (ref, { deletedAt, retention }, scope) => {
       const doing = `moving volume ${quoted(ref.name)} to the trash`;
+      let expiry: Expiry | undefined;
       await parts.emptying(doing, ref, scope, async (meta, limit) => {
-        const intent = { ...settled(meta, meta.name), deletedAt, expiry: await purging.newExpiry(retention) };
+        expiry = await purging.newExpiry(retention);
+        const intent = { ...settled(meta, meta.name), deletedAt, expiry };
         await place.replace(place.metaPath(meta.name), intent, limit.check);
         await files.makeFolder(place.own('trash', meta.id));
         limit.check();
@@ -43,6 +46,8 @@ export function createTrash(parts: Parts): Trash {
         await place.sync();
         await pruneParents(parts, meta);
       });
+      if (expiry !== undefined) return expiry.expiresAt;
+      // An earlier call did it.
       const found = await during(doing, [], scope, () => read(ref.id));
       return found.state === 'ok' ? entryOf(parts, found.meta).expiresAt : undefined;
     },
