@@ -252,12 +252,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         if (!isErrno(cause, 'EEXIST') || (await look(path))?.type !== 'directory') throw cause;
       }
     },
-    touch: (folder) =>
-      folders.in(folder, async (handle) => {
-        const { after } = await nfs.setattr(handle, { mtime: 'now' }, within);
-        const { mtime, mtimeNs } = after ?? (await nfs.getattr(handle, within));
-        return ms(mtime, mtimeNs);
-      }),
+    touch: (folder) => folders.in(folder, (handle) => touched(nfs, handle, within)),
     handle: (path) => folders.in(path, async (handle) => handle),
     rename: async (from, to) => {
       try {
@@ -284,6 +279,12 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     // A server has made a change durable when it answers: RFC 1813, section 4.8.
     sync: async () => undefined,
   };
+}
+
+async function touched(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
+  const { after } = await nfs.setattr(handle, { mtime: 'now' }, within);
+  const { mtime, mtimeNs } = after ?? (await nfs.getattr(handle, within));
+  return ms(mtime, mtimeNs);
 }
 
 /** A file in a folder that is not there is not there. */
