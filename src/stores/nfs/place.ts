@@ -18,6 +18,7 @@ import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts'
 import { createFolders } from './folders.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createMarks, createOthers } from './others.ts';
+import { createNfsReserve } from './reserve.ts';
 import { serverTime } from './server-time.ts';
 import { createSeenUses, type SeenUses } from './uses-seen.ts';
 
@@ -148,7 +149,10 @@ async function open(
         throw cause;
       }
     },
-    reserve: { backing: (work) => work(), refill: async () => undefined },
+    reserve: createNfsReserve({
+      ...{ files, folder: own('reserve'), scratch },
+      free: async () => (await nfs.fsstat(keeper.handle, { deadlineMs: options.timeout })).availableBytes,
+    }),
     serverTime: () => serverTime(files, own('tmp'), scratch),
     others: readOnly ? undefined : others,
     close: async () => session.close(),
