@@ -1,6 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { coalesced } from '#base/coalesced.ts';
-import { isErrno, isFull } from '../shelf/files.ts';
+import { NfsError } from '#wire/nfs3/index.ts';
+import { isFull, isRefusal } from '../shelf/files.ts';
 import type { Reserve } from '../shelf/place.ts';
 import type { NfsFiles } from './files.ts';
 import { absentFolderIsAbsent } from './files.ts';
@@ -67,8 +68,8 @@ export function createNfsReserve({ files, folder, scratch, free }: ReserveParts)
     },
     refill: async () => {
       await make().catch((cause: unknown) => {
-        // A server without room, or that lets this user make no more: it stays as it is.
-        if (!isFull(cause) && !isErrno(cause, 'EACCES', 'EPERM', 'EROFS')) throw cause;
+        // A server that has no room, or does not say how much: the reserve stays as it is.
+        if (!isRefusal(cause) && !(cause instanceof NfsError)) throw cause;
       });
     },
   };
