@@ -53,11 +53,14 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     return found.state === 'ok' ? found.meta : undefined;
   }
 
+  const looking = <T>(scope: Scope, work: () => Promise<T>): Promise<T> =>
+    during('looking for expired entries of the trash', [], scope, work);
+
   /** Undefined: the entry is on its way in or out, or cannot be read. */
   async function look(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
     const known = remembered.get(id);
     if (known !== undefined && clock.elapsed() - known.at < rereadAfterMs) return known.meta;
-    const found = await read(id);
+    const found = await looking(scope, () => read(id));
     const isUnreadable = found.state === 'unreadable' || (found.state === 'ok' && found.meta.expiry === 'unreadable');
     if (isUnreadable && !reported.has(id)) {
       const why = found.state === 'unreadable' ? found.error.message : 'its expiry is not in a known form';
@@ -74,7 +77,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   /** Writes into the entry what it must say before it can expire; with the volume held, by what the entry says then. */
   async function record(id: VolumeId, retention: number, scope: Scope): Promise<void> {
     // Busy, or left by a host that died: there is time.
-    if (await others?.isHeld(id)) return;
+    if (await looking(scope, async () => others?.isHeld(id))) return;
     const work = during(`recording when ${id} expires`, [id], scope, async () => {
       const limit = parts.limit();
       const meta = remember(id, await read(id));
@@ -125,16 +128,16 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
-    const ids = (await files.names(place.own('trash'))).filter(isVolumeId);
+    const ids = (await looking(scope, () => files.names(place.own('trash')))).filter(isVolumeId);
     const present = new Set(ids);
     for (const id of remembered.keys()) if (!present.has(id)) remembered.delete(id);
     if (ids.length === 0) return [];
-    const observed = await observedTime.save();
+    const observed = await looking(scope, observedTime.save);
     let asked: Promise<number | undefined> | undefined;
     const decide = async (expiry: Expiry): Promise<Verdict['verdict']> => {
       // Most entries wait for their owner's own time: the server is asked only where its time can matter.
       if (judge(expiry, about(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
-      asked ??= serverTime();
+      asked ??= looking(scope, serverTime);
       const serverNow = await asked;
       return serverNow === undefined ? 'keep' : judge(expiry, about(observed, serverNow)).verdict;
     };
@@ -167,16 +170,9 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       await purging(id, scope, () => purgeHeld(id, scope, isThatOne));
     },
     purgeExpired: (id, scope) => purging(id, scope, () => purgeHeld(id, scope, (found) => isExpired(id, found))),
-    // Each call that changes something holds its volume by itself.
-    expired: (retention, scope) => explained(parts, scope, () => expired(retention, scope)),
+    expired,
   };
 }
-
-const explained = <T>({ place }: Parts, scope: Scope, work: () => Promise<T>): Promise<T> =>
-  work().catch((cause: unknown) => {
-    scope.signal.throwIfAborted();
-    throw cause instanceof StowageError ? cause : place.failure(cause, `emptying the trash of store ${place.store}`);
-  });
 
 export function entryOf({ volume }: Pick<Parts, 'volume'>, meta: Meta): TrashEntry {
   const { deletedAt = 0, expiry } = meta;
