@@ -5,7 +5,9 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+import { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
+import type { StoreKind, Trash } from './ports.ts';
 
 let server: TestServer;
 let clock: FakeClock;
@@ -173,6 +175,37 @@ describe('the trash', () => {
     expect(await trash()).toEqual([]);
     await server.stop();
     await rm(server.folder, { recursive: true });
+  });
+
+  test('purges what is due though others of them cannot be purged', async () => {
+    const stuck = new Set<string>();
+    const local = createLocalStoreKind(clock);
+    const kind: StoreKind = {
+      ...local,
+      open: async (...how) => {
+        const opened = await local.open(...how);
+        const purgeExpired: Trash['purgeExpired'] = (id, scope) => {
+          if (!stuck.has(id)) return opened.trash.purgeExpired(id, scope);
+          throw new StowageError('it is stuck', { code: 'conflict', reason: 'stuck', action: 'None.' });
+        };
+        return { ...opened, trash: { ...opened.trash, purgeExpired } };
+      },
+    };
+    await server[Symbol.asyncDispose]();
+    server = await startServer({ listen: 'none', clock, kinds: [kind] });
+    root = join(server.folder, 'keep');
+    await mkdir(root);
+    await add('onDelete=archive&retention=1d');
+    for (let i = 0; i < 8; i++) {
+      const { id } = await create(`v${i}`);
+      await remove(id);
+      if (i % 2 === 0) stuck.add(id);
+    }
+    clock.advance(day);
+    const log = collectingLog();
+    await server.engine.deletions.expire(aCall({ log }));
+    expect(new Set((await trash()).map(({ volume }) => volume.id))).toEqual(stuck);
+    expect(log.lines.filter((line) => line.startsWith('warn a trash entry could not be purged'))).toHaveLength(4);
   });
 
   test('a changed retention counts for later deletions only', async () => {

@@ -124,10 +124,22 @@ export function createPurge(
       await operations.run(intent, call, (work) => steps['trash.purge'](store, config, params, work));
     });
 
+  /** One that cannot be purged does not keep the others. */
+  async function purgeExpired(entry: TrashEntry, scope: Scope): Promise<void> {
+    const { id, store } = entry.volume;
+    try {
+      await purgeEntry(entry, { ...scope, requestId: id }, { expired: true });
+    } catch (thrown) {
+      const { code, message } = stowageError(thrown);
+      if (scope.signal.aborted || code === 'unavailable') throw thrown;
+      scope.log.warn('a trash entry could not be purged', { store, volume: id, why: message });
+    }
+  }
+
   async function expireIn(store: string, scope: Scope): Promise<void> {
     try {
       const expired = await stores.use(store, ({ trash }, { policy }) => trash.expired(policy.retention, scope));
-      for (const entry of expired) await purgeEntry(entry, { ...scope, requestId: entry.volume.id }, { expired: true });
+      for (const entry of expired) await purgeExpired(entry, scope);
     } catch (thrown) {
       scope.log.warn('trash could not be emptied', { store, why: stowageError(thrown).message });
     } finally {

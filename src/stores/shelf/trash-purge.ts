@@ -90,8 +90,11 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       remember(id, { state: 'ok', meta: { ...meta, expiry: decided.expiry } });
     });
     await work.catch((cause: unknown) => {
-      // Nothing expires before this is written: a full store gets another try in the next round.
-      if (!(cause instanceof StowageError) || !['busy', 'exhausted'].includes(cause.code)) throw cause;
+      scope.signal.throwIfAborted();
+      if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
+      // The entry does not expire before this is written; the next round tries again. Others must not wait for it.
+      if (['busy', 'exhausted'].includes(cause.code)) return;
+      scope.log.warn('a trash entry cannot be given its date', { store: place.store, volume: id, why: cause.message });
     });
   }
 
