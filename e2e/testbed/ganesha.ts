@@ -45,18 +45,21 @@ export interface GaneshaExport {
 
 export interface GaneshaOptions {
   readonly exports: readonly [GaneshaExport, ...GaneshaExport[]];
+  /** A file with the number of seconds by which the server's clock is ahead when it is asked to set a time to "now". */
+  readonly clockFile?: string;
   readonly signal: AbortSignal;
 }
 
 /** On a loopback address of its own, without rpcbind. Needs root. */
-export async function startGanesha({ exports, signal }: GaneshaOptions): Promise<NfsServer> {
+export async function startGanesha({ exports, clockFile, signal }: GaneshaOptions): Promise<NfsServer> {
   const host = loopbackAddress();
   const [nfsPort = 0, mountPort = 0] = await freePorts(host, 2);
   const folder = await mkdtemp(join(tmpdir(), 'stowage-ganesha-'));
   const mounts = join(folder, 'mounts');
   const start = async () => {
     await writeFile(mounts, await mountsOf(exports.map(({ path }) => path)));
-    const env = { ...quiet(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts };
+    const clock = clockFile === undefined ? {} : { STOWAGE_CLOCK: clockFile };
+    const env = { ...quiet(folder), LD_PRELOAD: preload.tool(), STOWAGE_MOUNTS: mounts, ...clock };
     return await ganeshaDaemon({ folder, exports, listen: { host, nfsPort, mountPort }, env, signal });
   };
   return await nfsServer({ host, nfsPort, mountPort }, start, () => rm(folder, { recursive: true, force: true }));

@@ -57,6 +57,13 @@ describe('deleting', () => {
     expect((await run(server, ['volume', 'restore', 'none'])).status).toBe(4);
   });
 
+  test('the trash shows an entry that never expires as such', async () => {
+    const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: null };
+    await using server = await scriptedServer({ 'GET /v1/trash': page(one) });
+    const { stdout } = await run(server, ['volume', 'trash', 'list']);
+    expect(stdout).toMatch(/^VOLUME +SIZE +DELETED +KEPT UNTIL +ID\nlocal\/one .* ago +never +sv1-/);
+  });
+
   test('while a store does not answer, nothing is called missing from the trash, nor a name the only one', async () => {
     const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
     const { id } = one as unknown as { id: string };

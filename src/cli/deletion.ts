@@ -173,7 +173,7 @@ function printTrash({ out, clock }: Session, entries: readonly TrashEntryJson[],
     `${entry.store}/${entry.name}`,
     size(entry.bytes),
     `${age(entry.deletedAt, clock.now())} ago`,
-    date(entry.expiresAt),
+    entry.expiresAt === null ? 'never' : date(entry.expiresAt),
     entry.id,
   ];
   if (out.json) out.value(entries);

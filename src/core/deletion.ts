@@ -2,18 +2,18 @@ import type { Scope } from '#base/log.ts';
 import type { EngineAsks } from './engine-asks.ts';
 import { stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';
-import type { Volume, VolumeId } from './model.ts';
+import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import type { Store } from './ports.ts';
-import { createPurge, createRestore, createTrashFinder, type Trashed, type TrashList } from './trash.ts';
+import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
 import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
 export interface Deletion {
   readonly outcome: 'deleted' | 'archived' | 'retained';
-  /** Until when the trash keeps it. */
+  /** Until when the trash keeps it, at least; as its entry says. */
   readonly expiresAt: number | undefined;
 }
 
@@ -31,7 +31,7 @@ export interface Deletions {
   delete(ref: string, expected: number | undefined, call: Call, how?: Deleting): Promise<Deletion>;
   trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** Of one store; fails when it does not answer. */
-  trashOf(store: string, scope: Scope): Promise<readonly Trashed[]>;
+  trashOf(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
   /** Under its old name, or another. */
   restore(id: string, name: string | undefined, allowed: (store: string) => boolean, call: Call): Promise<Volume>;
   purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
@@ -42,7 +42,6 @@ export interface Deletions {
 
 export interface DeletionParts extends VolumeParts {
   readonly reclaimSoon: (store: string) => void;
-  readonly jumps: { isReliable(): boolean };
   readonly asks: Pick<EngineAsks, 'close'>;
 }
 
@@ -84,7 +83,8 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
       await mounts.refuseInUse(volume, store, 'deleted', call);
       const { destroy = false, discard = false } = how ?? {};
       const manner = { ...(destroy ? { destroy } : {}), ...(discard ? { discard } : {}) };
-      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), ...manner };
+      const { retention } = config.policy;
+      const params = { id: volume.id, name: volume.name, deletedAt: clock.now(), retention, ...manner };
       const intent = { kind: 'volume.delete', store: store.name, subject: `${store.name}/${volume.name}`, params };
       return await operations.run(intent, call, (work) => steps['volume.delete'](store, config, params, work));
     });
@@ -114,7 +114,8 @@ function createSteps(parts: DeletionParts): DeletionSteps {
     'volume.delete': async (store, config, params, work) => {
       const ref = refFrom(params);
       const deletedAt = Number(params['deletedAt']);
-      const { retention } = config.policy;
+      // One that an older Stowage began has none.
+      const retention = Number(params['retention'] ?? config.policy.retention);
       const isDiscarded = params['discard'] === true;
       const onDelete = isDiscarded || params['destroy'] === true ? 'delete' : config.policy.onDelete;
       const volume = records.volumes.byId(ref.id);
@@ -129,8 +130,10 @@ function createSteps(parts: DeletionParts): DeletionSteps {
           await store.release(ref, work);
           return gone(ref.id, store.name, { outcome: 'retained', expiresAt: undefined });
         case 'archive':
-          await store.trash.put(ref, deletedAt, work);
-          return gone(ref.id, store.name, { outcome: 'archived', expiresAt: deletedAt + retention });
+          return gone(ref.id, store.name, {
+            outcome: 'archived',
+            expiresAt: await store.trash.put(ref, { deletedAt, retention }, work),
+          });
         default:
           return onDelete satisfies never;
       }
@@ -144,7 +147,11 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       };
     },
     'trash.purge': async (store, _config, params, work) => {
-      await store.trash.purge(refFrom(params).id, work);
+      const { id } = refFrom(params);
+      // Of one that an older Stowage began only the id is known.
+      const only = params['deletedAt'] === undefined ? undefined : { deletedAt: Number(params['deletedAt']) };
+      if (params['expired'] === true) await store.trash.purgeExpired(id, work);
+      else await store.trash.purge(id, work, only);
       reclaimSoon(store.name);
       return { value: undefined };
     },

@@ -25,7 +25,6 @@ import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
 import { createStores, type Stores } from './stores.ts';
-import { createTimeJumps } from './time-jumps.ts';
 import { createTokens, type Tokens } from './tokens.ts';
 import { createUseRecords, type UseRecords } from './use-records.ts';
 import type { Step } from './volume-steps.ts';
@@ -144,7 +143,7 @@ export function createEngine(parts: EngineParts): Engine {
   const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
   const asks = createEngineAsks(clock);
   const volumes = createVolumes(shared);
-  const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon, jumps: createTimeJumps(parts) });
+  const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon });
   const adoptions = createAdoptions(shared);
   const uses = createUseRecords(shared);
   const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });

@@ -140,7 +140,10 @@ export interface SeenUse extends Use {
 
 export interface TrashEntry {
   readonly volume: Volume;
+  /** By the clock of the host that deleted it: for people only. */
   readonly deletedAt: number;
+  /** Not before this time, by the clock of the server that has the files. Undefined: never, or not known yet. */
+  readonly expiresAt: number | undefined;
 }
 
 /** A volume's file system bound to a path of this node. */

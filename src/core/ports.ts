@@ -128,13 +128,27 @@ export interface Adoptable {
 }
 
 export interface Trash {
-  /** Absent or already in the trash is success. */
-  put(volume: VolumeRef, deletedAt: number, scope: Scope): Promise<void>;
+  /**
+   * Absent or already in the trash is success. Gives until when the trash keeps the volume: for `retention`, by the clock of
+   * the server that has the files. Undefined: that is not known yet.
+   */
+  put(
+    volume: VolumeRef,
+    how: { readonly deletedAt: number; readonly retention: number },
+    scope: Scope,
+  ): Promise<number | undefined>;
   list(scope: Scope): Promise<readonly TrashEntry[]>;
   /** Already restored under that name is success. */
   restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume>;
-  /** Absent is success. */
-  purge(id: VolumeId, scope: Scope): Promise<void>;
+  /** At once. Absent is success. Only: if the entry is still of that deletion, and not of a later one. */
+  purge(id: VolumeId, scope: Scope, only?: { readonly deletedAt: number }): Promise<void>;
+  /**
+   * The entries that this host may purge by now. Keeps count of the time in which it saw them, so call it regularly.
+   * `retention` is for entries without a date, which an older Stowage left.
+   */
+  expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]>;
+  /** Decides again with the volume locked. False: it is not, or no longer, one that this host may purge. */
+  purgeExpired(id: VolumeId, scope: Scope): Promise<boolean>;
 }
 
 /**

@@ -137,6 +137,19 @@ describe.each([
     expect(await visible()).toEqual(left);
   });
 
+  test.each([
+    ['because it had expired', { expired: true }],
+    ['because somebody asked for it', { deletedAt: 1 }],
+  ])('purge %s: what was restored and deleted again since stays in the trash', async (_why, params) => {
+    const volume = await begin('onDelete=archive');
+    await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
+    const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a', ...params });
+    await live(async (server) => {
+      expect(stateOf(server, intent)).toBe('done');
+      expect(await server.engine.deletions.trashOf('keep', aCall())).toMatchObject([{ volume: { id: volume.id } }]);
+    });
+  });
+
   test('restore', async () => {
     const volume = await begin('onDelete=archive');
     await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));

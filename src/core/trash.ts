@@ -8,13 +8,9 @@ import { isVolumeId, quoted, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import { exists } from './volume-errors.ts';
 
-export interface Trashed extends TrashEntry {
-  readonly expiresAt: number;
-}
-
 /** The trash of several stores, newest first. */
 export interface TrashList {
-  readonly entries: readonly Trashed[];
+  readonly entries: readonly TrashEntry[];
   /** The stores whose trash is not in it. */
   readonly unanswered: readonly string[];
 }
@@ -22,26 +18,23 @@ export interface TrashList {
 export interface TrashFinder {
   list(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** Of one store, newest first; fails when it does not answer. */
-  of(store: string, scope: Scope): Promise<readonly Trashed[]>;
+  of(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
   /** 'not-found' only when every store answered. */
-  find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<Trashed>;
+  find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<TrashEntry>;
 }
 
 const listPatienceMs = 10_000;
 const expirePatienceMs = 20_000;
 
 export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
-  async function listOne(name: string, scope: Scope): Promise<readonly Trashed[]> {
-    const asked = stores.use(name, async (store, { policy }) => {
-      const entries = await store.trash.list(scope);
-      return entries.map((entry) => ({ ...entry, expiresAt: entry.deletedAt + policy.retention }));
-    });
+  async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
+    const asked = stores.use(name, (store) => store.trash.list(scope));
     if (!(await endsWithin(asked, listPatienceMs, clock))) throw silent(name);
     return await asked;
   }
 
   /** Undefined: it did not answer, which hides nothing of the other stores. */
-  async function listIfAnswering(name: string, scope: Scope): Promise<readonly Trashed[] | undefined> {
+  async function listIfAnswering(name: string, scope: Scope): Promise<readonly TrashEntry[] | undefined> {
     try {
       return await listOne(name, scope);
     } catch (thrown) {
@@ -63,7 +56,7 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
     },
     find: async (id, allowed, scope) => {
       if (!isVolumeId(id)) throw notThere(id);
-      const isIt = (one: Trashed): boolean => one.volume.id === id;
+      const isIt = (one: TrashEntry): boolean => one.volume.id === id;
       const visible = stores.list().filter((view) => allowed(view.config.name));
       const answering = visible.filter((view) => view.store?.readOnly === false).map((view) => view.config.name);
       const entry = await firstOf(answering.map(async (name) => (await listOne(name, scope)).find(isIt)));
@@ -75,7 +68,7 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
   };
 }
 
-const newestFirst = (entries: readonly Trashed[]): readonly Trashed[] =>
+const newestFirst = (entries: readonly TrashEntry[]): readonly TrashEntry[] =>
   entries.toSorted((a, b) => b.deletedAt - a.deletedAt);
 
 /** What the first of them found: a store that does not answer keeps nobody from what another one has. */
@@ -119,22 +112,34 @@ export function createPurge(
   finder: TrashFinder,
   steps: DeletionSteps,
 ): Pick<Deletions, 'purge' | 'expire'> {
-  const { stores, operations, clock, jumps } = parts;
+  const { stores, operations, clock } = parts;
 
-  const purgeEntry = ({ volume: { id, name, store: home } }: Trashed, call: Call): Promise<void> =>
-    stores.use(home, async (store, config) => {
+  /** Expired: only if it still is when the volume is locked, also when the operation is repeated after a crash. */
+  const purgeEntry = (entry: TrashEntry, call: Call, only: { readonly expired: boolean }): Promise<void> =>
+    stores.use(entry.volume.store, async (store, config) => {
+      const { id, name } = entry.volume;
       using _ = await operations.lock([volumeKey(id)], call.signal);
-      const params = { id, name };
+      const params = { id, name, ...(only.expired ? { expired: true } : { deletedAt: entry.deletedAt }) };
       const intent = { kind: 'trash.purge', store: store.name, subject: `${store.name}/${name}`, params };
       await operations.run(intent, call, (work) => steps['trash.purge'](store, config, params, work));
     });
 
-  async function expireIn(store: string, scope: Scope): Promise<void> {
-    const now = clock.now();
+  /** One that cannot be purged does not keep the others. */
+  async function purgeExpired(entry: TrashEntry, scope: Scope): Promise<void> {
+    const { id, store } = entry.volume;
     try {
-      for (const entry of await finder.of(store, scope)) {
-        if (entry.expiresAt <= now) await purgeEntry(entry, { ...scope, requestId: entry.volume.id });
-      }
+      await purgeEntry(entry, { ...scope, requestId: id }, { expired: true });
+    } catch (thrown) {
+      const { code, message } = stowageError(thrown);
+      if (scope.signal.aborted || code === 'unavailable') throw thrown;
+      scope.log.warn('a trash entry could not be purged', { store, volume: id, why: message });
+    }
+  }
+
+  async function expireIn(store: string, scope: Scope): Promise<void> {
+    try {
+      const expired = await stores.use(store, ({ trash }, { policy }) => trash.expired(policy.retention, scope));
+      for (const entry of expired) await purgeExpired(entry, scope);
     } catch (thrown) {
       scope.log.warn('trash could not be emptied', { store, why: stowageError(thrown).message });
     } finally {
@@ -145,9 +150,9 @@ export function createPurge(
   /** Each store by itself, and once: one whose disk hangs is not asked again before it answers. */
   const expiring = new Map<string, Promise<void>>();
   return {
-    purge: async (id, allowed, call) => await purgeEntry(await finder.find(id, allowed, call), call),
+    purge: async (id, allowed, call) =>
+      await purgeEntry(await finder.find(id, allowed, call), call, { expired: false }),
     expire: async (scope) => {
-      if (!jumps.isReliable()) return;
       for (const { config, store } of stores.list()) {
         if (store?.readOnly === false && !expiring.has(config.name))
           expiring.set(config.name, expireIn(config.name, scope));

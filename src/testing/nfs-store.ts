@@ -92,12 +92,15 @@ export async function nfsStore(
     },
     mark: (volume, text) => writeFile(join(dataOf(volume), 'mark'), text),
     readMark: (volume) => readFile(join(dataOf(volume), 'mark'), 'utf8').catch(() => undefined),
-    count: async () => (await readdir(folder, { recursive: true })).length,
+    count: async () => (await readdir(folder, { recursive: true })).filter(isOfVolumes).length,
     [Symbol.asyncDispose]: async () => {
       for (const each of opened) await each.close().catch(() => undefined);
       await exported[Symbol.asyncDispose]();
     },
   };
 }
+
+/** What is not the store's own business: its reserve, and how long it was observed. */
+export const isOfVolumes = (path: string): boolean => !/^\.stowage\/(reserve|observed)(\/|$)/.test(path);
 
 export const exportFolder = (): Promise<string> => mkdtemp(join(tmpdir(), 'stowage-nfs-store-'));

@@ -1,14 +1,23 @@
 /** From core's words to the wire's, in one place. */
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
-import type { Inspection, Operation, Orphan, SeenUse, StoreCheck, Token, Usage, Volume } from '#core/model.ts';
+import type {
+  Inspection,
+  Operation,
+  Orphan,
+  SeenUse,
+  StoreCheck,
+  Token,
+  TrashEntry,
+  Usage,
+  Volume,
+} from '#core/model.ts';
 import type { WatchedMount } from '#core/mount-health.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import type { Records } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
-import type { Trashed } from '#core/trash.ts';
 import type { Principal } from './principal.ts';
 import type * as wire from './schemas.ts';
 import { resultFor, toldTo } from './told.ts';
@@ -132,10 +141,10 @@ export const adoptionJson = (adoption: Adoption): wire.AdoptionJson => ({
 
 export const orphanJson = (orphan: Orphan): wire.OrphanJson => ({ ...orphan });
 
-export const trashJson = (entry: Trashed, byStore: boolean): wire.TrashEntryJson => ({
+export const trashJson = (entry: TrashEntry, byStore: boolean): wire.TrashEntryJson => ({
   ...volumeJson(entry.volume, byStore),
   deletedAt: time(entry.deletedAt),
-  expiresAt: time(entry.expiresAt),
+  expiresAt: orNull(entry.expiresAt, time),
 });
 
 /** Without a principal: for one that has ended well, or not yet. */

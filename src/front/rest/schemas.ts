@@ -101,7 +101,7 @@ export const deletion = object({
 export const trashEntry = object({
   ...volume.properties,
   deletedAt: time,
-  expiresAt: time,
+  expiresAt: nullable(time),
 });
 
 const storeState = oneOf('open', 'not-answering', 'unavailable');

@@ -4,6 +4,7 @@ import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 
 // Each test puts the store into a state that kill -9 leaves at one point of one verb, restarts it, and then either
 // repeats the call or sweeps. Both must end in the same whole state, and what is seen in between is one volume, not two.
@@ -263,7 +264,7 @@ describe('moving to the trash, killed', () => {
     async () => {
       const made = await filled();
       await put(made);
-      return { between: inOnePlace, repeat: () => under.store.trash.put(made, 7, scope), after: done };
+      return { between: inOnePlace, repeat: () => under.store.trash.put(made, keptForAWeek(7), scope), after: done };
     },
     async () => {
       expect(await tree()).toEqual(['a', 'a.meta', 'a/file']);
@@ -275,14 +276,14 @@ describe('moving to the trash, killed', () => {
     const made = await filled();
     await put(made);
     await rename(under.at('a'), under.at('.stowage', 'trash', made.id, 'data'));
-    return { between: inOnePlace, repeat: () => under.store.trash.put(made, 7, scope), after: done };
+    return { between: inOnePlace, repeat: () => under.store.trash.put(made, keptForAWeek(7), scope), after: done };
   });
 });
 
 describe('restoring, killed', () => {
   const inTrash = async (): Promise<Volume> => {
     const made = await filled();
-    await under.store.trash.put(made, 7, scope);
+    await under.store.trash.put(made, keptForAWeek(7), scope);
     return made;
   };
   const done = async (): Promise<void> => {

@@ -23,6 +23,7 @@ import { newVolumeId, volumeName } from '#core/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
 let under: LocalStoreUnderTest;
@@ -351,7 +352,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       expect(await reason(roomy.create(volumeSpec('e'), scope))).toBe('exhausted store-full');
       expect(await reason(roomy.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
       expect(await reason(roomy.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
-      for (const volume of [a, b]) await roomy.trash.put(volume, 1234, scope);
+      for (const volume of [a, b]) await roomy.trash.put(volume, keptForAWeek(1234), scope);
       await roomy.release(c, scope);
       expect((await roomy.trash.list(scope)).map(({ deletedAt }) => deletedAt)).toEqual([1234, 1234]);
       await roomy.trash.purge(a.id, scope);

@@ -6,6 +6,7 @@ import type { Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 
 interface Known {
   readonly id: VolumeId;
@@ -77,7 +78,7 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
       return;
     case 'put': {
       const known = model.volumes.get(step.name);
-      await store.trash.put(ref(step.name), 1, scope);
+      await store.trash.put(ref(step.name), keptForAWeek(1), scope);
       if (known === undefined) return;
       model.volumes.delete(step.name);
       model.trash.set(known.id, { ...known, name: step.name });

@@ -12,6 +12,7 @@ import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { createLocalStoreKind } from './kind.ts';
 
 let root: string;
@@ -289,7 +290,7 @@ describe('the root of an open store', () => {
           },
           scope,
         ),
-      () => store.trash.put(ref, 0, scope),
+      () => store.trash.put(ref, keptForAWeek(0), scope),
       () => store.sweep(scope),
       () => store.orphans(scope),
     ];

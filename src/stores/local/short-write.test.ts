@@ -57,11 +57,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
 
     test('a move to the trash is refused, leaves the volume intact, and succeeds once there is room', async () => {
       fillUpToOneBlock(disk);
-      expect(await codeOf(under.store.trash.put(volume, 1234, scope))).toBe('store-full');
+      expect(await codeOf(under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope))).toBe('store-full');
       await intact();
       expect(await under.store.trash.list(scope)).toEqual([]);
       removeFiller(disk);
-      await under.store.trash.put(volume, 1234, scope);
+      await under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
       expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
       expect((await under.store.trash.restore(volume.id, volume.name, scope)).labels).toEqual(manyLabels);
       expect(await under.readMark(volume)).toBe('precious');
@@ -71,7 +71,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       await under.store.reclaim(scope);
       expect(await readdir(join(disk, '.stowage', 'reserve'))).toHaveLength(8);
       fillUpToOneBlock(disk);
-      await under.store.trash.put(volume, 1234, scope);
+      await under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
       expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
       const reopened = await under.reopen();
       await reopened.sweep(scope);

@@ -71,6 +71,18 @@ test('the trash of version 0 can be restored', async () => {
   expect(await readFile(join(root, 'trashed', 'file'), 'utf8')).toBe('deleted in version 0\n');
 });
 
+test('the trash of version 0 gets a date when it is first seen, and no other one later', async () => {
+  const week = 7 * 86_400_000;
+  expect(await store.trash.list(scope)).toMatchObject([{ expiresAt: undefined }]);
+  const before = Date.now();
+  expect(await store.trash.expired(week, scope)).toEqual([]);
+  const [entry] = await store.trash.list(scope);
+  expect(entry?.expiresAt).toBeGreaterThanOrEqual(before + week);
+  expect(entry?.expiresAt).toBeLessThanOrEqual(Date.now() + week);
+  expect(await store.trash.expired(1, scope)).toEqual([]);
+  expect(await store.trash.list(scope)).toEqual([entry]);
+});
+
 test('a volume released in version 0 comes back under its id', async () => {
   const { store: _store, revision: _revision, ...spec } = alpha;
   const back = await store.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);

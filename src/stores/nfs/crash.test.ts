@@ -15,6 +15,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
 // A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
@@ -48,7 +49,7 @@ const verbs: Readonly<Record<string, Verb>> = {
   'rename an empty one': (store, { empty }) => store.rename(empty, name('n'), scope),
   label: (store, { a }) => store.label(a, { x: 'y' }, scope),
   release: (store, { a }) => store.release(a, scope),
-  'put into the trash': (store, { a }) => store.trash.put(a, 2, scope),
+  'put into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
   restore: (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
   'restore under another name': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
   purge: (store, { trashed }) => store.trash.purge(trashed.id, scope),
@@ -85,10 +86,12 @@ async function furnish(ground: Ground): Promise<Setting> {
     return volume;
   };
   const [a, empty, trashed, released] = [await fill('a'), await make('e'), await fill('t'), await fill('r')];
-  await store.trash.put(trashed, 1, scope);
+  await store.trash.put(trashed, keptForAWeek(1), scope);
   await store.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
+  // Makes its reserve, which is not what these tests are about.
+  await store.reclaim(scope);
   await store.close();
   return { a, empty, trashed, released };
 }

@@ -14,6 +14,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 
@@ -118,7 +119,7 @@ for (const [title, start] of Object.entries(sites))
       expect(await Array.fromAsync(other.list(scope))).toEqual([made]);
       const labelled = await other.label(made, { by: 'other' }, scope);
       expect((await one.get(made.name, scope))?.volume).toEqual(labelled);
-      await one.trash.put(made, 1, scope);
+      await one.trash.put(made, keptForAWeek(1), scope);
       expect((await other.trash.restore(made.id, name('b'), scope)).labels).toEqual({ by: 'other' });
       await one.delete({ id: made.id, name: name('b') }, scope);
       expect(await other.names(scope)).toEqual([]);
@@ -212,7 +213,7 @@ function createModel(folder: string, seed: number) {
       () => store.rename(ref, anyName(), scope),
       () => store.rename(ref, anyName(), scope),
       () => store.label(ref, { [host]: `${state}` }, scope),
-      () => store.trash.put(ref, 1, scope),
+      () => store.trash.put(ref, keptForAWeek(1), scope),
       () => store.trash.restore(ref.id, anyName(), scope),
       () => store.trash.restore(ref.id, anyName(), scope),
       () => destroy(ref.id, () => store.delete(ref, scope)),

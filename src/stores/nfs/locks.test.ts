@@ -19,6 +19,7 @@ import { contentsOf, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { outcome } from '#testing/refusals.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
 
@@ -199,7 +200,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   type Verb = (store: Store, volume: Volume) => Promise<unknown>;
-  const put: Verb = (store, volume) => store.trash.put(volume, 1, scope);
+  const put: Verb = (store, volume) => store.trash.put(volume, keptForAWeek(1), scope);
   test.each<[string, Verb, Verb?]>([
     ['rename', (store, volume) => store.rename(volume, name('n'), scope)],
     ['label', (store, volume) => store.label(volume, { x: volume.id }, scope)],
@@ -263,7 +264,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
       store.create(spec('c', 'one'), scope),
       store.label(a, { x: 'y' }, scope),
       store.rename(a, name('c'), scope),
-      store.trash.put(a, 1, scope),
+      store.trash.put(a, keptForAWeek(1), scope),
     ])
       expect(await full.catch((cause: StowageError) => cause.code)).toBe('exhausted');
     expect(

@@ -12,6 +12,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
 // whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
@@ -89,7 +90,8 @@ async function made(called: string): Promise<Volume> {
 
 async function setUp(): Promise<Setting> {
   const [a, trashed, released] = [await made('a'), await made('t'), await made('r')];
-  await witness.trash.put(trashed, 1, scope);
+  // Expired at once, for the first host alone.
+  await first.trash.put(trashed, { deletedAt: 1, retention: 0 }, scope);
   await witness.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
@@ -110,10 +112,11 @@ const verbs: Readonly<Record<string, Verb>> = {
   'rename a to m': (store, { a }) => store.rename(a, name('m'), scope),
   'label a': (store, { a }, host) => store.label(a, { [host]: 'was here' }, scope),
   'release a': (store, { a }) => store.release(a, scope),
-  'put a into the trash': (store, { a }) => store.trash.put(a, 2, scope),
+  'put a into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
   'restore t': (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
   'restore t as n': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
   'purge t': (store, { trashed }) => store.trash.purge(trashed.id, scope),
+  'expire t': (store, { trashed }) => store.trash.purgeExpired(trashed.id, scope),
   'adopt r': (store, _, host) => store.adopt(name('r'), spec('r', `adopt by ${host}`, host), scope),
   'adopt d': (store, _, host) => store.adopt(name('d'), spec('d', `adopt by ${host}`, host), scope),
   'adopt n': (store, _, host) => store.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
@@ -125,8 +128,8 @@ const verbs: Readonly<Record<string, Verb>> = {
 
 const outcome = async (work: Promise<unknown>): Promise<Outcome> => {
   try {
-    const volume = (await work) as Volume | undefined;
-    return volume === undefined ? {} : { volume };
+    const answer = await work;
+    return typeof answer === 'object' ? { volume: answer as Volume } : {};
   } catch (error) {
     if (!(error instanceof StowageError)) throw error;
     return { error };
@@ -171,7 +174,7 @@ interface Case {
 }
 
 const destroys = (verb: string): string[] =>
-  verb === 'delete a' ? [setting.a.id] : verb === 'purge t' ? [setting.trashed.id] : [];
+  verb === 'delete a' ? [setting.a.id] : ['purge t', 'expire t'].includes(verb) ? [setting.trashed.id] : [];
 
 /** Stops the first host before each of its calls, one after the other. */
 async function interleave({ one, other, destroyed, afterwards }: Case): Promise<void> {
@@ -195,7 +198,10 @@ async function interleave({ one, other, destroyed, afterwards }: Case): Promise<
     const told = outcomes.map(({ volume, error }) => volume?.name ?? error?.reason ?? 'done');
     // Who was refused has destroyed nothing.
     const done = [one, other].filter((_, i) => outcomes[i]?.error?.code !== 'in-use');
-    const wrong = faults(setting, outcomes, [...destroyed, ...done.flatMap(destroys)]);
+    // Who got it out of the trash has it.
+    const isOut = outcomes.some(({ volume }) => volume?.id === setting.trashed.id);
+    const mayBeGone = done.flatMap(destroys).filter((id) => !isOut || id !== setting.trashed.id);
+    const wrong = faults(setting, outcomes, [...destroyed, ...mayBeGone]);
     expect(wrong, `stopped before call ${at}; answers: ${told.join(', ')}`).toEqual([]);
     if (isOver) return;
   }
@@ -218,6 +224,9 @@ test.each([
   ['create another a', 'rename a to m'],
   ['restore t', 'restore t as n'],
   ['restore t', 'purge t'],
+  ['restore t', 'expire t'],
+  ['restore t as n', 'expire t'],
+  ['purge t', 'expire t'],
   ['purge t', 'purge t'],
   ['release a', 'create a again'],
   ['release a', 'rename a to n'],
@@ -248,7 +257,7 @@ test.each([
 describe.each([
   ['rename a to n', 2, ['create n', 'rename a to m', 'restore t as n', 'adopt n', 'sweep']],
   ['rename a to n, whose name was then given up', 2, ['create n', 'rename a to m', 'restore t as n', 'delete a']],
-  ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep']],
+  ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep', 'expire t', 'purge t']],
   ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
   ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
 ] as const)('after a death in the middle of: %s', (died, callsLeft, some) => {

@@ -9,6 +9,7 @@ import { scope } from '#testing/contracts/store.ts';
 import type { NfsStoreUnderTest } from '#testing/nfs-store.ts';
 import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { refusal, refusalOf } from '#testing/refusals.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { parsePathTemplate } from './path-template.ts';
 
@@ -179,7 +180,7 @@ describe('in a store', () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
-    await store.trash.put(made, 5, scope);
+    await store.trash.put(made, keptForAWeek(5), scope);
     expect(readdirSync(folder)).toEqual(['.stowage']);
     const back = await store.trash.restore(made.id, volumeName('b'), scope);
     expect(await pathOf(store, back)).toBe('/export/red/a');
@@ -191,7 +192,7 @@ describe('in a store', () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const first = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'first');
-    await store.trash.put(first, 5, scope);
+    await store.trash.put(first, keptForAWeek(5), scope);
     const second = await store.create(spec('a', { team: 'red' }, { requestId: 'another' }), scope);
     const back = await store.trash.restore(first.id, volumeName('b'), scope);
     const path = await pathOf(store, back);

@@ -18,6 +18,8 @@ import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts'
 import { createFolders } from './folders.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createMarks, createOthers } from './others.ts';
+import { createNfsReserve } from './reserve.ts';
+import { serverTime } from './server-time.ts';
 import { createSeenUses, type SeenUses } from './uses-seen.ts';
 
 export interface NfsPlace extends Place {
@@ -147,7 +149,11 @@ async function open(
         throw cause;
       }
     },
-    reserve: { backing: (work) => work(), refill: async () => undefined },
+    reserve: createNfsReserve({
+      ...{ files, folder: own('reserve'), scratch },
+      free: async () => (await nfs.fsstat(keeper.handle, { deadlineMs: options.timeout })).availableBytes,
+    }),
+    serverTime: () => serverTime(files, own('tmp'), scratch),
     others: readOnly ? undefined : others,
     close: async () => session.close(),
   };

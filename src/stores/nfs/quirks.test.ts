@@ -18,7 +18,7 @@ import { type StoreUnderTest, scope, storeContract } from '#testing/contracts/st
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openExport } from '#testing/nfs-export.ts';
-import { nfsStore, openNfs } from '#testing/nfs-store.ts';
+import { isOfVolumes, nfsStore, openNfs } from '#testing/nfs-store.ts';
 import { startPassage } from '#testing/passage.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts';
@@ -84,7 +84,9 @@ async function onRust(): Promise<StoreUnderTest> {
     },
     count: async () => {
       let count = 0;
-      await walkTree(nfs, root, () => ++count);
+      await walkTree(nfs, root, ({ path }) => {
+        if (isOfVolumes(path)) count++;
+      });
       return count;
     },
     [Symbol.asyncDispose]: async () => {

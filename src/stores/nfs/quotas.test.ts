@@ -10,6 +10,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { type Api, startServer } from '#testing/server.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsStoreKind } from './kind.ts';
 
@@ -86,7 +87,7 @@ test('growing is told to who has it mounted', async () => {
 
 describe.each([
   ['deleted', (volume: Volume) => store.delete(volume, scope)],
-  ['put into the trash', (volume: Volume) => store.trash.put(volume, 1, scope)],
+  ['put into the trash', (volume: Volume) => store.trash.put(volume, keptForAWeek(1), scope)],
   ['released', (volume: Volume) => store.release(volume, scope)],
 ])('when it is %s', (_how, empty) => {
   test('the ledger goes, mounted before or not', async () => {

@@ -58,14 +58,14 @@ describe.each(['our own server', 'ganesha'] as const)('with one free block left 
     fillUpToOneBlock(disk);
     const before = readFileSync(join(disk, 'a.meta'), 'utf8');
     expect(await reasonOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
-    expect(await reasonOf(store.trash.put(volume, 1234, scope))).toBe('store-full');
+    expect(await reasonOf(store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope))).toBe('store-full');
     expect(await reasonOf(store.create(volumeSpec('c', { labels: manyLabels }), scope))).toBe('store-full');
     expect(readFileSync(join(disk, 'a.meta'), 'utf8')).toBe(before);
     expect(await store.get(volume.name, scope)).toEqual({ volume, condition: 'ok' });
     expect(await store.names(scope)).toEqual(['a']);
     expect(await store.trash.list(scope)).toEqual([]);
     removeFiller(disk);
-    await store.trash.put(volume, 1234, scope);
+    await store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
     expect(await store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
     expect((await store.trash.restore(volume.id, volume.name, scope)).labels).toEqual(manyLabels);
   });

@@ -13,6 +13,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
@@ -63,7 +64,7 @@ const begins: Readonly<Record<string, Verb>> = {
 };
 const ends: Readonly<Record<string, Verb>> = {
   'delete it': (store, volume) => store.delete(volume, scope),
-  'put it into the trash': (store, volume) => store.trash.put(volume, 1, scope),
+  'put it into the trash': (store, volume) => store.trash.put(volume, keptForAWeek(1), scope),
   'release it': (store, volume) => store.release(volume, scope),
 };
 const rename: Verb = (store, volume) => store.rename(volume, to, scope);

@@ -21,6 +21,7 @@ import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { takenForDeadMs } from '../shelf/place.ts';
 import { createNfsStoreKind } from './kind.ts';
@@ -58,7 +59,7 @@ const at = (file: string): string => join(usersFolder(), volume.id, file);
 const ends = {
   delete: () => store.delete(volume, scope),
   release: () => store.release(volume, scope),
-  'put into the trash': () => store.trash.put(volume, 1, scope),
+  'put into the trash': () => store.trash.put(volume, keptForAWeek(1), scope),
 } as const;
 const uneasy = { ...ends, rename: () => store.rename(volume, volumeName('pictures'), scope) };
 

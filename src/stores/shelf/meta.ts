@@ -2,6 +2,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
 import { errno, type Files, UnfitFile } from './files.ts';
+import { type Expiry, parseExpiry } from './trash-expiry.ts';
 
 /** Version 0 had no `access`, `revision` and `instance`. */
 export const formatVersion = 1;
@@ -16,6 +17,8 @@ export interface Meta extends Omit<Volume, 'store'> {
   readonly movingTo?: VolumeName;
   /** In the trash, or on its way there. */
   readonly deletedAt?: number;
+  /** Until when the trash keeps it. Absent: an older Stowage deleted it. Unreadable: for ever. */
+  readonly expiry?: Expiry | 'unreadable';
   /** Where the data are, below the root. Undefined: beside the record, under the volume's name. */
   readonly path?: string;
   /** Nobody was ever given it, so nothing is in it. Kept by layouts that cannot count; absent: somebody may have been. */
@@ -136,6 +139,8 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
   instance: isText,
   movingTo: absentOr(isName),
   deletedAt: absentOr(isCount),
+  // A date that cannot be read must not hide the volume: it only never expires.
+  expiry: () => true,
   path: absentOr(isDataPath),
   unused: absentOr((value) => value === true),
 };
@@ -149,17 +154,19 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
   const wrong = Object.entries(fields).find(([field, check]) => !check(record[field]));
   if (wrong !== undefined) return unreadable(path, `its field ${wrong[0]} is missing or wrong`);
   // Checked field by field above.
-  const checked = record as unknown as Omit<Meta, 'bytes' | 'enforce'> & {
+  const checked = record as unknown as Omit<Meta, 'bytes' | 'enforce' | 'expiry'> & {
     readonly bytes?: string;
     readonly enforce?: boolean;
   };
   const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at, unused } = checked;
+  const expiry = record['expiry'];
   const meta: Meta = {
     ...{ id, name, access, labels, requestId, createdAt, revision, instance: checked.instance },
     bytes: checked.bytes === undefined ? undefined : BigInt(checked.bytes),
     enforce: checked.enforce === true,
     ...(movingTo === undefined ? {} : { movingTo }),
     ...(deletedAt === undefined ? {} : { deletedAt }),
+    ...(expiry === undefined ? {} : { expiry: parseExpiry(expiry) }),
     ...(at === undefined ? {} : { path: at }),
     ...(unused === undefined ? {} : { unused }),
   };
@@ -180,7 +187,7 @@ export const isMoving = ({ movingTo, deletedAt }: Meta): boolean => movingTo !==
 
 /** Without them. */
 export function settled(meta: Meta, name: VolumeName): Meta {
-  const { movingTo: _movingTo, deletedAt: _deletedAt, ...rest } = meta;
+  const { movingTo: _movingTo, deletedAt: _deletedAt, expiry: _expiry, ...rest } = meta;
   return { ...rest, name };
 }
 

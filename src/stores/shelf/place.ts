@@ -31,6 +31,11 @@ export interface Place {
   /** Replaces a record atomically and durably. `sure` is called at the last moment, and may throw. */
   replace(path: string, meta: Meta, sure?: () => void): Promise<void>;
   readonly reserve: Reserve;
+  /**
+   * The time in ms by the clock of the server that has the files. Its answer is undefined where the server does not say.
+   * Absent: this machine has them.
+   */
+  serverTime?(): Promise<number | undefined>;
   /** Undefined: the store is locked, nobody else works on it. */
   readonly others: Others | undefined;
   /** What was thrown, for people. `doing` completes "… failed". */

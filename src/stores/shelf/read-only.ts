@@ -157,6 +157,8 @@ function createRefusals(place: Place): Pick<Store, Changes> {
       list: async () => [],
       restore: (_id, name) => refusing('restored')(name),
       purge: (id) => refuse(id, 'purged')(),
+      expired: async () => [],
+      purgeExpired: async () => false,
     },
   };
 }

@@ -12,6 +12,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 
@@ -109,7 +110,7 @@ describe.each<[string, (store: Store, volume: Volume) => Promise<unknown>]>([
   [
     'restored',
     async (store, volume) => {
-      await store.trash.put(volume, 1, scope);
+      await store.trash.put(volume, keptForAWeek(1), scope);
       await store.trash.restore(volume.id, name('n'), scope);
     },
   ],

@@ -8,9 +8,12 @@ import { dataUnrecorded } from './errors.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, settled } from './meta.ts';
 import { takeName } from './naming.ts';
+import { createObservedTime } from './observed-time.ts';
 import { makeParents, pruneParents } from './parents.ts';
 import type { Parts } from './parts.ts';
 import { finishRestore, leaveTrash, settle } from './settle.ts';
+import type { Expiry } from './trash-expiry.ts';
+import { createPurging, entryOf } from './trash-purge.ts';
 
 const readsAtOnce = 16;
 
@@ -20,12 +23,16 @@ export function createTrash(parts: Parts): Trash {
   const { files } = place;
   const dataOf = (id: VolumeId): string => place.own('trash', id, layout.trashName);
   const recordOf = (id: VolumeId): string => place.own('trash', id, 'meta');
+  const purging = createPurging(parts, createObservedTime(place, parts.clock));
   const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), place.context.instance);
 
   return {
-    put: (ref, deletedAt, scope) =>
-      parts.emptying(`moving volume ${quoted(ref.name)} to the trash`, ref, scope, async (meta, limit) => {
-        const intent = { ...settled(meta, meta.name), deletedAt };
+    put: async (ref, { deletedAt, retention }, scope) => {
+      const doing = `moving volume ${quoted(ref.name)} to the trash`;
+      let expiry: Expiry | undefined;
+      await parts.emptying(doing, ref, scope, async (meta, limit) => {
+        expiry = await purging.newExpiry(retention);
+        const intent = { ...settled(meta, meta.name), deletedAt, expiry };
         await place.replace(place.metaPath(meta.name), intent, limit.check);
         await files.makeFolder(place.own('trash', meta.id));
         limit.check();
@@ -38,7 +45,12 @@ export function createTrash(parts: Parts): Trash {
         await files.sync(place.own('trash'));
         await place.sync();
         await pruneParents(parts, meta);
-      }),
+      });
+      if (expiry !== undefined) return expiry.expiresAt;
+      // An earlier call did it.
+      const found = await during(doing, [], scope, () => read(ref.id));
+      return found.state === 'ok' ? entryOf(parts, found.meta).expiresAt : undefined;
+    },
     list: async (scope) => {
       const doing = 'listing the trash';
       const all = await during(doing, [], scope, () => files.names(place.own('trash')));
@@ -46,20 +58,13 @@ export function createTrash(parts: Parts): Trash {
       await eachBounded(all.filter(isVolumeId), readsAtOnce, async (id) => {
         const found = await during(doing, [], scope, () => read(id));
         if (found.state !== 'ok') return;
-        entries.push({ volume: volume(found.meta), deletedAt: found.meta.deletedAt ?? 0 });
+        entries.push(entryOf(parts, found.meta));
       });
       return entries;
     },
     restore: (id, name, scope) =>
       during(`restoring volume ${quoted(name)}`, [name, id], scope, () => restore(id, name, scope)),
-    purge: (id, scope) =>
-      during(`purging ${id} from the trash`, [id], scope, () =>
-        place.reserve.backing(async () => {
-          // One step, whatever its size; `reclaim` frees the room.
-          await files.rename(place.own('trash', id), place.own('deleting', `${id}.trash`));
-          await files.sync(place.own('trash'));
-        }),
-      ),
+    ...{ purge: purging.purge, expired: purging.expired, purgeExpired: purging.purgeExpired },
   };
 
   async function restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume> {

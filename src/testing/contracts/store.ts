@@ -4,6 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
+import { keptForAWeek } from '../trash.ts';
 
 /** One store, empty at first, that a test may do anything to. */
 export interface StoreUnderTest extends AsyncDisposable {
@@ -329,7 +330,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect(enforced.revision).toBeGreaterThan(made.revision);
         const larger = await store.expand(made, size * 2n, scope);
         expect(larger).toMatchObject({ enforce: true, bytes: size * 2n });
-        await store.trash.put(made, 1, scope);
+        await store.trash.put(made, keptForAWeek(1), scope);
         expect((await store.trash.restore(made.id, made.name, scope)).enforce).toBe(true);
         await store.release(made, scope);
         expect((await store.adopt(made.name, spec('b'), scope)).enforce).toBe(true);
@@ -412,10 +413,11 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
       test('keeps a volume out of sight and gives it back as it was', async () => {
         const made = await create('a');
         await under.mark(made, 'mine');
-        await twice(() => store.trash.put(made, 1234, scope));
+        const expiresAt = await twice(() => store.trash.put(made, keptForAWeek(1234), scope));
+        expect(expiresAt).toBeGreaterThan(7 * 86_400_000);
         expect(await list()).toEqual([]);
         expect(await store.get(made.name, scope)).toBeUndefined();
-        expect(await twice(() => store.trash.list(scope))).toEqual([{ volume: made, deletedAt: 1234 }]);
+        expect(await twice(() => store.trash.list(scope))).toEqual([{ volume: made, deletedAt: 1234, expiresAt }]);
         store = await under.reopen();
         await store.sweep(scope);
         await store.reclaim(scope);
@@ -426,9 +428,28 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect(await trashed()).toEqual([]);
       });
 
+      test('has nothing to expire before its time', async () => {
+        const made = await create('a');
+        await store.trash.put(made, keptForAWeek(1), scope);
+        expect(await twice(() => store.trash.expired(1, scope))).toEqual([]);
+        expect(await twice(() => store.trash.purgeExpired(made.id, scope))).toBe(false);
+        expect(await trashed()).toEqual([made.id]);
+      });
+
+      test('purges at once what somebody asks for, but not what was deleted again since', async () => {
+        const made = await create('a');
+        await store.trash.put(made, keptForAWeek(1), scope);
+        const back = await store.trash.restore(made.id, made.name, scope);
+        await store.trash.put(back, keptForAWeek(2), scope);
+        await twice(() => store.trash.purge(made.id, scope, { deletedAt: 1 }));
+        expect(await trashed()).toEqual([made.id]);
+        await twice(() => store.trash.purge(made.id, scope, { deletedAt: 2 }));
+        expect(await trashed()).toEqual([]);
+      });
+
       test('gives it back under another name, while the old one is taken', async () => {
         const first = await create('a');
-        await store.trash.put(first, 1, scope);
+        await store.trash.put(first, keptForAWeek(1), scope);
         const second = await store.create(spec('a', { requestId: 'another' }), scope);
         expect((await refused(() => store.trash.restore(first.id, first.name, scope))).code).toBe('exists');
         const back = await twice(() => store.trash.restore(first.id, name('b'), scope));
@@ -438,9 +459,9 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
 
       test('keeps two volumes of one name apart', async () => {
         const first = await create('a');
-        await store.trash.put(first, 1, scope);
+        await store.trash.put(first, keptForAWeek(1), scope);
         const second = await store.create(spec('a', { requestId: 'another' }), scope);
-        await store.trash.put(second, 2, scope);
+        await store.trash.put(second, keptForAWeek(2), scope);
         expect((await trashed()).sort()).toEqual([first.id, second.id].sort());
       });
 
@@ -448,7 +469,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         const before = await under.count();
         const made = await create('a');
         await under.mark(made, 'mine');
-        await store.trash.put(made, 1, scope);
+        await store.trash.put(made, keptForAWeek(1), scope);
         await twice(() => store.trash.purge(made.id, scope));
         await store.reclaim(scope);
         expect(await trashed()).toEqual([]);
@@ -458,7 +479,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
 
       test('does not mind what is not there', async () => {
         const nobody = { id: newVolumeId(), name: name('a') };
-        await twice(() => store.trash.put(nobody, 1, scope));
+        await twice(() => store.trash.put(nobody, keptForAWeek(1), scope));
         await twice(() => store.trash.purge(nobody.id, scope));
         expect(await trashed()).toEqual([]);
       });
@@ -560,7 +581,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
           () => store.expand(made, size * 2n, scope),
           () => store.claim(made, 'x', scope),
           () => store.adopt(name('b'), spec('b'), scope),
-          () => store.trash.put(made, 1, scope),
+          () => store.trash.put(made, keptForAWeek(1), scope),
           () => store.trash.restore(made.id, made.name, scope),
           () => store.trash.purge(made.id, scope),
         ];

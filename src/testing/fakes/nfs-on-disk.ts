@@ -97,8 +97,9 @@ function createNfsOnDisk(): NfsClient {
     if (set.uid !== undefined || set.gid !== undefined) await lchown(path, set.uid ?? -1, set.gid ?? -1);
     if (set.mode !== undefined) await chmod(path, set.mode);
     if (set.size !== undefined) await truncate(path, set.size);
-    if (set.mtime !== undefined && set.mtime !== 'now') {
-      const time = set.mtime.seconds + set.mtime.nanoseconds / 1e9;
+    if (set.mtime !== undefined) {
+      const { mtime } = set;
+      const time = mtime === 'now' ? Date.now() / 1000 : mtime.seconds + mtime.nanoseconds / 1e9;
       await utimes(path, time, time);
     }
   }

@@ -1,0 +1,97 @@
+import { mkdirSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { portsOf } from '#testing/ganesha-folders.ts';
+import { quickFolder } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { tapped } from '#testing/nfs-tap.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { serverTime } from './server-time.ts';
+
+const day = 86_400_000;
+const slack = 60_000;
+const kept = { deletedAt: 1, retention: 5 * day };
+
+describe('the time by which the trash expires', () => {
+  test('is the one of our own server', async () => {
+    const parent = quickFolder('server-time');
+    const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
+    mkdirSync(directory);
+    const about = { clock: systemClock(), directory, state, port: 0, path: '/', squash: 'none' } as const;
+    const server = await createNfsServer({ ...about, onError: () => undefined });
+    const options = { port: `${server.port}`, mountport: `${server.port}` };
+    const store = await openNfs({ uri: `nfs://${server.host}/`, options });
+    onTestFinished(async () => {
+      await store.close();
+      await server.close();
+      rmSync(parent, { recursive: true, force: true });
+    });
+    const before = Date.now();
+    const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), kept, scope);
+    expect(expiresAt).toBeGreaterThan(before + 5 * day - slack);
+    expect(expiresAt).toBeLessThan(Date.now() + 5 * day + slack);
+  });
+
+  describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+    let parent: string;
+    let server: Awaited<ReturnType<typeof startGanesha>>;
+    beforeAll(async () => {
+      parent = quickFolder('server-time');
+      mkdirSync(join(parent, 'export'));
+      writeFileSync(join(parent, 'clock'), `${(-1000 * day) / 1000}`);
+      const exports = [{ path: join(parent, 'export'), tag: 'export' }] as const;
+      server = await startGanesha({ exports, clockFile: join(parent, 'clock'), signal: scope.signal });
+    });
+    afterAll(async () => {
+      await server[Symbol.asyncDispose]();
+      rmSync(parent, { recursive: true, force: true });
+    });
+
+    test('is the one of the server, whatever this machine says', async () => {
+      const store = await openNfs({ uri: `nfs://${server.host}${join(parent, 'export')}`, options: portsOf(server) });
+      onTestFinished(() => store.close());
+      const before = Date.now();
+      const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), kept, scope);
+      expect(expiresAt).toBeGreaterThan(before - 995 * day - slack);
+      expect(expiresAt).toBeLessThan(Date.now() - 995 * day + slack);
+    });
+
+    test('comes from a file where the server does not let a folder be changed', async () => {
+      const folder = join(parent, 'export', 'refusing');
+      mkdirSync(folder);
+      const connect = tapped(createConnect(systemClock()), ({ procedure, make }) =>
+        procedure === 'setattr' ? Promise.reject(new NfsError('SETATTR', nfsStatus.PERM, false)) : make(),
+      );
+      const kind = createNfsStoreKind(systemClock(), connect);
+      const store = await openNfs({ uri: `nfs://${server.host}${folder}`, options: portsOf(server), kind });
+      onTestFinished(() => store.close());
+      const before = Date.now();
+      const expiresAt = await store.trash.put(await store.create(volumeSpec('a'), scope), kept, scope);
+      expect(expiresAt).toBeGreaterThan(before + 5 * day - slack);
+      expect(expiresAt).toBeLessThan(Date.now() + 5 * day + slack);
+    });
+  });
+});
+
+describe('asked for the time', () => {
+  const refusing = (code: string) => (): Promise<never> => Promise.reject(Object.assign(new Error(code), { code }));
+
+  test('a server without room for a file says nothing', async () => {
+    const files = { touch: refusing('EPERM'), write: refusing('ENOSPC'), unlink: async () => true };
+    expect(await serverTime(files, '/tmp', () => '/tmp/x')).toBeUndefined();
+  });
+
+  test('a server that does not answer is not asked in another way', async () => {
+    const silent = (): Promise<never> => Promise.reject(new Error('no answer'));
+    const files = { touch: silent, write: async () => 7, unlink: async () => true };
+    await expect(serverTime(files, '/tmp', () => '/tmp/x')).rejects.toThrow('no answer');
+  });
+});

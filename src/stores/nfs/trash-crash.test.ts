@@ -1,0 +1,174 @@
+import { readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Volume } from '#core/model.ts';
+import type { Store } from '#core/ports.ts';
+import { type Connect, createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { needs } from '#testbed/needs.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { ganeshaFolders } from '#testing/ganesha-folders.ts';
+import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { impatient, mortal } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+
+// A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after
+// the server has done it. Nothing that is not due may be lost, and what is due must go in the end.
+
+const week = 7 * 86_400_000;
+const mostCalls = 60;
+
+interface Ground {
+  readonly folder: string;
+  readonly uri: string;
+  readonly options: Readonly<Record<string, string>>;
+  readonly connect: Connect;
+}
+
+/** The entries of one store: one that an older Stowage left, and one that is due. */
+interface Entries {
+  readonly old: Volume;
+  readonly due: Volume;
+}
+
+/** A running host. */
+type Host = Store & { readonly clock: ReturnType<typeof impatient> };
+
+async function open({ uri, options, connect }: Ground, instance: string, by = connect): Promise<Host> {
+  const clock = impatient(systemClock());
+  return { ...(await openNfs({ uri, options, instance, kind: createNfsStoreKind(clock, by) })), clock };
+}
+
+const recordOf = ({ folder }: Ground, { id }: Volume): string => join(folder, '.stowage', 'trash', id, 'meta');
+const readRecord = (ground: Ground, volume: Volume) => JSON.parse(readFileSync(recordOf(ground, volume), 'utf8'));
+
+async function furnish(ground: Ground): Promise<Entries> {
+  const store = await open(ground, 'mortal');
+  const make = async (name: string): Promise<Volume> => {
+    const volume = await store.create(volumeSpec(name, { instance: 'mortal' }), scope);
+    writeFileSync(join(ground.folder, name, 'file'), volume.id);
+    return volume;
+  };
+  const [old, due] = [await make('old'), await make('due')];
+  await store.trash.put(old, keptForAWeek(1), scope);
+  await store.trash.put(due, { deletedAt: 1, retention: 0 }, scope);
+  const { expiry: _expiry, ...before } = readRecord(ground, old);
+  writeFileSync(recordOf(ground, old), `${JSON.stringify(before)}\n`);
+  await store.close();
+  return { old, due };
+}
+
+/** What maintenance does, for some minutes. */
+async function maintain({ trash, clock }: Host): Promise<void> {
+  for (let round = 0; round < 2; round++) {
+    for (const { volume } of await trash.expired(week, scope)) await trash.purgeExpired(volume.id, scope);
+    clock.pass(5 * 60_000);
+  }
+}
+
+/** Whether the host died: maintenance that makes fewer calls is over before. */
+async function dieAt(ground: Ground, at: number, when: 'before' | 'after'): Promise<boolean> {
+  const host = mortal(ground.connect);
+  const store = await open(ground, 'mortal', host.connect);
+  host.dieAt(at, when);
+  try {
+    await maintain(store);
+  } catch (cause) {
+    if (!(cause instanceof StowageError) || !host.isDead) throw cause;
+  }
+  return host.isDead;
+}
+
+async function crashes(next: () => Promise<{ readonly ground: Ground; readonly entries: Entries }>): Promise<void> {
+  for (const when of ['before', 'after'] as const)
+    for (let at = 1, died = true; died; at++) {
+      expect(at).toBeLessThan(mostCalls);
+      const { ground, entries } = await next();
+      died = await dieAt(ground, at, when);
+      const where = `killed ${when} call ${at}`;
+      // Another host in between purges nothing, and waits for nobody.
+      const other = await open(ground, 'another');
+      await maintain(other);
+      await other.close();
+      const contents = contentsOf(ground.folder);
+      expect(contents.has(entries.old.id), where).toBe(true);
+      const store = await open(ground, 'mortal');
+      // As a restart repeats what was begun.
+      await store.trash.purgeExpired(entries.due.id, scope);
+      await store.sweep(scope);
+      await maintain(store);
+      await store.reclaim(scope);
+      expect(wrongRecords(contents.records()), where).toEqual([]);
+      expect(
+        (await store.trash.list(scope)).map(({ volume }) => volume.id),
+        where,
+      ).toEqual([entries.old.id]);
+      const { expiresAt, ...expiry } = readRecord(ground, entries.old).expiry;
+      expect(expiry, where).toMatchObject({ retention: week, owner: 'mortal', seen: { by: 'mortal' } });
+      expect(expiresAt, where).toBeGreaterThan(week);
+      expect(['tmp', 'deleting'].flatMap(contents.own), where).toEqual([]);
+      expect((await store.trash.restore(entries.old.id, entries.old.name, scope)).id).toBe(entries.old.id);
+      expect(await store.names(scope)).toEqual(['old']);
+      await store.close();
+    }
+}
+
+describe('a host that is killed while it maintains the trash', () => {
+  const it = {} as { ground: Ground; entries: Entries; layAgain: () => void };
+  beforeAll(async () => {
+    const folder = quickFolder('trash-crash');
+    it.ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };
+    it.entries = await furnish(it.ground);
+    it.layAgain = picture(folder);
+  });
+  afterAll(() => rmSync(it.ground.folder, { recursive: true, force: true }));
+
+  test('loses nothing, and leaves nothing', () =>
+    crashes(async () => {
+      it.layAgain();
+      return it;
+    }));
+});
+
+describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the trash on nfs-ganesha', () => {
+  const ganesha = ganeshaFolders('trash-crash');
+  test('loses nothing, and leaves nothing', () =>
+    crashes(async () => {
+      const ground = { ...ganesha.fresh(), connect: createConnect(systemClock()) };
+      return { ground, entries: await furnish(ground) };
+    }));
+});
+
+describe('maintenance of the trash', () => {
+  test('asks the server little while nothing is due, however much is in the trash', async () => {
+    const folder = quickFolder('trash-calls');
+    const host = mortal(connectToDisk(folder));
+    const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: host.connect };
+    const store = await open(ground, 'mortal');
+    const count = async (): Promise<number> => {
+      host.dieAt(-1, 'before');
+      await store.trash.expired(week, scope);
+      return host.calls;
+    };
+    try {
+      await count();
+      expect(await count()).toBe(1);
+      for (let i = 0; i < 40; i++) {
+        const volume = await store.create(volumeSpec(`v${i}`, { requestId: `${i}` }), scope);
+        await store.trash.put(volume, keptForAWeek(i), scope);
+      }
+      await count();
+      const calls = await count();
+      expect(calls).toBeLessThan(6);
+      for (let i = 0; i < 3; i++) expect(await count()).toBe(calls);
+    } finally {
+      await store.close();
+      rmSync(folder, { recursive: true, force: true });
+    }
+  });
+});

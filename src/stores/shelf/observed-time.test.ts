@@ -1,0 +1,157 @@
+import { cpSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { localFiles } from '#stores/local/files.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { createObservedTime, type ObservedTime } from './observed-time.ts';
+import type { Place } from './place.ts';
+
+const minute = 60_000;
+
+let folder: string;
+let clock: FakeClock;
+let scratches = 0;
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-observed-'));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  clock = createFakeClock();
+});
+
+/** Of a new process, with the clock of its machine. */
+function observed(on: FakeClock = clock, more: Partial<Place> = {}, instance = 'instance-1'): ObservedTime {
+  const place = {
+    ...{ files: localFiles, context: { instance } as Place['context'] },
+    own: (...parts: readonly string[]) => join(folder, ...parts),
+    scratch: () => join(folder, `scratch-${++scratches}`),
+    ...more,
+  };
+  return createObservedTime(place as Place, on);
+}
+
+const fileOf = (): string => join(folder, 'observed', readdirSync(join(folder, 'observed'))[0] ?? '');
+
+test('counts the time between looks, and goes on in the next process', async () => {
+  const first = observed();
+  expect(await first.save()).toBe(0);
+  clock.advance(5 * minute);
+  expect(await first.save()).toBe(5 * minute);
+  clock.advance(90 * minute);
+  const second = observed();
+  expect(await second.save()).toBe(5 * minute);
+  clock.advance(minute);
+  expect(await second.now()).toBe(6 * minute);
+});
+
+test('makes progress in processes that live for little more than a minute', async () => {
+  for (let life = 0; life < 20; life++) {
+    const time = observed();
+    await time.save();
+    clock.advance(minute);
+    await time.save();
+  }
+  expect(await observed().now()).toBe(20 * minute);
+});
+
+test('does not mind what the time of day is set to', async () => {
+  const time = observed();
+  await time.save();
+  clock.jump(365 * 24 * 60 * minute);
+  expect(await time.save()).toBe(0);
+  clock.jump(-1000 * 24 * 60 * minute);
+  expect(await time.save()).toBe(0);
+});
+
+test('is saved not more than once a minute', async () => {
+  const time = observed();
+  await time.save();
+  clock.advance(minute - 1);
+  const before = readFileSync(fileOf(), 'utf8');
+  await time.save();
+  await time.now();
+  expect(readFileSync(fileOf(), 'utf8')).toBe(before);
+  clock.advance(1);
+  await time.now();
+  expect(readFileSync(fileOf(), 'utf8')).toBe(before);
+  await time.save();
+  expect(readFileSync(fileOf(), 'utf8')).not.toBe(before);
+});
+
+test('two processes of one instance together count no faster than one', async () => {
+  const machines = [createFakeClock(), createFakeClock()] as const;
+  machines[1].advance(1e9);
+  const both = machines.map((each) => observed(each));
+  let passed = 0;
+  for (let round = 0; round < 200; round++) {
+    const ms = ((round * 7919) % 5) * 30_000;
+    for (const each of machines) each.advance(ms);
+    passed += ms;
+    const values = await Promise.all(both.map((time, i) => ((round + i) % 3 === 0 ? time.now() : time.save())));
+    for (const value of values) expect(value).toBeLessThanOrEqual(passed);
+  }
+  expect(await observed().now()).toBeGreaterThan(passed / 4);
+});
+
+test('goes back with a store that was restored from a backup', async () => {
+  const time = observed();
+  await time.save();
+  clock.advance(10 * minute);
+  await time.save();
+  const backup = mkdtempSync(join(tmpdir(), 'stowage-backup-'));
+  onTestFinished(() => rmSync(backup, { recursive: true, force: true }));
+  cpSync(folder, backup, { recursive: true });
+  clock.advance(1000 * minute);
+  expect(await time.save()).toBe(1010 * minute);
+  rmSync(join(folder, 'observed'), { recursive: true });
+  cpSync(backup, folder, { recursive: true });
+  expect(await time.save()).toBe(10 * minute);
+  clock.advance(minute);
+  expect(await time.save()).toBe(11 * minute);
+});
+
+test.each(['', '{"version":1,"elap', 'null', '{"version":2,"elapsed":5,"mark":"x"}', '{"version":1,"elapsed":-5}'])(
+  'a file that cannot be read counts from 0: %j',
+  async (text) => {
+    await observed().save();
+    const file = fileOf();
+    writeFileSync(file, text);
+    const time = observed();
+    expect(await time.save()).toBe(0);
+    clock.advance(minute);
+    expect(await time.save()).toBe(minute);
+    expect(await observed().now()).toBe(minute);
+  },
+);
+
+test('counts on in memory while there is no room to save it', async () => {
+  const full = (): Promise<never> => Promise.reject(Object.assign(new Error('no room'), { code: 'ENOSPC' }));
+  const files = { ...localFiles, writeNew: full };
+  const time = observed(clock, { files });
+  await time.save();
+  clock.advance(5 * minute);
+  expect(await time.save()).toBe(5 * minute);
+  expect(existsSync(join(folder, 'observed')) ? readdirSync(join(folder, 'observed')) : []).toEqual([]);
+  files.writeNew = localFiles.writeNew as typeof full;
+  await time.save();
+  expect(await observed().now()).toBe(5 * minute);
+});
+
+test('a failure that is no lack of room is told, and only to who saves', async () => {
+  const files = {
+    ...localFiles,
+    writeNew: () => Promise.reject(Object.assign(new Error('denied'), { code: 'EACCES' })),
+  };
+  const time = observed(clock, { files });
+  await expect(time.save()).rejects.toThrow('denied');
+  expect(await time.now()).toBe(0);
+});
+
+test('each instance has a count of its own', async () => {
+  const one = observed();
+  await one.save();
+  clock.advance(minute);
+  await one.save();
+  expect(await observed(clock, {}, 'instance-2').save()).toBe(0);
+  expect(readdirSync(join(folder, 'observed'))).toHaveLength(2);
+});

@@ -1,0 +1,156 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { type Expiry, judge, type Observer, parseExpiry, successionOf } from './trash-expiry.ts';
+
+const hour = 3_600_000;
+const day = 24 * hour;
+const week = 7 * day;
+
+const entry = (more: Partial<Expiry> = {}): Expiry => ({
+  ...{ expiresAt: 100 * day, retention: 2 * day, owner: 'owner', seen: { by: 'owner', at: 10 * day } },
+  ...more,
+});
+const owner = (more: Partial<Observer> = {}): Observer => ({
+  ...{ instance: 'owner', isShared: true, observed: 12 * day, serverNow: 100 * day },
+  ...more,
+});
+const other = (more: Partial<Observer> = {}): Observer => owner({ instance: 'other', ...more });
+
+describe('the owner', () => {
+  test('purges when the server says so and it has seen the entry for the whole retention', () => {
+    expect(judge(entry(), owner())).toEqual({ verdict: 'purge' });
+    expect(judge(entry(), owner({ serverNow: 100 * day - 1 }))).toEqual({ verdict: 'keep' });
+    expect(judge(entry(), owner({ observed: 12 * day - 1 }))).toEqual({ verdict: 'keep' });
+  });
+
+  test('gives an entry its date where that is missing', () => {
+    const { expiresAt: _expiresAt, ...undated } = entry();
+    const expiry = { ...entry(), expiresAt: 102 * day, seen: { by: 'owner', at: 12 * day } };
+    expect(judge(undated, owner())).toEqual({ verdict: 'record', expiry });
+  });
+
+  test('begins to count again when its own count was lost', () => {
+    const expiry = entry({ seen: { by: 'owner', at: 0 } });
+    expect(judge(entry(), owner({ observed: 0 }))).toEqual({ verdict: 'record', expiry });
+  });
+
+  test('waits when its last minutes were not counted', () => {
+    expect(judge(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
+  });
+
+  test('of a store that nobody shares is whoever has it, but not by what another one saw', () => {
+    const expiry = entry({ seen: { by: 'other', at: 12 * day } });
+    expect(judge(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
+    expect(judge(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
+  });
+});
+
+describe('another host', () => {
+  test('gives an old entry its date, and leaves it to its owner', () => {
+    const { expiresAt: _expiresAt, seen: _seen, ...undated } = entry();
+    expect(judge(undated, other())).toEqual({ verdict: 'record', expiry: { ...undated, expiresAt: 102 * day } });
+  });
+
+  test('does nothing while the owner can come back', () => {
+    expect(judge(entry(), other({ observed: 1000 * day, serverNow: 100 * day + hour - 1 }))).toEqual({
+      verdict: 'keep',
+    });
+  });
+
+  const overdue = 100 * day + hour;
+  const followed = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
+
+  test('becomes the successor of an owner that did not come, and waits for the retention and a week', () => {
+    expect(judge(entry(), other({ serverNow: overdue }))).toEqual({ verdict: 'record', expiry: followed });
+    const late = { observed: 12 * day + 9 * day, serverNow: 107 * day };
+    expect(judge(followed, other(late))).toEqual({ verdict: 'purge' });
+    expect(judge(followed, other({ ...late, observed: late.observed - 1 }))).toEqual({ verdict: 'keep' });
+    expect(judge(followed, other({ ...late, serverNow: late.serverNow - 1 }))).toEqual({ verdict: 'keep' });
+    expect(judge(followed, owner({ observed: 12 * day, serverNow: overdue }))).toEqual({ verdict: 'purge' });
+  });
+
+  test.each([
+    ['long after that one should have purged the entry', overdue + 18 * day + 1],
+    ['where that one wrote down a time far in the future', overdue - 18 * day - 1],
+  ])('takes the place of a successor that does not purge: %s', (_when, serverNow) => {
+    const expired = { ...followed, expiresAt: 50 * day };
+    const third = { ...other({ serverNow }), instance: 'third' };
+    const successor = { by: 'third', at: 12 * day, since: serverNow };
+    expect(judge(expired, third)).toEqual({ verdict: 'record', expiry: { ...expired, successor } });
+    const early = serverNow > overdue ? serverNow - 1 : serverNow + 1;
+    expect(judge(expired, { ...third, serverNow: early, observed: 1000 * day })).toEqual({ verdict: 'keep' });
+  });
+});
+
+test('whatever the clocks say, nobody purges an entry that has not been there for its retention', () => {
+  const time = fc.nat({ max: 500 * day });
+  const instance = fc.constantFrom('owner', 'other', 'third');
+  // The host runs for all of that time, for a part of it, or loses its count.
+  const running = fc.oneof(fc.constant(1), fc.double({ min: 0, max: 1, noNaN: true }), fc.constant(undefined));
+  const look = fc.record({ instance, running, passed: fc.nat({ max: 40 * day }), serverNow: time });
+  const setting = fc.record({ serverNow: time, retention: fc.nat({ max: 20 * day }), isShared: fc.boolean() });
+  const counts = fc.record({ owner: time, other: time, third: time });
+  fc.assert(
+    fc.property(
+      setting,
+      counts,
+      fc.array(look, { maxLength: 40 }),
+      ({ serverNow, retention, isShared }, begin, looks) => {
+        const observed: Record<string, number> = { ...begin };
+        const lasted = new Map<string, number>();
+        const seen = { by: 'owner', at: begin.owner };
+        let expiry: Expiry = { expiresAt: serverNow + retention, retention, owner: 'owner', seen };
+        let age = 0;
+        for (const each of looks) {
+          age += each.passed;
+          const since = age - (lasted.get(each.instance) ?? 0);
+          lasted.set(each.instance, age);
+          const before = observed[each.instance] ?? 0;
+          const now = each.running === undefined ? 0 : before + Math.floor(each.running * since);
+          observed[each.instance] = now;
+          const decided = judge(expiry, { ...each, isShared, observed: now });
+          if (decided.verdict === 'record') expiry = decided.expiry;
+          if (decided.verdict !== 'purge') continue;
+          const isOwner = !isShared || each.instance === 'owner';
+          expect(age).toBeGreaterThanOrEqual(isOwner ? retention : successionOf(retention));
+          return;
+        }
+      },
+    ),
+    { numRuns: 2000 },
+  );
+});
+
+test('another host waits for as long again, and at least for a week', () => {
+  expect([day, week, 30 * day].map(successionOf)).toEqual([8 * day, 14 * day, 60 * day]);
+});
+
+describe('as it is written', () => {
+  test('is read as it was', () => {
+    const full = entry({ successor: { by: 'other', at: 1, since: 2 } });
+    expect(parseExpiry(JSON.parse(JSON.stringify(full)))).toEqual(full);
+    const { expiresAt: _expiresAt, ...undated } = full;
+    expect(parseExpiry(undated)).toEqual(undated);
+  });
+
+  test.each([
+    ['no object', 'soon'],
+    ['a list', []],
+    ['null', null],
+    ['a date in words', { ...entry(), expiresAt: 'soon' }],
+    ['a negative date', { ...entry(), expiresAt: -1 }],
+    ['a date that is no whole number', { ...entry(), expiresAt: 1e300 }],
+    ['no retention', { ...entry(), retention: undefined }],
+    ['no owner', { ...entry(), owner: 7 }],
+  ])('with %s never expires', (_what, value) => {
+    expect(parseExpiry(value)).toBe('unreadable');
+  });
+
+  test.each([['soon'], [{ by: 7, at: 1 }], [{ by: 'owner', at: -1 }]])(
+    'a sighting that cannot be read is none: %j',
+    (seen) => {
+      const { seen: _seen, ...unseen } = entry();
+      expect(parseExpiry({ ...unseen, seen, successor: seen })).toEqual(unseen);
+    },
+  );
+});

@@ -1,0 +1,124 @@
+/** When a trash entry may be purged, and by whom; in the entry's record. docs/designs/trash-expiry.md has the reasons. */
+export interface Expiry {
+  /** In ms, by the clock of the server that has the files. Undefined: the server's time was not known yet. */
+  readonly expiresAt?: number;
+  /** The store's retention when the volume was deleted, in ms. */
+  readonly retention: number;
+  /** The instance that deleted the volume, and purges it. */
+  readonly owner: string;
+  /** Since when the owner has seen the entry. */
+  readonly seen?: Sighting;
+  /** The instance that purges the entry if the owner never comes back. */
+  readonly successor?: Sighting & {
+    /** When it became that, by the server's clock. */
+    readonly since: number;
+  };
+}
+
+export interface Sighting {
+  /** An instance. */
+  readonly by: string;
+  /** The value of its ObservedTime when it first saw the entry. */
+  readonly at: number;
+}
+
+/** The host that looks at an entry. */
+export interface Observer {
+  readonly instance: string;
+  /** False: the store is locked by this host, so there is no other one that could purge. */
+  readonly isShared: boolean;
+  /** Its ObservedTime. */
+  readonly observed: number;
+  /** The server's clock. */
+  readonly serverNow: number;
+}
+
+export type Verdict =
+  | { readonly verdict: 'keep' }
+  | { readonly verdict: 'purge' }
+  /** The entry must say this first. */
+  | { readonly verdict: 'record'; readonly expiry: Expiry };
+
+const hour = 3_600_000;
+const week = 7 * 24 * hour;
+/** An owner that is up purges within a minute; one that restarts or is updated is back within this time. */
+const successionAfterMs = hour;
+/** A sighting that is further ahead of the ObservedTime belongs to one that was lost and counts from 0 again. */
+const lostAfterMs = hour;
+
+const graceOf = (retention: number): number => Math.max(week, retention);
+
+/** What a host that is not the owner waits for, by the server's clock and by its own time. */
+export const successionOf = (retention: number): number => retention + graceOf(retention);
+
+export function judge(expiry: Expiry, observer: Observer): Verdict {
+  const { instance, isShared, observed, serverNow } = observer;
+  const { expiresAt, retention, owner, seen } = expiry;
+  const isOwner = !isShared || owner === instance;
+  const sighting = { by: instance, at: observed };
+  const isLost = (one: Sighting | undefined): boolean =>
+    one === undefined || one.by !== instance || one.at - observed > lostAfterMs;
+  if (expiresAt === undefined || (isOwner && isLost(seen)))
+    return {
+      verdict: 'record',
+      expiry: { ...expiry, expiresAt: expiresAt ?? serverNow + retention, ...(isOwner ? { seen: sighting } : {}) },
+    };
+  if (isOwner) return purgeIf(serverNow >= expiresAt && observed - (seen?.at ?? observed) >= retention);
+  return judgeAsOther(expiry, { ...observer, expiresAt, isLost });
+}
+
+function judgeAsOther(
+  expiry: Expiry,
+  {
+    instance,
+    observed,
+    serverNow,
+    expiresAt,
+    isLost,
+  }: Observer & { readonly expiresAt: number; isLost(one: Sighting | undefined): boolean },
+): Verdict {
+  const { retention, successor } = expiry;
+  if (serverNow < expiresAt + successionAfterMs) return { verdict: 'keep' };
+  // Either way: a date that is far in the future was written by a clock that was wrong.
+  const isOverdue = successor !== undefined && Math.abs(serverNow - successor.since) > 2 * successionOf(retention);
+  if (successor === undefined || (successor.by === instance ? isLost(successor) : isOverdue))
+    return {
+      verdict: 'record',
+      expiry: { ...expiry, successor: { by: instance, at: observed, since: serverNow } },
+    };
+  return purgeIf(
+    successor.by === instance &&
+      serverNow >= expiresAt + graceOf(retention) &&
+      observed - successor.at >= successionOf(retention),
+  );
+}
+
+const purgeIf = (isDue: boolean): Verdict => ({ verdict: isDue ? 'purge' : 'keep' });
+
+const isCount = (value: unknown): value is number => Number.isSafeInteger(value) && Number(value) >= 0;
+const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** 'unreadable': whatever it once said, the entry never expires by itself. */
+export function parseExpiry(value: unknown): Expiry | 'unreadable' {
+  if (!isRecord(value)) return 'unreadable';
+  const { expiresAt, retention, owner } = value;
+  if (!isCount(retention) || typeof owner !== 'string') return 'unreadable';
+  if (expiresAt !== undefined && !isCount(expiresAt)) return 'unreadable';
+  const seen = sightingIn(value['seen']);
+  const successor = sightingIn(value['successor']);
+  const since = isRecord(value['successor']) ? value['successor']['since'] : undefined;
+  return {
+    ...(expiresAt === undefined ? {} : { expiresAt }),
+    ...{ retention, owner },
+    ...(seen === undefined ? {} : { seen }),
+    ...(successor === undefined || !isCount(since) ? {} : { successor: { ...successor, since } }),
+  };
+}
+
+/** One that cannot be read is none: who sees the entry next begins to count. */
+function sightingIn(value: unknown): Sighting | undefined {
+  if (!isRecord(value)) return undefined;
+  const { by, at } = value;
+  return typeof by === 'string' && isCount(at) ? { by, at } : undefined;
+}
