@@ -7,6 +7,7 @@ import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
+import { removeGoneLocks } from './gone-locks.ts';
 import { settleHeld, settleTrash, unlessBusy } from './settle.ts';
 
 /** No volume can have this name, so it locks nothing else. */
@@ -45,6 +46,7 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
   await settleTrash(parts, scope);
   await giveNamesBack(parts, scope);
   await forgetTakenIn(parts);
+  await removeGoneLocks(parts, scope);
   await removeLeftovers(place);
 }
 

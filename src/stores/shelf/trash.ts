@@ -56,8 +56,9 @@ export function createTrash(parts: Parts): Trash {
       during(`purging ${id} from the trash`, [id], scope, () =>
         place.reserve.backing(async () => {
           // One step, whatever its size; `reclaim` frees the room.
-          await files.rename(place.own('trash', id), place.own('deleting', `${id}.trash`));
+          const isThere = await files.rename(place.own('trash', id), place.own('deleting', `${id}.trash`));
           await files.sync(place.own('trash'));
+          place.others?.forget(id, isThere ? 'gone' : 'not found');
         }),
       ),
   };
@@ -66,7 +67,10 @@ export function createTrash(parts: Parts): Trash {
     const target = await parts.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
     const found = await read(id);
-    if (found.state === 'absent' || found.state === 'torn') throw notInTrash(id, place.store);
+    if (found.state === 'absent' || found.state === 'torn') {
+      place.others?.forget(id, 'not found');
+      throw notInTrash(id, place.store);
+    }
     if (found.state === 'unreadable') throw found.error;
     const { meta } = found;
     // An earlier call got the data out; under another name perhaps.

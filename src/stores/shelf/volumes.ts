@@ -78,6 +78,7 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         limit.check();
         await files.unlink(place.metaPath(meta.name));
         await place.sync();
+        place.others?.forget(meta.id, 'gone');
         await pruneParents(parts, meta);
       }),
     release: (ref, scope) =>
