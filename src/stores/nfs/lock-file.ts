@@ -98,6 +98,8 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
       if (now === 'gone' || now === 'changed') return undefined;
       if (now.mtime !== attributes.mtime || now.mtimeNs !== attributes.mtimeNs) return undefined;
       guard = ctimeOf(now);
+      // A server that keeps no time of access: `take` does without.
+      if (!isAnnounced(now, mark)) return now;
       if (await ticks.isPast(first, guard, isOurs)) return now;
       await clock.sleep(ticks.pauseMs(first, guard), signal);
     }
@@ -127,7 +129,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
         await giveWay(handle, taken);
         return undefined;
       }
-      // A server that keeps no time of access. What it keeps is at least ours.
+      // The server keeps no time of access. What it keeps is at least ours.
       const now = await io.attributes(handle);
       return now !== undefined && hasMark(now, mark) ? { handle, attributes: now, mark } : undefined;
     },
