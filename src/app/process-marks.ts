@@ -12,8 +12,7 @@ const mostDead = 64;
 export function takeProcessMarks({ settings }: Pick<Records, 'settings'>, boot: string | undefined): ProcessMarks {
   const dead = boot === undefined ? [] : recorded(settings.get(setting), boot);
   const own = newProcessMark();
-  if (boot !== undefined)
-    settings.set(setting, JSON.stringify({ boot, marks: [own, ...dead].slice(0, mostDead) }));
+  if (boot !== undefined) settings.set(setting, JSON.stringify({ boot, marks: [own, ...dead].slice(0, mostDead) }));
   return { own, dead };
 }
 

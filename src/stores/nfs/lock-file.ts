@@ -47,8 +47,8 @@ export interface LockFile {
   release(held: HeldLock): Promise<Located | undefined>;
 }
 
-/** A server's clock that stands still for longer is no clock. */
-const tickPatienceMs = 5_000;
+/** Longer than any tick. A server that answers so long and gives no other time keeps no time of change at all. */
+const tickPatienceMs = 2_500;
 /** Other hosts that lost a race against us can have changed our lock in passing; not this often. */
 const mostReleases = 8;
 
@@ -58,6 +58,9 @@ const hasMark = ({ mtime, mtimeNs }: Attributes, mark: Time): boolean => isSameM
 const isAnnounced = ({ atime, atimeNs }: Attributes, mark: Time): boolean => isSameMark(atime, atimeNs, mark);
 
 export function createLockFile({ io, marks, ticks, clock }: LockFileParts): LockFile {
+  /** Guards are of no use there: hosts exclude each other all the same, but not what is left of calls sent twice. */
+  let keepsNoTime = false;
+
   /** As `LockIo.setattr`. A call without an answer, or with "changed", is resolved by looking. */
   async function set(
     handle: FileHandle,
@@ -93,7 +96,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
   ): Promise<Attributes | undefined> {
     const first = ctimeOf(attributes);
     let guard = first;
-    for (const since = clock.elapsed(); clock.elapsed() - since < tickPatienceMs; ) {
+    for (const since = clock.elapsed(); ; ) {
       const now = await set(handle, { atime: mark }, guard, (seen) => isAnnounced(seen, mark));
       if (now === 'gone' || now === 'changed') return undefined;
       if (now.mtime !== attributes.mtime || now.mtimeNs !== attributes.mtimeNs) return undefined;
@@ -101,9 +104,11 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
       // A server that keeps no time of access: `take` does without.
       if (!isAnnounced(now, mark)) return now;
       if (await ticks.isPast(first, guard, isOurs)) return now;
+      keepsNoTime ||= isSameTime(first, guard) && clock.elapsed() - since > tickPatienceMs;
+      if (keepsNoTime && isSameTime(first, guard)) return now;
+      if (clock.elapsed() - since > 2 * tickPatienceMs) return undefined;
       await clock.sleep(ticks.pauseMs(first, guard), signal);
     }
-    return undefined;
   }
 
   /** The mark of whoever announced itself last: it may believe that the lock is its own, and we wrote over its mark. */

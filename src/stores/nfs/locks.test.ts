@@ -141,6 +141,30 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(contentsOf(folder).own('tmp')).toEqual([]);
   });
 
+  test('second copies of the calls that took and released a lock, executed late, leave the lock of another host alone', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const volume = await one.store.create(spec('a', 'one'), scope);
+    // So that the lock file is there: one host takes it as it finds it, and releases it.
+    await two.store.label(volume, { x: 'before' }, scope);
+    const sent: (() => Promise<unknown>)[] = [];
+    one.hook = ({ procedure, args, make }) => {
+      const isRemoval = procedure === 'remove' && args[1] === volume.id;
+      if (procedure === 'setattr' || isRemoval) sent.push(make);
+      return make();
+    };
+    await one.store.label(volume, { x: 'one' }, scope);
+    const { reached, goOn } = stopAt(two, 'rename');
+    const slow = two.store.label(volume, { x: 'two' }, scope);
+    await until(slow, reached);
+    expect(sent.length).toBeGreaterThan(0);
+    for (const again of sent) await again().catch(() => undefined);
+    expect(locks()).toEqual([volume.id]);
+    expect(await reasonOf(one.store.label(volume, { x: 'one again' }, scope))).toBe('volume-locked-elsewhere');
+    goOn();
+    expect((await slow).labels).toEqual({ x: 'two' });
+    expect(locks()).toEqual([]);
+  });
+
   test('an operation after another one on the same volume makes three calls for its lock', async () => {
     const one = await host('one');
     const volume = await one.store.create(spec('a', 'one'), scope);

@@ -3,11 +3,11 @@ import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { isMovedHere } from './adopt.ts';
+import { removeGoneLocks } from './gone-locks.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
-import { removeGoneLocks } from './gone-locks.ts';
 import { settleHeld, settleTrash, unlessBusy } from './settle.ts';
 
 /** No volume can have this name, so it locks nothing else. */
