@@ -14,6 +14,7 @@ import type { ContainerEngine } from '#core/containers.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
 import type { NodeName, StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';
+import { takeProcessMarks } from './process-marks.ts';
 import { bootId, instanceOf, type StateFolder } from './state-folder.ts';
 import { localPath } from './store-places.ts';
 
@@ -47,6 +48,7 @@ export async function assemble({ records, kinds, state, keepers, engines, node, 
     mounts: state.mounts,
   });
   const instance = instanceOf(records);
+  const boot = await bootId();
   const engine = createEngine({
     records,
     kinds,
@@ -64,7 +66,7 @@ export async function assemble({ records, kinds, state, keepers, engines, node, 
     engines,
     instance,
     epoch: randomUUID().slice(0, 8),
-    boot: await bootId(),
+    ...{ boot, marks: takeProcessMarks(records, boot) },
     node,
     clock,
     log,

@@ -16,7 +16,7 @@ import type { NodeName, Source, VolumeId } from './model.ts';
 import { createMountHealth, type LookAtMounts } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
-import type { Client, Mounter, Records, StoreKind } from './ports.ts';
+import type { Client, Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
 import { createReferences, type References } from './references.ts';
@@ -84,6 +84,8 @@ export interface EngineParts {
   readonly epoch: string;
   /** Changes when the machine starts anew; undefined where that cannot be told. */
   readonly boot: string | undefined;
+  /** Of this process, and of those before it. */
+  readonly marks?: ProcessMarks;
   readonly node: NodeName;
   readonly clock: Clock;
   readonly log: Log;
@@ -121,7 +123,7 @@ export function createEngine(parts: EngineParts): Engine {
     await recover(store, config, scope);
     late.reclaim?.soon(store.name);
   };
-  const context = { instance, node };
+  const context = { instance, node, marks: parts.marks };
   const stores = createStores({ ...parts, events, identities, context, takeUp, mountedOn: mounts.mountedOn });
   const reclaim = createReclaim({ stores, clock, log });
   Object.assign(late, { stores, reclaim });

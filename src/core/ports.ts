@@ -192,6 +192,16 @@ export interface StoreContext {
   readonly node: NodeName;
   /** The store's identity when it was last open: a place that has another one, or none, is refused. Undefined: never seen. */
   readonly identity?: string | undefined;
+  /** Undefined: a process that nobody knows of, after another that may be alive. */
+  readonly marks?: ProcessMarks | undefined;
+}
+
+/** Tells the processes that work on one shared store apart, also those of one instance. */
+export interface ProcessMarks {
+  /** Random, of this process alone. From 2 to 2^29 - 1. */
+  readonly own: number;
+  /** Of processes before this one that are certainly dead: what they held is ours at once. */
+  readonly dead: readonly number[];
 }
 
 /** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */

@@ -89,9 +89,14 @@ export function contentsOf(folder: string) {
     ];
   }
 
+  /** Locks that somebody holds. A lock file stays when it is released, with a date of 1970. */
+  const heldLocks = (): string[] =>
+    own('locks').filter((id) => Math.floor(lstatSync(at('.stowage', 'locks', id)).mtimeMs / 1000) !== 1);
+
   return {
     records,
     own,
+    heldLocks,
     /** Directories in the root that no record in the root is for, with what their `file` says. */
     unrecorded: (): string[] =>
       readdirSync(folder)

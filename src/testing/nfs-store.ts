@@ -4,9 +4,10 @@ import { join } from 'node:path';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
-import type { Store, StoreKind } from '#core/ports.ts';
+import type { ProcessMarks, Store, StoreKind } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import { removeTree } from '#wire/nfs3/index.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
@@ -37,6 +38,7 @@ export interface OpenNfs {
   readonly instance?: string;
   readonly identity?: string | undefined;
   readonly kind?: StoreKind;
+  readonly marks?: ProcessMarks;
 }
 
 export function openNfs({
@@ -46,8 +48,9 @@ export function openNfs({
   instance = 'instance-1',
   identity,
   kind = createNfsStoreKind(),
+  marks,
 }: OpenNfs): Promise<Store> {
-  const context = { instance, node: 'node-1' as NodeName, identity };
+  const context = { instance, node: 'node-1' as NodeName, identity, marks };
   return kind.open(nfsConfig(uri, options), { ...policy, readOnly }, context, scope);
 }
 
@@ -61,11 +64,13 @@ export async function nfsStore(
   const options = { ...exported.options, ...more };
   const clock = systemClock();
   const reach = connect ?? createConnect(clock);
-  const kind = createNfsStoreKind(clock, reach, connect && (() => connect));
   const dataOf = ({ name }: Pick<Volume, 'name'>): string => join(folder, name);
   const opened: Store[] = [];
+  const lives = createLives();
   const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<Store> => {
-    const store = await openNfs({ uri, options: { ...options, ...extra }, readOnly, instance, kind });
+    const kind = createNfsStoreKind(clock, reach, connect && (() => connect));
+    const marks = lives(instance);
+    const store = await openNfs({ uri, options: { ...options, ...extra }, readOnly, instance, kind, marks });
     opened.push(store);
     return store;
   };
@@ -104,3 +109,14 @@ export async function nfsStore(
 export const isOfVolumes = (path: string): boolean => !/^\.stowage\/(reserve|observed)(\/|$)/.test(path);
 
 export const exportFolder = (): Promise<string> => mkdtemp(join(tmpdir(), 'stowage-nfs-store-'));
+
+/** Processes that follow each other on one machine, each with the state folder of the one before: by instance. */
+export function createLives(): (instance: string) => ProcessMarks {
+  const known = new Map<string, readonly number[]>();
+  return (instance) => {
+    const dead = known.get(instance) ?? [];
+    const own = newProcessMark();
+    known.set(instance, [own, ...dead]);
+    return { own, dead };
+  };
+}

@@ -57,7 +57,9 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
 
     test('a move to the trash is refused, leaves the volume intact, and succeeds once there is room', async () => {
       fillUpToOneBlock(disk);
-      expect(await codeOf(under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope))).toBe('store-full');
+      expect(await codeOf(under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope))).toBe(
+        'store-full',
+      );
       await intact();
       expect(await under.store.trash.list(scope)).toEqual([]);
       removeFiller(disk);

@@ -13,7 +13,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { openNfs } from '#testing/nfs-store.ts';
+import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -65,6 +65,8 @@ interface Ground {
   readonly connect: Connect;
 }
 
+const lives = createLives();
+
 const open = (
   ground: Ground,
   instance: string,
@@ -72,7 +74,7 @@ const open = (
   clock: Clock = impatient(systemClock()),
 ): Promise<Store> => {
   const kind = createNfsStoreKind(clock, connect);
-  return openNfs({ uri: ground.uri, options: ground.options, instance, kind });
+  return openNfs({ uri: ground.uri, options: ground.options, instance, kind, marks: lives(instance) });
 };
 
 async function furnish(ground: Ground): Promise<Setting> {
@@ -106,7 +108,8 @@ function summary({ folder }: Ground, setting: Setting): string[] {
     ...wrongRecords(records),
     ...records.map(({ at, id, data }) => `${at}: ${id} with the data of ${data}`),
     ...contents.unrecorded().map((entry) => `unrecorded ${entry}`),
-    ...['deleting', 'locks', 'tmp'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),
+    ...contents.heldLocks().map((entry) => `locked: ${entry}`),
+    ...['deleting', 'tmp'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),
   ]
     .map(named)
     .sort();

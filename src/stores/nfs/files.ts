@@ -13,13 +13,14 @@ import {
 } from '#wire/nfs3/index.ts';
 import { type Entry, type Files, type FileType, isErrno, UnfitFile } from '../shelf/files.ts';
 import type { Folders } from './folders.ts';
+import { isSameMark } from './lock-marks.ts';
 import { asSystemError } from './statuses.ts';
 import { emptyFolder, scanTree } from './trees.ts';
 
 /** Beside what every shelf needs: what only this store does. */
 export interface NfsFiles extends Files {
   attributes(path: string): Promise<Attributes | undefined>;
-  /** Exclusively, empty, and known again by its mark (see others.ts) until something is written. */
+  /** Exclusively, empty, and known again by its mark (see lock-marks.ts) until something is written. */
   create(path: string): Promise<void>;
   /** Empties it and gives it a mark of ours, unless it has changed since it was seen so. */
   remark(path: string, seen: Attributes): Promise<boolean>;
@@ -170,8 +171,11 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       if (found?.attributes.fileId !== fileId) return false;
       const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
       try {
-        await nfs.setattr(found.handle, { size: 0, mtime: mark() }, { ...within, ifChangedAt });
-        return true;
+        const mtime = mark();
+        await nfs.setattr(found.handle, { size: 0, mtime }, { ...within, ifChangedAt });
+        // Not every server locks the file between comparing and changing: of two who try at the same moment, the last has it.
+        const now = await nfs.getattr(found.handle, within);
+        return isSameMark(now.mtime, now.mtimeNs, mtime);
       } catch (cause) {
         if (isNfsError(cause, 'NOT_SYNC', 'STALE', 'BADHANDLE', 'NOENT')) return false;
         throw asSystemError(cause);

@@ -14,7 +14,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { localStore } from '#testing/local-store.ts';
 import { contentsOf, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { type OpenNfs, openNfs } from '#testing/nfs-store.ts';
+import { createLives, type OpenNfs, openNfs } from '#testing/nfs-store.ts';
 import { tapped } from '#testing/nfs-tap.ts';
 import { startPassage } from '#testing/passage.ts';
 import { outcome } from '#testing/refusals.ts';
@@ -124,13 +124,14 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
         return make();
       });
       const kind = createNfsStoreKind(systemClock(), freezing);
-      const store = await openNfs({ ...at, kind });
+      const lives = createLives();
+      const store = await openNfs({ ...at, kind, marks: lives('other') });
       const want = spec('b', 'request');
       const run = (on: Store): Promise<unknown> =>
         verb === 'create' ? on.create(want, scope) : on.rename(volume, volumeName('b'), scope);
       expect(await within(3_900, run(store))).toBe('deadline');
       frozen.server.thaw();
-      const again = await openNfs(at);
+      const again = await openNfs({ ...at, marks: lives('other') });
       await run(again);
       await again.sweep(scope);
       expect((await again.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);

@@ -76,8 +76,11 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
       fresh: () => {
         const folder = join(parent, `${++count}`);
         mkdirSync(folder);
-        const kind = kindOf(connectToDisk(folder));
-        return { folder, open: (instance) => openNfs({ uri: 'nfs://nowhere/export', instance, kind }) };
+        const connect = connectToDisk(folder);
+        return {
+          folder,
+          open: (instance) => openNfs({ uri: 'nfs://nowhere/export', instance, kind: kindOf(connect) }),
+        };
       },
       [Symbol.asyncDispose]: async () => rmSync(parent, { recursive: true, force: true }),
     };
@@ -143,7 +146,7 @@ for (const [title, start] of Object.entries(sites))
         expect(new Set(made.map(({ id }) => id)).size).toBe(1);
       }
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
-      expect(contentsOf(folder).own('locks')).toEqual([]);
+      expect(contentsOf(folder).heldLocks()).toEqual([]);
     });
 
     test('labels by several at once: every change counts', async () => {
@@ -245,7 +248,8 @@ function createModel(folder: string, seed: number) {
         ...known.filter(({ id }) => !unwanted.has(id) && !isThere(id)).map(({ id }) => `${id} is lost`),
         ...all.filter(({ id }) => !known.some((one) => one.id === id)).map(({ id }) => `nobody made ${id}`),
         ...contents.unrecorded().map((entry) => `without a record: ${entry}`),
-        ...['locks', 'tmp', 'deleting'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),
+        ...contents.heldLocks().map((entry) => `locked: ${entry}`),
+        ...['tmp', 'deleting'].flatMap((part) => contents.own(part).map((entry) => `${part}: ${entry}`)),
       ];
     },
   };

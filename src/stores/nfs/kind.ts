@@ -3,7 +3,7 @@ import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
-import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
+import type { ProcessMarks, Store, StoreContext, StoreKind } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../shelf/identity.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
@@ -14,6 +14,7 @@ import { type CheckParts, checkNfs } from './check.ts';
 import { createSharedChecks } from './check-shared.ts';
 import { type Connect, createConnect, identityOf } from './connect.ts';
 import { createGiving } from './giving.ts';
+import { newProcessMark } from './lock-marks.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { type NfsPlace, openNfsPlace } from './place.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
@@ -28,7 +29,10 @@ export function createNfsStoreKind(
   anew: () => Connect = () => createConnect(clock),
 ): StoreKind {
   const removeLeftovers = createRemoveLeftovers(clock);
-  const ways: Ways = { clock, connect, anew, shared: createSharedChecks(), removeLeftovers };
+  const ways: Ways = {
+    ...{ clock, connect, anew, shared: createSharedChecks(), removeLeftovers },
+    ...{ marks: { own: newProcessMark(), dead: [] }, held: new Set() },
+  };
   return {
     scheme: 'nfs',
     shared: true,
@@ -58,6 +62,9 @@ interface Ways {
   readonly anew: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
   readonly removeLeftovers: RemoveLeftovers;
+  /** Of this process, unless it has been given others. */
+  readonly marks: ProcessMarks;
+  readonly held: Set<string>;
 }
 
 const checked = (
@@ -89,8 +96,9 @@ async function open(
 ): Promise<Store> {
   const options = parseOptions(config.uri, config.options);
   const store = config.name;
-  const { clock, connect } = ways;
-  const place = await openNfsPlace({ options, store, context, clock, connect, readOnly }, scope);
+  const { clock, connect, held } = ways;
+  const marks = context.marks ?? ways.marks;
+  const place = await openNfsPlace({ options, store, context, clock, connect, readOnly, marks, held }, scope);
   const { uid, gid, mode, pathTemplate } = options;
   const quotas = createQuotas(place);
   const layout = createDirectoryLayout({

@@ -1,12 +1,12 @@
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, writeFileSync } from 'node:fs';
+import { mkdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
+import type { ProcessMarks, Store } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
@@ -16,7 +16,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { contentsOf, wrongRecords } from '#testing/nfs-contents.ts';
-import { openNfs } from '#testing/nfs-store.ts';
+import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { outcome } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
@@ -48,20 +48,24 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     ({ folder } = place);
   });
 
-  async function host(instance: string): Promise<Host> {
+  /** `marks` undefined: a process that cannot know whether the one before it is dead. */
+  async function host(instance: string, marks?: ProcessMarks): Promise<Host> {
     const it = { waits: 0, hook: ({ make }) => make() } as { -readonly [key in keyof Host]: Host[key] };
     it.clock = impatient(systemClock(), () => it.waits++);
     const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
-    it.store = await openNfs({ ...place, instance, kind: createNfsStoreKind(it.clock, connect) });
+    it.store = await openNfs({
+      ...{ ...place, instance, kind: createNfsStoreKind(it.clock, connect) },
+      ...(marks === undefined ? {} : { marks }),
+    });
     return it;
   }
 
-  const locks = (): string[] => contentsOf(folder).own('locks');
+  const locks = (): string[] => contentsOf(folder).heldLocks();
   const until = <T>(promise: Promise<T>, reached: Promise<void>): Promise<unknown> => Promise.race([promise, reached]);
 
   /** Dies when it has its lock. */
-  async function killed(volume: Volume, instance: string): Promise<void> {
-    const dying = await host(instance);
+  async function killed(volume: Volume, instance: string, marks?: ProcessMarks): Promise<void> {
+    const dying = await host(instance, marks);
     let isDead = false;
     dying.hook = async ({ procedure, make }) => {
       if (isDead) throw new Error('killed');
@@ -85,12 +89,103 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     return { reached: reached.promise, goOn: goOn.resolve };
   }
 
-  test('what a host left that was killed is its own again at once when it comes back', async () => {
+  test('a restarted process takes the lock of its predecessor at once when that is known to be dead', async () => {
+    const lives = createLives();
+    const volume = await (await host('one', lives('one'))).store.create(spec('a', 'one'), scope);
+    await killed(volume, 'one', lives('one'));
+    const back = await host('one', lives('one'));
+    expect((await back.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
+    expect(locks()).toEqual([]);
+  });
+
+  test('a process of the same instance waits for a lock whose holder it cannot know to be dead', async () => {
     const volume = await (await host('one')).store.create(spec('a', 'one'), scope);
     await killed(volume, 'one');
     const back = await host('one');
+    expect(await reasonOf(back.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    back.clock.pass(120_000);
     expect((await back.store.label(volume, { x: 'y' }, scope)).revision).toBe(2);
-    expect([back.waits, locks()]).toEqual([0, []]);
+  });
+
+  test('two processes of one instance exclude each other', async () => {
+    const [one, other] = [await host('cluster'), await host('cluster')];
+    const volume = await one.store.create(spec('a', 'cluster'), scope);
+    const { reached, goOn } = stopAt(one, 'rename');
+    const slow = one.store.label(volume, { x: 'slow' }, scope);
+    await until(slow, reached);
+    expect(await reasonOf(other.store.label(volume, { x: 'y' }, scope))).toBe('volume-locked-elsewhere');
+    goOn();
+    await slow;
+    expect((await other.store.label(volume, { x: 'y' }, scope)).revision).toBe(3);
+  });
+
+  test('the name that one process of an instance has taken is not taken over by another one', async () => {
+    const [one, other] = [await host('cluster'), await host('cluster')];
+    const { reached, goOn } = stopAt(one, 'write');
+    const slow = one.store.create(spec('a', 'first request'), scope);
+    await until(slow, reached);
+    expect(await reasonOf(other.store.create(spec('a', 'second request'), scope))).toBe('volume-being-made');
+    goOn();
+    expect((await slow).requestId).toBe('first request a');
+  });
+
+  test('one process of an instance does not sweep away what another one is writing', async () => {
+    const one = await host('cluster');
+    const volume = await one.store.create(spec('a', 'cluster'), scope);
+    const { reached, goOn } = stopAt(one, 'rename');
+    const slow = one.store.label(volume, { x: 'slow' }, scope);
+    await until(slow, reached);
+    const other = await host('cluster');
+    await other.store.sweep(scope);
+    goOn();
+    expect((await slow).revision).toBe(2);
+    expect(contentsOf(folder).own('tmp')).toEqual([]);
+  });
+
+  test('second copies of the calls that took and released a lock, executed late, leave the lock of another host alone', async () => {
+    const [one, two] = [await host('one'), await host('two')];
+    const volume = await one.store.create(spec('a', 'one'), scope);
+    // So that the lock file is there: one host takes it as it finds it, and releases it.
+    await two.store.label(volume, { x: 'before' }, scope);
+    const sent: (() => Promise<unknown>)[] = [];
+    one.hook = ({ procedure, args, make }) => {
+      const isRemoval = procedure === 'remove' && args[1] === volume.id;
+      if (procedure === 'setattr' || isRemoval) sent.push(make);
+      return make();
+    };
+    await one.store.label(volume, { x: 'one' }, scope);
+    const { reached, goOn } = stopAt(two, 'rename');
+    const slow = two.store.label(volume, { x: 'two' }, scope);
+    await until(slow, reached);
+    expect(sent.length).toBeGreaterThan(0);
+    for (const again of sent) await again().catch(() => undefined);
+    expect(locks()).toEqual([volume.id]);
+    expect(await reasonOf(one.store.label(volume, { x: 'one again' }, scope))).toBe('volume-locked-elsewhere');
+    goOn();
+    expect((await slow).labels).toEqual({ x: 'two' });
+    expect(locks()).toEqual([]);
+  });
+
+  test('an operation after another one on the same volume makes three calls for its lock', async () => {
+    const one = await host('one');
+    const volume = await one.store.create(spec('a', 'one'), scope);
+    await one.store.label(volume, { x: '1' }, scope);
+    const lock = join(folder, '.stowage', 'locks', volume.id);
+    const released = statSync(lock).ctimeMs;
+    // A tick of the file system's clock.
+    await vi.waitFor(() => {
+      writeFileSync(join(folder, 'probe'), '');
+      expect(statSync(join(folder, 'probe')).ctimeMs).toBeGreaterThan(released);
+    });
+    const calls: string[] = [];
+    one.hook = ({ procedure, make }) => {
+      calls.push(procedure);
+      return make();
+    };
+    await one.store.label(volume, { x: '2' }, scope);
+    expect(calls.filter((call) => call === 'setattr')).toHaveLength(3);
+    expect(calls.filter((call) => call === 'create')).toHaveLength(1);
+    expect(calls).not.toContain('remove');
   });
 
   test('others wait for it, and take it over after a time in which it did not change', async () => {
@@ -109,7 +204,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   test('of several who take it over, one has it at a time', async () => {
-    const all = await Promise.all(['two', 'three', 'four', 'five'].map(host));
+    const all = await Promise.all(['two', 'three', 'four', 'five'].map((each) => host(each)));
     const volume = await (all[0] as Host).store.create(spec('a', 'two'), scope);
     await killed(volume, 'one');
     const label = (it: Host, i: number): Promise<string> => reasonOf(it.store.label(volume, { [`${i}`]: 'x' }, scope));
@@ -260,13 +355,13 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     expect(() => {
       for (let i = 0; ; i++) writeFileSync(join(path, 'b', `${i}`), '');
     }).toThrow('ENOSPC');
-    for (const full of [
+    const refused = [
       store.create(spec('c', 'one'), scope),
       store.label(a, { x: 'y' }, scope),
       store.rename(a, name('c'), scope),
       store.trash.put(a, keptForAWeek(1), scope),
-    ])
-      expect(await full.catch((cause: StowageError) => cause.code)).toBe('exhausted');
+    ].map((full) => full.then(String, (cause: StowageError) => cause.code));
+    expect(await Promise.all(refused)).toEqual(Array(4).fill('exhausted'));
     expect(
       wrongRecords(
         contentsOf(path)
@@ -278,7 +373,61 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     await store.delete(b, scope);
     await store.reclaim(scope);
     expect(await store.names(scope)).toEqual([]);
-    expect((await store.create(spec('c', 'one'), scope)).name).toBe('c');
+    const again = await store.create(spec('c', 'one'), scope);
+    await store.delete(again, scope);
+    expect(contentsOf(path).own('locks')).toEqual([]);
+  });
+
+  test.each([
+    ['have no lock file yet', false],
+    ['have a lock file', true],
+  ])('volumes that %s are held by one host at a time all the same', async (_, hasLock) => {
+    const open = (): Promise<Store> => openNfs({ uri: `nfs://${server.host}${path}`, options: portsOf(server) });
+    const one = await open();
+    const volume = await one.create(spec(`v-${hasLock}`, 'one'), scope);
+    if (hasLock) await one.label(volume, { x: 'y' }, scope);
+    const stop = Promise.withResolvers<void>();
+    const reached = Promise.withResolvers<void>();
+    const connect = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
+      if (procedure !== 'rmdir') return make();
+      reached.resolve();
+      await stop.promise;
+      return make();
+    });
+    const [slow, other] = [
+      await openNfs({
+        ...{ uri: `nfs://${server.host}${path}`, options: portsOf(server) },
+        kind: createNfsStoreKind(systemClock(), connect),
+      }),
+      await openNfs({
+        ...{ uri: `nfs://${server.host}${path}`, options: portsOf(server) },
+        kind: createNfsStoreKind(impatient(systemClock()), createConnect(systemClock())),
+      }),
+    ];
+    using _room = fill(path);
+    const deleted = slow.delete(volume, scope);
+    await Promise.race([deleted, reached.promise]);
+    expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
+    // Also by one that finds room for a lock file meanwhile.
+    _room[Symbol.dispose]();
+    expect(await reasonOf(other.delete(volume, scope))).toBe('volume-locked-elsewhere');
+    stop.resolve();
+    await deleted;
+    await other.delete(volume, scope);
+    expect(await one.names(scope)).toEqual([]);
+    expect(contentsOf(path).heldLocks()).toEqual([]);
+    // The file that was made while the volume went is of no use to anybody.
+    await one.sweep(scope);
     expect(contentsOf(path).own('locks')).toEqual([]);
   });
 });
+
+/** No file can be made any more, until it is disposed. */
+function fill(path: string): Disposable {
+  const folder = join(path, 'filling');
+  mkdirSync(folder);
+  expect(() => {
+    for (let i = 0; ; i++) writeFileSync(join(folder, `${i}`), '');
+  }).toThrow('ENOSPC');
+  return { [Symbol.dispose]: () => rmSync(folder, { recursive: true, force: true }) };
+}

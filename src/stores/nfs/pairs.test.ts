@@ -7,6 +7,7 @@ import type { NodeName, Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
@@ -31,6 +32,9 @@ interface Setting {
 }
 
 type Verb = (store: Store, setting: Setting, host: string) => Promise<unknown>;
+
+/** Of a process that was the first host before. */
+const dead = newProcessMark();
 
 let folder: string;
 let first: Store;
@@ -57,7 +61,10 @@ beforeAll(async () => {
   const connect = connectToDisk(folder);
   const clock = systemClock();
   const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<Store> =>
-    openNfs({ uri: 'nfs://nowhere/export', instance, kind });
+    openNfs({
+      ...{ uri: 'nfs://nowhere/export', instance, kind },
+      marks: { own: newProcessMark(), dead: instance === 'first' ? [dead] : [] },
+    });
   first = await open('first', createNfsStoreKind(impatient(clock), tapped(connect, hook)));
   // When it waits, it waits for the first.
   second = await open(
@@ -158,7 +165,8 @@ function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[],
   for (const entry of contents.unrecorded()) if (!expected.includes(entry)) found.push(`without a record: ${entry}`);
   const isLive = (id: string): boolean => all.some((one) => one.id === id && one.at.endsWith('.meta'));
   for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} is in use, and not there`);
-  for (const part of ['locks', 'tmp']) for (const entry of contents.own(part)) found.push(`left in ${part}: ${entry}`);
+  for (const entry of contents.heldLocks()) found.push(`left locked: ${entry}`);
+  for (const entry of contents.own('tmp')) found.push(`left in tmp: ${entry}`);
   return found;
 }
 
@@ -272,6 +280,7 @@ describe.each([
       openNfs({
         uri: 'nfs://nowhere/export',
         instance: 'first',
+        marks: { own: dead, dead: [] },
         kind: createNfsStoreKind(systemClock(), once.connect),
       });
     const counting = await open();

@@ -1,10 +1,10 @@
-import { createHash, randomBytes, randomUUID } from 'node:crypto';
+import { randomUUID } from 'node:crypto';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
-import type { StoreContext } from '#core/ports.ts';
+import type { ProcessMarks, StoreContext } from '#core/ports.ts';
 import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
 import { otherStore } from '../shelf/errors.ts';
 import { isErrno, isRefusal } from '../shelf/files.ts';
@@ -15,10 +15,15 @@ import type { Place } from '../shelf/place.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
 import { type Blamed, nfsFailure } from './failures.ts';
 import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts';
-import { createFolders } from './folders.ts';
+import { createFolders, type Folders } from './folders.ts';
+import { createGuardTicks } from './guard-ticks.ts';
+import { createLockFile } from './lock-file.ts';
+import { createLockIo } from './lock-io.ts';
+import { createMarks } from './lock-marks.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
-import { createMarks, createOthers } from './others.ts';
+import { createOthers } from './others.ts';
 import { createNfsReserve } from './reserve.ts';
+import { createScratches } from './scratches.ts';
 import { serverTime } from './server-time.ts';
 import { createSeenUses, type SeenUses } from './uses-seen.ts';
 
@@ -35,6 +40,10 @@ export interface OpenParts {
   readonly clock: Clock;
   readonly connect: Connect;
   readonly readOnly: boolean;
+  /** Which process this is: in the marks on what it makes and holds. */
+  readonly marks: ProcessMarks;
+  /** Locks that this process holds at the moment, in every store that it has open. */
+  readonly held: Set<string>;
 }
 
 const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users', 'quota'];
@@ -72,7 +81,7 @@ export async function openNfsPlace(parts: OpenParts, scope: Scope): Promise<NfsP
 }
 
 async function open(
-  { options, store, context, clock, readOnly }: OpenParts,
+  { options, store, context, clock, readOnly, marks: process, held }: OpenParts,
   session: Session,
   first: FileHandle,
   failure: Place['failure'],
@@ -81,35 +90,40 @@ async function open(
   const { nfs } = session;
   const root = shownPlace(options);
   const own = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
-  const marks = createMarks(context.instance);
+  const marks = createMarks(process);
   const keeper = { handle: first, identity: undefined as string | undefined };
-  const filesAt = (rootHandle: () => FileHandle, renew: () => Promise<void>): NfsFiles => {
-    const within = { nfs, root, rootHandle, renew, deadlineMs: options.timeout };
-    return createNfsFiles({
-      ...{ nfs, folders: createFolders(within), deadlineMs: options.timeout, mark: marks.next },
-    });
-  };
+  const deadlineMs = options.timeout;
+  const foldersAt = (rootHandle: () => FileHandle, renew: () => Promise<void>): Folders =>
+    createFolders({ nfs, root, rootHandle, renew, deadlineMs });
+  const filesIn = (found: Folders): NfsFiles =>
+    createNfsFiles({ ...{ nfs, folders: found, deadlineMs, mark: marks.next } });
   const renew = coalesced(async () => {
     if (!(await isStale(nfs, keeper.handle, options.timeout))) return;
     const fresh = await session.mount(AbortSignal.timeout(options.timeout * 2));
     // Nothing else is done there before it is known to be the store.
-    const there = filesAt(
-      () => fresh,
-      async () => undefined,
+    const there = filesIn(
+      foldersAt(
+        () => fresh,
+        async () => undefined,
+      ),
     );
     const uuid = (await readIdentity(there, own('store.json')))?.uuid;
     if (uuid !== keeper.identity)
       throw otherStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${keeper.identity}`);
     keeper.handle = fresh;
   });
-  const files = filesAt(() => keeper.handle, renew);
-
-  const mine = createHash('sha256').update(context.instance).digest('hex').slice(0, 12);
-  const run = `${mine}-${randomBytes(4).toString('hex')}`;
-  let scratches = 0;
-  const scratch = (): string => own('tmp', `${run}-${++scratches}`);
+  const handles = foldersAt(() => keeper.handle, renew);
+  const files = filesIn(handles);
+  const scratches = createScratches({ instance: context.instance, marks: process, clock });
+  const scratch = (): string => own('tmp', scratches.next());
   const uses = createSeenUses({ files, folder: own('users'), scratch });
-  const others = createOthers({ files, clock, marks, store, folder: own('locks'), usesOf: uses.listHeld });
+  const io = createLockIo({ nfs, folders: handles, deadlineMs, ownFolder: own('tmp') });
+  const lockFile = createLockFile({ io, marks, clock, ticks: createGuardTicks(io) });
+  const others = createOthers({
+    ...{ files, io, lockFile, clock, marks, store, held, log: scope.log, usesOf: uses.listHeld },
+    ...{ folder: own('locks'), spare: own('store.json') },
+    keyOf: (path) => `${keeper.identity} ${path.slice(root.length)}`,
+  });
 
   const recorded = await readIdentity(files, own('store.json')).catch((cause: unknown) => {
     // Read-only: records that we may not read do not matter, directories are volumes all the same.
@@ -132,7 +146,7 @@ async function open(
     identity: keeper.identity,
     base: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
-    isLeftover: (name) => name.startsWith(`${mine}-`) && !name.startsWith(`${run}-`),
+    isLeftover: scratches.isLeftover,
     // The handle is the directory: one that was put in its place has another.
     verify: async () => undefined,
     inFlight: { short: createPlaces(shortCalls), long: createPlaces(longCalls) },

@@ -10,7 +10,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { quickFolder } from '#testing/nfs-contents.ts';
+import { contentsOf, quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
@@ -146,7 +146,7 @@ for (const [title, start] of Object.entries(sites))
         const [mine, others] = await Promise.all([outer, inner]);
         stop = undefined;
         yield { at, volume, mine, others };
-        expect([readdirSync(own('locks')), readdirSync(own('tmp'))]).toEqual([[], []]);
+        expect([contentsOf(site.folder).heldLocks(), readdirSync(own('tmp'))]).toEqual([[], []]);
         if (isOver) return;
       }
       throw new Error('it never ends');

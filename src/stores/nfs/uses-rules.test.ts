@@ -17,7 +17,7 @@ import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store, Uses } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { quickFolder } from '#testing/nfs-contents.ts';
+import { contentsOf, quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
@@ -25,9 +25,13 @@ import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { takenForDeadMs } from '../shelf/place.ts';
 import { createNfsStoreKind } from './kind.ts';
+import { newProcessMark } from './lock-marks.ts';
 import { mostHosts, mostText, otherHosts } from './uses-seen.ts';
 
 // What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
+
+/** Of a process that this one comes after. */
+const dead = newProcessMark();
 
 let folder: string;
 let store: Store;
@@ -44,7 +48,8 @@ beforeEach(async () => {
     called.push(procedure);
     return make();
   });
-  store = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect) });
+  const marks = { own: newProcessMark(), dead: [dead] };
+  store = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(systemClock(), connect), marks });
   uses = store.uses as Uses;
   volume = await store.create(volumeSpec('photos'), scope);
 });
@@ -73,7 +78,8 @@ describe.each(Object.entries(ends))('after %s', (_, end) => {
     };
     expectTold(await refusal(uses.put(volume, use('h1'), scope)), gone);
     expectTold(await refusal(uses.takeWriter(volume, 'h1', scope)), gone);
-    for (const part of ['users', 'tmp', 'locks']) expect(readdirSync(join(folder, '.stowage', part))).toEqual([]);
+    for (const part of ['users', 'tmp']) expect(readdirSync(join(folder, '.stowage', part))).toEqual([]);
+    expect(contentsOf(folder).heldLocks()).toEqual([]);
   });
 });
 
@@ -163,7 +169,8 @@ test('a host that stood still while it held the volume does not go on: another m
   await uses.remove(volume.id, 'h1', scope);
   expect(await refusal((slow.uses as Uses).takeWriter(volume, 'h1', scope))).toMatchObject({ code: 'deadline' });
   expect(await uses.list(volume.id, scope)).toEqual([]);
-  for (const part of ['tmp', 'locks']) expect(readdirSync(join(folder, '.stowage', part))).toEqual([]);
+  expect(readdirSync(join(folder, '.stowage', 'tmp'))).toEqual([]);
+  expect(contentsOf(folder).heldLocks()).toEqual([]);
 });
 
 describe('a renewal', () => {
@@ -279,7 +286,7 @@ describe('a deletion got no further than the data when its host was killed', () 
     for (let call = 1; !isHalfDone(); call++) {
       const host = mortal(connectToDisk(folder));
       const kind = createNfsStoreKind(impatient(systemClock()), host.connect);
-      const dying = await openNfs({ uri: 'nfs://nowhere/export', kind });
+      const dying = await openNfs({ uri: 'nfs://nowhere/export', kind, marks: { own: dead, dead: [] } });
       host.dieAt(call, 'after');
       await refusal(dying.delete(volume, scope));
     }

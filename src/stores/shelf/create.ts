@@ -62,6 +62,7 @@ export function createCreate(parts: Parts): Store['create'] {
   async function takeBack(meta: Meta, cause: unknown): Promise<Volume> {
     if (others !== undefined && (await files.look(dataPath(meta))) !== undefined) return volume(meta);
     await files.unlink(place.metaPath(meta.name));
+    others?.forget(meta.id, 'gone');
     if (errno(cause) === 'EEXIST') throw dataUnrecorded(meta.name, dataPath(meta), place.store);
     throw cause;
   }

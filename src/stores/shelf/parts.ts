@@ -59,6 +59,8 @@ export interface Parts {
   find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
   held(ref: VolumeRef, scope: Scope): Promise<Meta>;
+  /** For who holds the volume: no record of it is left anywhere. Reads all of them. */
+  isGone(id: VolumeId, scope: Scope): Promise<boolean>;
   /** As `find`, also under the name that another host has given it since. */
   findRenamed(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
   /** For who holds the volume: throws when a host uses it. Who begins to holds it too, so it is refused or refuses us. */
@@ -166,21 +168,26 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
         place.reserve.backing(async () => {
           const limit = parts.limit();
           const meta = await parts.findRenamed(ref, scope);
-          if (meta === undefined) return;
+          if (meta === undefined) return others?.forget(ref.id, 'not found');
           await parts.refuseUsed(meta, 'deleted');
           if (how?.keepsQuota !== true) await parts.forgetQuota(meta);
           await work(meta, limit);
         }),
       ),
     findRenamed: async (ref, scope) => (await find(ref, scope)) ?? (await elsewhere(ref.id, scope)),
+    isGone: async (id, scope) =>
+      (await files.look(place.own('trash', id))) === undefined &&
+      (await files.look(place.own('retained', `${id}.meta`))) === undefined &&
+      (await elsewhere(id, scope)) === undefined,
     refuseUsed: async (meta, verb) => {
       const uses = (await others?.usesOf(meta.id)) ?? [];
       if (uses.length > 0) throw inUseElsewhere(parts.volume(meta), verb, uses);
     },
     held: async (ref, scope) => {
       const meta = await find(ref, scope);
-      if (meta === undefined) throw notFound(ref.name, place.store);
-      return meta;
+      if (meta !== undefined) return meta;
+      others?.forget(ref.id, 'not found');
+      throw notFound(ref.name, place.store);
     },
     tryTakeTorn: async (name) => others === undefined || others.takeOver(place.metaPath(name), () => isTorn(name)),
     takeTorn: async (name, scope) => {

@@ -64,6 +64,11 @@ export const takenForDeadMs = 60_000;
 export interface Others {
   /** Waits until no other host holds these volumes. */
   hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<AsyncDisposable>;
+  /**
+   * For who holds it. 'gone': the volume was destroyed for good, so its lock goes with it. 'not found': perhaps it was, so
+   * a lock file that was made for this hold alone goes.
+   */
+  forget(id: VolumeId, why: 'gone' | 'not found'): void;
   /** By another host, or by one that died. */
   isHeld(id: VolumeId): Promise<boolean>;
   /** An empty record, made exclusively (`EEXIST`): only who made it replaces it. */

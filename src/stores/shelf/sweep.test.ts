@@ -10,7 +10,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
-import { openNfs } from '#testing/nfs-store.ts';
+import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -44,10 +44,12 @@ interface Host {
   sweepForLong(): Promise<void>;
 }
 
+const lives = createLives();
+
 async function host(instance: string, hook: Hook = never): Promise<Host> {
   const clock = impatient(systemClock());
   const kind = createNfsStoreKind(clock, tapped(connectToDisk(folder), hook));
-  const store = await openNfs({ uri: 'nfs://nowhere/export', instance, kind });
+  const store = await openNfs({ uri: 'nfs://nowhere/export', instance, kind, marks: lives(instance) });
   return {
     store,
     sweepForLong: async () => {

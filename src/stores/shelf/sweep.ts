@@ -3,6 +3,7 @@ import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { isMovedHere } from './adopt.ts';
+import { removeGoneLocks } from './gone-locks.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
@@ -45,6 +46,7 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
   await settleTrash(parts, scope);
   await giveNamesBack(parts, scope);
   await forgetTakenIn(parts);
+  await removeGoneLocks(parts, scope);
   await removeLeftovers(place);
 }
 

@@ -100,8 +100,9 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
 
   async function moveToDeleting(id: VolumeId): Promise<void> {
     // One step, whatever its size; `reclaim` frees the room.
-    await files.rename(place.own('trash', id), place.own('deleting', `${id}.trash`));
+    const isThere = await files.rename(place.own('trash', id), place.own('deleting', `${id}.trash`));
     await files.sync(place.own('trash'));
+    others?.forget(id, isThere ? 'gone' : 'not found');
     remembered.delete(id);
   }
 

@@ -71,7 +71,10 @@ export function createTrash(parts: Parts): Trash {
     const target = await parts.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
     const found = await read(id);
-    if (found.state === 'absent' || found.state === 'torn') throw notInTrash(id, place.store);
+    if (found.state === 'absent' || found.state === 'torn') {
+      place.others?.forget(id, 'not found');
+      throw notInTrash(id, place.store);
+    }
     if (found.state === 'unreadable') throw found.error;
     const { meta } = found;
     // An earlier call got the data out; under another name perhaps.

@@ -85,6 +85,7 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
           limit.check();
           await files.unlink(place.metaPath(meta.name));
           await place.sync();
+          place.others?.forget(meta.id, 'gone');
           await pruneParents(parts, meta);
         },
         { keepsQuota: onlyIfEmpty },

@@ -1,23 +1,17 @@
 import type { BigIntStats } from 'node:fs';
-import { constants } from 'node:fs';
-import {
-  chmod,
-  lchown,
-  link,
-  lstat,
-  mkdir,
-  open,
-  readdir,
-  rename,
-  rmdir,
-  statfs,
-  truncate,
-  unlink,
-  utimes,
-} from 'node:fs/promises';
+import { chmodSync, constants, lchownSync, lstatSync, truncateSync, utimesSync } from 'node:fs';
+import { link, lstat, mkdir, open, readdir, rename, rmdir, statfs, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Connect } from '#stores/nfs/connect.ts';
-import { type Attributes, type FileHandle, fileType, type NfsClient, NfsError, nfsStatus } from '#wire/nfs3/index.ts';
+import {
+  type Attributes,
+  type FileHandle,
+  fileType,
+  type NfsClient,
+  NfsError,
+  nfsStatus,
+  type Time,
+} from '#wire/nfs3/index.ts';
 
 /**
  * The interface of an NFS client on a folder of this machine, without any server: so the store can be tried end to end
@@ -93,15 +87,18 @@ function createNfsOnDisk(): NfsClient {
   const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
-  async function dress(path: string, set: Parameters<NfsClient['mkdir']>[2]): Promise<void> {
-    if (set.uid !== undefined || set.gid !== undefined) await lchown(path, set.uid ?? -1, set.gid ?? -1);
-    if (set.mode !== undefined) await chmod(path, set.mode);
-    if (set.size !== undefined) await truncate(path, set.size);
-    if (set.mtime !== undefined) {
-      const { mtime } = set;
-      const time = mtime === 'now' ? Date.now() / 1000 : mtime.seconds + mtime.nanoseconds / 1e9;
-      await utimes(path, time, time);
-    }
+  /** In one step for everybody in this process, as a server does it. */
+  function dress(path: string, set: Parameters<NfsClient['mkdir']>[2], guard?: Time): void {
+    const { ctime, ctimeNs, ...now } = attributesOf(lstatSync(path, { bigint: true }));
+    if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))
+      throw Object.assign(new Error('it has changed'), { code: 'NOT_SYNC' });
+    if (set.uid !== undefined || set.gid !== undefined) lchownSync(path, set.uid ?? -1, set.gid ?? -1);
+    if (set.mode !== undefined) chmodSync(path, set.mode);
+    if (set.size !== undefined) truncateSync(path, set.size);
+    if (set.atime === undefined && set.mtime === undefined) return;
+    const seconds = (time: typeof set.mtime, is: number, isNs: number): number =>
+      time === 'now' ? Date.now() / 1000 : time === undefined ? is + isNs / 1e9 : time.seconds + time.nanoseconds / 1e9;
+    utimesSync(path, seconds(set.atime, now.atime, now.atimeNs), seconds(set.mtime, now.mtime, now.mtimeNs));
   }
 
   async function entries(directory: FileHandle) {
@@ -121,12 +118,8 @@ function createNfsOnDisk(): NfsClient {
     getattr: (handle) => answered('GETATTR', () => look(pathOf(handle))),
     setattr: (handle, set, options) =>
       answered('SETATTR', async () => {
-        const { ctime, ctimeNs } = await look(pathOf(handle));
-        const guard = options?.ifChangedAt;
-        if (guard !== undefined && (guard.seconds !== ctime || guard.nanoseconds !== ctimeNs))
-          throw Object.assign(new Error('it has changed'), { code: 'NOT_SYNC' });
-        await dress(pathOf(handle), set);
-        return untold;
+        dress(pathOf(handle), set, options?.ifChangedAt);
+        return { before: undefined, after: attributesOf(lstatSync(pathOf(handle), { bigint: true })) };
       }),
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
@@ -164,14 +157,14 @@ function createNfsOnDisk(): NfsClient {
       answered('CREATE', async () => {
         const path = within(directory, name);
         await (await open(path, 'wx')).close();
-        if (how.mode !== 'exclusive') await dress(path, how.set);
+        if (how.mode !== 'exclusive') dress(path, how.set);
         return await found(path);
       }),
     mkdir: (directory, name, set) =>
       answered('MKDIR', async () => {
         const path = within(directory, name);
         await mkdir(path);
-        await dress(path, set);
+        dress(path, set);
         return await found(path);
       }),
     symlink: unused,

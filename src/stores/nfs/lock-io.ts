@@ -1,0 +1,91 @@
+import { type Attributes, type FileHandle, isNfsError, type NfsClient, type Time } from '#wire/nfs3/index.ts';
+import type { Folders } from './folders.ts';
+import type { GuardTicksParts } from './guard-ticks.ts';
+import { ctimeOf, type LockIo } from './lock-file.ts';
+import { asSystemError } from './statuses.ts';
+
+export interface LockIoParts {
+  readonly nfs: NfsClient;
+  readonly folders: Folders;
+  readonly deadlineMs: number;
+  /** A folder of the store whose time of change nobody minds. */
+  readonly ownFolder: string;
+}
+
+/** How often other hosts can touch the folder between two calls of ours. */
+const mostProbes = 8;
+
+const isGone = (cause: unknown): boolean => isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE');
+
+export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoParts): LockIo & GuardTicksParts {
+  const within = { deadlineMs };
+
+  const attributes: LockIo['attributes'] = async (handle) => {
+    try {
+      return await nfs.getattr(handle, within);
+    } catch (cause) {
+      if (isGone(cause)) return undefined;
+      throw asSystemError(cause);
+    }
+  };
+
+  const setattr: LockIo['setattr'] = async (handle, set, ifChangedAt) => {
+    try {
+      const { after } = await nfs.setattr(handle, set, { ...within, ifChangedAt });
+      return after ?? (await attributes(handle)) ?? 'gone';
+    } catch (cause) {
+      if (isNfsError(cause, 'NOT_SYNC')) return 'changed';
+      if (isGone(cause)) return 'gone';
+      throw asSystemError(cause);
+    }
+  };
+
+  /** Needs no room. */
+  async function touchFolder(folder: FileHandle, ifChangedAt?: Time): Promise<Attributes> {
+    const guard = ifChangedAt === undefined ? {} : { ifChangedAt };
+    const { after } = await nfs.setattr(folder, { mtime: 'now' }, { ...within, ...guard });
+    return after ?? (await nfs.getattr(folder, within));
+  }
+
+  return {
+    ...{ attributes, setattr },
+    find: (path) =>
+      folders.at(path, async (folder, name) => {
+        try {
+          const found = await nfs.lookup(folder, name, within);
+          return { handle: found.handle, attributes: found.attributes ?? (await nfs.getattr(found.handle, within)) };
+        } catch (cause) {
+          if (isNfsError(cause, 'NOENT')) return undefined;
+          throw cause;
+        }
+      }),
+    create: (path, mark) =>
+      folders.at(path, async (folder, name) => {
+        const how = { mode: 'guarded', set: { mode: 0o600, atime: mark, mtime: mark } } as const;
+        const made = await nfs.create(folder, name, how, within);
+        return { handle: made.handle, attributes: made.attributes ?? (await nfs.getattr(made.handle, within)) };
+      }),
+    remove: (path) =>
+      folders.at(path, async (folder, name) => {
+        await nfs.remove(folder, name, within).catch((cause: unknown) => {
+          if (!isNfsError(cause, 'NOENT')) throw cause;
+        });
+      }),
+    comparesNanoseconds: () =>
+      folders.in(ownFolder, async (folder) => {
+        for (let probe = 0; probe < mostProbes; probe++) {
+          const before = ctimeOf(await touchFolder(folder));
+          try {
+            await touchFolder(folder, { ...before, nanoseconds: before.nanoseconds ^ 1 });
+            return false;
+          } catch (cause) {
+            if (!isNfsError(cause, 'NOT_SYNC')) throw cause;
+          }
+          // Refused for the nanoseconds alone, unless something else changed the folder at the same moment.
+          const now = ctimeOf(await nfs.getattr(folder, within));
+          if (now.seconds === before.seconds && now.nanoseconds === before.nanoseconds) return true;
+        }
+        return false;
+      }),
+  };
+}

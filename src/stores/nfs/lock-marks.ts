@@ -1,0 +1,48 @@
+import { randomInt } from 'node:crypto';
+import type { ProcessMarks } from '#core/ports.ts';
+import type { Attributes, Time } from '#wire/nfs3/index.ts';
+
+/**
+ * Who holds a lock, or made an empty record, is told by the file's time of last change: a date before 1987, which no
+ * clock gives. The seconds tell the process, the milliseconds tell one mark of a process from its others. Servers that
+ * keep whole seconds only are fine.
+ */
+const firstMark = 2;
+const marksEnd = 2 ** 29;
+/** The seconds of a lock that nobody holds. Older versions made lock files with a hash here: any other value is "held". */
+const freeSeconds = 1;
+
+/** In the middle of a millisecond: what a server or a conversion rounds does not matter. */
+const anyMs = (): number => randomInt(1000) * 1_000_000 + 500_000;
+
+export const newProcessMark = (): number => randomInt(firstMark, marksEnd);
+export const isProcessMark = (value: unknown): value is number =>
+  typeof value === 'number' && Number.isInteger(value) && value >= firstMark && value < marksEnd;
+
+export interface Marks {
+  /** Of this process, and unlike its last ones. */
+  next(): Time;
+  /** For a lock that is released. */
+  free(): Time;
+  /** Set by this process, or by one before it that is certainly dead. */
+  isOurs(mtime: number): boolean;
+}
+
+export function createMarks({ own, dead }: ProcessMarks): Marks {
+  const before = new Set(dead);
+  return {
+    next: () => ({ seconds: own, nanoseconds: anyMs() }),
+    free: () => ({ seconds: freeSeconds, nanoseconds: anyMs() }),
+    isOurs: (mtime) => mtime === own || before.has(mtime),
+  };
+}
+
+export const isFree = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime === freeSeconds;
+/** Of a file that is not only a lock: it has an ordinary date until it is taken for the first time. */
+export const isTaken = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime >= firstMark && mtime < marksEnd;
+
+/** Whether a server shows that time for one that was set. */
+export function isSameMark(seconds: number, nanoseconds: number, mark: Time): boolean {
+  const ms = Math.floor(nanoseconds / 1_000_000);
+  return seconds === mark.seconds && (nanoseconds === 0 || ms === Math.floor(mark.nanoseconds / 1_000_000));
+}

@@ -1,0 +1,146 @@
+import type { Log } from '#base/log.ts';
+import { type Attributes, fileType } from '#wire/nfs3/index.ts';
+import { isErrno, isFull } from '../shelf/files.ts';
+import { takenForDeadMs } from '../shelf/place.ts';
+import type { HeldLock, Located, LockFile, LockIo } from './lock-file.ts';
+import { isFree, isTaken, type Marks } from './lock-marks.ts';
+import type { Watch } from './watch.ts';
+
+/** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
+export const deadLock = { afterMs: 2 * takenForDeadMs, steadyMs: 10_000 } as const;
+/** Locks that we released are taken again without looking them up. */
+const mostRecent = 10_000;
+/** How often a lock file can come and go between two calls of ours. */
+const mostLookups = 3;
+
+export interface VolumeLocksParts {
+  readonly io: LockIo;
+  readonly lockFile: LockFile;
+  readonly marks: Marks;
+  readonly watch: Watch;
+  readonly log: Log;
+  /** A file that every store has: the lock of a volume that has none of its own, where there is no room for one. */
+  readonly spare: string;
+  /** What this process holds at the moment, in every store that it has open. */
+  readonly held: Set<string>;
+  /** What a path is called in `held`: the same for every store that is the same place. */
+  keyOf(path: string): string;
+}
+
+export interface Taken {
+  /** Of the file that is the lock: the volume's own, or the spare one. */
+  readonly path: string;
+  readonly lock: HeldLock;
+  /** The volume had no lock file: another host, which found no room for one, may hold the volume by the spare lock. */
+  readonly isNew: boolean;
+  readonly keys: readonly string[];
+}
+
+export interface VolumeLocks {
+  /** Undefined: it is held, by another host or by this process. */
+  tryTake(path: string, signal: AbortSignal): Promise<Taken | undefined>;
+  /** `remove`: with its file, which is of no more use. Never throws: a lock that cannot be released has our mark. */
+  release(taken: Taken, how: 'keep' | 'remove'): Promise<void>;
+  /** No other host holds the spare lock. */
+  isSpareFree(): Promise<boolean>;
+}
+
+type Own = Pick<Taken, 'path' | 'lock' | 'isNew'>;
+
+export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
+  const { io, lockFile, marks, watch, spare, held, keyOf } = parts;
+  /** As our own release left them. */
+  const recent = new Map<string, Located>();
+  let spareFile: Located | undefined;
+
+  const isAbandoned = (path: string, found: Attributes): boolean =>
+    marks.isOurs(found.mtime) || watch.isDead(path, found, deadLock);
+
+  async function takeOwn(path: string, signal: AbortSignal): Promise<Own | 'full' | undefined> {
+    for (let lookups = 0; lookups < mostLookups; lookups++) {
+      const known = recent.get(path);
+      recent.delete(path);
+      const found = known ?? (await io.find(path));
+      if (found === undefined) {
+        try {
+          return { path, lock: await lockFile.create(path), isNew: true };
+        } catch (cause) {
+          if (isFull(cause)) return 'full';
+          if (!isErrno(cause, 'EEXIST')) throw cause;
+          continue;
+        }
+      }
+      const { attributes } = found;
+      if (attributes.type !== fileType.regular || !(isFree(attributes) || isAbandoned(path, attributes)))
+        return undefined;
+      const lock = await lockFile.take(found, known !== undefined, signal);
+      if (lock !== undefined) {
+        watch.forget(path);
+        return { path, lock, isNew: false };
+      }
+      if (known === undefined) return undefined;
+    }
+    return undefined;
+  }
+
+  /** Whoever makes the lock file of that volume from now on waits for us: see `isNew`. */
+  async function takeSpare(path: string, signal: AbortSignal): Promise<Own | undefined> {
+    const found = await io.find(spare);
+    if (found === undefined) throw Object.assign(new Error(`${spare} does not exist`), { code: 'ENOENT' });
+    if (isTaken(found.attributes) && !isAbandoned(spare, found.attributes)) return undefined;
+    const lock = await lockFile.take(found, false, signal);
+    if (lock === undefined) return undefined;
+    watch.forget(spare);
+    if ((await io.find(path)) === undefined) return { path: spare, lock, isNew: false };
+    await lockFile.release(lock);
+    return undefined;
+  }
+
+  async function take(path: string, keys: string[], signal: AbortSignal): Promise<Own | undefined> {
+    const own = await takeOwn(path, signal);
+    if (own !== 'full') return own;
+    const key = keyOf(spare);
+    if (held.has(key)) return undefined;
+    held.add(key);
+    keys.push(key);
+    return takeSpare(path, signal);
+  }
+
+  return {
+    tryTake: async (path, signal) => {
+      const key = keyOf(path);
+      if (held.has(key)) return undefined;
+      // Before the first call: two of this process must not both find the lock to be an earlier one of ours.
+      held.add(key);
+      const keys = [key];
+      let taken: Own | undefined;
+      try {
+        taken = await take(path, keys, signal);
+        return taken && { ...taken, keys };
+      } finally {
+        if (taken === undefined) for (const each of keys) held.delete(each);
+      }
+    },
+    release: async ({ path, lock, keys }, how) => {
+      try {
+        if (how === 'remove' && path !== spare) return await io.remove(path);
+        const after = await lockFile.release(lock);
+        if (after === undefined) parts.log.warn('another host took over a lock that we held', { lock: path });
+        else if (path !== spare) {
+          if (recent.size >= mostRecent) recent.clear();
+          recent.set(path, after);
+        }
+      } catch (cause) {
+        parts.log.debug('a lock could not be released', { lock: path, cause: String(cause) });
+      } finally {
+        for (const key of keys) held.delete(key);
+      }
+    },
+    isSpareFree: async () => {
+      const now = spareFile && (await io.attributes(spareFile.handle));
+      if (now === undefined) spareFile = await io.find(spare);
+      const attributes = now ?? spareFile?.attributes;
+      return attributes === undefined || !isTaken(attributes) || isAbandoned(spare, attributes);
+    },
+  };
+}

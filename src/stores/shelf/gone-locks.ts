@@ -1,0 +1,46 @@
+import { eachBounded } from '#base/each-bounded.ts';
+import type { Scope } from '#base/log.ts';
+import type { VolumeId } from '#core/model.ts';
+import { isVolumeId } from '#core/names.ts';
+import type { Parts } from './parts.ts';
+import { recordedNames } from './reading.ts';
+import { unlessBusy } from './settle.ts';
+
+const readsAtOnce = 16;
+/** For each of them all records are read once more. */
+const mostRemoved = 16;
+
+/**
+ * Lock files of volumes that are gone: a host that came late made them anew, or died before it could remove them. Which
+ * they are only the records tell, so these are read when there are more lock files than volumes.
+ */
+export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void> {
+  const { place } = parts;
+  const { files, others } = place;
+  if (others === undefined) return;
+  const locks = (await files.names(place.own('locks'))).filter(isVolumeId);
+  const kept = new Set([...(await files.names(place.own('trash'))), ...(await files.names(place.own('retained')))]);
+  const candidates = locks.filter((id) => !kept.has(id) && !kept.has(`${id}.meta`));
+  const names = recordedNames(await files.names(place.root));
+  if (candidates.length <= names.length) return;
+  const known = new Set<string>();
+  let unreadable = 0;
+  await eachBounded(names, readsAtOnce, async (name) => {
+    scope.signal.throwIfAborted();
+    const read = await parts.read(name);
+    if (read.state === 'ok') known.add(read.meta.id);
+    if (read.state === 'unreadable') unreadable++;
+  });
+  if (unreadable > 0) return;
+  for (const id of candidates.filter((each) => !known.has(each)).slice(0, mostRemoved))
+    await unlessBusy(removeLock(parts, id, scope));
+}
+
+async function removeLock(parts: Parts, id: VolumeId, scope: Scope): Promise<void> {
+  const { others } = parts.place;
+  if (others === undefined || (await others.isHeld(id))) return;
+  await parts.alone(id, scope, async () => {
+    // Its record may have moved while the others were read.
+    if (await parts.isGone(id, scope)) others.forget(id, 'gone');
+  });
+}
