@@ -86,10 +86,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     const found = await find(path);
     if (found === undefined) throw Object.assign(new Error(`${path} does not exist`), { code: 'ENOENT' });
     const { handle, attributes } = found;
-    if (attributes.type === fileType.link) throw new UnfitFile('it is a symbolic link');
-    if (attributes.type === fileType.directory) throw new UnfitFile('it is a directory');
-    if (attributes.type !== fileType.regular) throw new UnfitFile('it is not a plain file');
-    if (attributes.size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+    refuseUnfit(attributes, limit);
     const into = Buffer.alloc(attributes.size);
     return into.subarray(0, await readFully(nfs, handle, 0, into, within));
   }
@@ -283,6 +280,13 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     // A server has made a change durable when it answers: RFC 1813, section 4.8.
     sync: async () => undefined,
   };
+}
+
+function refuseUnfit({ type, size }: Attributes, limit: number): void {
+  if (type === fileType.link) throw new UnfitFile('it is a symbolic link');
+  if (type === fileType.directory) throw new UnfitFile('it is a directory');
+  if (type !== fileType.regular) throw new UnfitFile('it is not a plain file');
+  if (size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
 }
 
 async function touched(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
