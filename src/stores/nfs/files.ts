@@ -13,7 +13,7 @@ import {
 } from '#wire/nfs3/index.ts';
 import { type Entry, type Files, type FileType, isErrno, UnfitFile } from '../shelf/files.ts';
 import type { Folders } from './folders.ts';
-import { isSameMark } from './lock-marks.ts';
+import { isSameMark, isTaken } from './lock-marks.ts';
 import { asSystemError } from './statuses.ts';
 import { emptyFolder, scanTree } from './trees.ts';
 
@@ -122,7 +122,9 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
   async function fillNew(path: string, handle: FileHandle, text: string): Promise<void> {
     if (text === '') return;
     try {
-      await fill(path, handle, text);
+      const changedAt = await fill(path, handle, text);
+      // A server that leaves the time as it was made: a file that is not empty must not seem to be marked.
+      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touched(nfs, handle, within);
     } catch (cause) {
       if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
       throw cause;

@@ -12,7 +12,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
-import { openNfs } from '#testing/nfs-store.ts';
+import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
@@ -39,9 +39,14 @@ interface Entries {
 /** A running host. */
 type Host = Store & { readonly clock: ReturnType<typeof impatient> };
 
+const lives = createLives();
+
 async function open({ uri, options, connect }: Ground, instance: string, by = connect): Promise<Host> {
   const clock = impatient(systemClock());
-  return { ...(await openNfs({ uri, options, instance, kind: createNfsStoreKind(clock, by) })), clock };
+  return {
+    ...(await openNfs({ uri, options, instance, kind: createNfsStoreKind(clock, by), marks: lives(instance) })),
+    clock,
+  };
 }
 
 const recordOf = ({ folder }: Ground, { id }: Volume): string => join(folder, '.stowage', 'trash', id, 'meta');
