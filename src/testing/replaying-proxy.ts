@@ -17,10 +17,10 @@ export interface ReplayingProxy extends Disposable {
   passed(procedure: number): number;
   /** The next call of this procedure does not reach the server yet; the client's connection is cut instead. */
   holdCall(procedure: number): HeldCall;
-  /** The server does the next call of this procedure; the client's connection is cut instead of the reply. */
-  loseReply(procedure: number): Promise<void>;
-  /** The server does the next call of this procedure; from then on, nothing more reaches the client or the server. */
-  stallReply(procedure: number): Promise<void>;
+  /** The server does the next call of these procedures; the client's connection is cut instead of the reply. */
+  loseReply(...procedures: readonly number[]): Promise<void>;
+  /** The server does the next call of these procedures; from then on, nothing more reaches the client or the server. */
+  stallReply(...procedures: readonly number[]): Promise<void>;
   /** New connections are refused, until `up`. */
   down(): Promise<void>;
   up(): Promise<void>;
@@ -38,6 +38,8 @@ export type Disturbance = 'none' | 'cut before the call' | 'lose the reply' | 'r
 export interface ReplayingProxyOptions {
   /** Where the client connects to. */
   readonly host?: string;
+  /** Undefined: any free one. */
+  readonly port?: number;
   /** Where the server sees connections come from. */
   readonly source?: string;
   /** Decides what happens to each call. */
@@ -66,10 +68,12 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   const ports: number[] = [];
   const counts = new Map<number, number>();
   const listener = createServer((client) => void carry(client));
-  let port = 0;
+  let port = options.port ?? 0;
   let isStalled = false;
   let holding: { readonly procedure: number; readonly take: (call: RpcRecord) => void } | undefined;
-  let losing: { readonly procedure: number; readonly stalls: boolean; readonly lost: () => void } | undefined;
+  let losing:
+    | { readonly procedures: readonly number[]; readonly stalls: boolean; readonly lost: () => void }
+    | undefined;
   /** Called once, when the reply has come; `true`: the client gets it. */
   const awaited = new Map<number, (line: Line) => boolean>();
 
@@ -83,7 +87,7 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
       take(call);
       return;
     }
-    if (losing?.procedure === procedure) {
+    if (losing?.procedures.includes(procedure)) {
       const { stalls, lost } = losing;
       losing = undefined;
       awaited.set(call.xid, (current) => {
@@ -175,9 +179,9 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
   };
   await up();
 
-  const lose = (procedure: number, stalls: boolean): Promise<void> => {
+  const lose = (procedures: readonly number[], stalls: boolean): Promise<void> => {
     const { promise, resolve } = Promise.withResolvers<void>();
-    losing = { procedure, stalls, lost: resolve };
+    losing = { procedures, stalls, lost: resolve };
     return promise;
   };
   return {
@@ -205,8 +209,8 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
         },
       };
     },
-    loseReply: (procedure) => lose(procedure, false),
-    stallReply: (procedure) => lose(procedure, true),
+    loseReply: (...procedures) => lose(procedures, false),
+    stallReply: (...procedures) => lose(procedures, true),
     down: async () => {
       const closed = once(listener, 'close');
       cutAll();

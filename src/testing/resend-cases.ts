@@ -96,7 +96,7 @@ export const takingNames: readonly Mutation[] = [
 ];
 
 /** They change data. */
-const changingData: readonly Mutation[] = [
+export const changingData: readonly Mutation[] = [
   {
     ...{ name: 'WRITE', procedure: write.number },
     prepare: async (nodes) => {
@@ -162,14 +162,19 @@ export const makingNames: readonly Mutation[] = [
 
 export const mutations: readonly Mutation[] = [...takingNames, ...changingData, ...makingNames];
 
-/** The reply is lost, and node B goes on before the call is resent. */
-export async function loseReply(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+/** The reply is lost, and node B goes on before the call is resent. `meanwhile`: while node A cannot connect. */
+export async function loseReply(
+  nodes: Nodes,
+  { procedure, prepare }: Mutation,
+  meanwhile: () => Promise<void> = async () => undefined,
+): Promise<void> {
   const { proxy } = nodes;
   const { byA, byB, check } = await prepare(nodes);
   const lost = proxy.loseReply(procedure);
   const done = byA();
   await lost;
   await proxy.down();
+  await meanwhile();
   await byB();
   await proxy.up();
   await done;
