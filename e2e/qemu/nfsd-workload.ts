@@ -34,6 +34,7 @@ interface Change {
 }
 
 const slotCount = 12;
+const reportEvery = 250;
 const workersOfClient = 3;
 const largestFile = 48 * 1024;
 const hard = { deadlineMs: Number.POSITIVE_INFINITY };
@@ -136,6 +137,7 @@ export async function runWorkload({ clients, directory, folder, steps, random }:
   let left = steps;
   async function worker(client: NfsClient): Promise<void> {
     while (left-- > 0) {
+      if (left % reportEvery === 0) console.log(`${left} changes left`);
       const slot = pick(free, random) as Slot;
       free.splice(free.indexOf(slot), 1);
       const work = pick(applicable(slot), random) ?? makeFile;

@@ -6,18 +6,8 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { user } from '#testing/nfs-export.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { type ReplayingProxy, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
-import {
-  delayFirstCopy,
-  failOver,
-  loseReply,
-  type Mutation,
-  mutations,
-  type Nodes,
-  restartAfter,
-  restartBefore,
-  takePort,
-  takingNames,
-} from '#testing/resend-cases.ts';
+import { delayFirstCopy, failOver, loseReply, restartAfter, restartBefore, takePort } from '#testing/resend-cases.ts';
+import { type Mutation, mutations, type Nodes, takingNames } from '#testing/resend-mutations.ts';
 import { createRpcClient, type RpcClientOptions } from '../rpc/client.ts';
 import { createNfsClient, type NfsClient } from './client.ts';
 
