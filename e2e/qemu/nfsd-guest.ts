@@ -27,6 +27,9 @@ const longestHandles = '/srv/xfs/checked';
 /** Of one sequence. Resent calls that the server works on are repeated after 5, 10, 20 s. */
 const trialMs = 5 * 60_000;
 
+/** nfsd restarts after so many changes. */
+const changesOfRun = 100;
+
 interface Row {
   readonly what: string;
   /** `window`: a sequence of which the design says that it breaks the rule, and it did. */
@@ -92,6 +95,14 @@ async function sequences(exported: string, otherwise: (mutation: Mutation) => 'F
   }
 }
 
+async function refusals(): Promise<void> {
+  for (const mutation of makingNames)
+    await trial(`${mutation.name}: the name exists, and node B removes it before the resend`, async () => {
+      using nodes = await openWorkplace(shortHandles);
+      await cases.refuseExisting(nodes, mutation);
+    });
+}
+
 async function restarts(): Promise<void> {
   for (const mutation of takingNames) {
     await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
@@ -147,7 +158,10 @@ const summed = (all: readonly Disturbances['counts'][]): string =>
     .map((kind) => `${kind}: ${all.reduce((sum, counts) => sum + counts[kind], 0)}`)
     .join(', ');
 
-async function workload(steps: number, { late }: { readonly late: boolean }): Promise<string> {
+async function workload(
+  steps: number,
+  { late, onChange }: { readonly late: boolean; readonly onChange?: (left: number) => void },
+): Promise<string> {
   using nodes = await openWorkplace(shortHandles);
   using opened = new DisposableStack();
   const all = [0, 1].map((i) => disturbances(chance(seed + i), { late }));
@@ -157,28 +171,21 @@ async function workload(steps: number, { late }: { readonly late: boolean }): Pr
     clients.push(opened.use(connect({ addresses: [proxy] })));
   }
   const { directory, folder } = nodes;
-  await runWorkload({ clients, directory, folder, steps, random: chance(seed + 2) });
+  await runWorkload({ clients, directory, folder, steps, random: chance(seed + 2), ...(onChange && { onChange }) });
   return `${steps} changes; ${summed(all.map(({ counts }) => counts))}`;
 }
 
 async function restartedWorkload(steps: number): Promise<string> {
-  const ended = new AbortController();
-  let restarted = 0;
-  async function keepRestarting(): Promise<void> {
-    while (!ended.signal.aborted) {
-      await delay(3_000, undefined, { signal: ended.signal }).catch(() => undefined);
-      if (ended.signal.aborted) return;
-      await restartNfsd();
-      restarted++;
-    }
-  }
-  const restarting = keepRestarting();
-  try {
-    return `${await workload(steps, { late: false })}, restarts: ${restarted}`;
-  } finally {
-    ended.abort();
-    await restarting;
-  }
+  let restarts = 0;
+  let restarting = Promise.resolve();
+  const onChange = (left: number): void => {
+    if (left % changesOfRun !== 0) return;
+    restarts++;
+    restarting = restarting.then(restartNfsd);
+  };
+  const done = await workload(steps, { late: false, onChange });
+  await restarting;
+  return `${done}, restarts: ${restarts}`;
 }
 
 async function locks(): Promise<void> {
@@ -194,10 +201,11 @@ console.log(`kernel ${release()}`);
 await sequences(shortHandles, () => 'FAILED');
 await sequences(longHandles, () => 'FAILED');
 await sequences(longestHandles, ({ name }) => (/CREATE|SYMLINK/.test(name) ? 'window' : 'FAILED'));
+await refusals();
 await restarts();
 await otherAddresses();
 await trial('two clients, cut connections and late copies', () => workload(1_500, { late: true }));
-await trial('two clients, cut connections and restarts of nfsd', () => restartedWorkload(500));
+await trial('two clients, cut connections and restarts of nfsd', () => restartedWorkload(1_000));
 await locks();
 await windows();
 

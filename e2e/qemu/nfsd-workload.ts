@@ -15,6 +15,8 @@ export interface WorkloadParts {
   readonly folder: string;
   readonly steps: number;
   readonly random: () => number;
+  /** Called before each change, with how many are left. */
+  readonly onChange?: (left: number) => void;
 }
 
 /** A file or directory that has one of two names, or does not exist. */
@@ -34,7 +36,6 @@ interface Change {
 }
 
 const slotCount = 12;
-const reportEvery = 250;
 const workersOfClient = 3;
 const largestFile = 48 * 1024;
 const hard = { deadlineMs: Number.POSITIVE_INFINITY };
@@ -128,7 +129,14 @@ function check({ names, name, data }: Slot, folder: string): void {
   else ok(readFileSync(path).equals(data), `${name} has other contents`);
 }
 
-export async function runWorkload({ clients, directory, folder, steps, random }: WorkloadParts): Promise<void> {
+export async function runWorkload({
+  clients,
+  directory,
+  folder,
+  steps,
+  random,
+  onChange,
+}: WorkloadParts): Promise<void> {
   const free = Array.from({ length: slotCount }, (_, i): Slot => {
     const names = [`slot-${i}-a`, `slot-${i}-b`] as const;
     return { names, name: undefined, handle: undefined, data: undefined };
@@ -137,7 +145,7 @@ export async function runWorkload({ clients, directory, folder, steps, random }:
   let left = steps;
   async function worker(client: NfsClient): Promise<void> {
     while (left-- > 0) {
-      if (left % reportEvery === 0) console.log(`${left} changes left`);
+      onChange?.(left);
       const slot = pick(free, random) as Slot;
       free.splice(free.indexOf(slot), 1);
       const work = pick(applicable(slot), random) ?? makeFile;

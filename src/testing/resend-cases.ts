@@ -1,10 +1,10 @@
-import { deepEqual, equal, ok } from 'node:assert/strict';
+import { deepEqual, equal, fail, ok, rejects } from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
 import { rename } from '#wire/nfs3/procedures.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
-import { type Mutation, type Nodes, namesIn } from './resend-mutations.ts';
+import { hard, type Mutation, type Nodes, namesIn } from './resend-mutations.ts';
 
 /**
  * The sequences of docs/designs/nfs-resends.md. The tests run them on our own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
@@ -115,4 +115,26 @@ export async function failOver(nodes: Nodes, { procedure, prepare }: Mutation, s
   await done;
   check();
   ok(second.ports.length > 0, 'node A did not fail over');
+}
+
+/** Node B's file has the name, and node B removes it before node A's call is resent: the call is refused, as it was at first. */
+export async function refuseExisting(nodes: Nodes, { name, procedure }: Mutation): Promise<void> {
+  const { proxy, a, b, directory } = nodes;
+  const guarded = { mode: 'guarded', set: { mode: 0o600 } } as const;
+  await b.create(directory, 'new', guarded);
+  const { handle } = await b.create(directory, 'other', guarded);
+  const calls: Readonly<Record<string, () => Promise<unknown>>> = {
+    LINK: () => a.link(handle, { directory, name: 'new' }, hard),
+    CREATE: () => a.create(directory, 'new', { mode: 'guarded', set: { mode: 0o644 } }, hard),
+    MKDIR: () => a.mkdir(directory, 'new', { mode: 0o755 }, hard),
+    SYMLINK: () => a.symlink(directory, 'new', 'target', {}, hard),
+  };
+  const lost = proxy.loseReply(procedure);
+  const refused = rejects(calls[name] ?? fail, { statusName: 'EXIST' });
+  await lost;
+  await proxy.down();
+  await b.remove(directory, 'new');
+  await proxy.up();
+  await refused;
+  deepEqual(namesIn(nodes.folder), ['other']);
 }

@@ -34,7 +34,7 @@ export interface Mutation {
 }
 
 /** As a `hard` mount asks. */
-const hard = { deadlineMs: Number.POSITIVE_INFINITY };
+export const hard = { deadlineMs: Number.POSITIVE_INFINITY };
 const guarded = { mode: 'guarded', set: { mode: 0o644 } } as const;
 
 export const namesIn = (folder: string): string[] => readdirSync(folder).toSorted();

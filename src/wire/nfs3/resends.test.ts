@@ -6,8 +6,16 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { user } from '#testing/nfs-export.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { type ReplayingProxy, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
-import { delayFirstCopy, failOver, loseReply, restartAfter, restartBefore, takePort } from '#testing/resend-cases.ts';
-import { type Mutation, mutations, type Nodes, takingNames } from '#testing/resend-mutations.ts';
+import {
+  delayFirstCopy,
+  failOver,
+  loseReply,
+  refuseExisting,
+  restartAfter,
+  restartBefore,
+  takePort,
+} from '#testing/resend-cases.ts';
+import { type Mutation, makingNames, mutations, type Nodes, takingNames } from '#testing/resend-mutations.ts';
 import { createRpcClient, type RpcClientOptions } from '../rpc/client.ts';
 import { createNfsClient, type NfsClient } from './client.ts';
 
@@ -35,6 +43,13 @@ function recognised(nodesOf: () => Promise<Nodes>): void {
   test.each(mutations)('$name: the first copy runs after the second was answered', async (mutation) => {
     await delayFirstCopy(await nodesOf(), mutation);
   });
+
+  test.each(makingNames)(
+    '$name: refuses a name that existed, though node B removes it before the call is resent',
+    async (mutation) => {
+      await refuseExisting(await nodesOf(), mutation);
+    },
+  );
 }
 
 describe('a server that recognises resent calls as Linux does, by their xid, address and port', () => {
