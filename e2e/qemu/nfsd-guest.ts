@@ -73,7 +73,8 @@ async function sequences(exported: string, otherwise: (mutation: Mutation) => 'F
   await trial(`${exported}: file handles`, async () => {
     using nodes = await openWorkplace(exported);
     const { handle } = await nodes.b.create(nodes.directory, 'file', { mode: 'guarded', set: {} });
-    return `${handle.length} bytes`;
+    const { handle: folder } = await nodes.b.mkdir(nodes.directory, 'folder', {});
+    return `${handle.length} bytes, of directories ${folder.length}`;
   });
   for (const mutation of mutations) {
     await trial(
@@ -200,7 +201,7 @@ async function locks(): Promise<void> {
 console.log(`kernel ${release()}`);
 await sequences(shortHandles, () => 'FAILED');
 await sequences(longHandles, () => 'FAILED');
-await sequences(longestHandles, ({ name }) => (/CREATE|SYMLINK/.test(name) ? 'window' : 'FAILED'));
+await sequences(longestHandles, ({ name }) => (/^(CREATE|SYMLINK)$/.test(name) ? 'window' : 'FAILED'));
 await refusals();
 await restarts();
 await otherAddresses();
