@@ -1,15 +1,14 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
-import { onTestFinished } from 'vitest';
 import { onRecords, procedureOf, type RpcRecord } from './rpc-records.ts';
 
 /**
- * Between an NFS client and a server on loopback. It keeps the client's port, as a network does: the server sees each connection come
- * from that port of another loopback address. It decides when the server gets a call, and whether the client gets the reply. It
- * ends with the test.
+ * A proxy between an NFS client and a server on loopback. It keeps the client's port, as a network does: the server sees each
+ * connection come from that port of another loopback address. It decides when the server gets a call, and whether the client gets
+ * the reply. It needs no test runner, so that a virtual machine can run it.
  */
-export interface ReplayingProxy {
+export interface ReplayingProxy extends Disposable {
   readonly host: string;
   readonly port: number;
   /** Ports of the client, one for each connection, in order. */
@@ -18,8 +17,10 @@ export interface ReplayingProxy {
   passed(procedure: number): number;
   /** The next call of this procedure does not reach the server yet; the client's connection is cut instead. */
   holdCall(procedure: number): HeldCall;
-  /** The server does the next call of this procedure; the client's connection is cut instead of the reply. */
-  loseReply(procedure: number): Promise<void>;
+  /** The server does the next call of these procedures; the client's connection is cut instead of the reply. */
+  loseReply(...procedures: readonly number[]): Promise<void>;
+  /** The server does the next call of these procedures; from then on, nothing more reaches the client or the server. */
+  stallReply(...procedures: readonly number[]): Promise<void>;
   /** New connections are refused, until `up`. */
   down(): Promise<void>;
   up(): Promise<void>;
@@ -32,28 +33,52 @@ export interface HeldCall {
   release(): Promise<void>;
 }
 
+export type Disturbance = 'none' | 'cut before the call' | 'lose the reply' | 'run the first copy late';
+
+export interface ReplayingProxyOptions {
+  /** Where the client connects to. */
+  readonly host?: string;
+  /** Undefined: any free one. */
+  readonly port?: number;
+  /** Where the server sees connections come from. */
+  readonly source?: string;
+  /** Decides what happens to each call. */
+  readonly disturb?: (call: RpcRecord) => Disturbance;
+  /** How long after the reply to its second copy a late first copy runs. */
+  readonly lateMs?: () => number;
+}
+
 interface Line {
   readonly client: Socket;
   readonly server: Socket;
 }
 
-const ownAddress = '127.0.0.2';
-const bindPatienceMs = 20_000;
-
-export async function startReplayingProxy(to: {
+interface Target {
   readonly host: string;
   readonly port: number;
-}): Promise<ReplayingProxy> {
+}
+
+const bindPatienceMs = 20_000;
+
+export async function startReplayingProxy(to: Target, options: ReplayingProxyOptions = {}): Promise<ReplayingProxy> {
+  const { host = '127.0.0.1', source = '127.0.0.2', disturb = () => 'none', lateMs = () => 0 } = options;
   const lines = new Set<Line>();
+  const stalled = new Set<Socket>();
+  const timers = new Set<NodeJS.Timeout>();
   const ports: number[] = [];
   const counts = new Map<number, number>();
   const listener = createServer((client) => void carry(client));
-  let port = 0;
+  let port = options.port ?? 0;
+  let isStalled = false;
   let holding: { readonly procedure: number; readonly take: (call: RpcRecord) => void } | undefined;
-  let losing: { readonly procedure: number; xid: number | undefined; readonly lost: () => void } | undefined;
-  const awaited = new Map<number, () => void>();
+  let losing:
+    | { readonly procedures: readonly number[]; readonly stalls: boolean; readonly lost: () => void }
+    | undefined;
+  /** Called once, when the reply has come; `true`: the client gets it. */
+  const awaited = new Map<number, (line: Line) => boolean>();
 
   function fromClient(line: Line, call: RpcRecord): void {
+    if (isStalled) return;
     const procedure = procedureOf(call);
     if (holding?.procedure === procedure) {
       const { take } = holding;
@@ -62,8 +87,44 @@ export async function startReplayingProxy(to: {
       take(call);
       return;
     }
-    if (losing?.procedure === procedure && losing.xid === undefined) losing.xid = call.xid;
+    if (losing?.procedures.includes(procedure)) {
+      const { stalls, lost } = losing;
+      losing = undefined;
+      awaited.set(call.xid, (current) => {
+        if (stalls) isStalled = true;
+        else cut(current);
+        lost();
+        return false;
+      });
+    } else if (disturbed(line, call)) return;
     pass(line, call);
+  }
+
+  /** True: the server does not get it now. */
+  function disturbed(line: Line, call: RpcRecord): boolean {
+    // The second copy of one that comes late: its reply is awaited.
+    const kind = awaited.has(call.xid) ? 'none' : disturb(call);
+    if (kind === 'none') return false;
+    if (kind === 'lose the reply') {
+      awaited.set(call.xid, (current) => {
+        cut(current);
+        return false;
+      });
+      return false;
+    }
+    if (kind === 'run the first copy late') awaited.set(call.xid, () => replayLater(call));
+    cut(line);
+    return true;
+  }
+
+  function replayLater(call: RpcRecord): true {
+    const timer = setTimeout(() => {
+      timers.delete(timer);
+      const [line] = lines;
+      if (line !== undefined) pass(line, call);
+    }, lateMs());
+    timers.add(timer);
+    return true;
   }
 
   function pass({ server }: Line, call: RpcRecord): void {
@@ -73,16 +134,10 @@ export async function startReplayingProxy(to: {
   }
 
   function fromServer(line: Line, reply: RpcRecord): void {
-    const isLost = losing?.xid === reply.xid;
-    if (isLost) {
-      cut(line);
-      losing?.lost();
-      losing = undefined;
-      return;
-    }
-    line.client.write(reply.bytes);
-    awaited.get(reply.xid)?.();
+    if (isStalled) return;
+    const onReply = awaited.get(reply.xid);
     awaited.delete(reply.xid);
+    if (onReply?.(line) !== false) line.client.write(reply.bytes);
   }
 
   /** The port must be free at once for the next connection from it. */
@@ -91,11 +146,23 @@ export async function startReplayingProxy(to: {
     server.resetAndDestroy();
   }
 
+  function cutAll(): void {
+    listener.close();
+    for (const socket of stalled) socket.destroy();
+    for (const line of lines) cut(line);
+  }
+
   async function carry(client: Socket): Promise<void> {
     client.on('error', () => undefined).pause();
     const from = client.remotePort ?? 0;
     ports.push(from);
-    const server = await connectFrom(from, to);
+    if (isStalled) return void stalled.add(client);
+    const server = await connectFrom({ address: source, port: from }, to).catch(() => undefined);
+    if (server === undefined || client.destroyed) {
+      client.destroy();
+      server?.resetAndDestroy();
+      return;
+    }
     const line = { client, server };
     lines.add(line);
     client.setNoDelay(true);
@@ -106,20 +173,19 @@ export async function startReplayingProxy(to: {
   }
 
   const up = async (): Promise<void> => {
-    listener.listen(port, '127.0.0.1');
+    listener.listen(port, host);
     await once(listener, 'listening');
     ({ port } = listener.address() as AddressInfo);
   };
   await up();
-  onTestFinished(() => {
-    listener.close();
-    for (const line of lines) cut(line);
-  });
 
+  const lose = (procedures: readonly number[], stalls: boolean): Promise<void> => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    losing = { procedures, stalls, lost: resolve };
+    return promise;
+  };
   return {
-    host: '127.0.0.1',
-    ports,
-    up,
+    ...{ host, ports, up },
     get port() {
       return port;
     },
@@ -134,31 +200,34 @@ export async function startReplayingProxy(to: {
           const [line] = lines;
           if (line === undefined) throw new Error('the client is not connected');
           const { promise: answered, resolve: onAnswer } = Promise.withResolvers<void>();
-          awaited.set(call.xid, onAnswer);
+          awaited.set(call.xid, () => {
+            onAnswer();
+            return true;
+          });
           pass(line, call);
           await answered;
         },
       };
     },
-    loseReply: (procedure) => {
-      const { promise, resolve } = Promise.withResolvers<void>();
-      losing = { procedure, xid: undefined, lost: resolve };
-      return promise;
-    },
+    loseReply: (...procedures) => lose(procedures, false),
+    stallReply: (...procedures) => lose(procedures, true),
     down: async () => {
       const closed = once(listener, 'close');
-      listener.close();
-      for (const line of lines) cut(line);
+      cutAll();
       await closed;
+    },
+    [Symbol.dispose]: () => {
+      for (const timer of timers) clearTimeout(timer);
+      cutAll();
     },
   };
 }
 
 /** The port of a connection that was just reset is free in a moment. */
-async function connectFrom(localPort: number, to: { readonly host: string; readonly port: number }): Promise<Socket> {
+async function connectFrom(from: { readonly address: string; readonly port: number }, to: Target): Promise<Socket> {
   const until = Date.now() + bindPatienceMs;
   for (;;) {
-    const socket = connect({ ...to, localAddress: ownAddress, localPort, noDelay: true });
+    const socket = connect({ ...to, localAddress: from.address, localPort: from.port, noDelay: true });
     try {
       await once(socket, 'connect');
       return socket.on('error', () => undefined);

@@ -101,10 +101,10 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   ): Promise<New> {
     const existing = async (cause: unknown): Promise<New> => {
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
-      const found = await find(args, options);
-      const attributes = found.attributes ?? (await call(procedures.getattr, found.handle, options));
-      if (!(await isOurs(attributes, found.handle))) throw cause;
-      return { handle: found.handle, attributes };
+      const { handle, attributes } = await find(args, options).catch(goneMeans(cause));
+      const about = attributes ?? (await call(procedures.getattr, handle, options).catch(goneMeans(cause)));
+      if (!(await Promise.resolve(isOurs(about, handle)).catch(goneMeans(cause)))) throw cause;
+      return { handle, attributes: about };
     };
     return named(args, () =>
       mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : find(args, options))),
@@ -231,9 +231,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       } catch (cause) {
         // The first of the two may have moved it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
-        await find(to, options).catch((missing: unknown) => {
-          throw isNfsError(missing, 'NOENT') ? cause : missing;
-        });
+        await find(to, options).catch(goneMeans(cause));
         return { from: unknownChange, to: unknownChange };
       }
     },
@@ -253,7 +251,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         const [one, other] = await Promise.all([
           call(procedures.getattr, handle, options),
           find(to, options).then((found) => call(procedures.getattr, found.handle, options)),
-        ]);
+        ]).catch(goneMeans(cause));
         if (one.fileId !== other.fileId || one.fsid !== other.fsid) throw cause;
         return { attributes: other, change: unknownChange };
       }
@@ -266,6 +264,13 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     commit: (handle, offset, count, options) => call(procedures.commit, { handle, offset, count }, options),
   };
 }
+
+/** Another node removed it after the server had answered: then that answer holds. */
+const goneMeans =
+  (cause: unknown) =>
+  (missing: unknown): never => {
+    throw isNfsError(missing, 'NOENT', 'STALE') ? cause : missing;
+  };
 
 const isSameHandle = (a: FileHandle, b: FileHandle): boolean => Buffer.compare(a, b) === 0;
 

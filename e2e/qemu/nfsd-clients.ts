@@ -1,0 +1,83 @@
+import { execFile } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { systemClock } from '#base/clock.ts';
+import { openExport, user } from '#testing/nfs-export.ts';
+import { type Disturbance, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
+import type { Nodes } from '#testing/resend-mutations.ts';
+import { procedureOf } from '#testing/rpc-records.ts';
+import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
+import { createRpcClient, type RpcClientOptions } from '#wire/rpc/client.ts';
+import type { Address } from '#wire/rpc/connection.ts';
+import { pick } from '../crash/chance.ts';
+
+/** Clients of the guest's nfsd, and proxies to it. */
+
+export const nfsd = { host: '127.0.0.1', port: 2049 } as const;
+export const mountPort = 20_048;
+export const second = { host: '127.0.0.3', source: '127.0.0.4' } as const;
+const threads = 8;
+
+const exec = promisify(execFile);
+
+export async function restartNfsd(): Promise<void> {
+  const limited = { timeout: 60_000 };
+  await exec('rpc.nfsd', ['0'], limited);
+  await exec('rpc.nfsd', ['--no-udp', '--tcp', '--nfs-version', '3', String(threads)], limited);
+}
+
+export interface WorkplaceOptions {
+  readonly stallMs?: number;
+  /** More addresses of the server, for node A. */
+  readonly more?: readonly Address[];
+}
+
+/** A new directory of an export, and its two nodes. */
+export async function openWorkplace(
+  exported: string,
+  { more = [], ...options }: WorkplaceOptions = {},
+): Promise<Nodes & Disposable> {
+  using opened = new DisposableStack();
+  const { nfs: b, root } = opened.use(await openExport({ ...nfsd, nfsPort: nfsd.port, mountPort }, exported));
+  const name = `work-${randomUUID()}`;
+  const { handle: directory } = await b.mkdir(root, name, { mode: 0o755 });
+  const proxy = opened.use(await startReplayingProxy(nfsd));
+  const a = opened.use(connect({ ...options, addresses: [proxy, ...more] }));
+  const held = opened.move();
+  return {
+    ...{ proxy, a, b, directory, folder: join(exported, name), witnesses: root },
+    [Symbol.dispose]: () => held.dispose(),
+  };
+}
+
+export function connect(
+  options: Pick<RpcClientOptions, 'addresses'> & Partial<RpcClientOptions>,
+): NfsClient & Disposable {
+  const rpc = createRpcClient({ clock: systemClock(), identity: user(0), ...options });
+  return Object.assign(createNfsClient(rpc, systemClock()), { [Symbol.dispose]: () => rpc.close() });
+}
+
+/** SETATTR, and WRITE to LINK. */
+const isChange = (procedure: number): boolean => procedure === 2 || (procedure >= 7 && procedure <= 15);
+
+export interface Disturbances extends ReplayingProxyOptions {
+  readonly counts: Readonly<Record<Exclude<Disturbance, 'none'>, number>>;
+}
+
+/** Disturbs about one in eight calls that change something, and some others. */
+export function disturbances(random: () => number, { late }: { readonly late: boolean }): Disturbances {
+  const counts = { 'cut before the call': 0, 'lose the reply': 0, 'run the first copy late': 0 };
+  const kinds = ['cut before the call', 'lose the reply', late ? 'run the first copy late' : 'lose the reply'] as const;
+  return {
+    counts,
+    disturb: (call) => {
+      const isChanging = isChange(procedureOf(call));
+      if (random() > (isChanging ? 1 / 8 : 1 / 50)) return 'none';
+      const kind = (isChanging ? pick(kinds, random) : undefined) ?? 'cut before the call';
+      counts[kind]++;
+      return kind;
+    },
+    lateMs: () => random() * 1500,
+  };
+}

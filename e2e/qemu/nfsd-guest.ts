@@ -1,0 +1,221 @@
+/**
+ * Runs inside the virtual machine that linux-nfsd.ts starts, beside nfsd. Arguments: the seed. Its last line is the result; before it, a
+ * table of everything that was run.
+ */
+
+import { AssertionError } from 'node:assert/strict';
+import { randomUUID } from 'node:crypto';
+import { writeFileSync } from 'node:fs';
+import { release } from 'node:os';
+import { join } from 'node:path';
+import process from 'node:process';
+import { setTimeout as delay } from 'node:timers/promises';
+import { stripVTControlCharacters } from 'node:util';
+import { startReplayingProxy } from '#testing/replaying-proxy.ts';
+import * as cases from '#testing/resend-cases.ts';
+import { changingData, type Mutation, makingNames, mutations, takingNames } from '#testing/resend-mutations.ts';
+import { chance } from '../crash/chance.ts';
+import { connect, type Disturbances, disturbances, nfsd, openWorkplace, restartNfsd, second } from './nfsd-clients.ts';
+import { holdByTurns, releaseAcrossFailOver } from './nfsd-locks.ts';
+import { runWorkload } from './nfsd-workload.ts';
+
+const seed = Number(process.argv[2] ?? 1);
+const shortHandles = '/srv/ext4';
+const longHandles = '/srv/xfs/below';
+/** nfsd does not remember its replies to CREATE and SYMLINK there. */
+const longestHandles = '/srv/xfs/checked';
+/** Of one sequence. Resent calls that the server works on are repeated after 5, 10, 20 s. */
+const trialMs = 5 * 60_000;
+
+/** nfsd restarts after so many changes. */
+const changesOfRun = 100;
+
+interface Row {
+  readonly what: string;
+  /** `window`: a sequence of which the design says that it breaks the rule, and it did. */
+  readonly result: 'passed' | 'FAILED' | 'window';
+  readonly seconds: string;
+  readonly detail: string;
+}
+
+const rows: Row[] = [];
+
+async function trial(
+  what: string,
+  work: () => Promise<unknown>,
+  otherwise: 'FAILED' | 'window' = 'FAILED',
+): Promise<void> {
+  const since = performance.now();
+  const late = new AbortController();
+  const row = (result: Row['result'], detail: string): void => {
+    const seconds = ((performance.now() - since) / 1000).toFixed(1);
+    rows.push({ what, result, seconds, detail });
+    console.log(`${result}  ${what} (${seconds} s) ${detail}`);
+  };
+  try {
+    const limit = delay(trialMs, undefined, { signal: late.signal }).then(() => {
+      throw new Error('it did not end in time');
+    });
+    const detail = await Promise.race([work(), limit]);
+    row('passed', typeof detail === 'string' ? detail : '');
+  } catch (cause) {
+    if (otherwise === 'FAILED') console.log(cause);
+    const isOnDisk = cause instanceof AssertionError;
+    row(isOnDisk ? otherwise : 'FAILED', cause instanceof Error ? onOneLine(cause.message) : String(cause));
+  } finally {
+    late.abort();
+  }
+}
+
+const onOneLine = (text: string): string => stripVTControlCharacters(text).replaceAll(/\s+/g, ' ').slice(0, 120);
+
+async function sequences(exported: string, otherwise: (mutation: Mutation) => 'FAILED' | 'window'): Promise<void> {
+  await trial(`${exported}: file handles`, async () => {
+    using nodes = await openWorkplace(exported);
+    const { handle } = await nodes.b.create(nodes.directory, 'file', { mode: 'guarded', set: {} });
+    const { handle: folder } = await nodes.b.mkdir(nodes.directory, 'folder', {});
+    return `${handle.length} bytes, of directories ${folder.length}`;
+  });
+  for (const mutation of mutations) {
+    await trial(
+      `${exported}: ${mutation.name}: reply lost, node B goes on before the resend`,
+      async () => {
+        using nodes = await openWorkplace(exported);
+        await cases.loseReply(nodes, mutation);
+      },
+      otherwise(mutation),
+    );
+    await trial(
+      `${exported}: ${mutation.name}: first copy runs after the second was answered`,
+      async () => {
+        using nodes = await openWorkplace(exported);
+        await cases.delayFirstCopy(nodes, mutation);
+      },
+      otherwise(mutation),
+    );
+  }
+}
+
+async function refusals(): Promise<void> {
+  for (const mutation of makingNames)
+    await trial(`${mutation.name}: the name exists, and node B removes it before the resend`, async () => {
+      using nodes = await openWorkplace(shortHandles);
+      await cases.refuseExisting(nodes, mutation);
+    });
+}
+
+async function restarts(): Promise<void> {
+  for (const mutation of takingNames) {
+    await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
+      using nodes = await openWorkplace(shortHandles);
+      await cases.restartAfter(nodes, mutation, restartNfsd);
+    });
+    await trial(`${mutation.name}: nfsd restarts before it`, async () => {
+      using nodes = await openWorkplace(shortHandles);
+      await cases.restartBefore(nodes, mutation, restartNfsd);
+    });
+  }
+}
+
+async function otherAddresses(): Promise<void> {
+  for (const mutation of takingNames) {
+    await trial(`${mutation.name}: node B goes on before node A fails over`, async () => {
+      using other = await startReplayingProxy(nfsd, second);
+      using nodes = await openWorkplace(shortHandles, { stallMs: 2_000, more: [other] });
+      await cases.failOver(nodes, mutation, other);
+    });
+    await trial(`${mutation.name}: another process takes the port`, async () => {
+      using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
+      await cases.takePort(nodes, mutation);
+    });
+  }
+}
+
+/** The windows of docs/designs/nfs-resends.md that can be shown. They do not decide the result. */
+async function windows(): Promise<void> {
+  for (const mutation of takingNames)
+    await trial(
+      `${mutation.name}: nfsd restarts, and node A does not know its verifier`,
+      async () => {
+        using nodes = await openWorkplace(shortHandles);
+        await cases.loseReply(nodes, mutation, restartNfsd);
+      },
+      'window',
+    );
+  for (const mutation of [...changingData, ...makingNames])
+    await trial(
+      `${mutation.name}: node B goes on before node A fails over`,
+      async () => {
+        using other = await startReplayingProxy(nfsd, second);
+        using nodes = await openWorkplace(shortHandles, { stallMs: 2_000, more: [other] });
+        await cases.failOver(nodes, mutation, other);
+      },
+      'window',
+    );
+}
+
+const summed = (all: readonly Disturbances['counts'][]): string =>
+  (['cut before the call', 'lose the reply', 'run the first copy late'] as const)
+    .map((kind) => `${kind}: ${all.reduce((sum, counts) => sum + counts[kind], 0)}`)
+    .join(', ');
+
+async function workload(
+  steps: number,
+  { late, onChange }: { readonly late: boolean; readonly onChange?: (left: number) => void },
+): Promise<string> {
+  using nodes = await openWorkplace(shortHandles);
+  using opened = new DisposableStack();
+  const all = [0, 1].map((i) => disturbances(chance(seed + i), { late }));
+  const clients = [];
+  for (const [i, disturbed] of all.entries()) {
+    const proxy = opened.use(await startReplayingProxy(nfsd, { ...disturbed, source: `127.0.0.${20 + i}` }));
+    clients.push(opened.use(connect({ addresses: [proxy] })));
+  }
+  const { directory, folder } = nodes;
+  await runWorkload({ clients, directory, folder, steps, random: chance(seed + 2), ...(onChange && { onChange }) });
+  return `${steps} changes; ${summed(all.map(({ counts }) => counts))}`;
+}
+
+async function restartedWorkload(steps: number): Promise<string> {
+  let restarts = 0;
+  let restarting = Promise.resolve();
+  const onChange = (left: number): void => {
+    if (left % changesOfRun !== 0) return;
+    restarts++;
+    restarting = restarting.then(restartNfsd);
+  };
+  const done = await workload(steps, { late: false, onChange });
+  await restarting;
+  return `${done}, restarts: ${restarts}`;
+}
+
+async function locks(): Promise<void> {
+  const fresh = (): string => join(shortHandles, `locks-${randomUUID()}`);
+  await trial('store locks: three hosts take one by turns across cut connections', async () => {
+    const { held, refused, cuts } = await holdByTurns(fresh(), seed, 60);
+    return `held ${held} times, tried again ${refused} times; ${summed(cuts)}`;
+  });
+  await trial('store locks: a host fails over while it releases one', () => releaseAcrossFailOver(fresh()));
+}
+
+console.log(`kernel ${release()}`);
+await sequences(shortHandles, () => 'FAILED');
+await sequences(longHandles, () => 'FAILED');
+await sequences(longestHandles, ({ name }) => (/^(CREATE|SYMLINK)$/.test(name) ? 'window' : 'FAILED'));
+await refusals();
+await restarts();
+await otherAddresses();
+await trial('two clients, cut connections and late copies', () => workload(1_500, { late: true }));
+await trial('two clients, cut connections and restarts of nfsd', () => restartedWorkload(1_000));
+await locks();
+await windows();
+
+const width = Math.max(...rows.map(({ what }) => what.length));
+console.log(`\n${'sequence'.padEnd(width)}  result  seconds  detail`);
+for (const { what, result, seconds, detail } of rows)
+  console.log(`${what.padEnd(width)}  ${result}  ${seconds.padStart(7)}  ${detail}`);
+const count = (wanted: Row['result']): number => rows.filter(({ result }) => result === wanted).length;
+const failed = count('FAILED');
+console.log(`${count('passed')} passed, ${failed} failed, ${count('window')} documented windows seen`);
+console.log(failed === 0 ? 'RESULT good' : 'RESULT bad');
+writeFileSync('/proc/sysrq-trigger', 'o');

@@ -1,0 +1,165 @@
+import { deepEqual, equal, ok } from 'node:assert/strict';
+import { lstatSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
+import { pick } from '../crash/chance.ts';
+
+/**
+ * Two clients change names and data in one directory by turns. Each change is compared with a model, on the server's disk. What a
+ * client has changed is soon changed by the other, so a copy of a call that runs twice or late is seen.
+ */
+export interface WorkloadParts {
+  readonly clients: readonly NfsClient[];
+  readonly directory: FileHandle;
+  readonly folder: string;
+  readonly steps: number;
+  readonly random: () => number;
+  /** Called before each change, with how many are left. */
+  readonly onChange?: (left: number) => void;
+}
+
+/** A file or directory that has one of two names, or does not exist. */
+interface Slot {
+  readonly names: readonly [string, string];
+  name: string | undefined;
+  handle: FileHandle | undefined;
+  /** Undefined: a directory. */
+  data: Buffer | undefined;
+}
+
+interface Change {
+  readonly client: NfsClient;
+  readonly directory: FileHandle;
+  readonly random: () => number;
+  readonly slot: Slot;
+}
+
+const slotCount = 12;
+const workersOfClient = 3;
+const largestFile = 48 * 1024;
+const hard = { deadlineMs: Number.POSITIVE_INFINITY };
+
+const below = (random: () => number, end: number): number => Math.floor(random() * end);
+const anyName = ({ slot, random }: Change): string => slot.names[below(random, 2)] ?? slot.names[0];
+const otherName = ({ names, name }: Slot): string => (name === names[0] ? names[1] : names[0]);
+
+function anyBytes(random: () => number): Buffer {
+  return Buffer.alloc(1 + below(random, largestFile / 4), `${random()} `);
+}
+
+async function writeAt({ client, slot, random }: Change, offset: number): Promise<void> {
+  const [handle, before] = [slot.handle as FileHandle, slot.data as Buffer];
+  const bytes = anyBytes(random);
+  const isStable = random() < 0.5;
+  for (;;) {
+    const how = isStable ? stability.fileSync : stability.unstable;
+    const { count, verifier } = await client.write(handle, offset, bytes, how, hard);
+    equal(count, bytes.length);
+    // Another verifier: the server restarted, and may have lost the data.
+    if (isStable || (await client.commit(handle, 0, 0, hard)).verifier === verifier) break;
+  }
+  const data = Buffer.alloc(Math.max(before.length, offset + bytes.length));
+  before.copy(data);
+  bytes.copy(data, offset);
+  slot.data = data;
+}
+
+async function makeFile(change: Change): Promise<void> {
+  const { client, directory, slot, random } = change;
+  const name = anyName(change);
+  const guarded = { mode: 'guarded', set: { mode: 0o640 } } as const;
+  const exclusive = { mode: 'exclusive', verifier: BigInt(below(random, 2 ** 52)) } as const;
+  const { handle } = await client.create(directory, name, random() < 0.5 ? guarded : exclusive, hard);
+  Object.assign(slot, { name, handle, data: Buffer.alloc(0) });
+  await writeAt(change, 0);
+}
+
+async function makeDirectory(change: Change): Promise<void> {
+  const name = anyName(change);
+  const { handle } = await change.client.mkdir(change.directory, name, { mode: 0o750 }, hard);
+  Object.assign(change.slot, { name, handle, data: undefined });
+}
+
+async function truncate({ client, slot, random }: Change): Promise<void> {
+  const data = slot.data as Buffer;
+  const size = below(random, data.length + 1);
+  await client.setattr(slot.handle as FileHandle, { size }, hard);
+  slot.data = data.subarray(0, size);
+}
+
+async function rename({ client, directory, slot }: Change): Promise<void> {
+  const [name, to] = [slot.name as string, otherName(slot)];
+  await client.rename({ directory, name }, { directory, name: to }, { ...hard, meant: slot.handle });
+  slot.name = to;
+}
+
+async function linkAndRemove({ client, directory, slot }: Change): Promise<void> {
+  const [name, to] = [slot.name as string, otherName(slot)];
+  await client.link(slot.handle as FileHandle, { directory, name: to }, hard);
+  await client.remove(directory, name, { ...hard, meant: slot.handle });
+  slot.name = to;
+}
+
+async function remove({ client, directory, slot }: Change): Promise<void> {
+  const how = { ...hard, meant: slot.handle };
+  if (slot.data === undefined) await client.rmdir(directory, slot.name as string, how);
+  else await client.remove(directory, slot.name as string, how);
+  Object.assign(slot, { name: undefined, handle: undefined, data: undefined });
+}
+
+const anywhere = (change: Change): Promise<void> =>
+  writeAt(change, below(change.random, Math.min(change.slot.data?.length ?? 0, (largestFile * 3) / 4) + 1));
+
+const ofNothing = [makeFile, makeFile, makeDirectory] as const;
+const ofFile = [anywhere, anywhere, truncate, rename, linkAndRemove, remove] as const;
+const ofDirectory = [rename, remove] as const;
+
+function applicable(slot: Slot): readonly ((change: Change) => Promise<void>)[] {
+  if (slot.name === undefined) return ofNothing;
+  return slot.data === undefined ? ofDirectory : ofFile;
+}
+
+function check({ names, name, data }: Slot, folder: string): void {
+  const found = readdirSync(folder).filter((each) => names.includes(each));
+  deepEqual(found, name === undefined ? [] : [name]);
+  if (name === undefined) return;
+  const path = join(folder, name);
+  if (data === undefined) ok(lstatSync(path).isDirectory(), `${name} is not a directory`);
+  else ok(readFileSync(path).equals(data), `${name} has other contents`);
+}
+
+export async function runWorkload({
+  clients,
+  directory,
+  folder,
+  steps,
+  random,
+  onChange,
+}: WorkloadParts): Promise<void> {
+  const free = Array.from({ length: slotCount }, (_, i): Slot => {
+    const names = [`slot-${i}-a`, `slot-${i}-b`] as const;
+    return { names, name: undefined, handle: undefined, data: undefined };
+  });
+  const slots = [...free];
+  let left = steps;
+  async function worker(client: NfsClient): Promise<void> {
+    while (left-- > 0) {
+      onChange?.(left);
+      const slot = pick(free, random) as Slot;
+      free.splice(free.indexOf(slot), 1);
+      const work = pick(applicable(slot), random) ?? makeFile;
+      try {
+        check(slot, folder);
+        await work({ client, directory, random, slot });
+        check(slot, folder);
+      } catch (cause) {
+        throw new Error(`${work.name} of ${slot.names[0]}, with ${left} steps left`, { cause });
+      }
+      free.push(slot);
+    }
+  }
+  const workers = clients.flatMap((client) => Array.from({ length: workersOfClient }, () => worker(client)));
+  await Promise.all(workers);
+  for (const slot of slots) check(slot, folder);
+}

@@ -1,0 +1,124 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { globSync } from 'node:fs';
+import { chmod, copyFile, cp, mkdir, readdir, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { onPath, type Run, repository } from '#testbed/component.ts';
+import { rootfs } from '#testbed/rootfs.ts';
+
+/** Virtual machines with the kernel of the Debian that this machine runs. Nothing is installed. */
+
+export const kernelPackage = 'linux-image-cloud-amd64';
+
+export interface GuestParts {
+  /** Debian packages, besides the kernel and what every guest has. */
+  readonly packages?: readonly string[];
+  /** Kernel modules, as globs below the module folder's `kernel`. */
+  readonly modules: readonly string[];
+  /** The script that the kernel starts. */
+  readonly init: string;
+  /** Changes the guest's files: its root folder, and where the sources of Stowage are in it. */
+  readonly finish?: (root: string, ours: string) => Promise<void>;
+}
+
+export interface Guest {
+  readonly kernel: string;
+  readonly memory: string;
+}
+
+export interface Machine {
+  readonly program: string;
+  readonly env: NodeJS.ProcessEnv;
+  readonly firmware: readonly string[];
+}
+
+async function unpacked(packages: readonly string[], into: string, run: Run): Promise<void> {
+  const { tar } = await rootfs(packages, run);
+  await mkdir(into);
+  await run('tar', ['-xf', tar, '-C', into, '--numeric-owner']);
+}
+
+/** Leaves only the modules that were asked for: all of them would not fit into the guest's memory. */
+async function selectModules(root: string, wanted: readonly string[], run: Run): Promise<void> {
+  const [folder] = globSync(join(root, 'usr/lib/modules/*'));
+  if (folder === undefined) throw new Error(`${kernelPackage} has no modules`);
+  const kept = join(root, 'kept-modules');
+  for (const pattern of wanted) {
+    const found = globSync(join(folder, 'kernel', pattern));
+    if (found.length === 0) throw new Error(`${kernelPackage} has no module ${pattern}`);
+    await mkdir(kept, { recursive: true });
+    for (const module of found) await run('cp', ['-a', module, kept]);
+  }
+  await rm(join(folder, 'kernel'), { recursive: true });
+  await run('mv', [kept, join(folder, 'kernel')]);
+  await run('chroot', [root, 'depmod', folder.slice(folder.lastIndexOf('/') + 1)]);
+}
+
+/** The kernel, and everything that the guest has, in its memory from the beginning. */
+export async function makeGuest(work: string, parts: GuestParts, run: Run): Promise<Guest> {
+  const root = join(work, 'guest');
+  const { packages = [], modules, init, finish } = parts;
+  await unpacked([kernelPackage, 'cpio', 'iproute2', 'kmod', 'mount', 'util-linux', ...packages], root, run);
+  const [kernel] = globSync(join(root, 'boot', 'vmlinuz-*'));
+  if (kernel === undefined) throw new Error(`${kernelPackage} has no kernel`);
+  await copyFile(kernel, join(work, 'kernel'));
+  await selectModules(root, modules, run);
+  await rm(join(root, 'boot'), { recursive: true });
+  await mkdir(join(root, 'usr/local/bin'), { recursive: true });
+  await copyFile(process.execPath, join(root, 'usr/local/bin/node'));
+  const ours = join(root, 'stowage');
+  await mkdir(ours);
+  for (const name of ['src', 'e2e', 'package.json'])
+    await cp(join(repository, name), join(ours, name), { recursive: true });
+  const native = join('node_modules', '@koromix', 'koffi-linux-x64');
+  await cp(join(repository, native), join(ours, native), { recursive: true, dereference: true });
+  await finish?.(root, ours);
+  await writeFile(join(root, 'init'), init);
+  await chmod(join(root, 'init'), 0o755);
+  const memory = join(work, 'memory');
+  // By the guest's own cpio, which comes with its kernel.
+  const pack = 'set -e; find . -xdev >"$1.list"; chroot . cpio --quiet -o -H newc <"$1.list" >"$1"';
+  await run('sh', ['-c', pack, 'sh', memory], { cwd: root });
+  await rm(root, { recursive: true });
+  return { kernel: join(work, 'kernel'), memory };
+}
+
+/** The one that is installed, or one from Debian's packages. */
+export async function findMachine(work: string, run: Run): Promise<Machine> {
+  const installed = onPath('qemu-system-x86_64');
+  if (installed !== undefined) return { program: installed, env: process.env, firmware: [] };
+  const root = join(work, 'qemu');
+  await unpacked(['qemu-system-x86'], root, run);
+  const libraries = ['', ...(await readdir(join(root, 'usr/lib/x86_64-linux-gnu')))]
+    .filter((name) => name === '' || name === 'pulseaudio')
+    .map((name) => join(root, 'usr/lib/x86_64-linux-gnu', name));
+  return {
+    program: join(root, 'usr/bin/qemu-system-x86_64'),
+    env: { ...process.env, LD_LIBRARY_PATH: libraries.join(':') },
+    firmware: ['qemu', 'seabios', 'ipxe'].flatMap((name) => ['-L', join(root, 'usr/share', name)]),
+  };
+}
+
+/** Runs the guest until it switches itself off. Returns what it printed. */
+export async function boot(
+  { program, env, firmware }: Machine,
+  { kernel, memory }: Guest,
+  limitMs: number,
+): Promise<string> {
+  const args = [
+    // Emulated: slow, but the same on every machine.
+    ...[...firmware, '-accel', 'tcg', '-cpu', 'max', '-m', '4096', '-smp', '2'],
+    ...['-nographic', '-no-reboot', '-nic', 'none'],
+    ...['-kernel', kernel, '-initrd', memory, '-append', 'console=ttyS0 rdinit=/init quiet panic=-1'],
+  ];
+  const child = spawn(program, args, { env, stdio: ['ignore', 'pipe', 'inherit'] });
+  const late = setTimeout(() => child.kill('SIGKILL'), limitMs);
+  let said = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    process.stdout.write(text);
+    said += text;
+  });
+  await once(child, 'close');
+  clearTimeout(late);
+  return said;
+}

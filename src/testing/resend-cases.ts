@@ -1,0 +1,140 @@
+import { deepEqual, equal, fail, ok, rejects } from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import { rename } from '#wire/nfs3/procedures.ts';
+import { stability } from '#wire/nfs3/structures.ts';
+import type { ReplayingProxy } from './replaying-proxy.ts';
+import { hard, type Mutation, type Nodes, namesIn } from './resend-mutations.ts';
+
+/**
+ * The sequences of docs/designs/nfs-resends.md. The tests run them on our own server and nfs-ganesha, and e2e/qemu/linux-nfsd.ts
+ * on a Linux nfsd. They throw if the result on the server's disk is wrong.
+ */
+
+/** The reply is lost, and node B goes on before the call is resent. `meanwhile`: while node A cannot connect. */
+export async function loseReply(
+  nodes: Nodes,
+  { procedure, prepare }: Mutation,
+  meanwhile: () => Promise<void> = async () => undefined,
+): Promise<void> {
+  const { proxy } = nodes;
+  const { byA, byB, check } = await prepare(nodes);
+  const lost = proxy.loseReply(procedure);
+  const done = byA();
+  await lost;
+  await proxy.down();
+  await meanwhile();
+  await byB();
+  await proxy.up();
+  await done;
+  check();
+  equal(proxy.passed(procedure), 2);
+  equal(new Set(proxy.ports).size, 1);
+}
+
+/** The first copy runs after the second was answered. */
+export async function delayFirstCopy(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+  const { proxy } = nodes;
+  const { byA, byB, check } = await prepare(nodes);
+  const first = proxy.holdCall(procedure);
+  await byA();
+  await byB();
+  await first.release();
+  check();
+  equal(proxy.passed(procedure), 2);
+}
+
+/** Node A tells one run of the server from the next by the verifier that it was given for a write. */
+async function learnVerifier({ a, witnesses }: Nodes): Promise<void> {
+  const { handle } = await a.create(witnesses, 'witness', { mode: 'unchecked', set: { mode: 0o644 } });
+  await a.write(handle, 0, Buffer.from('x'), stability.fileSync);
+}
+
+/** The server restarts after it has done the call, and node B goes on before node A asks. */
+export async function restartAfter(nodes: Nodes, mutation: Mutation, restart: () => Promise<void>): Promise<void> {
+  const { procedure, prepare } = mutation;
+  const { proxy } = nodes;
+  const { byA, byB, check } = await prepare(nodes);
+  await learnVerifier(nodes);
+  const lost = proxy.loseReply(procedure);
+  const done = byA();
+  await lost;
+  await proxy.down();
+  await restart();
+  await byB();
+  await proxy.up();
+  await done;
+  check();
+  equal(proxy.passed(procedure), 1);
+}
+
+/** The server restarts before it has done the call: the client does it again. */
+export async function restartBefore(nodes: Nodes, mutation: Mutation, restart: () => Promise<void>): Promise<void> {
+  const { proxy } = nodes;
+  const { byA } = await mutation.prepare(nodes);
+  await learnVerifier(nodes);
+  const first = proxy.holdCall(mutation.procedure);
+  const done = byA();
+  await first.held;
+  await proxy.down();
+  await restart();
+  await proxy.up();
+  await done;
+  deepEqual(namesIn(nodes.folder), mutation.procedure === rename.number ? ['to'] : []);
+}
+
+/** Another process takes the port while the connection is lost: the client decides instead of resending. */
+export async function takePort(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+  const { proxy } = nodes;
+  const { byA, byB, check } = await prepare(nodes);
+  const lost = proxy.loseReply(procedure);
+  const done = byA();
+  await lost;
+  await proxy.down();
+  const occupant = createServer().listen(proxy.ports[0], '0.0.0.0');
+  try {
+    await once(occupant, 'listening');
+    await byB();
+    await proxy.up();
+    await done;
+  } finally {
+    occupant.close();
+  }
+  check();
+  equal(proxy.passed(procedure), 1);
+  equal(new Set(proxy.ports).size, 2);
+}
+
+/** The first address does the call and falls silent; node B goes on before node A has failed over to the second. */
+export async function failOver(nodes: Nodes, { procedure, prepare }: Mutation, second: ReplayingProxy): Promise<void> {
+  const { byA, byB, check } = await prepare(nodes);
+  const stalled = nodes.proxy.stallReply(procedure);
+  const done = byA();
+  await stalled;
+  await byB();
+  await done;
+  check();
+  ok(second.ports.length > 0, 'node A did not fail over');
+}
+
+/** Node B's file has the name, and node B removes it before node A's call is resent: the call is refused, as it was at first. */
+export async function refuseExisting(nodes: Nodes, { name, procedure }: Mutation): Promise<void> {
+  const { proxy, a, b, directory } = nodes;
+  const guarded = { mode: 'guarded', set: { mode: 0o600 } } as const;
+  await b.create(directory, 'new', guarded);
+  const { handle } = await b.create(directory, 'other', guarded);
+  const calls: Readonly<Record<string, () => Promise<unknown>>> = {
+    LINK: () => a.link(handle, { directory, name: 'new' }, hard),
+    CREATE: () => a.create(directory, 'new', { mode: 'guarded', set: { mode: 0o644 } }, hard),
+    MKDIR: () => a.mkdir(directory, 'new', { mode: 0o755 }, hard),
+    SYMLINK: () => a.symlink(directory, 'new', 'target', {}, hard),
+  };
+  const lost = proxy.loseReply(procedure);
+  const refused = rejects(calls[name] ?? fail, { statusName: 'EXIST' });
+  await lost;
+  await proxy.down();
+  await b.remove(directory, 'new');
+  await proxy.up();
+  await refused;
+  deepEqual(namesIn(nodes.folder), ['other']);
+}

@@ -1,0 +1,169 @@
+import { deepEqual, equal } from 'node:assert/strict';
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import { create, link, mkdir, remove, rename, rmdir, setattr, symlink, write } from '#wire/nfs3/procedures.ts';
+import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
+import type { ReplayingProxy } from './replaying-proxy.ts';
+
+/** A folder on a server, node A which reaches it through a proxy, and node B which reaches it directly. */
+export interface Nodes {
+  readonly proxy: ReplayingProxy;
+  readonly a: NfsClient;
+  readonly b: NfsClient;
+  /** An empty directory, as clients know it and on the server's disk. */
+  readonly directory: FileHandle;
+  readonly folder: string;
+  /** Another directory, for the file by which node A learns the server's write verifier. */
+  readonly witnesses: FileHandle;
+}
+
+interface Prepared {
+  /** Node A does it, once. */
+  byA(): Promise<unknown>;
+  /** Node B changes the result afterwards. */
+  byB(): Promise<unknown>;
+  /** Holds after both, in this order. */
+  check(): void;
+}
+
+export interface Mutation {
+  readonly name: string;
+  readonly procedure: number;
+  readonly prepare: (nodes: Nodes) => Promise<Prepared>;
+}
+
+/** As a `hard` mount asks. */
+export const hard = { deadlineMs: Number.POSITIVE_INFINITY };
+const guarded = { mode: 'guarded', set: { mode: 0o644 } } as const;
+
+export const namesIn = (folder: string): string[] => readdirSync(folder).toSorted();
+const textOf = ({ folder }: Nodes): string =>
+  namesIn(folder).includes('file') ? readFileSync(join(folder, 'file'), 'utf8') : 'no such file';
+
+/** Node B makes a file, and its data are on the disk. */
+async function makeByB({ b, directory }: Nodes, name: string): Promise<FileHandle> {
+  const { handle } = await b.create(directory, name, guarded);
+  await b.write(handle, 0, Buffer.from('of node B'), stability.fileSync);
+  return handle;
+}
+
+/** They take a name away. */
+export const takingNames: readonly Mutation[] = [
+  {
+    ...{ name: 'REMOVE', procedure: remove.number },
+    prepare: async (nodes) => {
+      const meant = await makeByB(nodes, 'file');
+      return {
+        byA: () => nodes.a.remove(nodes.directory, 'file', { ...hard, meant }),
+        byB: () => makeByB(nodes, 'file'),
+        check: () => equal(textOf(nodes), 'of node B'),
+      };
+    },
+  },
+  {
+    ...{ name: 'RMDIR', procedure: rmdir.number },
+    prepare: async ({ a, b, directory, folder }) => {
+      const { handle: meant } = await b.mkdir(directory, 'sub', {});
+      return {
+        byA: () => a.rmdir(directory, 'sub', { ...hard, meant }),
+        byB: () => b.mkdir(directory, 'sub', {}),
+        check: () => deepEqual(namesIn(folder), ['sub']),
+      };
+    },
+  },
+  {
+    ...{ name: 'RENAME', procedure: rename.number },
+    prepare: async (nodes) => {
+      const { a, b, directory } = nodes;
+      const meant = await makeByB(nodes, 'from');
+      return {
+        byA: () => a.rename({ directory, name: 'from' }, { directory, name: 'to' }, { ...hard, meant }),
+        byB: async () => {
+          await b.rename({ directory, name: 'to' }, { directory, name: 'kept' });
+          await makeByB(nodes, 'from');
+        },
+        check: () => deepEqual(namesIn(nodes.folder), ['from', 'kept']),
+      };
+    },
+  },
+];
+
+/** They change data. */
+export const changingData: readonly Mutation[] = [
+  {
+    ...{ name: 'WRITE', procedure: write.number },
+    prepare: async (nodes) => {
+      const file = await makeByB(nodes, 'file');
+      return {
+        byA: () => nodes.a.write(file, 0, Buffer.from('of node A'), stability.fileSync, hard),
+        byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
+        check: () => equal(textOf(nodes), 'newerde A'),
+      };
+    },
+  },
+  {
+    ...{ name: 'SETATTR of the size', procedure: setattr.number },
+    prepare: async (nodes) => {
+      const file = await makeByB(nodes, 'file');
+      return {
+        byA: () => nodes.a.setattr(file, { size: 0 }, hard),
+        byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
+        check: () => equal(textOf(nodes), 'newer'),
+      };
+    },
+  },
+  {
+    ...{ name: 'unchecked CREATE', procedure: create.number },
+    prepare: async (nodes) => {
+      const file = await makeByB(nodes, 'file');
+      const emptied = { mode: 'unchecked', set: { mode: 0o644, size: 0 } } as const;
+      return {
+        byA: () => nodes.a.create(nodes.directory, 'file', emptied, hard),
+        byB: () => nodes.b.write(file, 0, Buffer.from('newer'), stability.fileSync),
+        check: () => equal(textOf(nodes), 'newer'),
+      };
+    },
+  },
+];
+
+/** They make a name. */
+export const makingNames: readonly Mutation[] = [
+  {
+    ...{ name: 'LINK', procedure: link.number },
+    prepare: async (nodes) => {
+      const file = await makeByB(nodes, 'one');
+      return {
+        byA: () => nodes.a.link(file, { directory: nodes.directory, name: 'two' }, hard),
+        byB: () => nodes.b.remove(nodes.directory, 'two'),
+        check: () => deepEqual(namesIn(nodes.folder), ['one']),
+      };
+    },
+  },
+  {
+    ...{ name: 'CREATE', procedure: create.number },
+    prepare: async ({ a, b, directory, folder }) => ({
+      byA: () => a.create(directory, 'new', guarded, hard),
+      byB: () => b.remove(directory, 'new'),
+      check: () => deepEqual(namesIn(folder), []),
+    }),
+  },
+  {
+    ...{ name: 'MKDIR', procedure: mkdir.number },
+    prepare: async ({ a, b, directory, folder }) => ({
+      byA: () => a.mkdir(directory, 'new', { mode: 0o755 }, hard),
+      byB: () => b.rmdir(directory, 'new'),
+      check: () => deepEqual(namesIn(folder), []),
+    }),
+  },
+  {
+    ...{ name: 'SYMLINK', procedure: symlink.number },
+    prepare: async ({ a, b, directory, folder }) => ({
+      byA: () => a.symlink(directory, 'new', 'target', {}, hard),
+      byB: () => b.remove(directory, 'new'),
+      check: () => deepEqual(namesIn(folder), []),
+    }),
+  },
+];
+
+export const mutations: readonly Mutation[] = [...takingNames, ...changingData, ...makingNames];
