@@ -15,7 +15,7 @@ import { createEngine, type Engine } from '#core/engine.ts';
 import type { NodeName, StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';
 import { takeProcessMarks } from './process-marks.ts';
-import { bootId, instanceOf, type StateFolder } from './state-folder.ts';
+import { bootId, instanceOf, type StateFolder, stateFolderId } from './state-folder.ts';
 import { localPath } from './store-places.ts';
 
 export interface Pieces {
@@ -66,7 +66,7 @@ export async function assemble({ records, kinds, state, keepers, engines, node, 
     engines,
     instance,
     epoch: randomUUID().slice(0, 8),
-    ...{ boot, marks: takeProcessMarks(records, boot) },
+    ...{ boot, marks: takeProcessMarks(records, await stateFolderId(state.path)) },
     node,
     clock,
     log,

@@ -1,10 +1,11 @@
-import { mkdtempSync, rmSync } from 'node:fs';
+import { cpSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Records } from '#core/ports.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { takeProcessMarks } from './process-marks.ts';
+import { stateFolderId } from './state-folder.ts';
 
 function newRecords(): Records {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-marks-'));
@@ -16,28 +17,40 @@ function newRecords(): Records {
   return records;
 }
 
-test('each process has a mark of its own, and knows those before it on this machine to be dead', () => {
+test('each process has a mark of its own, and knows those before it in its state folder to be dead', () => {
   const records = newRecords();
-  const first = takeProcessMarks(records, 'boot-1');
-  const second = takeProcessMarks(records, 'boot-1');
-  const third = takeProcessMarks(records, 'boot-1');
+  const first = takeProcessMarks(records, 'folder-1');
+  const second = takeProcessMarks(records, 'folder-1');
+  const third = takeProcessMarks(records, 'folder-1');
   expect(first.dead).toEqual([]);
   expect(second.dead).toEqual([first.own]);
   expect(third.dead).toEqual([second.own, first.own]);
   expect(new Set([first.own, second.own, third.own]).size).toBe(3);
 });
 
-test('trusts no mark from before the machine started: the state folder may be a copy of that of a machine that lives', () => {
+test('trusts no mark that was recorded in another folder: this one may be a copy of that of a process that lives', () => {
   const records = newRecords();
-  takeProcessMarks(records, 'boot-1');
-  expect(takeProcessMarks(records, 'boot-2').dead).toEqual([]);
+  takeProcessMarks(records, 'folder-1');
+  expect(takeProcessMarks(records, 'folder-2').dead).toEqual([]);
   expect(takeProcessMarks(records, undefined).dead).toEqual([]);
+});
+
+test('a copy of a state folder is another one, and the same folder stays the same', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'stowage-marks-'));
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  const [one, copy] = [join(folder, 'one'), join(folder, 'copy')];
+  mkdirSync(one);
+  cpSync(one, copy, { recursive: true });
+  expect(await stateFolderId(one)).toMatch(/^\S+ \d+:\d+$/);
+  expect(await stateFolderId(one)).toBe(await stateFolderId(one));
+  expect(await stateFolderId(copy)).not.toBe(await stateFolderId(one));
+  expect(await stateFolderId(join(folder, 'missing'))).toBeUndefined();
 });
 
 test('ignores what it cannot read', () => {
   const records = newRecords();
-  for (const text of ['', 'no', '[]', '{"boot":"boot-1"}', '{"boot":"boot-1","marks":["x",1,-5,1e12]}']) {
+  for (const text of ['', 'no', '[]', '{"folder":"folder-1"}', '{"folder":"folder-1","marks":["x",1,-5,1e12]}']) {
     records.settings.set('process marks', text);
-    expect(takeProcessMarks(records, 'boot-1').dead).toEqual([]);
+    expect(takeProcessMarks(records, 'folder-1').dead).toEqual([]);
   }
 });

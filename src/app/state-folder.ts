@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import { chmod, readFile, realpath, rename, writeFile } from 'node:fs/promises';
+import { chmod, readFile, realpath, rename, stat, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { makeFolders } from '#base/make-folders.ts';
 import { StowageError } from '#core/errors.ts';
@@ -56,6 +56,16 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
 /** Changes when the machine starts anew. Undefined: this system does not say. */
 export async function bootId(): Promise<string | undefined> {
   return (await readFile('/proc/sys/kernel/random/boot_id', 'utf8').catch(() => undefined))?.trim();
+}
+
+/**
+ * Tells a state folder from copies of it, here and on other machines. In a container without a machine id it changes when the machine
+ * starts. Undefined: it cannot be told.
+ */
+export async function stateFolderId(path: string): Promise<string | undefined> {
+  const machine = (await readFile('/etc/machine-id', 'utf8').catch(() => ''))?.trim() || (await bootId());
+  const found = await stat(path, { bigint: true }).catch(() => undefined);
+  return machine === undefined || found === undefined ? undefined : `${machine} ${found.dev}:${found.ino}`;
 }
 
 /** Who we are, for as long as this state folder lives. */

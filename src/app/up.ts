@@ -194,8 +194,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  // By real time: a test that moves its own clock starts passes itself.
-  const maintenance = startMaintenance(maintenanceOf(engine, keepers, networks), systemClock(), scope);
+  // A test that moves its own clock runs the tasks itself.
+  const tasks = settings.clock === undefined ? maintenanceOf(engine, keepers, networks) : [];
+  const maintenance = startMaintenance(tasks, clock, scope);
   const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
   const released = (): Promise<void> => engineReleased(held, settings.signal);
   undo.move();

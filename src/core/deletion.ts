@@ -37,6 +37,8 @@ export interface Deletions {
   purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
   /** Purges what the trash has kept for long enough. */
   expire(scope: Scope): Promise<void>;
+  /** Ends what `expire` has begun. */
+  stop(): void;
   readonly steps: Readonly<Record<string, Step>>;
 }
 

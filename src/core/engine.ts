@@ -187,6 +187,7 @@ export function createEngine(parts: EngineParts): Engine {
     ],
     close: async () => {
       await references[Symbol.asyncDispose]();
+      deletions.stop();
       await reclaim.stop();
       // Whoever wanted to give it time has done so before.
       await operations.drain(0);

@@ -25,6 +25,7 @@ export interface TrashFinder {
 
 const listPatienceMs = 10_000;
 const expirePatienceMs = 20_000;
+const expireDeadlineMs = 600_000;
 
 export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
@@ -111,7 +112,7 @@ export function createPurge(
   parts: DeletionParts,
   finder: TrashFinder,
   steps: DeletionSteps,
-): Pick<Deletions, 'purge' | 'expire'> {
+): Pick<Deletions, 'purge' | 'expire' | 'stop'> {
   const { stores, operations, clock } = parts;
 
   /** Expired: only if it still is when the volume is locked, also when the operation is repeated after a crash. */
@@ -136,7 +137,10 @@ export function createPurge(
     }
   }
 
-  async function expireIn(store: string, scope: Scope): Promise<void> {
+  /** Goes on when the pass that began it is over: a store that hangs keeps no other from its next pass. */
+  async function expireIn(store: string, { log }: Scope): Promise<void> {
+    using limit = clock.deadline(expireDeadlineMs, stopping.signal);
+    const scope = { signal: limit.signal, log };
     try {
       const expired = await stores.use(store, ({ trash }, { policy }) => trash.expired(policy.retention, scope));
       for (const entry of expired) await purgeExpired(entry, scope);
@@ -149,7 +153,9 @@ export function createPurge(
 
   /** Each store by itself, and once: one whose disk hangs is not asked again before it answers. */
   const expiring = new Map<string, Promise<void>>();
+  const stopping = new AbortController();
   return {
+    stop: () => stopping.abort(),
     purge: async (id, allowed, call) =>
       await purgeEntry(await finder.find(id, allowed, call), call, { expired: false }),
     expire: async (scope) => {

@@ -2,6 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, realpathSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { unmountedImage } from '#base/e2fsprogs.ts';
 import { type Scope, silentLog } from '#base/log.ts';
 
 /** A folder of this machine to mount in, from which everything is cleared away at the end. */
@@ -39,7 +40,8 @@ export function createGround(prefix = 'stowage-ground-'): Ground {
       const path = join(folder, name);
       writeFileSync(path, '');
       truncateSync(path, mib * 2 ** 20);
-      if (kind !== undefined) execFileSync(`mkfs.${kind}`, ['-q', path], { stdio: 'pipe', env: { PATH: searchPath } });
+      if (kind !== undefined)
+        execFileSync(`mkfs.${kind}`, ['-q', path], { stdio: 'pipe', env: { PATH: searchPath, ...unmountedImage } });
       return path;
     },
     [Symbol.dispose]: () => {

@@ -3,6 +3,7 @@ import { mkdir, mkdtemp, open, readdir, readFile, rename, rm, truncate, writeFil
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { unmountedImage } from '#base/e2fsprogs.ts';
 import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
@@ -91,7 +92,7 @@ async function plantImage(path: string): Promise<void> {
   await writeFile(path, '');
   await truncate(path, 48 * 1024 * 1024);
   await run('mkfs.ext4', ['-q', '-F', path], {
-    env: { ...process.env, PATH: `${process.env['PATH']}:/usr/sbin:/sbin` },
+    env: { ...process.env, ...unmountedImage, PATH: `${process.env['PATH']}:/usr/sbin:/sbin` },
   });
 }
 

@@ -28,7 +28,8 @@ export async function loseReply(
   await proxy.up();
   await done;
   check();
-  equal(proxy.passed(procedure), 2);
+  // More, if the server took longer than the client waits before it repeats a copy.
+  ok(proxy.passed(procedure) >= 2);
   equal(new Set(proxy.ports).size, 1);
 }
 
@@ -41,7 +42,8 @@ export async function delayFirstCopy(nodes: Nodes, { procedure, prepare }: Mutat
   await byB();
   await first.release();
   check();
-  equal(proxy.passed(procedure), 2);
+  // More, if the server took longer than the client waits before it repeats a copy.
+  ok(proxy.passed(procedure) >= 2);
 }
 
 /** Node A tells one run of the server from the next by the verifier that it was given for a write. */

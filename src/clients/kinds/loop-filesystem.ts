@@ -2,12 +2,16 @@ import type { Scope } from '#base/log.ts';
 import { readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { HeldLoop } from '../mounter/loop-devices.ts';
+import { cannotAsk } from '../mounter/loop-files.ts';
 import type { Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { attachedReadOnly, damaged, loopMountFailure, occupied } from './loop-errors.ts';
 import { growMounted, growUnmountedExt4 } from './loop-growth.ts';
 import { attachLoop, detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
+
+/** How often a device can be detached between finding and opening it. */
+const mostHolds = 5;
 
 export async function stageFileSystem(
   parts: LoopParts,
@@ -93,9 +97,15 @@ async function mountImage(
 
 /** A device that the image is attached to already, perhaps mounted in another mount namespace: two would each have a cache of their own. */
 async function presentLoop(parts: LoopParts, image: string, scope: Scope): Promise<HeldLoop | undefined> {
-  const [present] = await loopsOn(parts, image);
-  if (present?.readOnly === true) throw attachedReadOnly(image, present);
-  return present && (await parts.loopDevices.hold(present, scope));
+  for (let attempt = 1; ; attempt++) {
+    const [present] = await loopsOn(parts, image);
+    if (present === undefined) return undefined;
+    if (present.readOnly) throw attachedReadOnly(image, present);
+    const device = await parts.loopDevices.hold(present, scope);
+    if (device !== undefined) return device;
+    // It was detached meanwhile, and then it is not listed any more. To attach the image a second time would destroy it.
+    if (attempt === mostHolds) throw cannotAsk(present, image);
+  }
 }
 
 function vanished(image: string, place: string): StowageError {

@@ -61,6 +61,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
 
   /** Read-only, as nothing may have the device open for writing that a newer kernel is to mount. */
   async function held(name: string, readOnly: boolean): Promise<HeldLoop> {
+    await makeNode(`${dev}/${name}`, `${sys}/${name}/dev`);
     const device = await open(`${dev}/${name}`, constants.O_RDONLY);
     return {
       ...{ path: `${dev}/${name}`, fd: device.fd, readOnly },
@@ -173,7 +174,7 @@ const functions = foreign({
 });
 
 /** The /dev of a container may lack the nodes of devices that came after it. EPERM: it needs CAP_MKNOD, or the host's /dev. */
-async function makeNode(node: string, numbers: string): Promise<void> {
+export async function makeNode(node: string, numbers: string): Promise<void> {
   try {
     await (await open(node, 0o10000000)).close();
   } catch (cause) {

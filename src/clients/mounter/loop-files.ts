@@ -4,9 +4,10 @@ import type { Clock } from '#base/clock.ts';
 import { endsWithin } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
 import { loopFile } from './loop-calls.ts';
+import { makeNode } from './loop-devices.ts';
 import type { Loop } from './loops.ts';
 import type { MountTable } from './mountinfo.ts';
-import { unlessMissing } from './paths.ts';
+import { isErrno, unlessMissing } from './paths.ts';
 
 /**
  * The devices that have this very file behind them. Their paths do not tell: each is the path that the attaching process saw. When a
@@ -17,9 +18,11 @@ export type LoopsWith = (image: string, loops: readonly Loop[]) => Promise<reado
 
 type File = Awaited<ReturnType<typeof loopFile>>;
 
+/** Undefined: the device cannot be asked. */
+type Answer = File | 'not attached' | undefined;
+
 interface Question {
-  /** Undefined: the device cannot be asked. */
-  readonly answer: Promise<File | undefined>;
+  readonly answer: Promise<Answer>;
   readonly since: number;
   /** The device could be opened. */
   readonly isOpen: boolean;
@@ -38,7 +41,7 @@ export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTabl
   /** Each keeps a thread until the kernel answers, so a device is asked once, however often somebody wants to know. */
   const pending = new Map<string, Question>();
 
-  async function fileOf(loop: Loop): Promise<File | undefined | Silent> {
+  async function fileOf(loop: Loop): Promise<Answer | Silent> {
     const key = `${loop.name} ${loop.file}`;
     const asked = pending.get(key) ?? ask(loop, clock.elapsed());
     if (!pending.has(key)) {
@@ -60,7 +63,7 @@ export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTabl
     // The other's mount may be in another mount namespace. An open device on a local disk answers at once, from memory.
     const isOnDisk = own !== undefined && !remote.test(own.type) && silent.isOpen;
     const isOther = loop.file !== image && (isRemote || isOnDisk);
-    if (!isOther || !(await endsWithin(stat(image), answerMs, clock))) throw unknown(loop, image);
+    if (!isOther || !(await endsWithin(stat(image), answerMs, clock))) throw cannotAsk(loop, image);
   }
 
   return async (image, loops) => {
@@ -71,11 +74,13 @@ export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTabl
       // The image is not to be seen now: the path is all that is known.
       if (wanted === undefined) return loop.file === image;
       const found = await fileOf(loop);
-      if (found !== undefined && 'silent' in found) {
+      if (typeof found === 'object' && 'silent' in found) {
         await requireElsewhere(loop, image, found);
         return false;
       }
-      if (found === undefined) return loop.file === image;
+      if (found === 'not attached') return false;
+      if (found === undefined && loop.file !== image) throw cannotAsk(loop, image);
+      if (found === undefined) return true;
       return found.device === wanted.dev && found.inode === wanted.ino;
     });
     const isIt = await Promise.all(asked);
@@ -84,15 +89,16 @@ export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTabl
 }
 
 /** A device that is set to autoclear has a user: opening and closing it here does not detach it. */
-function ask({ node }: Loop, since: number): Question {
+function ask({ name, node }: Loop, since: number): Question {
   let isOpen = false;
-  const asking = async (): Promise<File | undefined> => {
+  const asking = async (): Promise<Answer> => {
     try {
+      await makeNode(node, `/sys/block/${name}/dev`);
       await using device = await open(node, 'r');
       isOpen = true;
       return await loopFile(device.fd);
-    } catch {
-      return undefined;
+    } catch (cause) {
+      return isErrno(cause, 'ENXIO', 'ENODEV') ? 'not attached' : undefined;
     }
   };
   return {
@@ -104,8 +110,8 @@ function ask({ node }: Loop, since: number): Question {
   };
 }
 
-function unknown({ node, file }: Loop, image: string): StowageError {
-  return new StowageError(`${node} may have ${image} attached, and does not answer`, {
+export function cannotAsk({ node, file }: Loop, image: string): StowageError {
+  return new StowageError(`${node} may have ${image} attached, and cannot be asked`, {
     code: 'unavailable',
     reason: 'loop-no-answer',
     action: `Bring back the disk or server that ${file} lies on, or detach the device (losetup --detach ${node}), then repeat.`,

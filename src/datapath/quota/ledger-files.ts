@@ -68,7 +68,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
     await drained();
     const { handle } = await nfs.create(folder, scratch, { mode: 'unchecked', set: { mode: 0o600, size: 0 } }, options);
     await fill(scratch, handle, text);
-    await nfs.rename({ directory: folder, name: scratch }, { directory: folder, name }, options);
+    await nfs.rename({ directory: folder, name: scratch }, { directory: folder, name }, { ...options, meant: handle });
   }
 
   async function readFound(handle: FileHandle): Promise<string> {
@@ -108,8 +108,10 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
     },
     remove: async (name) => {
       await drained();
+      const found = await find(name);
+      if (found === undefined) return;
       try {
-        await nfs.remove(folder, name, options);
+        await nfs.remove(folder, name, { ...options, meant: found.handle });
       } catch (cause) {
         if (!isNfsError(cause, 'NOENT')) throw cause;
       }

@@ -9,6 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
+import { mountImage } from '#testing/loop-mount.ts';
 import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
@@ -18,7 +19,7 @@ const mounted = {
   },
   ext4: (ground: Ground, at: string): void => {
     // With data=journal ext4 writes block by block; otherwise recent kernels write several blocks at once, all or none.
-    execFileSync('mount', ['-o', 'loop,data=journal', ground.image('disk.img', 32, 'ext4'), at]);
+    mountImage(ground.image('disk.img', 32, 'ext4'), at, 'data=journal');
   },
 } as const;
 

@@ -41,9 +41,9 @@ export function createOthers(parts: OthersParts): Others {
   async function lock(id: VolumeId, signal: AbortSignal): Promise<Taken> {
     const taken = await patiently(id, signal, () => locks.tryTake(`${folder}/${id}`, signal));
     try {
-      if (taken.isNew) await patiently(id, signal, async () => (await locks.isSpareFree()) || undefined);
+      if (taken.isSpareUnchecked) await patiently(id, signal, async () => (await locks.isSpareFree()) || undefined);
     } catch (cause) {
-      await locks.release(taken, 'keep');
+      await locks.release(taken, 'unchecked');
       throw cause;
     }
     return taken;

@@ -31,21 +31,29 @@ export interface Taken {
   /** Of the file that is the lock: the volume's own, or the spare one. */
   readonly path: string;
   readonly lock: HeldLock;
-  /** The volume had no lock file: another host, which found no room for one, may hold the volume by the spare lock. */
+  /** The volume had no lock file. */
   readonly isNew: boolean;
+  /**
+   * It is not known that the spare lock was free at a moment when the lock file existed. Until then another host, which found no room for a lock
+   * file, may hold the volume by the spare lock; afterwards none can.
+   */
+  readonly isSpareUnchecked: boolean;
   readonly keys: readonly string[];
 }
 
 export interface VolumeLocks {
   /** Undefined: it is held, by another host or by this process. */
   tryTake(path: string, signal: AbortSignal): Promise<Taken | undefined>;
-  /** `remove`: with its file, which is of no more use. Never throws: a lock that cannot be released has our mark. */
-  release(taken: Taken, how: 'keep' | 'remove'): Promise<void>;
+  /**
+   * `remove`: with its file, which is of no more use. `unchecked`: the spare lock was not seen to be free. Never throws: a lock that
+   * cannot be released has our mark.
+   */
+  release(taken: Taken, how: 'keep' | 'remove' | 'unchecked'): Promise<void>;
   /** No other host holds the spare lock. */
   isSpareFree(): Promise<boolean>;
 }
 
-type Own = Pick<Taken, 'path' | 'lock' | 'isNew'>;
+type Own = Omit<Taken, 'keys'>;
 
 export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   const { io, lockFile, marks, watch, spare, held, keyOf } = parts;
@@ -63,7 +71,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
       const found = known ?? (await io.find(path));
       if (found === undefined) {
         try {
-          return { path, lock: await lockFile.create(path), isNew: true };
+          return { path, lock: await lockFile.create(path), isNew: true, isSpareUnchecked: true };
         } catch (cause) {
           if (isFull(cause)) return 'full';
           if (!isErrno(cause, 'EEXIST')) throw cause;
@@ -76,7 +84,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
       const lock = await lockFile.take(found, known !== undefined, signal);
       if (lock !== undefined) {
         watch.forget(path);
-        return { path, lock, isNew: false };
+        return { path, lock, isNew: false, isSpareUnchecked: known === undefined };
       }
       if (known === undefined) return undefined;
     }
@@ -91,7 +99,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
     const lock = await lockFile.take(found, false, signal);
     if (lock === undefined) return undefined;
     watch.forget(spare);
-    if ((await io.find(path)) === undefined) return { path: spare, lock, isNew: false };
+    if ((await io.find(path)) === undefined) return { path: spare, lock, isNew: false, isSpareUnchecked: false };
     await lockFile.release(lock);
     return undefined;
   }
@@ -126,7 +134,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
         if (how === 'remove' && path !== spare) return await io.remove(path);
         const after = await lockFile.release(lock);
         if (after === undefined) parts.log.warn('another host took over a lock that we held', { lock: path });
-        else if (path !== spare) {
+        else if (path !== spare && how !== 'unchecked') {
           if (recent.size >= mostRecent) recent.clear();
           recent.set(path, after);
         }

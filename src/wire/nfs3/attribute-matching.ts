@@ -28,7 +28,7 @@ export const isCreated = (found: Attributes, set: SetAttributes): boolean =>
   found.type === fileType.regular && found.size === (set.size ?? 0) && isMarked(found, set);
 
 /** What was made with a time of its own can be told from what somebody else made meanwhile. */
-export function isMarked({ mtime, mtimeNs }: Attributes, set: SetAttributes): boolean {
-  if (set.mtime === undefined || set.mtime === 'now') return true;
-  return mtime === set.mtime.seconds && mtimeNs === set.mtime.nanoseconds;
-}
+export const isMarked = (found: Attributes, { atime, mtime }: SetAttributes): boolean =>
+  [...sameTime(atime, found.atime, found.atimeNs), ...sameTime(mtime, found.mtime, found.mtimeNs)].every(
+    ([wanted, is]) => wanted === is,
+  );

@@ -77,8 +77,8 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
     const { procedure, args, options, isDone } = mutation;
     const inTime = (): CallOptions => ({ ...options, deadlineMs: before - clock.elapsed() });
     const done = await isDone?.(inTime(), first).catch((cause: unknown) => {
-      // A refusal to tell is no answer.
-      throw cause instanceof NfsError && !isNfsError(cause, 'JUKEBOX') ? first : cause;
+      // The directory is gone or has another handle, which callers know what to do about. Other refusals decide nothing.
+      throw cause instanceof NfsError && !isNfsError(cause, 'JUKEBOX', 'STALE', 'BADHANDLE') ? first : cause;
     });
     if (done !== undefined) return done;
     try {

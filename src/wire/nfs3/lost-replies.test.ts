@@ -68,6 +68,32 @@ describe.skipIf(needs('root', 'ganesha'))('the connection is lost between a call
     expect(proxy.statuses).toEqual([EXIST, EXIST]);
   });
 
+  /** As the data path marks what it makes. */
+  const accessed = { mode: 0o640, atime: { seconds: 1_234_567, nanoseconds: 1000 } } as const;
+
+  test('CREATE, guarded, with a time of access: the file that the first call made is given', async () => {
+    const { nfs, proxy } = await through();
+    proxy.cutReplyTo(create.number);
+    const { handle } = await nfs.create(it.directory, 'file', { mode: 'guarded', set: accessed });
+    twice(proxy, EXIST);
+    expect((await nfs.getattr(handle)).fileId).toBe(BigInt(fs.statSync(it.on('file')).ino));
+  });
+
+  test('CREATE, guarded, with a time of access: an empty file of another node is not ours', async () => {
+    const { nfs, proxy } = await through();
+    await it.nfs.create(it.directory, 'file', guarded);
+    proxy.cutReplyTo(create.number);
+    const made = nfs.create(it.directory, 'file', { mode: 'guarded', set: accessed });
+    await expect(made).rejects.toThrow('CREATE: NFS3ERR_EXIST');
+  });
+
+  test('MKDIR with a time of access: a directory of another node is not ours', async () => {
+    const { nfs, proxy } = await through();
+    await it.nfs.mkdir(it.directory, 'sub', {});
+    proxy.cutReplyTo(mkdir.number);
+    await expect(nfs.mkdir(it.directory, 'sub', accessed)).rejects.toThrow('MKDIR: NFS3ERR_EXIST');
+  });
+
   test('CREATE, exclusive: the server itself knows its own', async () => {
     const { nfs, proxy } = await through();
     proxy.cutReplyTo(create.number);

@@ -8,7 +8,7 @@ import {
   type Handlers,
   shown,
 } from './connection.ts';
-import { isPortTaken, RpcError } from './errors.ts';
+import { isPortTaken, isSystemError, RpcError } from './errors.ts';
 import { type Call, createLane, type Lane, type LastConnection } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
@@ -291,6 +291,7 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
           return port === last?.localPort ? connection : await matching(connection, last, handlers);
         } catch (cause) {
           failure = cause;
+          if (address === last?.address && isSystemError(cause, 'ECONNREFUSED')) last.onRefused();
           // Another address would not recognise what was sent to this one, and the port is free in a moment.
           if (last?.isAwaited === true && isPortTaken(cause)) break;
         }

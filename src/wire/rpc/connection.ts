@@ -268,7 +268,8 @@ async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> 
   try {
     await probe(plain, tls, signal);
   } catch (cause) {
-    plain.on('error', () => undefined).destroy();
+    // Not closed in the usual way: its port could then not be used again for a minute.
+    resetSocket(plain.on('error', () => undefined));
     throw cause;
   }
   const secure = connectTls({
@@ -281,7 +282,12 @@ async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> 
     socket: plain,
     ALPNProtocols: [rpcOverTls],
   });
-  await connected(secure, address, signal, 'secureConnect');
+  try {
+    await connected(secure, address, signal, 'secureConnect');
+  } catch (cause) {
+    resetSocket(plain.on('error', () => undefined));
+    throw cause;
+  }
   if (isOtherProtocol(secure)) {
     secure.destroy();
     throw new RpcError(`${shown(address)} speaks ${secure.alpnProtocol} there, not RPC`, { failure: 'tls' });

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Address, Connection, Handlers } from './connection.ts';
 import { createDoubts } from './doubts.ts';
-import { isPortTaken, isSystemError, RpcError } from './errors.ts';
+import { isPortTaken, RpcError } from './errors.ts';
 import { messageCall, rpcVersion } from './message.ts';
 import { createPending, type Pending } from './pending.ts';
 import type { Procedure } from './procedure.ts';
@@ -54,6 +54,8 @@ export interface LastConnection {
   readonly localPort: number;
   /** Its port is worth waiting for: another one is not to be used yet. */
   readonly isAwaited: boolean;
+  /** Its address refused a connection: no server runs there. */
+  readonly onRefused: () => void;
 }
 
 /** One connection at a time, made anew when it breaks. Calls without a reply are then resent, as `Resending` decides. */
@@ -110,9 +112,9 @@ export function createLane(parts: LaneParts): Lane {
   /** A call that was sent on this connection; it may still lie in a queue. */
   let wasGivenUp = false;
   let isCopying = false;
-  let last: Omit<LastConnection, 'isAwaited'> | undefined;
+  let last: Pick<LastConnection, 'address' | 'localPort'> | undefined;
   let lostAt = 0;
-  /** The server refused a connection since. */
+  /** The address of the last connection refused another one since. */
   let wasDown = false;
 
   function drop(call: Call): void {
@@ -189,7 +191,10 @@ export function createLane(parts: LaneParts): Lane {
   /** Undefined: nothing waits that the server would have to recognise. */
   function lastToMatch(): LastConnection | undefined {
     if (last === undefined || !pending.values().some(isSentMutation)) return undefined;
-    return { ...last, isAwaited: clock.elapsed() - lostAt < awaitPortMs };
+    const onRefused = (): void => {
+      wasDown = true;
+    };
+    return { ...last, isAwaited: clock.elapsed() - lostAt < awaitPortMs, onRefused };
   }
 
   /** Connects, and sends what has no reply. */
@@ -204,7 +209,6 @@ export function createLane(parts: LaneParts): Lane {
         connection = await parts.connect(handlers, lastToMatch());
       } catch (cause) {
         turnedAway = 0;
-        wasDown ||= isSystemError(cause, 'ECONNREFUSED');
         // The port is free again in a moment, which says nothing of the server.
         if (isPortTaken(cause)) round--;
         const isOver = isHopeless(cause) || closing.aborted;
@@ -224,6 +228,7 @@ export function createLane(parts: LaneParts): Lane {
     connectedAt = clock.elapsed();
     const current = connection;
     const { address, localPort } = current;
+    wasDown &&= address === last?.address;
     last = localPort === undefined ? undefined : { address, localPort };
     void current.ended.then((why) => lost(current, why));
     resending.connected(current, wasDown);

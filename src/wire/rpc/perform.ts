@@ -40,7 +40,9 @@ export function perform(
   if (caller === undefined) return badCredential;
   if (call.procedure !== 0 && !shared.admits(caller)) return tooWeak;
   if (procedure.once === undefined || procedure.once === false) return run(procedure, reader, caller, shared.onError);
-  const from = shared.replaysByPort ? `${caller.address} ${caller.port}` : caller.address;
+  // Of data only the beginning is compared, so everything else must be the same.
+  const isByPort = shared.replaysByPort || procedure.once === 'frequent';
+  const from = isByPort ? `${caller.address} ${caller.port}` : caller.address;
   const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)}`;
   const replays = procedure.once === 'frequent' ? shared.frequentReplays : shared.replays;
   return replays.once(key, () => run(procedure, reader, caller, shared.onError));

@@ -26,7 +26,7 @@ export interface Procedure<A, R> {
 }
 
 export interface Incarnation {
-  /** Changes when the server restarts, and only then. */
+  /** Changes when the server restarts. Some servers change it after failed writes, too. */
   of(result: unknown): bigint;
   /** What `ask` needs; kept instead of the arguments, which may be large. */
   witness(args: unknown): unknown;
