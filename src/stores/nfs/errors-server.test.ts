@@ -16,6 +16,7 @@ import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { nfsStatus } from '#wire/nfs3/index.ts';
 import { create, mkdir } from '#wire/nfs3/procedures.ts';
+import { newProcessMark } from './lock-marks.ts';
 
 type Options = Readonly<Record<string, string>>;
 
@@ -30,9 +31,12 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   const at = (...names: readonly string[]): string => join(ground.folder, ...names);
   const placeOf = (path: string): string => `${ganesha.host}:${at(path)}`;
+  // One process, which knows what it made before.
+  const marks = { own: newProcessMark(), dead: [] };
+
   async function open(path: string, more: Options = {}, readOnly = false): Promise<Store> {
     const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}`, ...more };
-    const store = await openNfs({ uri: `nfs://${ganesha.host}${at(path)}`, options, readOnly });
+    const store = await openNfs({ uri: `nfs://${ganesha.host}${at(path)}`, options, readOnly, marks });
     onTestFinished(() => store.close());
     return store;
   }
