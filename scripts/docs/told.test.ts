@@ -17,7 +17,7 @@ const inShort = words(`
   data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded
   file-too-large fuse-missing mount-unanswered source-port-taken tls-file-unreadable
   filesystem-damaged filesystem-unknown folder-occupied format-newer grow-failed grow-needs-unmount image-busy internal
-  layout-differs loop-detaching loop-unavailable mkfs-failed mount-busy mount-denied mount-failed mount-flags-refused
+  layout-differs loop-deadline loop-detaching loop-no-answer loop-read-only loop-unavailable mkfs-failed mount-busy mount-denied mount-failed mount-flags-refused
   mount-occupied mount-unable mount-vanished mounted-read-only mounts-exhausted mounts-folder-missing not-adoptable
   owner-denied path-missing path-moved path-no-answer record-unreadable source-read-only state-corrupt state-denied
   state-full state-io state-locked state-newer state-read-only store-cannot-move store-closing store-damaged

@@ -41,6 +41,7 @@ import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
+import { shareMark } from './process-marks.ts';
 import { prepareState } from './state-folder.ts';
 import { keepApart, nfsPlace } from './store-places.ts';
 import { startUp } from './up.ts';
@@ -194,6 +195,7 @@ async function begin(folders: Folders, instance: string): Promise<void> {
   for (const ending of ['', '-wal', '-shm', '-journal']) await rm(`${database}${ending}`, { force: true });
   const records = openRecords(database);
   records.settings.set('instance', instance);
+  shareMark(records, instance);
   records.close();
 }
 

@@ -29,7 +29,7 @@ export function createScratches({ instance, marks, clock }: ScratchesParts): Scr
   return {
     next: () => `${run}-${++count}`,
     isLeftover: (name) => {
-      if (!name.startsWith(`${mine}-`) || name.startsWith(process)) return false;
+      if (!name.startsWith(`${mine}-`) || name.startsWith(marks.isShared === true ? run : process)) return false;
       if (dead.some((before) => name.startsWith(before))) return true;
       const since = seen.get(name) ?? clock.elapsed();
       seen.set(name, since);
