@@ -45,6 +45,9 @@ interface Closed extends GateOptions {
   pass(scope: Scope): Promise<void>;
 }
 
+/** Options may follow it. */
+const isScope = (given: unknown): boolean => typeof given === 'object' && given !== null && 'signal' in given;
+
 export function gated(inner: StoreKind): GatedKind {
   const gates = new Map<string, Closed>();
 
@@ -80,7 +83,7 @@ export function gated(inner: StoreKind): GatedKind {
     const verbs = Object.entries(store).map(([verb, value]) => {
       if (typeof value !== 'function' || ungated.includes(verb)) return [verb, value];
       const gatedVerb = async (...args: readonly unknown[]): Promise<unknown> => {
-        await through(verb, store.name, args.at(-1) as Scope);
+        await through(verb, store.name, args.find(isScope) as Scope);
         return await value(...args);
       };
       return [verb, gatedVerb];
