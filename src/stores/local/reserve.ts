@@ -1,31 +1,22 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, statfs, truncate, writeFile } from 'node:fs/promises';
-import { coalesced } from '#base/coalesced.ts';
 import { isFull } from '../shelf/files.ts';
 import type { Place, Reserve } from '../shelf/place.ts';
+import { createBacking, pieceBytes, pieces, plenty } from '../shelf/reserve.ts';
 import { lstatIfThere, unlinkIfThere } from './files.ts';
-
-const pieces = 8;
-const pieceBytes = 128 * 1024;
-/** Below this many times the reserve the room is left to the volumes. */
-const plenty = 4;
 
 /** In `.stowage/reserve`. */
 export function createReserve(place: Pick<Place, 'own' | 'root'>): Reserve {
   const names = Array.from({ length: pieces }, (_, i) => place.own('reserve', `${i}`));
-  let givenUp = 0;
 
-  // Those who find the store full at the same time share one piece.
-  const giveUp = coalesced(async () => {
+  async function removePiece(): Promise<boolean> {
     for (const path of names) {
       // XFS frees the blocks of an unlinked file some time later, those of a shortened one at once.
       await truncate(path, 0).catch(() => undefined);
-      if (await unlinkIfThere(path)) {
-        givenUp++;
-        return;
-      }
+      if (await unlinkIfThere(path)) return true;
     }
-  });
+    return false;
+  }
 
   async function make(): Promise<void> {
     const missing: string[] = [];
@@ -42,19 +33,7 @@ export function createReserve(place: Pick<Place, 'own' | 'root'>): Reserve {
   }
 
   return {
-    backing: async (work) => {
-      for (;;) {
-        const before = givenUp;
-        try {
-          return await work();
-        } catch (cause) {
-          if (!isFull(cause)) throw cause;
-          await giveUp();
-          // Somebody else may have given one up meanwhile: that is as good.
-          if (givenUp === before) throw cause;
-        }
-      }
-    },
+    backing: createBacking(removePiece),
     refill: async () => {
       await make().catch((cause: unknown) => {
         if (!isFull(cause)) throw cause;

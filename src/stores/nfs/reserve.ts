@@ -1,15 +1,10 @@
 import { randomBytes } from 'node:crypto';
-import { coalesced } from '#base/coalesced.ts';
 import { NfsError } from '#wire/nfs3/index.ts';
-import { isFull, isRefusal } from '../shelf/files.ts';
+import { isRefusal } from '../shelf/files.ts';
 import type { Reserve } from '../shelf/place.ts';
+import { createBacking, pieceBytes, pieces, plenty } from '../shelf/reserve.ts';
 import type { NfsFiles } from './files.ts';
 import { absentFolderIsAbsent } from './files.ts';
-
-const pieces = 8;
-const pieceBytes = 128 * 1024;
-/** Below this many times the reserve the room is left to the volumes. */
-const plenty = 4;
 
 export interface ReserveParts {
   readonly files: NfsFiles;
@@ -22,22 +17,18 @@ export interface ReserveParts {
 
 /** The same as that of a local store, on the server. A piece appears whole, so any host may give up any of them. */
 export function createNfsReserve({ files, folder, scratch, free }: ReserveParts): Reserve {
-  let givenUp = 0;
   const present = async (): Promise<readonly string[]> => (await absentFolderIsAbsent(files.names(folder))) ?? [];
 
-  // Verbs that find the store full at the same time share one piece.
-  const giveUp = coalesced(async () => {
+  async function removePiece(): Promise<boolean> {
     for (const name of await present()) {
       const path = `${folder}/${name}`;
       const found = await files.attributes(path);
       // Some servers free the blocks of a removed file some time later, those of a shortened one at once.
       if (found !== undefined) await files.remark(path, found).catch(() => false);
-      if (await files.unlink(path)) {
-        givenUp++;
-        return;
-      }
+      if (await files.unlink(path)) return true;
     }
-  });
+    return false;
+  }
 
   async function make(): Promise<void> {
     const there = new Set(await present());
@@ -53,19 +44,7 @@ export function createNfsReserve({ files, folder, scratch, free }: ReserveParts)
   }
 
   return {
-    backing: async (work) => {
-      for (;;) {
-        const before = givenUp;
-        try {
-          return await work();
-        } catch (cause) {
-          if (!isFull(cause)) throw cause;
-          await giveUp();
-          // Another verb may have given one up meanwhile: that is as good.
-          if (givenUp === before) throw cause;
-        }
-      }
-    },
+    backing: createBacking(removePiece),
     refill: async () => {
       await make().catch((cause: unknown) => {
         // A server that has no room, or does not say how much: the reserve stays as it is.

@@ -1,0 +1,30 @@
+import { coalesced } from '#base/coalesced.ts';
+import { isFull } from './files.ts';
+import type { Reserve } from './place.ts';
+
+export const pieces = 8;
+export const pieceBytes = 128 * 1024;
+/** Below this many times the reserve, the free space is left to the volumes. */
+export const plenty = 4;
+
+/** `removePiece` removes one piece of the reserve. It returns false if there is none. */
+export function createBacking(removePiece: () => Promise<boolean>): Reserve['backing'] {
+  let removed = 0;
+  // Operations that find the store full at the same time share one piece.
+  const giveUp = coalesced(async () => {
+    if (await removePiece()) removed++;
+  });
+  return async (work) => {
+    for (;;) {
+      const before = removed;
+      try {
+        return await work();
+      } catch (cause) {
+        if (!isFull(cause)) throw cause;
+        await giveUp();
+        // Another operation may have removed a piece in the meantime; that is enough for a retry.
+        if (removed === before) throw cause;
+      }
+    }
+  };
+}
