@@ -1,10 +1,10 @@
 import type { Time } from '#wire/nfs3/index.ts';
 
-/** When a file has changed so much later that a guard tells the two times apart. All times are the server's. */
+/** Tells whether two ctimes of a file differ for the server's guard check. All times are the server's. */
 export interface GuardTicks {
-  /** `isOurs`: the first time is of a release of ours that was answered, so no other copy of it is under way. */
+  /** `isOurs`: our own release set the first time, and the server answered it. No copy of that call is in flight. */
   isPast(first: Time, second: Time, isOurs: boolean): Promise<boolean>;
-  /** How long to wait before it is worth another try. */
+  /** How long to wait before the next attempt. */
   pauseMs(first: Time, second: Time): number;
 }
 
@@ -13,9 +13,9 @@ export interface GuardTicksParts {
   comparesNanoseconds(): Promise<boolean>;
 }
 
-/** A clock that was set back so far does not come to the first time again soon. */
+/** If the server's clock was set back by more than this, it won't reach the first time again soon. */
 const setBackSeconds = 60;
-/** Less than a tick of most servers. */
+/** Shorter than the timestamp granularity of most servers. */
 const tickMs = 2;
 
 export function createGuardTicks({ comparesNanoseconds }: GuardTicksParts): GuardTicks {

@@ -36,20 +36,20 @@ export interface LockFileParts {
 }
 
 export interface LockFile {
-  /** Makes the file, held. `EEXIST` where it is there. */
+  /** Creates the file as held by us. Throws `EEXIST` if it exists. */
   create(path: string): Promise<HeldLock>;
   /**
-   * Takes a lock that was found in a state in which it may be taken. Undefined: another process was faster.
-   * `isOurs`: nobody has changed it since a release of ours.
+   * Takes a lock that is free or abandoned. Returns undefined if another process took it first.
+   * `isOurs`: nobody has changed the file since our own release.
    */
   take(found: Located, isOurs: boolean, signal: AbortSignal): Promise<HeldLock | undefined>;
-  /** What it is then. Undefined: it is not ours any more, and was left as it is. */
+  /** Returns the file after the release. Undefined: another host took the lock over, and we left it alone. */
   release(held: HeldLock): Promise<Located | undefined>;
 }
 
-/** Longer than any tick. A server that answers so long and gives no other time keeps no time of change at all. */
+/** Longer than any timestamp granularity. A server whose ctime has not moved after this time does not maintain ctimes. */
 const tickPatienceMs = 2_500;
-/** Other hosts that lost a race against us can have changed our lock in passing; not this often. */
+/** Hosts that lost a race against us may still change our lock file. They do not do so this often. */
 const mostReleases = 8;
 
 export const ctimeOf = ({ ctime, ctimeNs }: Attributes): Time => ({ seconds: ctime, nanoseconds: ctimeNs });
@@ -58,10 +58,10 @@ const hasMark = ({ mtime, mtimeNs }: Attributes, mark: Time): boolean => isSameM
 const isAnnounced = ({ atime, atimeNs }: Attributes, mark: Time): boolean => isSameMark(atime, atimeNs, mark);
 
 export function createLockFile({ io, marks, ticks, clock }: LockFileParts): LockFile {
-  /** Guards are of no use there: hosts exclude each other all the same, but not what is left of calls sent twice. */
+  /** The server does not maintain ctimes, so guards never fail. Hosts still exclude each other; late copies of calls are not rejected. */
   let keepsNoTime = false;
 
-  /** As `LockIo.setattr`. A call without an answer, or with "changed", is resolved by looking. */
+  /** Like `LockIo.setattr`, but resolves a lost reply or "changed" by reading the attributes back. */
   async function set(
     handle: FileHandle,
     to: SetAttributes,
@@ -76,17 +76,17 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     if (answer !== 'changed' && (answer === 'gone' || !('unanswered' in answer))) return answer;
     const now = await io.attributes(handle);
     if (now === undefined) return 'gone';
-    // The change that our guard failed on may be ours: the first copy of a call that was sent twice.
+    // Our own first copy may have made the change that the guard of the second copy failed on.
     if (isSet(now)) return now;
     if (answer === 'changed' || !isSameTime(ctimeOf(now), ifChangedAt)) return 'changed';
-    // Sent again with the same guard: whichever copy runs first makes the other one fail.
+    // Resend with the same guard: the copy that runs first makes the other one fail.
     if (repeats === 0) throw answer.unanswered;
     return set(handle, to, ifChangedAt, isSet, repeats - 1);
   }
 
   /**
-   * Writes our mark into the time of access, until the server's clock has moved on from what the lock was: else a guard
-   * of before would still fit. Undefined: somebody else has changed the lock.
+   * Writes our mark into atime until the file's ctime differs from the one we found; otherwise a call with the old guard could still
+   * succeed. Returns undefined if another process changed the lock.
    */
   async function announce(
     { handle, attributes }: Located,
@@ -101,7 +101,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
       if (now === 'gone' || now === 'changed') return undefined;
       if (now.mtime !== attributes.mtime || now.mtimeNs !== attributes.mtimeNs) return undefined;
       guard = ctimeOf(now);
-      // A server that keeps no time of access: `take` does without.
+      // The server does not store atime; `take` handles that.
       if (!isAnnounced(now, mark)) return now;
       if (await ticks.isPast(first, guard, isOurs)) return now;
       keepsNoTime ||= isSameTime(first, guard) && clock.elapsed() - since > tickPatienceMs;
@@ -111,7 +111,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     }
   }
 
-  /** The mark of whoever announced itself last: it may believe that the lock is its own, and we wrote over its mark. */
+  /** Restores the mark of the process that announced itself last. We overwrote it, and that process may already hold the lock. */
   async function giveWay(handle: FileHandle, found: Attributes): Promise<void> {
     const winner = { seconds: found.atime, nanoseconds: found.atimeNs };
     await io.setattr(handle, { mtime: winner }, ctimeOf(found));
@@ -134,7 +134,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
         await giveWay(handle, taken);
         return undefined;
       }
-      // The server keeps no time of access. What it keeps is at least ours.
+      // The server does not store atime, so check mtime at least.
       const now = await io.attributes(handle);
       return now !== undefined && hasMark(now, mark) ? { handle, attributes: now, mark } : undefined;
     },

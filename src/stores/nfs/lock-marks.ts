@@ -3,16 +3,16 @@ import type { ProcessMarks } from '#core/ports.ts';
 import type { Attributes, Time } from '#wire/nfs3/index.ts';
 
 /**
- * Who holds a lock, or made an empty record, is told by the file's time of last change: a date before 1987, which no
- * clock gives. The seconds tell the process, the milliseconds tell one mark of a process from its others. Servers that
- * keep whole seconds only are fine.
+ * A file's mtime names the process that holds the lock or created the empty record. It is a date before 1987, which no clock
+ * sets. The seconds identify the process; the milliseconds distinguish its marks. Servers that store whole seconds
+ * are supported.
  */
 const firstMark = 2;
 const marksEnd = 2 ** 29;
 /** The seconds of a lock that nobody holds. Older versions made lock files with a hash here: any other value is "held". */
 const freeSeconds = 1;
 
-/** In the middle of a millisecond: what a server or a conversion rounds does not matter. */
+/** The middle of a millisecond, so that rounding on the server or in a conversion does not matter. */
 const anyMs = (): number => randomInt(1000) * 1_000_000 + 500_000;
 
 export const newProcessMark = (): number => randomInt(firstMark, marksEnd);

@@ -2,8 +2,8 @@ import { isFull, isRefusal } from '../shelf/files.ts';
 import type { NfsFiles } from './files.ts';
 
 /**
- * The server's time in ms: NFS has no call for it, but the server stamps what it changes. A folder takes no room for that,
- * so a full server can answer too; one that refuses is asked to write a file. Undefined: it has no room for one.
+ * The server's time in ms. NFS has no call for it, so we have the server set a folder's mtime to its own time. That needs no free space. If the
+ * server refuses, we write a file instead; undefined if there is no space for one.
  */
 export async function serverTime(
   files: Pick<NfsFiles, 'touch' | 'write' | 'unlink'>,

@@ -8,9 +8,9 @@ import type { Watch } from './watch.ts';
 
 /** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
 export const deadLock = { afterMs: 2 * takenForDeadMs, steadyMs: 10_000 } as const;
-/** Locks that we released are taken again without looking them up. */
+/** Locks that this process released are taken again without a LOOKUP. At most this many are remembered. */
 const mostRecent = 10_000;
-/** How often a lock file can come and go between two calls of ours. */
+/** Retries if the lock file is created or removed between two of our calls. */
 const mostLookups = 3;
 
 export interface VolumeLocksParts {
@@ -19,16 +19,16 @@ export interface VolumeLocksParts {
   readonly marks: Marks;
   readonly watch: Watch;
   readonly log: Log;
-  /** A file that every store has: the lock of a volume that has none of its own, where there is no room for one. */
+  /** A file that exists in every store. It is the lock of volumes that have no lock file while the store is full. */
   readonly spare: string;
-  /** What this process holds at the moment, in every store that it has open. */
+  /** The locks that this process holds, in all stores that it has open. */
   readonly held: Set<string>;
-  /** What a path is called in `held`: the same for every store that is the same place. */
+  /** The key of a path in `held`. Two stores in the same place give the same key. */
   keyOf(path: string): string;
 }
 
 export interface Taken {
-  /** Of the file that is the lock: the volume's own, or the spare one. */
+  /** The file that is the lock: the volume's own lock file or the spare lock. */
   readonly path: string;
   readonly lock: HeldLock;
   /** The volume had no lock file. */
@@ -42,11 +42,11 @@ export interface Taken {
 }
 
 export interface VolumeLocks {
-  /** Undefined: it is held, by another host or by this process. */
+  /** Returns undefined if another host or this process holds the lock. */
   tryTake(path: string, signal: AbortSignal): Promise<Taken | undefined>;
   /**
-   * `remove`: with its file, which is of no more use. `unchecked`: the spare lock was not seen to be free. Never throws: a lock that
-   * cannot be released has our mark.
+   * `remove`: also removes the lock file. `unchecked`: the spare lock was not seen free. Never throws: a lock that cannot be released
+   * keeps our mark, and this process can take it again.
    */
   release(taken: Taken, how: 'keep' | 'remove' | 'unchecked'): Promise<void>;
   /** No other host holds the spare lock. */
@@ -57,7 +57,7 @@ type Own = Omit<Taken, 'keys'>;
 
 export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   const { io, lockFile, marks, watch, spare, held, keyOf } = parts;
-  /** As our own release left them. */
+  /** Lock files as our own release left them. */
   const recent = new Map<string, Located>();
   let spareFile: Located | undefined;
 
@@ -91,7 +91,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
     return undefined;
   }
 
-  /** Whoever makes the lock file of that volume from now on waits for us: see `isNew`. */
+  /** A host that creates this volume's lock file later waits for the spare lock: see `isSpareUnchecked`. */
   async function takeSpare(path: string, signal: AbortSignal): Promise<Own | undefined> {
     const found = await io.find(spare);
     if (found === undefined) throw Object.assign(new Error(`${spare} does not exist`), { code: 'ENOENT' });
@@ -118,7 +118,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
     tryTake: async (path, signal) => {
       const key = keyOf(path);
       if (held.has(key)) return undefined;
-      // Before the first call: two of this process must not both find the lock to be an earlier one of ours.
+      // Add the key before the first call. Otherwise two operations of this process could both find our mark and both take the lock.
       held.add(key);
       const keys = [key];
       let taken: Own | undefined;

@@ -1,20 +1,20 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes } from '#wire/nfs3/index.ts';
 
-/** A longer pause between two looks, of ours or of a server that stood still, begins the steady time anew. */
+/** A longer gap between two polls, caused by us or by a stalled server, resets the steady time. */
 const longestGapMs = 2_000;
 const mostWatched = 10_000;
 
 export interface Patience {
-  /** So long it must not have changed, */
+  /** The file must be unchanged for this long, */
   readonly afterMs: number;
-  /** and for so long, at the end of that, we must have looked again and again. */
+  /** and we must have polled it without a gap for the last part of that time. */
   readonly steadyMs: number;
 }
 
-/** Files of other hosts that do not change, though the server answers: their hosts are dead. By our own clock alone. */
+/** Finds files of dead hosts: they do not change while the server answers. Uses only our own clock. */
 export interface Watch {
-  /** Also looks: `found` is what the file is now. */
+  /** Counts as a poll. `found`: the file's current attributes. */
   isDead(path: string, found: Attributes, patience: Patience): boolean;
   forget(path: string): void;
 }

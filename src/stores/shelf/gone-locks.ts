@@ -11,8 +11,8 @@ const readsAtOnce = 16;
 const mostRemoved = 16;
 
 /**
- * Lock files of volumes that are gone: a host that came late made them anew, or died before it could remove them. Which
- * they are only the records tell, so these are read when there are more lock files than volumes.
+ * Removes lock files of volumes that no longer exist. A late host re-created them, or a host died before it removed them. Only the
+ * records show which ones, so we read the records when there are more lock files than volumes.
  */
 export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void> {
   const { place } = parts;

@@ -12,13 +12,13 @@ export interface Mutation<A, R> {
   readonly args: A;
   readonly options: CallOptions | undefined;
   /**
-   * Asked after the connection was lost, when the server would not recognise the call: gives the result if the call was done.
-   * Undefined: it was not done, or doing it again is the same. Throws `unknown` if that cannot be told.
+   * Called after the connection was lost if the server would not recognise the call. Returns the result if the server executed the call,
+   * and undefined if it did not or if repeating it is safe. Throws `unknown` if that cannot be determined.
    */
   readonly isDone?: ((options: CallOptions, unknown: RpcError) => Promise<R | undefined>) | undefined;
 }
 
-/** Makes calls as the specification says what their answers mean. `failed` is asked when one fails: it gives a result, or throws. */
+/** Makes NFS calls. Retries JUKEBOX and resolves lost mutations. `failed` handles an error: it returns a result or throws. */
 export interface Calling {
   call<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined, failed?: Failed<R>): Promise<R>;
   mutate<A, R>(mutation: Mutation<A, R>, failed?: Failed<R>): Promise<R>;
@@ -53,8 +53,8 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
   }
 
   /**
-   * Waits until the first copy is not expected to run any more, asks what became of it, and makes the call again if need be. Whatever
-   * fails on the way leaves the call undecided: it may have been done, whatever the last attempt came to.
+   * Waits until the first copy is not expected to run any more, asks the server whether it ran, and repeats the call if it did not. Errors
+   * on the way leave the outcome unknown: the first copy may have run, whatever a later attempt returns.
    */
   async function decided<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
     const { procedure, options } = mutation;
@@ -77,7 +77,7 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
     const { procedure, args, options, isDone } = mutation;
     const inTime = (): CallOptions => ({ ...options, deadlineMs: before - clock.elapsed() });
     const done = await isDone?.(inTime(), first).catch((cause: unknown) => {
-      // The directory is gone or has another handle, which callers know what to do about. Other refusals decide nothing.
+      // Callers handle STALE and BADHANDLE of the directory. Other errors of the lookup do not decide the outcome.
       throw cause instanceof NfsError && !isNfsError(cause, 'JUKEBOX', 'STALE', 'BADHANDLE') ? first : cause;
     });
     if (done !== undefined) return done;
@@ -102,7 +102,7 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
     const unlessLost = (why: unknown): R | Promise<R> =>
       decideOf(why) === undefined ? failed(why) : decided(mutation, why as RpcError).catch(failed);
     if (isNfsError(cause, 'JUKEBOX')) return later(mutation, since, cause).catch(unlessLost);
-    // A server without the procedure at all means the same as one that says it does not support it.
+    // Treat a missing procedure like NFS3ERR_NOTSUPP.
     if (cause instanceof RpcError && cause.failure === 'no-procedure')
       throw new NfsError(mutation.procedure.name, nfsStatus.NOTSUPP, false);
     return unlessLost(cause);
@@ -124,13 +124,13 @@ const stillMaybeDone = (cause: unknown): unknown =>
     ? new RpcError(cause.message, { failure: cause.failure, maybeDone: true, cause })
     : cause;
 
-/** The server was not there, or said "later": nothing is known that was not known before. */
+/** The server was unreachable or answered JUKEBOX, so the outcome is still unknown. */
 const isSilence = (cause: unknown): boolean =>
   isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && ['unreachable', 'lost'].includes(cause.failure));
 
 const decideOf = (cause: unknown): RpcError['decide'] => (cause instanceof RpcError ? cause.decide : undefined);
 
-/** What was sent twice before the server said "later", or over two connections, was sent twice. */
+/** Marks an error as the reply to a call that was sent more than once. */
 const asResent = (cause: unknown): unknown =>
   cause instanceof NfsError ? new NfsError(cause.procedure, cause.status, true) : cause;
 

@@ -48,17 +48,17 @@ export interface LaneParts {
   readonly onEnded: (call: Call) => void;
 }
 
-/** The connection before, which a server would recognise resent calls by. */
+/** The previous connection. The server recognises resent calls by its endpoints. */
 export interface LastConnection {
   readonly address: Address;
   readonly localPort: number;
-  /** Its port is worth waiting for: another one is not to be used yet. */
+  /** Retry the same port; do not use another one yet. */
   readonly isAwaited: boolean;
   /** Its address refused a connection: no server runs there. */
   readonly onRefused: () => void;
 }
 
-/** One connection at a time, made anew when it breaks. Calls without a reply are then resent, as `Resending` decides. */
+/** One connection at a time; reconnects when it breaks. `Resending` decides which pending calls are resent. */
 export interface Lane {
   readonly pending: Pending;
   start(call: Call): void;
@@ -86,7 +86,7 @@ const longestPatience = 16;
  * being started does so now and then; not for half a minute, which so many take with their pauses.
  */
 const mostTurnedAway = 14;
-/** The port of a connection that broke may be taken for a moment, or something on the way may have forgotten it. */
+/** How long to retry the port of a lost connection: it may be in use for a moment, or a firewall may drop it. */
 const awaitPortMs = 10_000;
 
 export function createLane(parts: LaneParts): Lane {
@@ -188,7 +188,7 @@ export function createLane(parts: LaneParts): Lane {
     await clock.sleep(ms, closing).catch(() => undefined);
   }
 
-  /** Undefined: nothing waits that the server would have to recognise. */
+  /** Undefined: no pending call needs to be recognised by the server. */
   function lastToMatch(): LastConnection | undefined {
     if (last === undefined || !pending.values().some(isSentMutation)) return undefined;
     const onRefused = (): void => {
@@ -209,7 +209,7 @@ export function createLane(parts: LaneParts): Lane {
         connection = await parts.connect(handlers, lastToMatch());
       } catch (cause) {
         turnedAway = 0;
-        // The port is free again in a moment, which says nothing of the server.
+        // A port in use says nothing about the server, so it does not count as a round.
         if (isPortTaken(cause)) round--;
         const isOver = isHopeless(cause) || closing.aborted;
         for (const call of pending.values()) {
@@ -236,7 +236,7 @@ export function createLane(parts: LaneParts): Lane {
 
   function lost(which: Connection, cause: Error): void {
     const isTurnedAway = which.isTurnedAway && clock.elapsed() - connectedAt < longestBackOffMs;
-    // By a reset: a port that closes in the usual way cannot be used again for a minute.
+    // Reset it: after a normal close the port would stay in TIME_WAIT for a minute.
     which.reset();
     if (connection !== which) return;
     connection = receiving = undefined;
@@ -249,7 +249,7 @@ export function createLane(parts: LaneParts): Lane {
     // A server that breaks the protocol would do so again.
     if (why instanceof RpcError && why.failure === 'garbled')
       for (const call of pending.values()) fail(call, garbled(why, call));
-    // Who says no at once has taken nothing of what was sent on this connection. Who says nothing may have.
+    // A server that rejects TLS has executed nothing from this connection. A server that just closes it may have.
     const wasSentBefore = (call: Call): boolean => call.resent || (call.sent && call.sentOn !== sentOn);
     if (isHopeless(why))
       for (const call of pending.values())
@@ -315,7 +315,7 @@ function createEncode(usual: Buffer, isCopying: () => boolean): Encode<Call> {
     writer.buffer.set(credential, at + 24);
     writer.at = at + 24 + length;
     const data = procedure.encode(writer, args);
-    // Of two copies the reply to the first ends the call, and its memory is the caller's again: the second must not be in it.
+    // The reply to the first copy ends the call and returns the buffer to the caller, so the second copy must not use it.
     if (data !== undefined && isCopying()) return Buffer.from(data);
     call.lends = data !== undefined;
     return data;

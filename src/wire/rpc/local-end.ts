@@ -1,8 +1,8 @@
 import { isIP } from 'node:net';
 
 /**
- * Where a connection starts. Without a port one is bound before connecting: a port that the system chooses while connecting may be shared with
- * connections to other servers, and could then not be bound again when this connection is lost.
+ * The local end of a connection. If no port is given, bind a free one before connecting: a port that the kernel chooses during connect(2) may
+ * be shared with connections to other servers, and then cannot be bound again after this connection is lost.
  */
 export function localEnd(
   host: string,

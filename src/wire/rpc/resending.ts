@@ -5,24 +5,24 @@ import type { Call } from './lane.ts';
 import type { Pending } from './pending.ts';
 import type { Incarnation, Procedure } from './procedure.ts';
 
-/** One connection as calls remember it: where the server saw them come from, and which run of the server got them. */
+/** The connection that a call was sent on: its endpoints, and the server's write verifier at that time. */
 export interface SentOn {
   readonly endpoints: string;
-  /** Undefined: no reply has told yet. */
+  /** Undefined: no reply has carried a verifier yet. */
   incarnation: bigint | undefined;
 }
 
 export interface ResendingParts {
   readonly clock: Clock;
   readonly pending: Pending;
-  /** `isCopied`: another copy of the call is on its way already, which the caller's memory may be lent to. */
+  /** `isCopied`: another copy of the call is in flight and may use the caller's buffer, so this one copies the data. */
   readonly send: (call: Call, isCopied?: boolean) => void;
   readonly fail: (call: Call, error: RpcError) => void;
   /** Makes a call on the lane's own connection. */
   readonly ask: (asked: Asked) => Promise<unknown>;
-  /** The server's machine takes nothing at the moment. */
+  /** The send queue is backed up. */
   readonly isBacklogged: () => boolean;
-  /** How long what was sent on a lost connection may still run when the server answers again. */
+  /** How long calls from a lost connection may still run after the server answers again. */
   readonly runsOnMs: number;
   readonly closing: AbortSignal;
 }
@@ -41,12 +41,12 @@ export interface Asked {
  * for which servers remember what they have answered. Otherwise they fail with `RpcError.decide`: docs/designs/nfs-resends.md.
  */
 export interface Resending {
-  /** Begins a connection; the calls that wait are sent on it, some of them later. `wasDown`: it refused connections meanwhile. */
+  /** Resends pending calls on a new connection. `wasDown`: the server refused connections in between. */
   connected(connection: Connection, wasDown: boolean): void;
   lost(): void;
   readonly sentOn: SentOn | undefined;
   answered(call: Call, result: unknown): void;
-  /** To be called now and then: repeats resent calls that have no reply. */
+  /** Repeats resent calls that have no reply. Call it periodically. */
   repeat(now: number): void;
 }
 
@@ -58,7 +58,7 @@ const recognisedMs = 100_000;
  */
 const firstRepeatMs = 5_000;
 const longestRepeatMs = 30_000;
-/** COMMIT may wait for a busy disk; whether the server answers at all is then asked by a call that does nothing. */
+/** COMMIT may wait for a busy disk. After this time NULL shows whether the server answers at all. */
 const askMs = 2_000;
 const askPauseMs = 100;
 /** A refusal is an answer, too. */
@@ -67,7 +67,7 @@ const silences: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'can
 export function createResending(parts: ResendingParts): Resending {
   const { clock, pending, send, fail, ask, isBacklogged, runsOnMs, closing } = parts;
   let current: SentOn | undefined;
-  // The last call whose reply told the incarnation: how to ask for it, about which file, and as whom.
+  // How to ask for the verifier again: the procedure, the file and the user of the last reply that carried one.
   let telling: Incarnation | undefined;
   let witness: unknown;
   let witnessedAs: Buffer | undefined;
@@ -80,7 +80,7 @@ export function createResending(parts: ResendingParts): Resending {
       (cause: unknown) => !(cause instanceof RpcError && silences.includes(cause.failure)),
     );
 
-  /** Resolves when the server has answered. The incarnation stays unknown if no file is known, or the server does not tell. */
+  /** Resolves when the server has answered. The verifier stays unknown if no file is known or COMMIT fails. */
   async function heard(on: SentOn, { procedure: { program, version } }: Call): Promise<void> {
     const nothing: Procedure<unknown, unknown> = {
       ...{ program, version, number: 0, name: 'NULL', encode: () => undefined, decode: () => undefined },
@@ -101,13 +101,13 @@ export function createResending(parts: ResendingParts): Resending {
     if (isOther || !isRecognised)
       return void fail(call, undecided(call, isOther && wasDown ? 0 : clock.elapsed() + runsOnMs));
     send(call);
-    // What was known of the server is worth keeping where this connection has not told.
+    // Keep the old verifier if this connection has not reported one.
     if (on.incarnation === undefined) call.sentOn = before;
   }
 
   async function resendAll(calls: readonly [Call, ...Call[]], on: SentOn, wasDown: boolean): Promise<void> {
     await heard(on, calls[0]);
-    // Lost again: the next connection begins with all of them.
+    // The connection was lost again; the next one starts over with all calls.
     if (current !== on) return;
     for (const call of calls) resend(call, on, wasDown);
     repeatMs = firstRepeatMs;
@@ -159,11 +159,11 @@ export function createResending(parts: ResendingParts): Resending {
 /** Servers keep the answer, and drop copies while they work on the first. */
 const isCached = ({ procedure }: Call): boolean => procedure.mutates !== undefined;
 
-/** It may have reached the server, and has to be recognised if it is sent again. */
+/** The call may have reached the server, so the server must recognise it if it is resent. */
 export const isSentMutation = ({ sentOn, procedure, args }: Call): boolean =>
   sentOn !== undefined && procedure.mutates?.(args) === true;
 
-/** The server has restarted, or it is another one; or it has said by this that writes may have got lost, as Linux does. */
+/** The verifier changed: the server restarted, another server answers, or (on Linux) a write failed. */
 const isOtherRun = (before: SentOn, now: SentOn): boolean =>
   before.incarnation !== undefined && now.incarnation !== undefined && before.incarnation !== now.incarnation;
 
