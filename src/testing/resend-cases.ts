@@ -1,7 +1,7 @@
 import { deepEqual, equal, fail, ok, rejects } from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
-import { rename } from '#wire/nfs3/procedures.ts';
+import { commit, create, remove, rename, rmdir, write } from '#wire/nfs3/procedures.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import type { ReplayingProxy } from './replaying-proxy.ts';
 import { hard, type Mutation, type Nodes, namesIn } from './resend-mutations.ts';
@@ -11,8 +11,47 @@ import { hard, type Mutation, type Nodes, namesIn } from './resend-mutations.ts'
  * on a Linux nfsd. They throw if the result on the server's disk is wrong.
  */
 
-/** The reply is lost, and node B goes on before the call is resent. `meanwhile`: while node A cannot connect. */
-export async function loseReply(
+/** The reply is lost, and node B goes on before the call is resent. Node A knows that the server has not restarted. */
+export async function loseReply(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+  const { proxy } = nodes;
+  const { byA, byB, check } = await prepare(nodes);
+  await learnVerifier(nodes);
+  const lost = proxy.loseReply(procedure);
+  const done = byA();
+  await lost;
+  await proxy.down();
+  await byB();
+  await proxy.up();
+  await done;
+  check();
+  // More, if the server took longer than the client waits before it repeats a copy.
+  ok(proxy.passed(procedure) >= resentAtLeast(procedure) + learning(procedure));
+  equal(new Set(proxy.ports).size, 1);
+}
+
+/**
+ * To ask whether the server restarted leaves the file as it is, and takes no write error from the application: that is told to one
+ * COMMIT only.
+ */
+export async function askUnnoticed(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+  const { proxy, b, witnesses } = nodes;
+  const { byA } = await prepare(nodes);
+  await learnVerifier(nodes);
+  const { handle } = await b.lookup(witnesses, 'witness');
+  await b.setattr(handle, { mode: 0o4755, mtime: { seconds: 1_234_567, nanoseconds: 0 } });
+  const before = await b.getattr(handle);
+  const [written, committed] = [proxy.passed(write.number), proxy.passed(commit.number)];
+  const lost = proxy.loseReply(procedure);
+  const done = byA();
+  await lost;
+  await done;
+  ok(proxy.passed(write.number) > written, 'it was not asked');
+  equal(proxy.passed(commit.number), committed);
+  deepEqual(await b.getattr(handle), before);
+}
+
+/** The reply is lost, as in `loseReply`, but node A has written nothing, so it cannot know whether the server restarted. `meanwhile`: while it cannot connect. */
+export async function loseReplyOfUnknown(
   nodes: Nodes,
   { procedure, prepare }: Mutation,
   meanwhile: () => Promise<void> = async () => undefined,
@@ -28,9 +67,21 @@ export async function loseReply(
   await proxy.up();
   await done;
   check();
-  // More, if the server took longer than the client waits before it repeats a copy.
-  ok(proxy.passed(procedure) >= 2);
-  equal(new Set(proxy.ports).size, 1);
+}
+
+/** Two connections: node A has written on one of them, and the reply is lost on the other. */
+export async function loseReplyOfSecondLane(nodes: Nodes, { procedure, prepare }: Mutation): Promise<void> {
+  const { proxy } = nodes;
+  const { byA, byB, check } = await prepare(nodes);
+  await learnVerifier(nodes);
+  // The connections take turns: CREATE on the first, WRITE on the second, the call on the first.
+  const lost = proxy.loseReply(procedure);
+  const done = byA();
+  await lost;
+  await byB();
+  await done;
+  check();
+  ok(proxy.passed(procedure) >= resentAtLeast(procedure));
 }
 
 /** The first copy runs after the second was answered. */
@@ -45,6 +96,13 @@ export async function delayFirstCopy(nodes: Nodes, { procedure, prepare }: Mutat
   // More, if the server took longer than the client waits before it repeats a copy.
   ok(proxy.passed(procedure) >= 2);
 }
+
+/** A call that takes a name away is decided instead of resent, if a busy server did not tell its verifier in time. */
+const resentAtLeast = (procedure: number): number =>
+  [remove, rmdir, rename].some(({ number }) => number === procedure) ? 1 : 2;
+
+/** WRITE is also what the verifier is learned and asked for with, and CREATE makes the file for it. */
+const learning = (procedure: number): number => (procedure === write.number ? 2 : procedure === create.number ? 1 : 0);
 
 /** Node A tells one run of the server from the next by the verifier that it was given for a write. */
 async function learnVerifier({ a, witnesses }: Nodes): Promise<void> {

@@ -170,7 +170,10 @@ interface Container {
 
 interface ContainerStatus {
   readonly name: string;
-  readonly state?: { readonly running?: { readonly startedAt?: string } };
+  readonly state?: {
+    readonly running?: { readonly startedAt?: string };
+    readonly terminated?: { readonly reason?: string };
+  };
 }
 
 export interface Pod extends KubeObject {

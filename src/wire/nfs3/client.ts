@@ -33,7 +33,8 @@ export interface New {
 export interface Meaning {
   /**
    * What the name means. If the connection is lost and the server cannot recognise the call, this tells whether it was done:
-   * the name means something else by then. 'anything': nobody else uses the name. Without it the outcome stays unknown.
+   * the name means something else by then. If it is not known whether the server restarted, the call is resent only while the name
+   * means this. 'anything': nobody else uses the name. Without it the outcome stays unknown.
    */
   readonly meant?: FileHandle | 'anything' | undefined;
 }
@@ -139,6 +140,19 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return meant === 'anything' || isSameHandle(handle, meant) || (await isSameFile(handle, meant, options));
   }
 
+  /** Adds the question that is asked before the call is resent to a server that may have restarted. */
+  function taking(place: Place, options: (CallOptions & Meaning) | undefined): CallOptions {
+    const meant = options?.meant;
+    if (meant === 'anything') return options ?? {};
+    const isUndone: CallOptions['isUndone'] = async (on) => {
+      if (meant === undefined) return undefined;
+      const how = { signal: options?.signal, credential: options?.credential, ...on };
+      const handle = await whatIs(place, how);
+      return handle !== undefined && (isSameHandle(handle, meant) || (await isSameFile(handle, meant, how)));
+    };
+    return { ...options, isUndone };
+  }
+
   /** Servers may have given it another handle since. */
   async function isSameFile(found: FileHandle, meant: FileHandle, options: CallOptions): Promise<boolean> {
     const before = await call(procedures.getattr, meant, options).catch((cause: unknown) => {
@@ -159,7 +173,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     const isDone: Mutation<Place, Wcc>['isDone'] = async (inTime, unknown) =>
       (await isStill(args, options?.meant, inTime, unknown)) ? undefined : unknownChange;
     return named(args, () =>
-      mutate({ procedure, args, options, isDone }, (cause) => {
+      mutate({ procedure, args, options: taking(args, options), isDone }, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         return unknownChange;
       }),
@@ -220,7 +234,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       checkName(to.name);
       try {
         return await mutate({
-          ...{ procedure: procedures.rename, args: { from, to }, options },
+          ...{ procedure: procedures.rename, args: { from, to }, options: taking(from, options) },
           isDone: async (inTime, unknown) => {
             if (await isStill(from, options?.meant, inTime, unknown)) return undefined;
             // Moved on by somebody else since, or never moved: without knowing what it was, the target decides.

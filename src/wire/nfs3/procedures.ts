@@ -16,6 +16,7 @@ import {
   readPostHandle,
   readWcc,
   type SetAttributes,
+  stability,
   type Time,
   type Wcc,
   writePlace,
@@ -55,14 +56,14 @@ function procedure<A, R>(
 
 const always = (): boolean => true;
 
-/** The write verifier, which COMMIT gives too. One byte is asked for: the rest of the file need not go to the disk for this. */
+/**
+ * The write verifier. It is asked for by a WRITE of nothing, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would wait for
+ * the disk, and could receive a write error that the application's own COMMIT has to receive.
+ */
 const incarnation: Incarnation = {
   of: (result) => (result as { readonly verifier: bigint }).verifier,
   witness: (args) => (args as { readonly handle: FileHandle }).handle,
-  ask: (witness) => ({
-    procedure: commit as Procedure<unknown, unknown>,
-    args: { handle: witness, offset: 0, count: 1 },
-  }),
+  ask: (witness) => ({ procedure: verifierQuestion as Procedure<unknown, unknown>, args: { handle: witness } }),
 };
 
 const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
@@ -212,6 +213,24 @@ export const write = procedure(
     return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
   { dataOf: ({ data }) => data, mutates: always, incarnation },
+);
+
+/** Without `mutates`: it can be repeated at any time. */
+const verifierQuestion = procedure(
+  7,
+  'WRITE',
+  (writer, { handle }: { readonly handle: FileHandle }) => {
+    writeHandle(writer, handle);
+    writer.u64(0n).u32(0).u32(stability.unstable).u32(0);
+  },
+  (reader) => {
+    readWcc(reader);
+    // nfs-ganesha leaves the count as it is in memory.
+    reader.u32();
+    reader.u32();
+    return { verifier: reader.u64() };
+  },
+  { incarnation },
 );
 
 export interface Made {

@@ -86,9 +86,9 @@ export async function emptyDirectory(
   const doneBefore = new WeakMap<Folder, number>();
   let done = 0;
 
-  async function removeFile(parent: FileHandle, entry: EntryPlus): Promise<void> {
+  async function removeFile(parent: FileHandle, entry: EntryPlus, meant: FileHandle): Promise<void> {
     try {
-      await limit.run(() => client.remove(parent, nameOf(entry), options));
+      await limit.run(() => client.remove(parent, nameOf(entry), { ...options, meant }));
     } catch (cause) {
       if (!isGone(cause)) throw cause;
     }
@@ -100,7 +100,7 @@ export async function emptyDirectory(
     folder.isCut = false;
     doneBefore.set(folder, done);
     const remove = async (entry: EntryPlus, { handle, attributes }: Known): Promise<void> => {
-      if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry);
+      if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry, handle);
       if (attributes.fsid !== fsid) throw new ForeignFileSystem('another file system is mounted there');
       return into({ handle, name: nameOf(entry) });
     };
@@ -131,7 +131,7 @@ export async function emptyDirectory(
       return 'done';
     }
     try {
-      await limit.run(() => client.rmdir(parent.handle, name, options));
+      await limit.run(() => client.rmdir(parent.handle, name, { ...options, meant: folder.handle }));
       options.onProgress?.(++done);
     } catch (cause) {
       // Some servers say IO where they mean NOTEMPTY.
@@ -158,8 +158,8 @@ export async function removeTree(
       const { type } = attributes ?? (await client.getattr(handle, options));
       if (type === fileType.directory) {
         await emptyDirectory(client, handle, options);
-        await client.rmdir(parent, name, options);
-      } else await client.remove(parent, name, options);
+        await client.rmdir(parent, name, { ...options, meant: handle });
+      } else await client.remove(parent, name, { ...options, meant: handle });
       return;
     } catch (cause) {
       if (isGone(cause)) return;

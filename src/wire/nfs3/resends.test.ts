@@ -1,5 +1,5 @@
 import { join } from 'node:path';
-import { describe, onTestFinished, test } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
@@ -7,9 +7,12 @@ import { user } from '#testing/nfs-export.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { type ReplayingProxy, type ReplayingProxyOptions, startReplayingProxy } from '#testing/replaying-proxy.ts';
 import {
+  askUnnoticed,
   delayFirstCopy,
   failOver,
   loseReply,
+  loseReplyOfSecondLane,
+  loseReplyOfUnknown,
   refuseExisting,
   restartAfter,
   restartBefore,
@@ -44,6 +47,11 @@ function recognised(nodesOf: () => Promise<Nodes>): void {
     await delayFirstCopy(await nodesOf(), mutation);
   });
 
+  test('the question whether the server restarted changes nothing, and is no COMMIT', async () => {
+    const [removal] = takingNames as readonly [Mutation];
+    await askUnnoticed(await nodesOf(), removal);
+  });
+
   test.each(makingNames)(
     '$name: refuses a name that existed, though node B removes it before the call is resent',
     async (mutation) => {
@@ -63,6 +71,32 @@ describe('a server that recognises resent calls as Linux does, by their xid, add
     return { proxy, a, b, directory, folder: join(own.directory, 'work'), witnesses: root };
   }
   recognised(nodesOf);
+
+  test.each(mutations)(
+    '$name: the reply is lost, and nobody knows whether the server restarted: it did not',
+    async (mutation) => {
+      const nodes = await nodesOf({ stallMs: 500 });
+      await loseReplyOfUnknown(nodes, mutation);
+      const isTaking = takingNames.includes(mutation);
+      expect(nodes.proxy.passed(mutation.procedure)).toBeGreaterThanOrEqual(isTaking ? 1 : 2);
+    },
+  );
+
+  test.each(takingNames)(
+    '$name: the reply is lost, and nobody knows whether the server restarted: it did, and node B goes on',
+    async (mutation) => {
+      const nodes = await nodesOf({ stallMs: 500 });
+      await loseReplyOfUnknown(nodes, mutation, () => own.restart());
+      expect(nodes.proxy.passed(mutation.procedure)).toBe(1);
+    },
+  );
+
+  test.each(takingNames)(
+    '$name: the reply is lost on a connection on which nothing was written: another one knows the verifier',
+    async (mutation) => {
+      await loseReplyOfSecondLane(await nodesOf({ connections: 2 }), mutation);
+    },
+  );
 
   test.each(takingNames)(
     '$name: the server restarts and forgets it, and node B goes on before it is resent',

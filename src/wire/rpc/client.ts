@@ -13,6 +13,7 @@ import { type Call, createLane, type Lane, type LastConnection } from './lane.ts
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
 import type { TlsWish } from './tls.ts';
+import { createVerifiers } from './verifiers.ts';
 import { createWatches } from './watches.ts';
 
 export interface CallOptions {
@@ -20,6 +21,13 @@ export interface CallOptions {
   readonly deadlineMs?: number | undefined;
   /** On behalf of somebody else than the client was made for: what `credential` of message.ts gives. */
   readonly credential?: Buffer | undefined;
+  /**
+   * For calls of which a second execution destroys what others made since. Asked before the call is resent, if it is not known
+   * whether the server restarted. False: it was executed, or somebody else went on. Undefined: nobody can tell.
+   */
+  readonly isUndone?: ((on: CallOptions) => Promise<boolean | undefined>) | undefined;
+  /** On this connection, and without waiting for a place: a question about a call that is pending there. */
+  readonly lane?: number | undefined;
 }
 
 /** Gives the result all the same, or throws. `since`: when the call was made, by the clock's elapsed time. */
@@ -81,6 +89,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   const closing = new AbortController();
   const dialing = createDialing(options, closing.signal);
   const waiting = new Set<Call>();
+  const verifiers = createVerifiers();
   let nextXid = Math.floor(Math.random() * maxXid);
   let turn = 0;
   let inFlight = 0;
@@ -89,13 +98,16 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
   const lanes = Array.from({ length: options.connections ?? 1 }, (_, index) =>
     createLane({
       ...{ clock, closing: closing.signal, connect: dialing.connect, dialRounds: options.dialRounds ?? 2, stallMs },
+      verifiers,
       credential: credential(options.identity),
       ask: ({ procedure, args, ...how }) => {
         const { promise, resolve, reject } = Promise.withResolvers<unknown>();
         if (closing.signal.aborted) reject(closed());
-        else startOn(index, newCall(procedure, args, how, { resolve, reject }));
+        else startOn(index, newCall(procedure, args, how, { resolve, reject, isQuestion: true }));
         return promise;
       },
+      look: async ({ isUndone, expires }) =>
+        await isUndone?.({ lane: index, deadlineMs: Math.max(0, expires - clock.elapsed()) }),
       onEnded: (ended) => {
         inFlight--;
         if (ended.signal !== undefined) watches.remove(ended.signal);
@@ -116,7 +128,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     procedure: Procedure<unknown, unknown>,
     args: unknown,
     how: CallOptions | undefined,
-    ends: Pick<Call, 'resolve' | 'reject'>,
+    ends: Pick<Call, 'resolve' | 'reject' | 'isQuestion'>,
   ): Call {
     nextXid = (nextXid + 1) & maxXid;
     const since = clock.elapsed();
@@ -128,6 +140,8 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       reject: ends.reject,
       signal: how?.signal,
       credential: how?.credential,
+      isUndone: how?.isUndone,
+      isQuestion: ends.isQuestion,
       since,
       expires: since + (how?.deadlineMs ?? deadlineMs),
       sent: false,
@@ -191,11 +205,13 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       if (signal?.aborted === true) return Promise.reject(canceled(procedure.name, false, signal));
       const { promise, resolve, reject } = Promise.withResolvers<never>();
       const call: Call = newCall(procedure as Procedure<unknown, unknown>, args, options, {
+        isQuestion: false,
         resolve: resolve as (value: unknown) => void,
         reject: recover === undefined ? reject : (cause) => resolve(attempted(recover, cause, call.since) as never),
       });
       if (signal !== undefined) watches.add(signal);
-      if (inFlight >= maxInFlight) waiting.add(call);
+      if (options?.lane !== undefined) startOn(options.lane, call);
+      else if (inFlight >= maxInFlight) waiting.add(call);
       else start(call);
       return promise;
     },
@@ -216,7 +232,7 @@ const calls = (lanes: readonly Lane[], waiting: ReadonlySet<Call>): readonly Cal
 ];
 
 const isAnyLate = (pending: Lane['pending'], now: number): boolean =>
-  pending.values().some(({ expires }) => expires <= now);
+  pending.values().some(({ expires, isQuestion }) => expires <= now && !isQuestion);
 
 interface Dialing {
   first(): Address;

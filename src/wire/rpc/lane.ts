@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import type { CallOptions } from './client.ts';
 import type { Address, Connection, Handlers } from './connection.ts';
 import { createDoubts } from './doubts.ts';
 import { isPortTaken, RpcError } from './errors.ts';
@@ -8,6 +9,7 @@ import type { Procedure } from './procedure.ts';
 import { createReplies } from './replies.ts';
 import { createResending, isSentMutation, type ResendingParts, type SentOn } from './resending.ts';
 import type { Encode } from './sender.ts';
+import type { Verifiers } from './verifiers.ts';
 
 /** A call from when it was asked for until its reply. */
 export interface Call {
@@ -19,6 +21,10 @@ export interface Call {
   readonly signal: AbortSignal | undefined;
   /** Undefined: that of the lane. */
   readonly credential: Buffer | undefined;
+  /** See `CallOptions`. */
+  readonly isUndone: CallOptions['isUndone'];
+  /** The lane asks it for itself: nobody is late if it has no reply. */
+  readonly isQuestion: boolean;
   /** When it was made; both by the clock's elapsed time. */
   readonly since: number;
   readonly expires: number;
@@ -39,6 +45,8 @@ export interface LaneParts {
   readonly connect: (handlers: Handlers, last?: LastConnection) => Promise<Connection>;
   /** Makes a call on this lane. */
   readonly ask: ResendingParts['ask'];
+  readonly look: ResendingParts['look'];
+  readonly verifiers: Verifiers;
   /** After so long without a word a connection may be given up. */
   readonly stallMs: number;
   /** How often that is tried before the calls that wait fail. */
@@ -177,7 +185,8 @@ export function createLane(parts: LaneParts): Lane {
 
   const doubts = createDoubts(parts);
   const resending = createResending({
-    ...{ clock, pending, send, fail, ask: parts.ask, runsOnMs: parts.stallMs, closing },
+    ...{ clock, pending, send, fail, runsOnMs: parts.stallMs, closing },
+    ...{ ask: parts.ask, look: parts.look, verifiers: parts.verifiers },
     isBacklogged: () => (connection?.sender.queued ?? 0) > 0,
   });
 
@@ -250,7 +259,7 @@ export function createLane(parts: LaneParts): Lane {
     if (why instanceof RpcError && why.failure === 'garbled')
       for (const call of pending.values()) fail(call, garbled(why, call));
     // A server that rejects TLS has executed nothing from this connection. A server that just closes it may have.
-    const wasSentBefore = (call: Call): boolean => call.resent || (call.sent && call.sentOn !== sentOn);
+    const wasSentBefore = (call: Call): boolean => call.resent || (call.sent && call.sentOn?.line !== sentOn?.line);
     if (isHopeless(why))
       for (const call of pending.values())
         fail(call, cannotConnect(why, isHopeless(cause) ? wasSentBefore(call) : call.sent));

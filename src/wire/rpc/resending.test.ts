@@ -6,6 +6,7 @@ import type { Call } from './lane.ts';
 import { createPending, type Pending } from './pending.ts';
 import type { Incarnation, Procedure } from './procedure.ts';
 import { createResending, type Resending } from './resending.ts';
+import { createVerifiers, type Verifiers } from './verifiers.ts';
 
 const incarnation: Incarnation = {
   of: (result) => result as bigint,
@@ -17,7 +18,10 @@ const reading: Procedure<unknown, unknown> = { ...about, number: 1, name: 'READI
 const mutating: Procedure<unknown, unknown> = { ...about, number: 2, name: 'MUTATING', mutates: () => true };
 const asking: Procedure<unknown, unknown> = { ...about, number: 3, name: 'ASKING', incarnation };
 
-const from = (endpoints: string): Connection => ({ endpoints }) as Connection;
+const guarding: Procedure<unknown, unknown> = { ...about, number: 4, name: 'GUARDING', mutates: () => false };
+
+const address = { host: 'there', port: 2049 };
+const from = (endpoints: string): Connection => ({ endpoints, address }) as Connection;
 const runsOnMs = 10_000;
 const deadlineMs = 500_000;
 
@@ -27,10 +31,14 @@ let sent: string[];
 let failed: { readonly name: string; readonly decide: RpcError['decide'] }[];
 let resending: Resending;
 /** The server's next answer to what it is asked for its incarnation. */
-let answer: () => Promise<bigint>;
+let answer: (file: unknown) => Promise<bigint>;
 /** Its answer to a call that does nothing. */
 let alive: () => Promise<unknown>;
 let isBacklogged: boolean;
+let verifiers: Verifiers;
+/** What looking for a call says. */
+let isUndone: () => Promise<boolean | undefined>;
+let looks: number;
 let xid: number;
 let copies: number;
 
@@ -39,20 +47,26 @@ beforeEach(() => {
   pending = createPending();
   sent = [];
   failed = [];
-  xid = copies = 0;
+  xid = copies = looks = 0;
+  verifiers = createVerifiers();
+  isUndone = () => Promise.resolve(true);
   isBacklogged = false;
   answer = silent;
   alive = () => Promise.resolve();
   resending = createResending({
-    ...{ clock, pending, runsOnMs, isBacklogged: () => isBacklogged, closing: new AbortController().signal },
+    ...{ clock, pending, verifiers, runsOnMs, isBacklogged: () => isBacklogged, closing: new AbortController().signal },
     send,
     fail: (call, { decide }) => {
       pending.delete(call);
       failed.push({ name: call.procedure.name, decide });
     },
+    look: async (call) => {
+      looks++;
+      return await call.isUndone?.({});
+    },
     ask: async ({ procedure, args }) => {
       if (procedure.number === 0) return await alive();
-      const result = await answer();
+      const result = await answer(args);
       resending.answered(made(procedure, args), result);
       return result;
     },
@@ -61,11 +75,16 @@ beforeEach(() => {
 
 const silent = (): Promise<never> => Promise.reject(new RpcError('no reply', { failure: 'deadline' }));
 
-function made(procedure: Procedure<unknown, unknown>, args: unknown = undefined): Call {
+function made(
+  procedure: Procedure<unknown, unknown>,
+  args: unknown = undefined,
+  question: Call['isUndone'] = undefined,
+): Call {
   const since = clock.elapsed();
   const ends = { resolve: () => undefined, reject: () => undefined, signal: undefined, credential: undefined };
+  const asked = { isUndone: question, isQuestion: false };
   const state = { sent: false, sentOn: undefined, resent: false, lends: false, next: undefined };
-  return { xid: ++xid, procedure, args, ...ends, since, expires: since + deadlineMs, ...state };
+  return { xid: ++xid, procedure, args, ...ends, ...asked, since, expires: since + deadlineMs, ...state };
 }
 
 function send(call: Call, isCopied = false): void {
@@ -76,8 +95,8 @@ function send(call: Call, isCopied = false): void {
   call.sentOn = resending.sentOn;
 }
 
-function start(procedure: Procedure<unknown, unknown>): Call {
-  const call = made(procedure);
+function start(procedure: Procedure<unknown, unknown>, question?: Call['isUndone']): Call {
+  const call = made(procedure, undefined, question);
   pending.add(call);
   send(call);
   return call;
@@ -92,7 +111,7 @@ async function reconnect(endpoints: string, { afterMs = 1_000, wasDown = false }
   await new Promise(setImmediate);
 }
 
-const told = (value: bigint): void => resending.answered(made(asking, 'a file'), value);
+const told = (value: bigint, file = 'a file'): void => resending.answered(made(asking, file), value);
 
 describe('calls without a reply when the connection is lost', () => {
   beforeEach(() => resending.connected(from('here:1 there'), false));
@@ -200,6 +219,134 @@ describe('calls without a reply when the connection is lost', () => {
   });
 });
 
+describe('a call that takes a name away, if it is not known whether the server restarted', () => {
+  beforeEach(() => {
+    resending.connected(from('here:1 there'), false);
+    start(mutating, () => isUndone());
+  });
+  const later = () => [{ name: 'MUTATING', decide: { after: clock.elapsed() + runsOnMs, before: deadlineMs } }];
+
+  test.each([false, true])(
+    'is resent if the name refers to the same file (refused in between: %s)',
+    async (wasDown) => {
+      await reconnect('here:1 there', { wasDown });
+      expect([sent, failed, looks]).toEqual([['MUTATING'], [], 1]);
+    },
+  );
+
+  test('is decided later if the name refers to something else: the first copy may be late', async () => {
+    isUndone = () => Promise.resolve(false);
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([[], later()]);
+  });
+
+  test('is decided later if the server refuses to tell what the name refers to', async () => {
+    isUndone = () => Promise.reject(new Error('ACCES'));
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([[], later()]);
+  });
+
+  test('is resent if nobody said which file is meant', async () => {
+    isUndone = () => Promise.resolve(undefined);
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([['MUTATING'], []]);
+  });
+
+  test('is decided later if nobody said which file is meant and the server refused connections', async () => {
+    isUndone = () => Promise.resolve(undefined);
+    await reconnect('here:1 there', { wasDown: true });
+    expect([sent, failed]).toEqual([[], later()]);
+  });
+
+  test('is decided later if the server refused connections before a second loss, too', async () => {
+    isUndone = () => new Promise(() => undefined);
+    await reconnect('here:1 there', { wasDown: true });
+    isUndone = () => Promise.resolve(undefined);
+    await reconnect('here:1 there');
+    expect([sent, failed]).toEqual([[], later()]);
+  });
+
+  test('is looked for again if the connection is lost meanwhile', async () => {
+    const first = Promise.withResolvers<boolean>();
+    isUndone = () => first.promise;
+    await reconnect('here:1 there');
+    isUndone = () => Promise.resolve(true);
+    await reconnect('here:1 there');
+    first.resolve(true);
+    await new Promise(setImmediate);
+    expect([sent, looks]).toEqual([['MUTATING'], 2]);
+  });
+
+  test('is looked for if the verifier was known, and the server does not tell it again', async () => {
+    told(1n);
+    await reconnect('here:1 there');
+    expect([sent, looks]).toEqual([['MUTATING'], 1]);
+  });
+
+  test('is repeated like other calls, also if it took long to look', async () => {
+    const answered = Promise.withResolvers<boolean>();
+    isUndone = () => answered.promise;
+    await reconnect('here:1 there');
+    clock.advance(6_000);
+    resending.repeat(clock.elapsed());
+    answered.resolve(true);
+    await new Promise(setImmediate);
+    clock.advance(5_000);
+    resending.repeat(clock.elapsed());
+    expect(sent).toEqual(['MUTATING', 'MUTATING']);
+  });
+});
+
+describe('what another connection of the client knows', () => {
+  const note = (value: bigint): void =>
+    verifiers.note(verifiers.at(address), value, incarnation, made(asking, 'a file'));
+  beforeEach(() => resending.connected(from('here:1 there'), false));
+
+  test('about the verifier and a file to ask for it with lets a call be resent without looking', async () => {
+    note(1n);
+    start(mutating, () => isUndone());
+    answer = () => Promise.resolve(1n);
+    await reconnect('here:1 there');
+    expect([sent, looks]).toEqual([['MUTATING'], 0]);
+  });
+
+  test('shows that the server restarted, but not when: the call is decided later', async () => {
+    note(1n);
+    start(mutating);
+    answer = () => Promise.resolve(2n);
+    await reconnect('here:1 there', { wasDown: true });
+    expect([sent, failed.map(({ decide }) => decide?.after)]).toEqual([[], [clock.elapsed() + runsOnMs]]);
+  });
+
+  test('since the call was sent does not count: the server may have restarted in between', async () => {
+    start(mutating, () => isUndone());
+    note(2n);
+    answer = () => Promise.resolve(2n);
+    await reconnect('here:1 there');
+    expect(looks).toBe(1);
+  });
+
+  test('about another address does not count', async () => {
+    verifiers.note(verifiers.at({ host: 'elsewhere', port: 2049 }), 1n, incarnation, made(asking, 'a file'));
+    start(mutating, () => isUndone());
+    answer = () => Promise.resolve(1n);
+    await reconnect('here:1 there');
+    expect(looks).toBe(1);
+  });
+
+  test('about files that are gone: the next of them is asked for', async () => {
+    const asked: unknown[] = [];
+    for (const file of ['a', 'b', 'c', 'd', 'e']) told(1n, file);
+    start(mutating, () => isUndone());
+    answer = (file) => {
+      asked.push(file);
+      return file === 'c' ? Promise.resolve(1n) : Promise.reject(new Error('STALE'));
+    };
+    await reconnect('here:1 there');
+    expect([asked, looks]).toEqual([['e', 'd', 'c'], 0]);
+  });
+});
+
 describe('resent calls that mutate', () => {
   let call: Call;
   beforeEach(async () => {
@@ -230,6 +377,14 @@ describe('resent calls that mutate', () => {
     expect(copies).toBe(1);
   });
 
+  test('are not repeated on the next connection before the server was asked: it may have restarted', async () => {
+    const { promise: never } = Promise.withResolvers<never>();
+    alive = () => never;
+    await reconnect('here:1 there', { afterMs: 10 });
+    sent = [];
+    expect(after(20_000)).toEqual([]);
+  });
+
   test('are not repeated when they have a reply', () => {
     pending.delete(call);
     expect(after(50_000)).toEqual([]);
@@ -241,4 +396,13 @@ describe('resent calls that mutate', () => {
     isBacklogged = false;
     expect(after(30_000)).toEqual(['MUTATING']);
   });
+});
+
+test('a guarded call that is resent alone is repeated: the server may have dropped the copy', async () => {
+  resending.connected(from('here:1 there'), false);
+  start(guarding);
+  await reconnect('here:1 there');
+  clock.advance(5_000);
+  resending.repeat(clock.elapsed());
+  expect(sent).toEqual(['GUARDING', 'GUARDING']);
 });

@@ -89,8 +89,8 @@ interface Shared extends Performing {
 export function createRpcServer(options: RpcServerOptions): Server {
   const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
   const shared: Shared = {
-    ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(), held: 0 },
-    frequentReplays: createReplayCache(),
+    ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(clock), held: 0 },
+    frequentReplays: createReplayCache(clock),
     replaysByPort: options.replaysByPort ?? false,
     admits: options.admits ?? (() => true),
     secure: options.tls && createSecure(options.tls),

@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import * as fs from 'node:fs';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, createServer } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
@@ -8,6 +8,7 @@ import { certificate } from '#testing/certificate.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { user } from '#testing/nfs-export.ts';
+import { onRecords, procedureOf } from '#testing/rpc-records.ts';
 import { createNfsClient } from '../nfs3/client.ts';
 import { type CallOptions, createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
@@ -114,5 +115,26 @@ describe('a server that is slow', () => {
     finish();
     await done;
     expect(asked.work).toBe(1);
+  });
+
+  test('and answers no question after the connection was lost: the new connection is kept', async () => {
+    const questions: number[] = [];
+    const server = createServer((socket) => {
+      const connection = questions.push(0) - 1;
+      socket.on('error', () => undefined);
+      onTestFinished(() => void socket.destroy());
+      onRecords(socket, (call) => {
+        if (procedureOf(call) === work.number) socket.resetAndDestroy();
+        // Not the signs of life that are asked for on two connections: they have an xid of their own.
+        else if (call.xid !== 0xffff_ffff) questions[connection] = (questions[connection] ?? 0) + 1;
+      });
+    });
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    onTestFinished(() => void server.close());
+    const rpc = client((server.address() as AddressInfo).port);
+    rpc.call({ ...work, mutates: () => true }, undefined, hard).catch(() => undefined);
+    // Each has a deadline of two seconds. Where one of them counted as late, each connection would get only one.
+    await expect.poll(() => Math.max(...questions), { timeout: 20_000 }).toBeGreaterThanOrEqual(2);
   });
 });

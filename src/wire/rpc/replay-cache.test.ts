@@ -1,0 +1,64 @@
+import { beforeEach, expect, test } from 'vitest';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { XdrWriter } from '../xdr/writer.ts';
+import { createReplayCache, type Layout, type ReplayCache } from './replay-cache.ts';
+
+let clock: FakeClock;
+let cache: ReplayCache;
+let runs: number;
+
+beforeEach(() => {
+  clock = createFakeClock();
+  cache = createReplayCache(clock);
+  runs = 0;
+});
+
+const work = (): Layout => {
+  const answer = ++runs;
+  return (writer) => {
+    writer.u32(answer);
+    return undefined;
+  };
+};
+
+async function answered(key: string): Promise<number | undefined> {
+  const layout = await cache.once(key, work);
+  if (layout === undefined) return undefined;
+  const writer = new XdrWriter(64);
+  layout(writer);
+  return writer.written.readUInt32BE(0);
+}
+
+test('a call that comes again gets the first answer for two minutes', async () => {
+  expect(await answered('call')).toBe(1);
+  clock.advance(119_000);
+  expect(await answered('call')).toBe(1);
+});
+
+test.each([240_000, 1_000_000])('the same xid is another call later (after %d ms)', async (ms) => {
+  await answered('call');
+  clock.advance(ms);
+  expect(await answered('call')).toBe(2);
+});
+
+test('an answer is forgotten also if the server is never idle', async () => {
+  await answered('call');
+  for (let i = 0; i < 30; i++) {
+    clock.advance(10_000);
+    await answered(`other ${i}`);
+  }
+  const before = runs;
+  expect(await answered('call')).toBe(before + 1);
+});
+
+test('a call that is still being executed is not executed again, however long it takes', async () => {
+  const done = Promise.withResolvers<Layout>();
+  const first = cache.once('call', () => done.promise);
+  for (let i = 0; i < 10; i++) {
+    clock.advance(1_000_000);
+    expect(await answered('call')).toBeUndefined();
+  }
+  done.resolve(work());
+  await first;
+  expect(await answered('call')).toBe(1);
+});

@@ -1,0 +1,56 @@
+import type { Address } from './connection.ts';
+import type { Call } from './lane.ts';
+import type { Incarnation, Procedure } from './procedure.ts';
+
+/** The last write verifier that the server at one address has reported. */
+export interface Known {
+  verifier: bigint | undefined;
+}
+
+/** A call that changes nothing, and whose reply has the server's verifier. */
+export interface Question {
+  readonly procedure: Procedure<unknown, unknown>;
+  readonly args: unknown;
+  /** Undefined: that of the lane. */
+  readonly credential: Buffer | undefined;
+}
+
+/**
+ * What the replies on all connections of a client say about the server's verifier. A connection on which nothing was written knows
+ * the verifier from the others.
+ */
+export interface Verifiers {
+  at(address: Address): Known;
+  /** For each reply that has a verifier. */
+  note(known: Known, verifier: bigint, by: Incarnation, call: Call): void;
+  /** How to ask for the verifier, the best question first. */
+  questions(): readonly Question[];
+}
+
+/** A pending REMOVE may be about the file that was written last, so keep several files. */
+const keptFiles = 4;
+
+export function createVerifiers(): Verifiers {
+  const byAddress = new Map<Address, Known>();
+  const files: { readonly by: Incarnation; readonly witness: unknown; readonly credential: Buffer | undefined }[] = [];
+  let last = 0;
+
+  return {
+    at: (address) => {
+      const known = byAddress.get(address) ?? { verifier: undefined };
+      byAddress.set(address, known);
+      return known;
+    },
+    note: (known, verifier, by, call) => {
+      if (known.verifier !== verifier) known.verifier = verifier;
+      const witness = by.witness(call.args);
+      if (files[last]?.witness === witness) return;
+      last = files.length < keptFiles ? files.length : (last + 1) % keptFiles;
+      files[last] = { by, witness, credential: call.credential };
+    },
+    questions: () => {
+      const latestFirst = [...files.slice(0, last + 1).toReversed(), ...files.slice(last + 1).toReversed()];
+      return latestFirst.map(({ by, witness, credential }) => ({ ...by.ask(witness), credential }));
+    },
+  };
+}
