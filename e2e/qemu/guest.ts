@@ -14,6 +14,10 @@ import { modelled, run } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;
 const port = 2049;
+/** Emulated, on a busy machine, a data path takes up to half a minute to start. */
+const limitMs = 3 * 60_000;
+/** On a host that is so busy, keepers also take slow data paths for hung, so that the work is disturbed more often. */
+const work = { timeout: 10 * 60_000 } as const;
 const exported = '/srv/exported';
 const writer = join(import.meta.dirname, '..', '..', 'src', 'testing', 'block-writer.ts');
 
@@ -33,9 +37,12 @@ async function trial(what: string, often: number, at: string, disturb: () => Pro
   const blocks = 64;
   await disturbed(often, disturb, async (round) => {
     const names = join(at, `names ${what} ${round}`);
-    await run('mkdir', [names]);
-    await run('truncate', ['--size=0', file]);
-    await Promise.all([modelled(names, round, 300), run(process.execPath, [writer, file, '0', `${blocks}`])]);
+    await run('mkdir', [names], work);
+    await run('truncate', ['--size=0', file], work);
+    await Promise.all([
+      modelled(names, round, 300, work),
+      run(process.execPath, [writer, file, '0', `${blocks}`], work),
+    ]);
     const found = readFileSync(join(exported, `file ${what}`));
     for (let i = 0; i < blocks; i++)
       if (!found.subarray(i * blockSize, (i + 1) * blockSize).equals(block(i)))
@@ -50,13 +57,13 @@ async function main(mounts: KeptMounts): Promise<void> {
   await trial('killed', 12, at, () => mounts.killDataPath());
   await trial('upgraded', 4, at, () => mounts.upgrade());
   await trial('keeper replaced', 2, at, () => mounts.replaceKeeper());
-  await run('umount', [at]);
+  await run('umount', [at], work);
 }
 
 console.log(`kernel ${release()}`);
 try {
   await serve();
-  await using mounts = await keepMounts({ program: join(bundles, 'data-path.mjs') });
+  await using mounts = await keepMounts({ program: join(bundles, 'data-path.mjs'), limitMs });
   await main(mounts).catch((cause: unknown) => {
     console.log(mounts.log().slice(-20_000));
     throw cause;

@@ -29,6 +29,7 @@ export async function restartNfsd(): Promise<void> {
 
 export interface WorkplaceOptions {
   readonly stallMs?: number;
+  readonly connections?: number;
   /** More addresses of the server, for node A. */
   readonly more?: readonly Address[];
 }

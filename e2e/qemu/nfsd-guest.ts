@@ -105,6 +105,11 @@ async function refusals(): Promise<void> {
 }
 
 async function restarts(): Promise<void> {
+  for (const mutation of takingNames.slice(0, 1))
+    await trial('the question whether nfsd restarted changes nothing', async () => {
+      using nodes = await openWorkplace(shortHandles);
+      await cases.askUnnoticed(nodes, mutation);
+    });
   for (const mutation of takingNames) {
     await trial(`${mutation.name}: nfsd restarts after it, node B goes on before the resend`, async () => {
       using nodes = await openWorkplace(shortHandles);
@@ -113,6 +118,18 @@ async function restarts(): Promise<void> {
     await trial(`${mutation.name}: nfsd restarts before it`, async () => {
       using nodes = await openWorkplace(shortHandles);
       await cases.restartBefore(nodes, mutation, restartNfsd);
+    });
+    await trial(`${mutation.name}: nfsd restarts after it, and node A does not know its verifier`, async () => {
+      using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
+      await cases.loseReplyOfUnknown(nodes, mutation, restartNfsd);
+    });
+    await trial(`${mutation.name}: nfsd does not restart, and node A does not know its verifier`, async () => {
+      using nodes = await openWorkplace(shortHandles, { stallMs: 2_000 });
+      await cases.loseReplyOfUnknown(nodes, mutation);
+    });
+    await trial(`${mutation.name}: reply lost on a connection on which nothing was written`, async () => {
+      using nodes = await openWorkplace(shortHandles, { connections: 2 });
+      await cases.loseReplyOfSecondLane(nodes, mutation);
     });
   }
 }
@@ -133,15 +150,6 @@ async function otherAddresses(): Promise<void> {
 
 /** The windows of docs/designs/nfs-resends.md that can be shown. They do not decide the result. */
 async function windows(): Promise<void> {
-  for (const mutation of takingNames)
-    await trial(
-      `${mutation.name}: nfsd restarts, and node A does not know its verifier`,
-      async () => {
-        using nodes = await openWorkplace(shortHandles);
-        await cases.loseReply(nodes, mutation, restartNfsd);
-      },
-      'window',
-    );
   for (const mutation of [...changingData, ...makingNames])
     await trial(
       `${mutation.name}: node B goes on before node A fails over`,

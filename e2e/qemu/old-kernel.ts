@@ -1,17 +1,20 @@
 /**
  * Kills and upgrades the data path on the kernel of the Debian that this machine runs (of Debian 12: 6.1, which has no
  * FUSE_NOTIFY_RESEND), in a virtual machine. Not part of the tests: `node e2e/qemu/old-kernel.ts`, as root. Debian's packages
- * are kept in the cache folder of the test bed; nothing is installed.
+ * are kept in the cache folder of the test bed; nothing is installed. If it fails, the output of the virtual machine, with the logs of
+ * keepers and data paths, is kept in `.stowage-qemu/old-kernel.log` in the current folder.
  */
 
-import { mkdtempDisposable } from 'node:fs/promises';
+import { mkdir, mkdtempDisposable, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { repository } from '#testbed/component.ts';
 import { runner } from '#testbed/run.ts';
 import { boot, findMachine, kernelPackage, makeGuest } from './virtual-machine.ts';
 
-const limitMs = 15 * 60_000;
+/** It takes three minutes on an idle machine. */
+const limitMs = 30 * 60_000;
+const kept = join('.stowage-qemu', 'old-kernel.log');
 
 const init = `#!/bin/sh
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -39,4 +42,9 @@ const said = await boot(machine, guest, limitMs);
 const version = /kernel (\d\S*)/.exec(said)?.[1] ?? 'unknown';
 const isGood = /^RESULT good/m.test(said);
 console.log(`\nthe data path on kernel ${version}: ${isGood ? 'good' : 'bad'}`);
+if (!isGood) {
+  await mkdir(dirname(kept), { recursive: true });
+  await writeFile(kept, said);
+  console.log(`its output is in ${kept}`);
+}
 process.exitCode = isGood ? 0 : 1;
