@@ -5,8 +5,15 @@ import { promisify } from 'node:util';
 const exec = promisify(execFile);
 const model = join(import.meta.dirname, 'model-workload.ts');
 
+interface RunOptions {
+  readonly cwd?: string;
+  readonly env?: NodeJS.ProcessEnv;
+  /** In milliseconds. */
+  readonly timeout?: number;
+}
+
 /** A program that must end well, and soon enough; killed otherwise. */
-export const run = (file: string, args: readonly string[], more: { cwd?: string; env?: NodeJS.ProcessEnv } = {}) =>
+export const run = (file: string, args: readonly string[], more: RunOptions = {}) =>
   exec(file, args, { timeout: 100_000, killSignal: 'SIGKILL', maxBuffer: 2 ** 24, ...more });
 
 /** Writes at random, reads at random and compares; fails at the first byte that is another. In `folder` fio may leave notes. */
@@ -20,6 +27,6 @@ export async function fioVerified(at: string, folder: string, ...more: readonly 
 }
 
 /** Changes names, files and directories in an empty folder, each answer compared with a model of it. */
-export async function modelled(at: string, seed: number, changes: number): Promise<void> {
-  await run(process.execPath, [model, at, String(seed), String(changes)]);
+export async function modelled(at: string, seed: number, changes: number, more: RunOptions = {}): Promise<void> {
+  await run(process.execPath, [model, at, String(seed), String(changes)], more);
 }

@@ -1,4 +1,4 @@
-import { createHash, randomInt } from 'node:crypto';
+import { randomInt } from 'node:crypto';
 import type { ProcessMarks } from '#core/ports.ts';
 import type { Attributes, Time } from '#wire/nfs3/index.ts';
 
@@ -16,9 +16,6 @@ const freeSeconds = 1;
 const anyMs = (): number => randomInt(1000) * 1_000_000 + 500_000;
 
 export const newProcessMark = (): number => randomInt(firstMark, marksEnd);
-/** The same for all processes of an instance. */
-export const instanceMark = (instance: string): number =>
-  firstMark + (createHash('sha256').update(instance).digest().readUInt32BE(0) % (marksEnd - firstMark));
 export const isProcessMark = (value: unknown): value is number =>
   typeof value === 'number' && Number.isInteger(value) && value >= firstMark && value < marksEnd;
 

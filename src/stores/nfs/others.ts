@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { type Others, takenForDeadMs } from '../shelf/place.ts';
+import { type Hold, type Others, takenForDeadMs } from '../shelf/place.ts';
 import type { NfsFiles } from './files.ts';
 import { isFree } from './lock-marks.ts';
 import { createVolumeLocks, deadLock, type Taken, type VolumeLocksParts } from './volume-locks.ts';
@@ -38,8 +38,12 @@ export function createOthers(parts: OthersParts): Others {
     }
   }
 
-  async function lock(id: VolumeId, signal: AbortSignal): Promise<Taken> {
-    const taken = await patiently(id, signal, () => locks.tryTake(`${folder}/${id}`, signal));
+  async function lock(id: VolumeId, signal: AbortSignal): Promise<Taken & Pick<Hold, 'since'>> {
+    const taken = await patiently(id, signal, async () => {
+      const since = clock.elapsed();
+      const mine = await locks.tryTake(`${folder}/${id}`, signal);
+      return mine && { ...mine, since };
+    });
     try {
       if (taken.isSpareUnchecked) await patiently(id, signal, async () => (await locks.isSpareFree()) || undefined);
     } catch (cause) {
@@ -52,24 +56,31 @@ export function createOthers(parts: OthersParts): Others {
   return {
     hold: async (ids, signal) => {
       await using stack = new AsyncDisposableStack();
+      let since = Number.POSITIVE_INFINITY;
       for (const id of [...new Set(ids)].sort()) {
         const taken = await lock(id, signal);
+        since = Math.min(since, taken.since);
         const holding = { taken, after: 'keep' as 'keep' | 'remove' };
         holdings.set(id, holding);
         stack.defer(async () => {
           holdings.delete(id);
-          await locks.release(taken, holding.after);
+          // After so long another host may have taken the lock over, and it must not lose its lock file.
+          const isLate = clock.elapsed() - taken.since > takenForDeadMs;
+          await locks.release(taken, isLate ? 'keep' : holding.after);
         });
       }
-      return stack.move();
+      const held = stack.move();
+      return { since, [Symbol.asyncDispose]: () => held.disposeAsync() };
     },
     forget: (id, why) => {
       const holding = holdings.get(id);
       if (holding !== undefined && (why === 'gone' || holding.taken.isNew)) holding.after = 'remove';
     },
-    isHeld: async (id) => {
-      const found = await files.attributes(`${folder}/${id}`);
-      return found !== undefined && !isFree(found) && !marks.isOurs(found.mtime);
+    holderOf: async (id) => {
+      const path = `${folder}/${id}`;
+      const found = await files.attributes(path);
+      if (found === undefined || isFree(found) || marks.isOurs(found.mtime)) return 'nobody';
+      return watch.isUnchanged(path, found, deadLock.afterMs) ? 'stale' : 'another';
     },
     usesOf,
     take: (path) => files.create(path),

@@ -6,7 +6,10 @@ import { takenForDeadMs } from '../shelf/place.ts';
 /** Names in `.stowage/tmp`: of the instance, of the process, of one opening of the store, and a number. */
 export interface Scratches {
   next(): string;
-  /** Left by a process of this instance that is dead: it is known to be, or the file has been there for too long. */
+  /**
+   * Left by a dead process: it is known to be dead, or we have known the file for too long. No name is used twice, and a host renames its
+   * file within 30 s or gives up; if one that was suspended still tries, its call fails, and nothing is lost.
+   */
   isLeftover(name: string): boolean;
 }
 
@@ -15,6 +18,10 @@ export interface ScratchesParts {
   readonly marks: ProcessMarks;
   readonly clock: Clock;
 }
+
+/** Files of other instances: of a host that is gone for good, or whose state folder was lost. */
+const strangersMs = 3_600_000;
+const mostSeen = 10_000;
 
 const hex = (mark: number): string => mark.toString(16).padStart(8, '0');
 
@@ -26,14 +33,22 @@ export function createScratches({ instance, marks, clock }: ScratchesParts): Scr
   /** Two processes of one instance can live at a time: two controllers while one takes over from the other. */
   const seen = new Map<string, number>();
   let count = 0;
+
+  /** Their files are gone by now, renamed or removed. */
+  function forgetOld(): void {
+    for (const [name, since] of seen) if (clock.elapsed() - since > 2 * strangersMs) seen.delete(name);
+  }
+
   return {
     next: () => `${run}-${++count}`,
     isLeftover: (name) => {
-      if (!name.startsWith(`${mine}-`) || name.startsWith(marks.isShared === true ? run : process)) return false;
+      if (name.startsWith(process)) return false;
       if (dead.some((before) => name.startsWith(before))) return true;
+      if (seen.size >= mostSeen && !seen.has(name)) forgetOld();
+      if (seen.size >= mostSeen && !seen.has(name)) return false;
       const since = seen.get(name) ?? clock.elapsed();
       seen.set(name, since);
-      return clock.elapsed() - since > 2 * takenForDeadMs;
+      return clock.elapsed() - since > (name.startsWith(`${mine}-`) ? 2 * takenForDeadMs : strangersMs);
     },
   };
 }

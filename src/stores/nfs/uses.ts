@@ -51,13 +51,12 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
    * one, or the volume is gone before this begins.
    */
   const beginning = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: Limit) => Promise<void>) =>
-    during(doing, [ref.name, ref.id], scope, async () => {
-      const limit = parts.limit();
-      const meta = await parts.findRenamed(ref, scope);
+    during(doing, [ref.name, ref.id], scope, async (held) => {
+      const meta = await parts.findRenamed(ref, held);
       // A deletion may have got no further than the data: it is finished then.
-      if (meta === undefined || (await settle(parts, meta, scope))) throw notFound(ref.name, place.store);
+      if (meta === undefined || (await settle(parts, meta, held))) throw notFound(ref.name, place.store);
       await usable(parts, meta);
-      await work(limit);
+      await work(held.limit);
     });
 
   async function record(id: VolumeId, path: string, text: string, limit: Limit, signal: AbortSignal): Promise<void> {
@@ -76,8 +75,10 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
   }
 
   const dropWriter: Uses['dropWriter'] = (id, host, scope) =>
-    during(`giving up writing to ${id}`, [id], scope, async () => {
-      if ((await writer(id)) === host) await absentIsFine(files.unlink(writerOf(id)));
+    during(`giving up writing to ${id}`, [id], scope, async ({ limit }) => {
+      const isWriter = (await writer(id)) === host;
+      limit.check();
+      if (isWriter) await absentIsFine(files.unlink(writerOf(id)));
       await removeFolder(id);
     });
 
@@ -115,7 +116,10 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
       await beginning(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
         const { id } = ref;
         // Nobody else is at work on it, so an empty one was left by a crash.
-        if ((await writer(id)) === '') await files.unlink(writerOf(id));
+        if ((await writer(id)) === '') {
+          limit.check();
+          await files.unlink(writerOf(id));
+        }
         try {
           await inFolder(id, scope.signal, () => {
             limit.check();

@@ -16,6 +16,8 @@ export interface Patience {
 export interface Watch {
   /** Counts as a poll. `found`: the file's current attributes. */
   isDead(path: string, found: Attributes, patience: Patience): boolean;
+  /** The same without the last part: for polls that are far apart. */
+  isUnchanged(path: string, found: Attributes, afterMs: number): boolean;
   forget(path: string): void;
 }
 
@@ -28,18 +30,25 @@ interface Watched {
 
 export function createWatch(clock: Clock): Watch {
   const watched = new Map<string, Watched>();
+
+  function poll(path: string, found: Attributes): { readonly unchangedMs: number; readonly steadyMs: number } {
+    const seen = `${found.fileId} ${found.ctime} ${found.ctimeNs} ${found.mtime} ${found.mtimeNs} ${found.size}`;
+    const now = clock.elapsed();
+    const before = watched.get(path);
+    const isSame = before?.seen === seen;
+    if (!isSame && watched.size >= mostWatched) watched.clear();
+    const since = isSame ? before.since : now;
+    const steadySince = isSame && now - before.last <= longestGapMs ? before.steadySince : now;
+    watched.set(path, { seen, since, steadySince, last: now });
+    return { unchangedMs: now - since, steadyMs: now - steadySince };
+  }
+
   return {
-    isDead: (path, found, { afterMs, steadyMs }) => {
-      const seen = `${found.fileId} ${found.ctime} ${found.ctimeNs} ${found.mtime} ${found.mtimeNs} ${found.size}`;
-      const now = clock.elapsed();
-      const before = watched.get(path);
-      const isSame = before?.seen === seen;
-      if (!isSame && watched.size >= mostWatched) watched.clear();
-      const since = isSame ? before.since : now;
-      const steadySince = isSame && now - before.last <= longestGapMs ? before.steadySince : now;
-      watched.set(path, { seen, since, steadySince, last: now });
-      return now - since > afterMs && now - steadySince > steadyMs;
+    isDead: (path, found, patience) => {
+      const { unchangedMs, steadyMs } = poll(path, found);
+      return unchangedMs > patience.afterMs && steadyMs > patience.steadyMs;
     },
+    isUnchanged: (path, found, afterMs) => poll(path, found).unchangedMs > afterMs,
     forget: (path) => void watched.delete(path),
   };
 }

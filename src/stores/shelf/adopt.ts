@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, VolumeName, VolumeSpec } from '#core/model.ts';
-import { isVolumeId, isVolumeName, quoted, volumeName } from '#core/names.ts';
+import { isVolumeName, quoted, volumeName } from '#core/names.ts';
 import type { Adoptable, Store } from '#core/ports.ts';
 import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
@@ -16,6 +16,7 @@ import type { Limit, Parts } from './parts.ts';
 import type { Place } from './place.ts';
 import { recordedNames } from './reading.ts';
 import { hasMoved } from './settle.ts';
+import { trashedId } from './trash-names.ts';
 
 const readsAtOnce = 16;
 /** Of a folder that the store's rule for paths made. */
@@ -26,7 +27,7 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
   return {
     adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts, scope), 'long'),
     adopt: (name, spec, scope) =>
-      during(`adopting ${quoted(name)}`, [name], scope, async () => {
+      during(`adopting ${quoted(name)}`, [name], scope, async (held) => {
         const read = await parts.read(name);
         if (read.state === 'ok') {
           if (read.meta.requestId !== spec.requestId) throw nameTaken(name, place.store);
@@ -40,7 +41,8 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
         const found = await appraised({ name, ...pathOf(released[0]?.meta ?? nested) });
         const meta = released[0] === undefined ? adopted(name, spec, found, nested) : takenBack(released[0].meta, spec);
         await markParents(parts, meta);
-        const taken = await takeName(parts, name, read, scope);
+        // No volume is held, and only the name's limit counts: looking for its data can take long.
+        const taken = await takeName(parts, name, read, { ...held, limit: parts.limit() });
         try {
           await record(meta, released[0]?.path, taken);
         } catch (cause) {
@@ -60,7 +62,7 @@ export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
   async function record(meta: Meta, released: string | undefined, limit: Limit): Promise<void> {
     const path = place.metaPath(meta.name);
     if (released === undefined) return place.replace(path, meta, limit.check);
-    await place.replace(released, meta);
+    await place.replace(released, meta, limit.check);
     limit.check();
     if (!(await place.files.rename(released, path))) throw notFound(meta.name, place.store);
     await place.sync();
@@ -113,10 +115,12 @@ export async function isMovedHere(parts: Parts, name: VolumeName, scope: Scope):
   let isHere = false;
   const { place } = parts;
   const recorded = recordedNames(await place.files.names(place.root));
-  const trashed = (await place.files.names(place.own('trash'))).filter(isVolumeId);
+  const trashed = (await place.files.names(place.own('trash'))).filter((entry) => trashedId(entry) !== undefined);
   const all = [
     ...recorded.map((one) => [place.metaPath(one), parts.dataPath({ name: one })] as const),
-    ...trashed.map((id) => [place.own('trash', id, 'meta'), place.own('trash', id, parts.layout.trashName)] as const),
+    ...trashed.map(
+      (entry) => ['meta', parts.layout.trashName].map((part) => place.own('trash', entry, part)) as [string, string],
+    ),
   ];
   await eachBounded(all, readsAtOnce, async ([path, data]) => {
     scope.signal.throwIfAborted();

@@ -8,7 +8,7 @@ import { errno, isRefusal } from './files.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parents.ts';
-import type { Parts } from './parts.ts';
+import type { HeldScope, Parts } from './parts.ts';
 import { settle } from './settle.ts';
 
 /** How often the name can become free, and be taken by another host again, while one create looks. */
@@ -35,7 +35,7 @@ export function createCreate(parts: Parts): Store['create'] {
     return makeData(meta, scope).catch((cause: unknown) => {
       if (mayHappenYet(cause)) throw cause;
       // Held, since the same request may have come by another host, which makes the data of the same record.
-      return parts.alone(meta.id, scope, () => takeBack(meta, cause));
+      return parts.alone(meta.id, scope, (held) => takeBack(meta, cause, held));
     });
   }
 
@@ -59,8 +59,9 @@ export function createCreate(parts: Parts): Store['create'] {
   const mayHappenYet = (cause: unknown): boolean => others !== undefined && !isRefusal(cause);
 
   /** The record that this host wrote, when its data could not be made. */
-  async function takeBack(meta: Meta, cause: unknown): Promise<Volume> {
+  async function takeBack(meta: Meta, cause: unknown, { limit }: HeldScope): Promise<Volume> {
     if (others !== undefined && (await files.look(dataPath(meta))) !== undefined) return volume(meta);
+    limit.check();
     await files.unlink(place.metaPath(meta.name));
     others?.forget(meta.id, 'gone');
     if (errno(cause) === 'EEXIST') throw dataUnrecorded(meta.name, dataPath(meta), place.store);
@@ -86,7 +87,7 @@ export function createCreate(parts: Parts): Store['create'] {
     const { meta } = read;
     if (data === undefined)
       return (
-        (await parts.alone(meta.id, scope, () => complete(want, meta.id, scope))) ?? fresh(want, scope, attempt + 1)
+        (await parts.alone(meta.id, scope, (held) => complete(want, meta.id, held))) ?? fresh(want, scope, attempt + 1)
       );
     refuseOther(meta, want, place.store);
     const wrong = layout.wrongWith(data);
@@ -97,16 +98,17 @@ export function createCreate(parts: Parts): Store['create'] {
   }
 
   /** A record without data, by who holds the volume. Undefined: it is no longer so. */
-  async function complete(want: VolumeSpec, id: VolumeId, scope: Scope): Promise<Volume | undefined> {
+  async function complete(want: VolumeSpec, id: VolumeId, scope: HeldScope): Promise<Volume | undefined> {
     const read = await parts.read(want.name);
     if (read.state !== 'ok' || read.meta.id !== id || (await settle(parts, read.meta, scope))) return undefined;
     const { meta } = read;
     refuseOther(meta, want, place.store);
     if ((await files.look(dataPath(meta))) !== undefined) return volume(meta);
+    scope.limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
       // Who wrote the record may be making the data at this moment: it is theirs to take back.
       if (mayHappenYet(cause) || (others !== undefined && meta.instance !== place.context.instance)) throw cause;
-      return takeBack(meta, cause);
+      return takeBack(meta, cause, scope);
     });
   }
 

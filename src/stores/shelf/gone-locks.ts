@@ -5,6 +5,7 @@ import { isVolumeId } from '#core/names.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
 import { unlessBusy } from './settle.ts';
+import { trashedId } from './trash-names.ts';
 
 const readsAtOnce = 16;
 /** For each of them all records are read once more. */
@@ -19,8 +20,9 @@ export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void>
   const { files, others } = place;
   if (others === undefined) return;
   const locks = (await files.names(place.own('locks'))).filter(isVolumeId);
-  const kept = new Set([...(await files.names(place.own('trash'))), ...(await files.names(place.own('retained')))]);
-  const candidates = locks.filter((id) => !kept.has(id) && !kept.has(`${id}.meta`));
+  const trashed = new Set((await files.names(place.own('trash'))).map(trashedId));
+  const retained = new Set(await files.names(place.own('retained')));
+  const candidates = locks.filter((id) => !trashed.has(id) && !retained.has(`${id}.meta`));
   const names = recordedNames(await files.names(place.root));
   if (candidates.length <= names.length) return;
   const known = new Set<string>();
@@ -38,9 +40,9 @@ export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void>
 
 async function removeLock(parts: Parts, id: VolumeId, scope: Scope): Promise<void> {
   const { others } = parts.place;
-  if (others === undefined || (await others.isHeld(id))) return;
-  await parts.alone(id, scope, async () => {
+  if (others === undefined || (await others.holderOf(id)) !== 'nobody') return;
+  await parts.alone(id, scope, async (held) => {
     // Its record may have moved while the others were read.
-    if (await parts.isGone(id, scope)) others.forget(id, 'gone');
+    if (await parts.isGone(id, held)) others.forget(id, 'gone');
   });
 }

@@ -3,7 +3,7 @@ import type { VolumeName } from '#core/model.ts';
 import { nameTaken } from './errors.ts';
 import { isErrno, isRefusal } from './files.ts';
 import type { MetaRead } from './meta.ts';
-import type { Limit, Parts } from './parts.ts';
+import type { HeldScope, Limit, Parts } from './parts.ts';
 
 /** How often others can take the name and give it back while we look. */
 const mostAttempts = 8;
@@ -34,19 +34,24 @@ async function isMade(made: Promise<void> | undefined): Promise<boolean> {
   }
 }
 
+/** Its limit is over with that of the name, or of the volume that is held. */
 export interface Taken extends Limit {
   /** Because of `cause`. Where it is no answer, what was asked for may happen yet: the name stays taken. */
   giveBack(cause: unknown): Promise<void>;
 }
 
 /** Throws unless the name is free: an empty record that nobody works on any more does not count. */
-export async function takeName(parts: Parts, name: VolumeName, found: MetaRead, scope: Scope): Promise<Taken> {
+export async function takeName(parts: Parts, name: VolumeName, found: MetaRead, scope: HeldScope): Promise<Taken> {
   const { others, files, metaPath, store } = parts.place;
   const limit = parts.limit();
   const how = others === undefined && found.state !== 'absent' ? undefined : await tryTake(parts, name, scope);
   if (how === undefined) throw nameTaken(name, store);
   return {
-    ...limit,
+    isOver: () => limit.isOver() || scope.limit.isOver(),
+    check: () => {
+      limit.check();
+      scope.limit.check();
+    },
     giveBack: async (cause) => {
       // One that was there before may keep the name for a volume whose record has yet to follow its data.
       const isOurs = others !== undefined && how === 'made' && !limit.isOver();

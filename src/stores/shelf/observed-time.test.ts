@@ -30,6 +30,15 @@ function observed(on: FakeClock = clock, more: Partial<Place> = {}, instance = '
   return createObservedTime(place as Place, on);
 }
 
+/** Maintenance looks every half minute; five minutes are the most that may lie between two looks and count in full. */
+async function passWithLooks(time: ObservedTime, ms: number): Promise<number> {
+  for (let left = ms; left > 0; left -= 5 * minute) {
+    clock.advance(Math.min(left, 5 * minute));
+    await time.save();
+  }
+  return await time.now();
+}
+
 const fileOf = (): string => join(folder, 'observed', readdirSync(join(folder, 'observed'))[0] ?? '');
 
 test('counts the time between looks, and goes on in the next process', async () => {
@@ -42,6 +51,27 @@ test('counts the time between looks, and goes on in the next process', async () 
   expect(await second.save()).toBe(5 * minute);
   clock.advance(minute);
   expect(await second.now()).toBe(6 * minute);
+});
+
+test('counts at most five minutes between two looks, however long this process was suspended', async () => {
+  const time = observed();
+  await time.save();
+  clock.advance(30 * 24 * 60 * minute);
+  expect(await time.save()).toBe(5 * minute);
+  clock.advance(minute);
+  expect(await time.save()).toBe(6 * minute);
+  expect(await observed().now()).toBe(6 * minute);
+});
+
+test('does not count the time before a look at a store that was rolled back to the same file', async () => {
+  const time = observed();
+  await time.save();
+  await passWithLooks(time, 10 * minute);
+  const saved = readFileSync(fileOf());
+  // The trash is empty, so nobody looks. Then the server goes back to a snapshot in which something is in the trash.
+  clock.advance(30 * 24 * 60 * minute);
+  writeFileSync(fileOf(), saved);
+  expect(await time.save()).toBe(15 * minute);
 });
 
 test('makes progress in processes that live for little more than a minute', async () => {
@@ -96,13 +126,11 @@ test('two processes of one instance together count no faster than one', async ()
 test('goes back with a store that was restored from a backup', async () => {
   const time = observed();
   await time.save();
-  clock.advance(10 * minute);
-  await time.save();
+  await passWithLooks(time, 10 * minute);
   const backup = mkdtempSync(join(tmpdir(), 'stowage-backup-'));
   onTestFinished(() => rmSync(backup, { recursive: true, force: true }));
   cpSync(folder, backup, { recursive: true });
-  clock.advance(1000 * minute);
-  expect(await time.save()).toBe(1010 * minute);
+  expect(await passWithLooks(time, 1000 * minute)).toBe(1010 * minute);
   rmSync(join(folder, 'observed'), { recursive: true });
   cpSync(backup, folder, { recursive: true });
   expect(await time.save()).toBe(10 * minute);

@@ -7,7 +7,8 @@ import type { Place } from './place.ts';
 /**
  * How long this instance has watched the store, over all its processes: what runs between two looks of one process is
  * counted by its own monotonic clock, and kept on the store. So it never runs faster than real time, whatever any
- * clock is set to. Time in which no process ran, or that was not saved before a crash, does not count.
+ * clock is set to. Time in which no process ran, in which a process did not look for long, or that was not saved before a
+ * crash, does not count.
  *
  * The file belongs to the store and not to the state folder: the controller of a cluster drops that at each start, and a
  * store that was restored from a backup gets the time back that its trash entries had then.
@@ -31,6 +32,12 @@ interface Known {
 const version = 1;
 const limit = 4096;
 const saveEveryMs = 60_000;
+/**
+ * The most that counts between two looks. Maintenance looks every 30 s. If nobody looked for longer, the process or its machine was
+ * suspended, the store was unreachable, or the trash was empty: nobody observed that time. A server that was rolled back
+ * meanwhile can have the same mark as before.
+ */
+const longestStepMs = 5 * 60_000;
 
 export function createObservedTime(place: Place, clock: Clock): ObservedTime {
   const { files, context } = place;
@@ -66,7 +73,7 @@ export function createObservedTime(place: Place, clock: Clock): ObservedTime {
     const found = await stored();
     const at = clock.elapsed();
     if (known === undefined || known.mark !== found.mark) return { ...found, savedValue: found.value, at };
-    return { ...known, value: known.value + Math.max(0, at - known.at), at };
+    return { ...known, value: known.value + Math.min(Math.max(0, at - known.at), longestStepMs), at };
   }
 
   // One at a time: a look must not fall between the two halves of a write.

@@ -15,12 +15,21 @@ import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
 import { type Place, takenForDeadMs } from './place.ts';
 import { recordedNames } from './reading.ts';
 import { settle } from './settle.ts';
+import { trashedId } from './trash-names.ts';
 
-/** How long a verb can go on before other hosts may take this one for dead. Without other hosts: for ever. */
+/**
+ * How long a verb can go on before other hosts may take this one for dead. It begins when the lock or the name was taken, not when the
+ * work or a retry of it begins. Without other hosts: for ever.
+ */
 export interface Limit {
   isOver(): boolean;
   /** Throws when it is over: nothing more may be changed then. The next call finds out how far this one came. */
   check(): void;
+}
+
+/** Of work that holds a volume against other hosts, or that changes no volume that exists. */
+export interface HeldScope extends Scope {
+  readonly limit: Limit;
 }
 
 /** What the verbs of one open store share. */
@@ -39,7 +48,7 @@ export interface Parts {
     doing: string,
     names: readonly string[],
     scope: Scope,
-    work: () => Promise<T>,
+    work: (scope: HeldScope) => Promise<T>,
     length?: keyof InFlight,
   ): Promise<T>;
   /** As `during`, for what gets a volume out of the way if it is here. May repeat the work: a full store gives up reserve for it. */
@@ -47,29 +56,29 @@ export interface Parts {
     doing: string,
     ref: VolumeRef,
     scope: Scope,
-    work: (meta: Meta, limit: Limit) => Promise<void>,
+    work: (meta: Meta, scope: HeldScope) => Promise<void>,
     /** `keepsQuota`: the work may yet refuse, and removes the volume's quota records itself once it can't (`forgetQuota`). */
     how?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
   /** Removes the volume's quota records, which are kept beside its data. Absent is success. */
   forgetQuota(meta: Meta): Promise<void>;
   /** With a volume held against other hosts, for who holds its name here already. */
-  alone<T>(id: VolumeId, scope: Scope, work: () => Promise<T>): Promise<T>;
+  alone<T>(id: VolumeId, scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T>;
   /** The record of that very volume, after finishing what was half done with it; undefined when it is not here. */
-  find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
+  find(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
-  held(ref: VolumeRef, scope: Scope): Promise<Meta>;
+  held(ref: VolumeRef, scope: HeldScope): Promise<Meta>;
   /** For who holds the volume: no record of it is left anywhere. Reads all of them. */
-  isGone(id: VolumeId, scope: Scope): Promise<boolean>;
+  isGone(id: VolumeId, scope: HeldScope): Promise<boolean>;
   /** As `find`, also under the name that another host has given it since. */
-  findRenamed(ref: VolumeRef, scope: Scope): Promise<Meta | undefined>;
+  findRenamed(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined>;
   /** For who holds the volume: throws when a host uses it. Who begins to holds it too, so it is refused or refuses us. */
   refuseUsed(meta: Meta, verb: string): Promise<void>;
   /** As `takeTorn`, without waiting. False: somebody works on it, or it has changed. */
   tryTakeTorn(name: VolumeName): Promise<boolean>;
   /** True: nobody works on this empty or cut-off record, and it is ours now. False: it has changed. Waits for who does. */
   takeTorn(name: VolumeName, scope: Scope): Promise<boolean>;
-  /** From now on. */
+  /** From now on: for names, which are taken by creating a record. Work that holds a volume has the limit of its scope. */
   limit(): Limit;
   /** Something failed half-way since the last full sweep, or there was none yet. */
   unsettled: boolean;
@@ -98,7 +107,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     return larger ?? place.failure(cause, `${doing} in store ${place.store}`);
   }
 
-  async function find(ref: VolumeRef, scope: Scope): Promise<Meta | undefined> {
+  async function find(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined> {
     const found = await read(ref.name);
     if (found.state === 'absent') return undefined;
     if (found.state !== 'ok') {
@@ -114,7 +123,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
   }
 
   /** By its id alone. Only where other hosts can rename it: all records are read. */
-  async function elsewhere(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
+  async function elsewhere(id: VolumeId, scope: HeldScope): Promise<Meta | undefined> {
     if (others === undefined) return undefined;
     let found: Meta | undefined;
     await eachBounded(recordedNames(await files.names(place.root)), readsAtOnce, async (name) => {
@@ -125,11 +134,21 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     return found;
   }
 
-  async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: () => Promise<T>): Promise<T> {
-    if (others === undefined || ids.length === 0) return work();
+  function limitFrom(since: number): Limit {
+    const isOver = (): boolean => others !== undefined && clock.elapsed() - since > takenForDeadMs / 2;
+    return {
+      isOver,
+      check: () => {
+        if (isOver()) throw new DeadlineExceeded(takenForDeadMs / 2);
+      },
+    };
+  }
+
+  async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T> {
+    if (others === undefined || ids.length === 0) return work({ ...scope, limit: limitFrom(clock.elapsed()) });
     const held = await others.hold(ids, scope.signal);
     try {
-      const result = await work();
+      const result = await work({ ...scope, limit: limitFrom(held.since) });
       await held[Symbol.asyncDispose]();
       return result;
     } catch (cause) {
@@ -164,19 +183,19 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       if (enforce) await layout.forget?.(id);
     },
     emptying: (doing, ref, scope, work, how) =>
-      parts.during(doing, [ref.name, ref.id], scope, () =>
+      parts.during(doing, [ref.name, ref.id], scope, (held) =>
         place.reserve.backing(async () => {
-          const limit = parts.limit();
-          const meta = await parts.findRenamed(ref, scope);
+          const meta = await parts.findRenamed(ref, held);
           if (meta === undefined) return others?.forget(ref.id, 'not found');
           await parts.refuseUsed(meta, 'deleted');
+          held.limit.check();
           if (how?.keepsQuota !== true) await parts.forgetQuota(meta);
-          await work(meta, limit);
+          await work(meta, held);
         }),
       ),
     findRenamed: async (ref, scope) => (await find(ref, scope)) ?? (await elsewhere(ref.id, scope)),
     isGone: async (id, scope) =>
-      (await files.look(place.own('trash', id))) === undefined &&
+      !(await files.names(place.own('trash'))).some((name) => trashedId(name) === id) &&
       (await files.look(place.own('retained', `${id}.meta`))) === undefined &&
       (await elsewhere(id, scope)) === undefined,
     refuseUsed: async (meta, verb) => {
@@ -198,16 +217,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       }
       throw beingMade(name, place.store);
     },
-    limit: () => {
-      const since = clock.elapsed();
-      const isOver = (): boolean => others !== undefined && clock.elapsed() - since > takenForDeadMs / 2;
-      return {
-        isOver,
-        check: () => {
-          if (isOver()) throw new DeadlineExceeded(takenForDeadMs / 2);
-        },
-      };
-    },
+    limit: () => limitFrom(clock.elapsed()),
   };
   return parts;
 }

@@ -53,9 +53,15 @@ export interface Reserve {
 
 /**
  * A host that has not moved for so long can be taken for dead by others. One that lives must therefore not go on with
- * anything after half of it, but give up and begin anew: see `Parts.limit`.
+ * anything after half of it, but give up and begin anew: see `Limit`.
  */
 export const takenForDeadMs = 60_000;
+
+/** Volumes that this host holds, until it disposes of this. */
+export interface Hold extends AsyncDisposable {
+  /** By this process's monotonic clock: just before it sent the first call that took one of the locks. */
+  readonly since: number;
+}
 
 /**
  * Other hosts that work on the same store at the same time. A volume that exists is changed only by who holds it; a
@@ -63,14 +69,17 @@ export const takenForDeadMs = 60_000;
  */
 export interface Others {
   /** Waits until no other host holds these volumes. */
-  hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<AsyncDisposable>;
+  hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<Hold>;
   /**
    * For who holds it. 'gone': the volume was destroyed for good, so its lock goes with it. 'not found': perhaps it was, so
    * a lock file that was made for this hold alone goes.
    */
   forget(id: VolumeId, why: 'gone' | 'not found'): void;
-  /** By another host, or by one that died. */
-  isHeld(id: VolumeId): Promise<boolean>;
+  /**
+   * 'another': by another host, or by one that died. 'stale': the lock has not changed for two minutes, in which this was called before.
+   * Whoever holds the volume then watches the lock for some seconds more, and takes it over.
+   */
+  holderOf(id: VolumeId): Promise<'nobody' | 'another' | 'stale'>;
   /** An empty record, made exclusively (`EEXIST`): only who made it replaces it. */
   take(path: string): Promise<void>;
   /**

@@ -60,14 +60,14 @@ export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names
     },
     source: (ref, scope) =>
       // Held, as finding it may have to finish what was half done with it.
-      during(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async () => {
-        const meta = await held(ref, scope);
+      during(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async (at) => {
+        const meta = await held(ref, at);
         return layout.source(await usable(parts, meta), meta);
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;
-      const [path, meta] = await during(doing, [ref.name, ref.id], scope, async () => {
-        const found = await held(ref, scope);
+      const [path, meta] = await during(doing, [ref.name, ref.id], scope, async (at) => {
+        const found = await held(ref, at);
         return [await usable(parts, found), found] as const;
       });
       // Not held: measuring takes as long as the volume is large.

@@ -6,7 +6,7 @@ import { beingMade } from './errors.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import { tryTake } from './naming.ts';
-import type { Parts } from './parts.ts';
+import type { HeldScope, Parts } from './parts.ts';
 
 /**
  * Every verb moves the data first and the record second, each by one rename, with the intent written into the record
@@ -16,7 +16,7 @@ import type { Parts } from './parts.ts';
  * For who holds the volume, and has read the record since. True: something was finished, and the record is no longer
  * where it was.
  */
-export async function settle(parts: Parts, meta: Meta, scope: Scope): Promise<boolean> {
+export async function settle(parts: Parts, meta: Meta, scope: HeldScope): Promise<boolean> {
   const { place, layout, dataPath } = parts;
   const there = async (path: string): Promise<boolean> => (await place.files.look(path)) !== undefined;
   if (await there(dataPath(meta))) return false;
@@ -24,8 +24,10 @@ export async function settle(parts: Parts, meta: Meta, scope: Scope): Promise<bo
   if (meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo))) {
     await follow(parts, record, meta.movingTo, scope);
   } else if (meta.deletedAt !== undefined && (await there(place.own('trash', meta.id, layout.trashName)))) {
+    scope.limit.check();
     await place.files.rename(record, place.own('trash', meta.id, 'meta'));
   } else if (await there(place.own('deleting', `${meta.id}${layout.suffix}`))) {
+    scope.limit.check();
     await place.files.unlink(record);
   } else return false;
   await place.sync();
@@ -34,17 +36,18 @@ export async function settle(parts: Parts, meta: Meta, scope: Scope): Promise<bo
 
 /** With a record that was read before: while we waited for the volume, the name may have become another's. */
 export const settleHeld = (parts: Parts, { id, name }: VolumeRef, scope: Scope): Promise<boolean> =>
-  parts.alone(id, scope, async () => {
+  parts.alone(id, scope, async (held) => {
     const now = await parts.read(name);
-    return now.state === 'ok' && now.meta.id === id && settle(parts, now.meta, scope);
+    return now.state === 'ok' && now.meta.id === id && settle(parts, now.meta, held);
   });
 
 /** The record goes after the data. Another host may have begun to make something there: it will find the data. */
-async function follow(parts: Parts, record: string, to: VolumeName, scope: Scope): Promise<void> {
+async function follow(parts: Parts, record: string, to: VolumeName, scope: HeldScope): Promise<void> {
   const { place } = parts;
   const limit = parts.limit();
   if ((await tryTake(parts, to, scope)) === undefined) throw beingMade(to, place.store);
   limit.check();
+  scope.limit.check();
   await place.files.rename(record, place.metaPath(to));
 }
 
@@ -64,7 +67,7 @@ export async function settleTrash(parts: Parts, scope: Scope): Promise<void> {
   for (const id of (await files.names(place.own('trash'))).filter(isVolumeId)) {
     scope.signal.throwIfAborted();
     // At work on it at this moment; or dead, and then it is that host's to finish when it comes back.
-    if (await place.others?.isHeld(id)) continue;
+    if (((await place.others?.holderOf(id)) ?? 'nobody') !== 'nobody') continue;
     const before = await read(id);
     const name = before.state === 'ok' ? before.meta.movingTo : undefined;
     if (before.state !== 'absent' && name === undefined) continue;
@@ -73,11 +76,11 @@ export async function settleTrash(parts: Parts, scope: Scope): Promise<void> {
       `settling ${id} in the trash`,
       name === undefined ? [id] : [id, name],
       scope,
-      async () => {
+      async (held) => {
         const found = await read(id);
         // Fails, as it should, when anything is in it.
         if (found.state === 'absent') await files.rmdir(place.own('trash', id)).catch(() => undefined);
-        else if (found.state === 'ok') await finishRestore(parts, found.meta, scope);
+        else if (found.state === 'ok') await finishRestore(parts, found.meta, held);
       },
     );
     await unlessBusy(work);
@@ -92,7 +95,7 @@ export async function unlessBusy(work: Promise<unknown>): Promise<void> {
 }
 
 /** The data have left the trash: the record follows. For who holds the volume. Undefined: they are still there. */
-export async function finishRestore(parts: Parts, meta: Meta, scope: Scope): Promise<VolumeName | undefined> {
+export async function finishRestore(parts: Parts, meta: Meta, scope: HeldScope): Promise<VolumeName | undefined> {
   const { place, layout } = parts;
   const { id, movingTo } = meta;
   if (movingTo === undefined || (await place.files.look(place.own('trash', id, layout.trashName))) !== undefined)

@@ -9,6 +9,7 @@ import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
 import { settleHeld, settleTrash, unlessBusy } from './settle.ts';
+import { settleStaged } from './trash-staging.ts';
 
 /** No volume can have this name, so it locks nothing else. */
 const sweeping = '.sweep';
@@ -24,6 +25,8 @@ export function createSweep(parts: Parts): Pick<Store, 'sweep' | 'reclaim'> {
   async function reclaim(scope: Scope): Promise<void> {
     // Settled first, while `deleting/` still tells which data were on their way out when something failed.
     if (parts.unsettled) await sweep(scope);
+    // Files of other hosts are removed once they have been seen for long: the sweep after opening has seen them first.
+    await removeLeftovers(place);
     parts.undeletable = await place.files.empty(place.own('deleting'), scope);
     await place.reserve.refill();
   }
@@ -43,6 +46,7 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
     scope.signal.throwIfAborted();
     await unlessBusy(during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope)));
   }
+  await settleStaged(parts, await place.files.names(place.own('trash')), scope);
   await settleTrash(parts, scope);
   await giveNamesBack(parts, scope);
   await forgetTakenIn(parts);
@@ -60,7 +64,7 @@ async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promi
   }
   if (read.state !== 'ok' || read.meta.instance !== place.context.instance) return;
   const { id } = read.meta;
-  if (await place.others?.isHeld(id)) return;
+  if (((await place.others?.holderOf(id)) ?? 'nobody') !== 'nobody') return;
   if (await settleHeld(parts, { id, name }, scope))
     scope.log.info('finished an interrupted operation', { volume: name, id });
 }

@@ -7,9 +7,11 @@ import type { Trash } from '#core/ports.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import type { ObservedTime } from './observed-time.ts';
-import type { Parts } from './parts.ts';
+import type { HeldScope, Parts } from './parts.ts';
+import type { Others } from './place.ts';
 import { finishRestore } from './settle.ts';
 import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.ts';
+import { moveToDeleting, putBack, settleStaged } from './trash-staging.ts';
 
 const readsAtOnce = 16;
 /** Records that change in one round of maintenance; the rest waits for the next one. */
@@ -76,10 +78,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
 
   /** Writes into the entry what it must say before it can expire; with the volume held, by what the entry says then. */
   async function record(id: VolumeId, retention: number, scope: Scope): Promise<void> {
-    // Busy, or left by a host that died: there is time.
-    if (await looking(scope, async () => others?.isHeld(id))) return;
-    const work = during(`recording when ${id} expires`, [id], scope, async () => {
-      const limit = parts.limit();
+    const work = during(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
       const meta = remember(id, await read(id));
       const expiry = meta && expiryOf(meta, retention);
       const observer = expiry && (await observe());
@@ -98,41 +97,54 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     });
   }
 
-  async function moveToDeleting(id: VolumeId): Promise<void> {
-    // One step, whatever its size; `reclaim` frees the room.
-    const isThere = await files.rename(place.own('trash', id), place.own('deleting', `${id}.trash`));
-    await files.sync(place.own('trash'));
-    others?.forget(id, isThere ? 'gone' : 'not found');
-    remembered.delete(id);
-  }
-
-  /** With the volume held. A restore that was interrupted after it moved the data out is finished: nothing is left to purge. */
+  /**
+   * With the volume held. A restore that was interrupted after it moved the data out is finished: nothing is left to purge. Without a record,
+   * the entry was purged before; or a deletion was interrupted after it moved the data in, and its record has yet to follow.
+   */
   async function purgeHeld(
     id: VolumeId,
-    scope: Scope,
-    isWanted: (meta: MetaRead) => Promise<boolean>,
+    scope: HeldScope,
+    isWanted: (meta: Meta) => Promise<boolean>,
   ): Promise<boolean> {
-    const limit = parts.limit();
-    const found = await read(id);
-    if (found.state === 'ok' && (await finishRestore(parts, found.meta, scope)) !== undefined) return false;
-    if (!(await isWanted(found))) return false;
-    limit.check();
-    await moveToDeleting(id);
+    let found = await read(id);
+    if (found.state === 'absent' && (await putBack(parts, id, scope))) found = await read(id);
+    const meta = remember(id, found);
+    if (found.state === 'absent') others?.forget(id, 'not found');
+    else if (found.state !== 'ok') throw found.error;
+    if (meta === undefined || (await finishRestore(parts, meta, scope)) !== undefined) return false;
+    if (!(await isWanted(meta)) || !(await moveToDeleting(parts, meta, scope))) return false;
+    others?.forget(id, 'gone');
+    remembered.delete(id);
     return true;
   }
 
-  const purging = <T>(id: VolumeId, scope: Scope, work: () => Promise<T>): Promise<T> =>
-    during(`purging ${id} from the trash`, [id], scope, () => place.reserve.backing(work));
+  const purging = <T>(id: VolumeId, scope: Scope, work: (held: HeldScope) => Promise<T>): Promise<T> =>
+    during(`purging ${id} from the trash`, [id], scope, (held) => place.reserve.backing(() => work(held)));
 
-  async function isExpired(id: VolumeId, found: MetaRead): Promise<boolean> {
-    const expiry = remember(id, found)?.expiry;
+  async function isExpired({ expiry }: Meta): Promise<boolean> {
     const observer = await observe();
     if (expiry === undefined || expiry === 'unreadable' || observer === undefined) return false;
     return judge(expiry, observer).verdict === 'purge';
   }
 
+  const holderOf = (id: VolumeId, scope: Scope): ReturnType<Others['holderOf']> =>
+    looking(scope, async () => (await others?.holderOf(id)) ?? 'nobody');
+
+  async function recordAll(ids: readonly VolumeId[], retention: number, scope: Scope): Promise<void> {
+    const stale: VolumeId[] = [];
+    for (const id of ids) {
+      const holder = await holderOf(id, scope);
+      if (holder === 'nobody') await record(id, retention, scope);
+      if (holder === 'stale') stale.push(id);
+    }
+    // A lock that a dead host left is watched for some seconds before it is taken over; so all at once.
+    await eachBounded(stale, readsAtOnce, (id) => record(id, retention, scope));
+  }
+
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
-    const ids = (await looking(scope, () => files.names(place.own('trash')))).filter(isVolumeId);
+    const names = await looking(scope, () => files.names(place.own('trash')));
+    await settleStaged(parts, names, scope);
+    const ids = names.filter(isVolumeId);
     const present = new Set(ids);
     for (const id of remembered.keys()) if (!present.has(id)) remembered.delete(id);
     if (ids.length === 0) return [];
@@ -153,10 +165,11 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       const expiry = meta && expiryOf(meta, retention);
       if (expiry === undefined || meta === undefined) return;
       const verdict = await decide(expiry);
-      if (verdict === 'purge') due.push(entryOf(parts, meta));
+      // Another host is at work on it, or died a moment ago: there is time.
+      if (verdict === 'purge' && (await holderOf(id, scope)) !== 'another') due.push(entryOf(parts, meta));
       if (verdict === 'record') unrecorded.push(id);
     });
-    for (const id of unrecorded.slice(0, mostWrites)) await record(id, retention, scope);
+    await recordAll(unrecorded.slice(0, mostWrites), retention, scope);
     return due;
   }
 
@@ -169,11 +182,11 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       };
     },
     purge: async (id, scope, only) => {
-      const isThatOne = async (found: MetaRead): Promise<boolean> =>
-        only === undefined || found.state !== 'ok' || (found.meta.deletedAt ?? 0) === only.deletedAt;
-      await purging(id, scope, () => purgeHeld(id, scope, isThatOne));
+      const isThatOne = async ({ deletedAt = 0 }: Meta): Promise<boolean> =>
+        only === undefined || deletedAt === only.deletedAt;
+      await purging(id, scope, (held) => purgeHeld(id, held, isThatOne));
     },
-    purgeExpired: (id, scope) => purging(id, scope, () => purgeHeld(id, scope, (found) => isExpired(id, found))),
+    purgeExpired: (id, scope) => purging(id, scope, (held) => purgeHeld(id, held, isExpired)),
     expired,
   };
 }

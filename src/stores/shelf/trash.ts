@@ -1,5 +1,4 @@
 import { eachBounded } from '#base/each-bounded.ts';
-import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { TrashEntry, Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { isVolumeId, quoted } from '#core/names.ts';
@@ -10,10 +9,12 @@ import { readMeta, settled } from './meta.ts';
 import { takeName } from './naming.ts';
 import { createObservedTime } from './observed-time.ts';
 import { makeParents, pruneParents } from './parents.ts';
-import type { Parts } from './parts.ts';
+import type { HeldScope, Parts } from './parts.ts';
 import { finishRestore, leaveTrash, settle } from './settle.ts';
 import type { Expiry } from './trash-expiry.ts';
+import { trashedId } from './trash-names.ts';
 import { createPurging, entryOf } from './trash-purge.ts';
+import { putBack } from './trash-staging.ts';
 
 const readsAtOnce = 16;
 
@@ -30,7 +31,8 @@ export function createTrash(parts: Parts): Trash {
     put: async (ref, { deletedAt, retention }, scope) => {
       const doing = `moving volume ${quoted(ref.name)} to the trash`;
       let expiry: Expiry | undefined;
-      await parts.emptying(doing, ref, scope, async (meta, limit) => {
+      await parts.emptying(doing, ref, scope, async (meta, held) => {
+        const { limit } = held;
         expiry = await purging.newExpiry(retention);
         const intent = { ...settled(meta, meta.name), deletedAt, expiry };
         await place.replace(place.metaPath(meta.name), intent, limit.check);
@@ -38,7 +40,7 @@ export function createTrash(parts: Parts): Trash {
         limit.check();
         const isThere = await files.rename(dataPath(meta), dataOf(meta.id));
         // Deleted already, all but its record.
-        if (!isThere && (await settle(parts, intent, scope))) return leaveTrash(parts, meta.id);
+        if (!isThere && (await settle(parts, intent, held))) return leaveTrash(parts, meta.id);
         limit.check();
         await files.rename(place.metaPath(meta.name), recordOf(meta.id));
         await files.sync(place.own('trash', meta.id));
@@ -54,22 +56,27 @@ export function createTrash(parts: Parts): Trash {
     list: async (scope) => {
       const doing = 'listing the trash';
       const all = await during(doing, [], scope, () => files.names(place.own('trash')));
-      const entries: TrashEntry[] = [];
-      await eachBounded(all.filter(isVolumeId), readsAtOnce, async (id) => {
-        const found = await during(doing, [], scope, () => read(id));
-        if (found.state !== 'ok') return;
-        entries.push(entryOf(parts, found.meta));
+      const entries = new Map<VolumeId, TrashEntry>();
+      const names = all.filter((name) => trashedId(name) !== undefined);
+      await eachBounded(names, readsAtOnce, async (name) => {
+        const path = place.own('trash', name, 'meta');
+        const found = await during(doing, [], scope, () => readMeta(files, path, place.context.instance));
+        // If an interrupted purge moved the entry and a later deletion made a new one, the record at the usual path wins.
+        if (found.state !== 'ok' || (!isVolumeId(name) && entries.has(found.meta.id))) return;
+        entries.set(found.meta.id, entryOf(parts, found.meta));
       });
-      return entries;
+      return [...entries.values()];
     },
     restore: (id, name, scope) =>
-      during(`restoring volume ${quoted(name)}`, [name, id], scope, () => restore(id, name, scope)),
+      during(`restoring volume ${quoted(name)}`, [name, id], scope, (held) => restore(id, name, held)),
     ...{ purge: purging.purge, expired: purging.expired, purgeExpired: purging.purgeExpired },
   };
 
-  async function restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume> {
+  async function restore(id: VolumeId, name: VolumeName, scope: HeldScope): Promise<Volume> {
     const target = await parts.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
+    // A purge that was interrupted may have moved the entry, or half of it.
+    await putBack(parts, id, scope);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') {
       place.others?.forget(id, 'not found');
@@ -95,16 +102,17 @@ export function createTrash(parts: Parts): Trash {
     return { path };
   }
 
-  async function moveOut(before: Meta, name: Meta['name'], target: MetaRead, scope: Scope): Promise<void> {
+  async function moveOut(before: Meta, name: Meta['name'], target: MetaRead, scope: HeldScope): Promise<void> {
     const taken = await takeName(parts, name, target, scope);
     let meta = before;
     try {
       meta = { ...before, ...(await newHome(before, name)) };
       const home = dataPath({ ...meta, name });
-      await place.replace(recordOf(meta.id), { ...meta, movingTo: name, revision: meta.revision + 1 });
+      const moving = { ...meta, movingTo: name, revision: meta.revision + 1 };
+      await place.replace(recordOf(meta.id), moving, taken.check);
       await makeParents(parts, meta, scope);
       taken.check();
-      await files.rename(dataOf(meta.id), home);
+      if (!(await files.rename(dataOf(meta.id), home))) throw notInTrash(meta.id, place.store);
     } catch (cause) {
       await taken.giveBack(cause);
       throw cause;

@@ -8,7 +8,7 @@ import { isRefusal } from './files.ts';
 import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
 import { takeName } from './naming.ts';
 import { pruneParents } from './parents.ts';
-import type { Limit, Parts } from './parts.ts';
+import type { HeldScope, Limit, Parts } from './parts.ts';
 import { usable } from './reading.ts';
 
 type Verbs = 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'claim';
@@ -26,12 +26,11 @@ const createChanging =
   (parts: Parts): Changing =>
   (doing, ref, scope, work) => {
     const { place, during, held, volume } = parts;
-    return during(doing, [ref.name, ref.id], scope, async () => {
-      const limit = parts.limit();
-      const meta = await held(ref, scope);
+    return during(doing, [ref.name, ref.id], scope, async (at) => {
+      const meta = await held(ref, at);
       return work(meta, async (to) => {
         const next = { ...settled(meta, meta.name), ...to, revision: meta.revision + 1 };
-        await place.replace(place.metaPath(meta.name), next, limit.check);
+        await place.replace(place.metaPath(meta.name), next, at.limit.check);
         return volume(next);
       });
     });
@@ -53,11 +52,10 @@ export function createNoteUse(parts: Parts): Pick<Required<Store>, 'noteUse'> {
   const { place, during, held } = parts;
   return {
     noteUse: (ref, scope) =>
-      during(called('noting the use of', ref.name), [ref.name, ref.id], scope, () =>
+      during(called('noting the use of', ref.name), [ref.name, ref.id], scope, (at) =>
         place.reserve.backing(async () => {
-          const limit = parts.limit();
-          const { unused, ...used } = await held(ref, scope);
-          if (unused === true) await place.replace(place.metaPath(used.name), settled(used, used.name), limit.check);
+          const { unused, ...used } = await held(ref, at);
+          if (unused === true) await place.replace(place.metaPath(used.name), settled(used, used.name), at.limit.check);
         }),
       ),
   };
@@ -74,7 +72,7 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         called('deleting', ref.name),
         ref,
         scope,
-        async (meta, limit) => {
+        async (meta, { limit }) => {
           // An intent that was given up must not be found when the data are gone from here: they could seem to be elsewhere.
           if (isMoving(meta)) await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
           limit.check();
@@ -91,7 +89,7 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         { keepsQuota: onlyIfEmpty },
       ),
     release: (ref, scope) =>
-      emptying(called('releasing', ref.name), ref, scope, async (meta, limit) => {
+      emptying(called('releasing', ref.name), ref, scope, async (meta, { limit }) => {
         // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
         // before it was renamed, or an abandoned intent, must not.
         await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
@@ -100,7 +98,7 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         await place.sync();
       }),
     rename: (ref, to, scope) =>
-      during(called('renaming', ref.name), [ref.name, to, ref.id], scope, () => move(parts, ref, to, scope)),
+      during(called('renaming', ref.name), [ref.name, to, ref.id], scope, (at) => move(parts, ref, to, at)),
     label: (ref, labels, scope) =>
       changing(called('labelling', ref.name), ref, scope, (meta, change) =>
         sameLabels(meta.labels, labels) ? volume(meta) : change({ labels }),
@@ -120,7 +118,7 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
   };
 }
 
-async function move(parts: Parts, ref: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume> {
+async function move(parts: Parts, ref: VolumeRef, to: VolumeName, scope: HeldScope): Promise<Volume> {
   const { place, dataPath, volume } = parts;
   const target = await parts.read(to);
   if (target.state === 'ok' && target.meta.id === ref.id) return volume(target.meta);

@@ -1,0 +1,83 @@
+import { randomBytes } from 'node:crypto';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { VolumeId } from '#core/model.ts';
+import { isErrno } from './files.ts';
+import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
+import type { HeldScope, Parts } from './parts.ts';
+import { unlessBusy } from './settle.ts';
+import { stagedId } from './trash-names.ts';
+
+// A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to
+// `deleting/`. A host that was suspended right before the first move, and lost its lock, may find a later deletion of the
+// same volume at that path. It sees that by the record, and puts the entry back. Only one purge ever uses a name, so nothing
+// else can be at the path of the second move. Older versions list and purge ids only.
+
+const isSame = (found: MetaRead, meta: Meta): boolean =>
+  found.state === 'ok' && encodeMeta(found.meta) === encodeMeta(meta);
+
+/** With the volume held. False: the entry is not, or no longer, the one of that record, and stays. */
+export async function moveToDeleting(parts: Parts, meta: Meta, { limit }: HeldScope): Promise<boolean> {
+  const { place } = parts;
+  const { files } = place;
+  const name = `${meta.id}.${randomBytes(6).toString('hex')}`;
+  const [entry, staged] = [place.own('trash', meta.id), place.own('trash', name)];
+  limit.check();
+  if (!(await files.rename(entry, staged))) return false;
+  if (!isSame(await readMeta(files, `${staged}/meta`, place.context.instance), meta)) {
+    // If this fails, the next round of maintenance does it.
+    await files.rename(staged, entry);
+    limit.check();
+    return false;
+  }
+  // One step, whatever its size; `reclaim` frees the room.
+  const isMoved = await files.rename(staged, place.own('deleting', `${name}.trash`));
+  await files.sync(place.own('trash'));
+  // Another host took us for dead, and put the entry back.
+  if (!isMoved) limit.check();
+  return isMoved;
+}
+
+/** With the volume held. Puts back what an interrupted purge has moved. False: there is nothing. */
+export async function putBack(parts: Parts, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
+  const { place, layout } = parts;
+  const { files } = place;
+  const names = (await files.names(place.own('trash'))).filter((name) => stagedId(name) === id);
+  for (const name of names) {
+    const staged = place.own('trash', name);
+    limit.check();
+    try {
+      await files.rename(staged, place.own('trash', id));
+    } catch (cause) {
+      // Some NFS servers have only EIO to say that a directory is not empty.
+      if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'EIO')) throw cause;
+      // A deletion was under way at the same time: the entry has one half, the other one is here.
+      for (const half of [layout.trashName, 'meta']) {
+        const home = place.own('trash', id, half);
+        if ((await files.look(home)) === undefined) await files.rename(`${staged}/${half}`, home);
+      }
+      await files.rmdir(staged).catch(() => undefined);
+    }
+  }
+  if (names.length > 0) await files.sync(place.own('trash'));
+  return names.length > 0;
+}
+
+/** Puts back what interrupted purges have moved: their entries expire again. `names`: what is in `trash/`. */
+export async function settleStaged(parts: Parts, names: readonly string[], scope: Scope): Promise<void> {
+  const { place } = parts;
+  const { others } = place;
+  for (const id of new Set(names.flatMap((name) => stagedId(name) ?? []))) {
+    scope.signal.throwIfAborted();
+    const doing = `putting ${id} back into the trash`;
+    // The purge may be under way on another host.
+    if ((await parts.during(doing, [], scope, async () => others?.holderOf(id))) === 'another') continue;
+    const work = parts.during(doing, [id], scope, (held) => place.reserve.backing(() => putBack(parts, id, held)));
+    await unlessBusy(work).catch((cause: unknown) => {
+      scope.signal.throwIfAborted();
+      if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
+      // The next round tries again. Other entries must not wait for this one.
+      scope.log.warn('a trash entry cannot be put back', { store: place.store, volume: id, why: cause.message });
+    });
+  }
+}
