@@ -2,6 +2,7 @@
 export interface KeyedLock {
   /** Waits until every key is free, then holds them all. Keys are taken in sorted order, so two callers cannot deadlock. */
   hold(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
+  isHeld(key: string): boolean;
   readonly size: number;
 }
 
@@ -42,6 +43,7 @@ export function createKeyedLock(): KeyedLock {
       for (const key of [...new Set(keys)].sort()) stack.use(await holdOne(key, signal));
       return stack.move();
     },
+    isHeld: (key) => tails.has(key),
     get size() {
       return tails.size;
     },

@@ -5,7 +5,15 @@ import { isNodeOf, type Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { occupied, stillOpen } from './loop-errors.ts';
 import { enlargeLoop } from './loop-growth.ts';
-import { attachLoop, detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
+import {
+  attachLoop,
+  detachIdle,
+  type LoopParts,
+  loopsEverOn,
+  loopsOn,
+  refuseOtherMounts,
+  useDirectIo,
+} from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 /** The device's node is bound onto a file. A bind opens nothing, so the kernel would detach a device that is set to autoclear. */
@@ -45,7 +53,8 @@ export async function unstageBlock(parts: LoopParts, path: string, at: string, s
   if (place !== undefined) {
     const table = await parts.readTable();
     const there = table.at(place);
-    const loop = there && (await parts.loops()).find((one) => isNodeOf(one, there));
+    // The bind shows a number. If somebody detached our device, another program may have its number, and what it mounts is not ours.
+    const loop = there && (await loopsEverOn(parts, path)).find((one) => isNodeOf(one, there));
     if (there !== undefined && loop !== undefined) refuseOtherMounts(loop, there, table);
     await parts.mounter.unmount(place, scope);
   }

@@ -15,6 +15,8 @@ import { damaged, growFailed, growNeedsUnmount } from './loop-errors.ts';
 import type { LoopParts } from './loop-parts.ts';
 
 export interface GrowthParts {
+  /** See LoopParts. */
+  readonly lockedBy?: number | undefined;
   readonly run: Run;
   readonly clock: Clock;
   readonly growCalls: GrowCalls;
@@ -36,7 +38,7 @@ export async function growUnmountedExt4(
 ): Promise<void> {
   const { size } = await lstat(image);
   if (superblock.clean && !canGrow(superblock, size)) return;
-  await untilNobodyHas(parts.clock, image, scope);
+  await untilNobodyHas(parts, image, scope);
   const unstoppable = { letFinish: true, deadline: checkDeadline, env: unmountedImage };
   try {
     await parts.run('e2fsck', ['-f', '-p', image], scope, unstoppable);
@@ -54,9 +56,13 @@ export async function growUnmountedExt4(
   }
 }
 
-async function untilNobodyHas(clock: Clock, image: string, scope: Scope): Promise<void> {
+async function untilNobodyHas(
+  { clock, lockedBy }: Pick<GrowthParts, 'clock' | 'lockedBy'>,
+  image: string,
+  scope: Scope,
+): Promise<void> {
   for (let attempt = 0; attempt < 50; attempt++) {
-    const [holder] = await findHolders(image, clock, scope, { exactly: true, most: 1 });
+    const [holder] = await findHolders(image, clock, scope, { exactly: true, most: 1, except: lockedBy });
     if (holder === undefined) return;
     scope.log.debug('waiting for the image', { image, pid: holder.pid, command: holder.command });
     await clock.sleep(200, scope.signal);

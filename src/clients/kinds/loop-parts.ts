@@ -20,6 +20,8 @@ export interface LoopParts {
   readonly loopsWith: LoopsWith;
   readonly loopDevices: LoopDevices;
   readonly growCalls: GrowCalls;
+  /** The descriptor of the image that this call has locked it by. */
+  readonly lockedBy?: number | undefined;
 }
 
 /** The devices that have this very file behind them. */
@@ -66,14 +68,16 @@ export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTab
     );
 }
 
-/** What is attached to the file, whatever the file's fate, and not mounted any more. Gives those it had to let go. */
-export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<readonly Loop[]> {
+/** The devices with the file behind them, whatever the file's fate. */
+export async function loopsEverOn(parts: LoopParts, path: string): Promise<readonly Loop[]> {
   const image = (await located(path)) ?? path;
-  const all = (await parts.loops()).filter(({ stacked }) => !stacked);
-  const loops = [
-    ...(await parts.loopsWith(image, all)),
-    ...all.filter(({ file, deleted }) => deleted && file === image),
-  ];
+  const all = await parts.loops();
+  return [...(await parts.loopsWith(image, all)), ...all.filter(({ file, deleted }) => deleted && file === image)];
+}
+
+/** What is attached to the file and not mounted any more. Gives those it had to let go. */
+export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<readonly Loop[]> {
+  const loops = (await loopsEverOn(parts, path)).filter(({ stacked }) => !stacked);
   if (loops.length === 0) return [];
   const table = await parts.readTable();
   const idle = loops.filter((loop) => mountsOf(loop, table).length === 0);

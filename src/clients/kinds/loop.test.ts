@@ -263,6 +263,16 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     });
   });
 
+  test('two processes that stage one image at once use one device', async () => {
+    for (const kind of ['ext4', 'xfs'] as const) {
+      const volume = source(ground.image(`${kind}.img`, 300, kind), kind);
+      // Each has locks of its own, as two processes have.
+      const clients = [0, 1, 2, 3].map(() => createLoopClient({ mounter, run: createRun(clock), clock }));
+      await Promise.all(clients.map((one, n) => one.stage(volume, at(`${kind}${n}`), ground.scope)));
+      expect(ground.loops(volume.path)).toHaveLength(1);
+    }
+  });
+
   test('a symbolic link in place of the image leads nowhere', async () => {
     const image = ground.image('v.img', 300, 'xfs');
     renameSync(image, at('elsewhere.img'));
@@ -329,6 +339,18 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     const [node = ''] = ground.loops(mine.path);
     expect(node).not.toBe(loop);
     expect(statSync(at('stage')).rdev).toBe(statSync(node).rdev);
+  });
+
+  test('is unstaged though another program has mounted a device with the number of its own', async () => {
+    const [mine, other] = [source(ground.image('v.img', 4), undefined), ground.image('other.img', 50, 'ext4')];
+    await client.stage(mine, at('stage'), ground.scope);
+    const [loop = ''] = ground.loops();
+    execFileSync('losetup', ['-d', loop]);
+    execFileSync('losetup', [loop, other]);
+    mkdirSync(at('theirs'));
+    execFileSync('mount', ['-t', 'ext4', loop, at('theirs')]);
+    await client.unstage(mine, at('stage'), ground.scope);
+    expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[at('theirs')], [loop], false]);
   });
 
   test('grows while it is staged', async () => {

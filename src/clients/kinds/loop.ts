@@ -3,6 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { Source } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client } from '#core/ports.ts';
+import { lockImage } from '../mounter/image-file.ts';
 import { createLoopDevices } from '../mounter/loop-devices.ts';
 import { createLoopFiles } from '../mounter/loop-files.ts';
 import { attachedLoops } from '../mounter/loops.ts';
@@ -21,11 +22,11 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
   const { clock } = options;
   const parts: LoopParts = {
     ...{ growCalls, ...options, readTable: readMountTable, loops: attachedLoops },
-    ...{ loopsWith: createLoopFiles(clock, readMountTable), loopDevices: createLoopDevices(clock) },
+    ...{ loopsWith: createLoopFiles(clock), loopDevices: createLoopDevices(clock) },
   };
   const images = createKeyedLock();
 
-  /** One call at a time for an image: two would attach it twice. */
+  /** One call at a time for an image: two would attach it twice. `lockImage` keeps other processes from that. */
   const alone =
     (work: (source: LoopSource, at: string, scope: Scope) => Promise<void>) =>
     async (source: LoopSource, at: string, scope: Scope): Promise<void> => {
@@ -37,8 +38,10 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
   return {
     kind: 'loop',
     stage: alone(async ({ path, filesystem, readOnly }, at, scope) => {
-      if (filesystem === undefined) await stageBlock(parts, path, readOnly === true, at, scope);
-      else await stageFileSystem(parts, path, filesystem, at, scope);
+      await using locked = await lockImage(path, clock, scope.signal);
+      const own = { ...parts, lockedBy: locked?.fd };
+      if (filesystem === undefined) await stageBlock(own, path, readOnly === true, at, scope);
+      else await stageFileSystem(own, path, filesystem, at, scope);
     }),
     unstage: alone(async ({ path, filesystem }, at, scope) => {
       if (filesystem === undefined) await unstageBlock(parts, path, at, scope);

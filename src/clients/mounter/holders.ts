@@ -4,6 +4,8 @@ import type { Scope } from '#base/log.ts';
 import { askProcess } from './ask-process.ts';
 import { isAtOrBelow, readBounded } from './mountinfo.ts';
 
+const ownPid = process.pid;
+
 export interface Holder {
   readonly pid: number;
   readonly command: string;
@@ -12,6 +14,8 @@ export interface Holder {
 export interface HolderSearch {
   /** Undefined: everything at or below the path. */
   readonly exactly?: boolean;
+  /** A descriptor of this process that does not count. */
+  readonly except?: number | undefined;
   readonly most?: number;
   readonly ms?: number;
   readonly proc?: string;
@@ -38,6 +42,7 @@ export async function findHolders(
       if (found.length >= most || limit.signal.aborted) return found;
       const process: Asked = {
         folder: `${proc}/${pid}`,
+        except: pid === ownPid ? String(search.except) : undefined,
         ask: (question) => askProcess(`${proc}/${pid}`, question, clock),
       };
       if (await anyHeld(look(process), holds)) found.push({ pid, command: await commandOf(process) });
@@ -54,14 +59,15 @@ async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) =
 
 interface Asked {
   readonly folder: string;
+  readonly except: string | undefined;
   /** A process that ends while it is looked at, that says nothing, or that we may not look at, holds nothing. */
   ask<T>(question: () => Promise<T>): Promise<T | undefined>;
 }
 
-async function* links({ folder, ask }: Asked): AsyncIterable<string> {
+async function* links({ folder, except, ask }: Asked): AsyncIterable<string> {
   for (const name of ['cwd', 'root', 'exe']) yield (await ask(() => readlink(`${folder}/${name}`))) ?? '';
   for (const fd of (await ask(() => readdir(`${folder}/fd`))) ?? []) {
-    yield (await ask(() => readlink(`${folder}/fd/${fd}`))) ?? '';
+    if (fd !== except) yield (await ask(() => readlink(`${folder}/fd/${fd}`))) ?? '';
   }
 }
 

@@ -70,7 +70,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     };
   }
 
-  async function holdIfSame({ name, file, readOnly }: Loop): Promise<HeldLoop | undefined> {
+  async function holdIfSame({ name, file, readOnly, sequence }: Loop): Promise<HeldLoop | undefined> {
     let device: HeldLoop;
     try {
       device = await held(name, readOnly);
@@ -79,8 +79,12 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
       throw cause;
     }
     // While it is open no other file can be attached to it.
-    const attached = (await readFile(`${sys}/${name}/loop/backing_file`, 'utf8').catch(() => '')).replace(/\n$/, '');
-    if ([file, `${file} (deleted)`].includes(attached)) return device;
+    const read = async (what: string): Promise<string> =>
+      (await readFile(`${sys}/${name}/${what}`, 'utf8').catch(() => '')).replace(/\n$/, '');
+    const attached = await read('loop/backing_file');
+    // In another container the same path may be another file.
+    const isSame = sequence === undefined || (await read('diskseq')) === sequence;
+    if (isSame && [file, `${file} (deleted)`].includes(attached)) return device;
     await device[Symbol.asyncDispose]();
     return undefined;
   }

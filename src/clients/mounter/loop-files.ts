@@ -3,10 +3,10 @@ import { basename } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { endsWithin } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
+import { isWrittenByNobody } from './image-file.ts';
 import { loopFile } from './loop-calls.ts';
 import { makeNode } from './loop-devices.ts';
 import type { Loop } from './loops.ts';
-import type { MountTable } from './mountinfo.ts';
 import { isErrno, unlessMissing } from './paths.ts';
 
 /**
@@ -24,90 +24,68 @@ type Answer = File | 'not attached' | undefined;
 interface Question {
   readonly answer: Promise<Answer>;
   readonly since: number;
-  /** The device could be opened. */
-  readonly isOpen: boolean;
-}
-
-interface Silent {
-  readonly silent: Question;
 }
 
 /** A question to a device on a local disk is answered from memory. */
 const answerMs = 5_000;
-/** File systems that a program or a server answers for. */
-const remote = /^(?:fuse|nfs|cifs|smb|ceph|9p|virtiofs|afs|lustre|gfs|ocfs)/;
 
-export function createLoopFiles(clock: Clock, readTable: () => Promise<MountTable>): LoopsWith {
+export function createLoopFiles(clock: Clock, ask = askDevice): LoopsWith {
   /** Each keeps a thread until the kernel answers, so a device is asked once, however often somebody wants to know. */
   const pending = new Map<string, Question>();
 
-  async function fileOf(loop: Loop): Promise<Answer | Silent> {
-    const key = `${loop.name} ${loop.file}`;
-    const asked = pending.get(key) ?? ask(loop, clock.elapsed());
+  async function fileOf(loop: Loop): Promise<Answer | 'silent'> {
+    const key = `${loop.name} ${loop.sequence} ${loop.file}`;
+    const asked = pending.get(key) ?? { answer: ask(loop), since: clock.elapsed() };
     if (!pending.has(key)) {
       pending.set(key, asked);
       void asked.answer.finally(() => pending.delete(key));
     }
     const left = asked.since + answerMs - clock.elapsed();
-    return left > 0 && (await endsWithin(asked.answer, left, clock)) ? await asked.answer : { silent: asked };
+    return left > 0 && (await endsWithin(asked.answer, left, clock)) ? await asked.answer : 'silent';
   }
 
   /**
-   * A device answers when the file system of its file does. If that one is another program's or server's, and the image's own file system
-   * answers, the device has another file. To attach the image twice would destroy it, so in doubt this throws.
+   * A device can be silent because the file system of its file is dead, or because another program's request to the device waits for a disk.
+   * Neither tells which file it has. If nobody has the image open for writing, no device has it attached for that. In doubt this throws, since to attach the image
+   * twice would destroy it.
    */
-  async function requireElsewhere(loop: Loop, image: string, { silent }: Silent): Promise<void> {
-    const table = await readTable();
-    const [theirs, own] = [table.holding(loop.file), table.holding(image)];
-    const isRemote = theirs !== undefined && remote.test(theirs.type) && theirs.device !== own?.device;
-    // The other's mount may be in another mount namespace. An open device on a local disk answers at once, from memory.
-    const isOnDisk = own !== undefined && !remote.test(own.type) && silent.isOpen;
-    const isOther = loop.file !== image && (isRemote || isOnDisk);
-    if (!isOther || !(await endsWithin(stat(image), answerMs, clock))) throw cannotAsk(loop, image);
+  async function requireElsewhere(loop: Loop, image: string): Promise<void> {
+    const looking = isWrittenByNobody(image);
+    if (loop.file === image || !(await endsWithin(looking, answerMs, clock)) || !(await looking))
+      throw cannotAsk(loop, image);
   }
 
   return async (image, loops) => {
     const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
     if (named.length === 0) return [];
     const wanted = await unlessMissing(stat(image, { bigint: true }));
+    // The image is not to be seen now: the path is all that is known.
+    if (wanted === undefined) return named.filter(({ file }) => file === image);
     const asked = named.map(async (loop) => {
-      // The image is not to be seen now: the path is all that is known.
-      if (wanted === undefined) return loop.file === image;
       const found = await fileOf(loop);
-      if (typeof found === 'object' && 'silent' in found) {
-        await requireElsewhere(loop, image, found);
-        return false;
-      }
-      if (found === 'not attached') return false;
+      if (found === 'silent' || found === 'not attached') return found;
       if (found === undefined && loop.file !== image) throw cannotAsk(loop, image);
-      if (found === undefined) return true;
-      return found.device === wanted.dev && found.inode === wanted.ino;
+      if (found === undefined) return 'attached';
+      return found.device === wanted.dev && found.inode === wanted.ino ? 'attached' : 'other';
     });
-    const isIt = await Promise.all(asked);
-    return named.filter((_, index) => isIt[index]);
+    const answers = await Promise.all(asked);
+    const attached = named.filter((_, index) => answers[index] === 'attached');
+    // Stowage attaches an image once and uses that device from then on.
+    if (attached.length > 0) return attached;
+    for (const loop of named.filter((_, index) => answers[index] === 'silent')) await requireElsewhere(loop, image);
+    return [];
   };
 }
 
 /** A device that is set to autoclear has a user: opening and closing it here does not detach it. */
-function ask({ name, node }: Loop, since: number): Question {
-  let isOpen = false;
-  const asking = async (): Promise<Answer> => {
-    try {
-      await makeNode(node, `/sys/block/${name}/dev`);
-      await using device = await open(node, 'r');
-      isOpen = true;
-      return await loopFile(device.fd);
-    } catch (cause) {
-      return isErrno(cause, 'ENXIO', 'ENODEV') ? 'not attached' : undefined;
-    }
-  };
-  return {
-    answer: asking(),
-    since,
-    get isOpen() {
-      return isOpen;
-    },
-  };
+async function askDevice({ name, node }: Loop): Promise<Answer> {
+  try {
+    await makeNode(node, `/sys/block/${name}/dev`);
+    await using device = await open(node, 'r');
+    return await loopFile(device.fd);
+  } catch (cause) {
+    return isErrno(cause, 'ENXIO', 'ENODEV') ? 'not attached' : undefined;
+  }
 }
 
 export function cannotAsk({ node, file }: Loop, image: string): StowageError {

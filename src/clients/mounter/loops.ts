@@ -17,6 +17,8 @@ export interface Loop {
   readonly readOnly: boolean;
   /** The kernel lets it go with its last user. */
   readonly autoclear: boolean;
+  /** Another one each time a file is attached to the device. Undefined: the kernel is older than 5.15. */
+  readonly sequence: string | undefined;
   /** Something in the kernel is stacked on it. */
   readonly stacked: boolean;
 }
@@ -45,6 +47,7 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
       bytes: Number(await read('size')) * 512,
       readOnly: (await read('ro')) === '1',
       autoclear: (await read('loop/autoclear')) === '1',
+      sequence: await read('diskseq').catch(() => undefined),
       stacked: (await readdir(`${sys}/${name}/holders`)).length > 0,
     };
   } catch {

@@ -1,0 +1,58 @@
+import { execFileSync } from 'node:child_process';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { attachImage } from '#testing/loop-mount.ts';
+import { isWrittenByNobody } from './image-file.ts';
+import { createLoopFiles } from './loop-files.ts';
+import { attachedLoops, type Loop } from './loops.ts';
+
+let ground: Ground;
+const at = (name: string): string => join(ground.folder, name);
+
+beforeEach(() => {
+  ground = createGround();
+  onTestFinished(() => ground[Symbol.dispose]());
+});
+
+/** Its path is another one than the image's, as if a container had attached it. */
+function attachElsewhere(folder: string): void {
+  mkdirSync(at('elsewhere'));
+  execFileSync('mount', ['--bind', folder, at('elsewhere')]);
+  const node = attachImage(at('elsewhere/v.img'));
+  onTestFinished(() => void execFileSync('losetup', ['--detach', node]));
+}
+
+const loopsNamed = async (name: string): Promise<readonly Loop[]> =>
+  (await attachedLoops()).filter(({ file }) => file === at(name));
+
+describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not answer', () => {
+  async function asked(image: string): Promise<readonly Loop[]> {
+    const clock = createSkippingClock();
+    // The device is silent, as it is when another program's request to it waits for a disk.
+    const loopsWith = createLoopFiles(clock, () => {
+      setImmediate(() => clock.skip(60_000));
+      return new Promise(() => undefined);
+    });
+    return await loopsWith(image, await loopsNamed('elsewhere/v.img'));
+  }
+
+  test('is not taken for the device of another file while the image is open for writing', async () => {
+    const image = ground.image('v.img', 4);
+    attachElsewhere(ground.folder);
+    expect(await isWrittenByNobody(image)).toBe(false);
+    await expect(asked(image)).rejects.toMatchObject({ code: 'unavailable', reason: 'loop-no-answer' });
+  });
+
+  test('has another file if nobody has the image open for writing', async () => {
+    const image = ground.image('v.img', 4);
+    mkdirSync(at('other'));
+    ground.image('other/v.img', 4);
+    attachElsewhere(at('other'));
+    expect(await isWrittenByNobody(image)).toBe(true);
+    expect(await asked(image)).toEqual([]);
+  });
+});
