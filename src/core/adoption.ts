@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from './errors.ts';
-import { nameKey } from './keys.ts';
+import { adoptKey, nameKey } from './keys.ts';
 import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
 import { isVolumeName, newVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
@@ -72,7 +72,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
       if (!how.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
         if (store.readOnly) throw readOnly(store.name);
-        using _ = await operations.lock([`adopt ${store.name}`], call.signal);
+        using _ = await operations.lock([adoptKey(store.name)], call.signal);
         const params = { ...how };
         const about = { kind: 'store.adopt', store: store.name, subject: store.name };
         const intent = { ...about, params, deadlineMs: adoptDeadlineMs };
@@ -130,12 +130,20 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
         skipped.push({ name: seen.name, reason: 'it is a copy of a volume of another store, and has the same id' });
         continue;
       }
-      const volume = dryRun ? seen : await take(store, seen, scope);
-      if (volume !== undefined) adopted.push({ name: volume.name, id: volume.id, how: 'record' });
+      try {
+        const volume = dryRun ? seen : await take(store, seen, scope);
+        if (volume !== undefined) adopted.push({ name: volume.name, id: volume.id, how: 'record' });
+      } catch (thrown) {
+        if (!isPending(thrown)) throw thrown;
+        skipped.push({ name: seen.name, reason: stowageError(thrown).message });
+      }
     }
     return { adopted, skipped };
   };
 }
+
+/** An interrupted operation on that volume cannot be finished yet. It must not keep the other volumes out. */
+const isPending = (thrown: unknown): boolean => stowageError(thrown).reason === 'operation-pending';
 
 function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work: Work) => Promise<Adoption> {
   const { operations, clock, instance } = parts;
@@ -168,7 +176,8 @@ function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work
       } catch (thrown) {
         // One directory that changed meanwhile must not keep the others out; a store that does not answer does.
         const { code, message } = stowageError(thrown);
-        if (work.signal.aborted || code === 'internal' || errorCodes[code].retry) throw thrown;
+        const isFatal = code === 'internal' || errorCodes[code].retry;
+        if (work.signal.aborted || (isFatal && !isPending(thrown))) throw thrown;
         skipped.push({ name, reason: message });
       }
     }

@@ -63,8 +63,6 @@ const day = 86_400_000;
 const maintenanceEveryMs = 30_000;
 /** Longer than any of their own deadlines: one that ends here has forgotten one. */
 const passMs = 600_000;
-/** Each dead mount takes up to 20 s, four at a time. A pass that is cut off would begin with the same ones again. */
-const manyDeadMs = 6 * 3_600_000;
 
 const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): MaintenanceTask => ({
   ...{ name, run, deadlineMs, everyMs: maintenanceEveryMs },
@@ -118,7 +116,9 @@ export function createEngine(parts: EngineParts): Engine {
   });
   const steps: Record<string, Step> = {};
   const identities = createIdentities({ records, clock });
-  const recover = createRecovery({ records, operations, catalogue, steps, log, identities, boot: parts.boot });
+  const recover = createRecovery({
+    ...{ records, operations, catalogue, steps, log, identities, stores: laterStores, boot: parts.boot },
+  });
   const takeUp: TakeUp = async (store, config, scope) => {
     await recover(store, config, scope);
     late.reclaim?.soon(store.name);
@@ -177,7 +177,7 @@ export function createEngine(parts: EngineParts): Engine {
     },
     maintenance: [
       task('open stores', (scope) => stores.retry(scope)),
-      task('repair mounts', (scope) => mounts.repair(scope), manyDeadMs),
+      task('repair mounts', (scope) => mounts.repair(scope)),
       task('renew records of use', (scope) => mounts.renewUses(scope)),
       task('clean up mounts of containers', (scope) => holds.settle(scope)),
       task('delete ephemeral volumes', (scope) => ephemerals.settle(scope)),

@@ -2,7 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
@@ -221,6 +221,32 @@ describe('a volume whose making was not answered', () => {
     isDeaf = false;
     await runMaintenance(server.engine);
     expect(made()).toEqual([]);
+  });
+
+  test('is destroyed by the second pass, when the first one was cut off by another volume', async () => {
+    await publish();
+    isDeaf = true;
+    await expect(publish('other')).rejects.toThrow('no answer');
+    isDeaf = false;
+    using _held = await server.engine.operations.lock(['ephemeral key'], aCall().signal);
+    const gone = unpublish();
+    await vi.waitFor(async () => {
+      clock.skip(3_000);
+      expect(await Promise.race([gone, undefined])).toBe(true);
+    });
+    isDeaf = true;
+    await unpublish('other');
+    isDeaf = false;
+    const [first, second] = [new AbortController(), new AbortController()];
+    const cutOff = server.engine.ephemerals.settle(aCall({ signal: first.signal }));
+    await new Promise(setImmediate);
+    first.abort();
+    await cutOff;
+    expect(made()).toContain('other.meta');
+    const settling = server.engine.ephemerals.settle(aCall({ signal: second.signal }));
+    await vi.waitFor(() => expect(made()).not.toContain('other.meta'));
+    second.abort();
+    await settling;
   });
 
   test('is destroyed when its store comes back that was taken away', async () => {

@@ -8,6 +8,7 @@ import type { StoreName, Volume } from './model.ts';
 import type { Mounts, Publishing } from './mounts.ts';
 import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
+import { createPasses, type Passes } from './passes.ts';
 import type { Records } from './ports.ts';
 import type { Stores, StoreView } from './stores.ts';
 import { requestDiffers } from './volume-errors.ts';
@@ -65,6 +66,10 @@ export interface EphemeralParts {
 const settingKey = 'ephemeral.volumes';
 /** An unpublish does not wait longer for a store that is gone. */
 const destroyMs = 3_000;
+/** For one of them. */
+const settleMs = 60_000;
+/** One after the other on each store: a silent one is asked once. */
+const inParallel = 1;
 /** Who takes longer to fail is not worth asking for the next one. */
 const quickMs = 1_000;
 /** After a start of the machine those who use it come back first. */
@@ -142,6 +147,27 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     }
   }
 
+  /** Each store by itself, so that a silent one delays no other. */
+  const passes = new Map<StoreName, Passes<string>>();
+
+  async function settleOn(store: StoreName, due: readonly Listed[], scope: Scope): Promise<void> {
+    const pass = passes.get(store) ?? createPasses(clock, { inParallel, itemMs: settleMs });
+    passes.set(store, pass);
+    const byKey = new Map(due.map((one) => [one.key, one]));
+    const silent = new Error(`store ${store} is silent`);
+    const passing = pass(byKey.keys(), scope, async (key, own) => {
+      const one = byKey.get(key);
+      if (one === undefined) return;
+      const began = clock.elapsed();
+      const isDone = await destroyOrComplain(one, own);
+      // Nobody waits for a store that is silent once for each of them. The next pass begins with the others.
+      if (!isDone && clock.elapsed() - began > quickMs) throw silent;
+    });
+    await passing.catch((thrown: unknown) => {
+      if (thrown !== silent) throw thrown;
+    });
+  }
+
   /** Somewhere, if not at its target: that may be given by way of a link, and mounts are on record where it leads. */
   function isMounted(one: Listed): boolean {
     const volume = volumeOf(one);
@@ -196,13 +222,13 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       for (const one of listed()) lookFor(one);
       // Of a store that was taken away they stay on the list: it may come back.
       const asked = new Set(stores.list().map(({ config }) => config.name));
-      for (const one of listed()) {
-        if (!one.over || !asked.has(one.store)) continue;
-        const began = clock.elapsed();
-        const isDone = await destroyOrComplain(one, scope);
-        // Nobody waits for a store that is silent once for each of them.
-        if (!isDone && clock.elapsed() - began > quickMs) asked.delete(one.store);
-      }
+      const due = listed().filter(({ over, store }) => over && asked.has(store));
+      await Promise.all(
+        Array.from(
+          Map.groupBy(due, ({ store }) => store),
+          ([store, those]) => settleOn(store, those, scope),
+        ),
+      );
     },
   };
 }

@@ -7,6 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+import { holdKey } from './keys.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';
@@ -103,6 +104,23 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker.run('web', { photos: plugin }, false);
     clock.advance(50);
     await expect.poll(path).toBeUndefined();
+  });
+
+  test('is dropped though another volume in front of it is stuck', async () => {
+    const wanted = { store: undefined, name: 'films', bytes: undefined, access: undefined, labels: {} };
+    const films = await server.engine.volumes.create(wanted, aCall());
+    await hold('1');
+    await server.engine.holds.hold(films, plugin, '2', aCall());
+    restart();
+    await settle();
+    clock.advance(600_000);
+    using _stuck = await server.engine.operations.lock([holdKey(volume.id)], aCall().signal);
+    const ending = new AbortController();
+    const settling = server.engine.holds.settle(aCall({ signal: ending.signal }));
+    await expect.poll(() => server.engine.holds.pathOf(films.id)).toBeUndefined();
+    ending.abort();
+    await settling;
+    expect(path()).toBeDefined();
   });
 
   test('stays held when it cannot be unmounted, and goes another time', async () => {

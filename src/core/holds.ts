@@ -1,5 +1,6 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { type Hold, holderOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
@@ -7,6 +8,7 @@ import { holdKey } from './keys.ts';
 import type { NodeName, Volume, VolumeId } from './model.ts';
 import type { Mounts } from './mounts.ts';
 import type { Call, Operations } from './operations.ts';
+import { createPasses } from './passes.ts';
 import type { Mounter, Records } from './ports.ts';
 import type { References, Referring } from './references.ts';
 import type { RemappedUsers } from './remapped-users.ts';
@@ -60,6 +62,10 @@ const startingMs = 60_000;
  */
 const fillingMs = 600_000;
 
+/** For one volume; a server that is silent takes about 20 s. */
+const settleMs = 60_000;
+const inParallel = 4;
+
 /** Docker says that a container has ended before its list does; then it says nothing more. */
 const endingMs = [50, 150, 300, 500, 1_000, 3_000];
 
@@ -73,6 +79,7 @@ export function createHolds(parts: HoldsParts): Holds {
   /** Of which it was said that no container is known that has it. */
   const unlisted = new Set<VolumeId>();
   const closing = new AbortController();
+  const lookAfter = createPasses<VolumeId>(clock, { inParallel, itemMs: settleMs });
   /** When each was asked for; what is not in it an earlier process was asked for. */
   const since = new Map<string, number>();
 
@@ -145,6 +152,24 @@ export function createHolds(parts: HoldsParts): Holds {
     await drop(id, 'none of its containers runs', scope);
   }
 
+  async function settleOrComplain(id: VolumeId, scope: Scope): Promise<void> {
+    // Most of them run. What is done about the others is decided by what is asked with the lock held.
+    const runs = parts
+      .references()
+      .known(id)
+      .some(({ running }) => running);
+    if (runs && pathOf(id) !== undefined && records.holds.of(id).length > 0) {
+      idle.delete(id);
+      return;
+    }
+    try {
+      await settleOne(id, scope);
+    } catch (thrown) {
+      const why = stowageError(thrown).message;
+      if (!closing.signal.aborted) log.warn('a mount for containers could not be looked after', { volume: id, why });
+    }
+  }
+
   /** Let go of, and kept while a container seemed to run that had it. Call it with the lock held. */
   async function releaseOne(id: VolumeId, scope: Scope): Promise<void> {
     if (!parts.references().isLive(id)) await drop(id, 'none of its containers runs', scope);
@@ -214,15 +239,17 @@ export function createHolds(parts: HoldsParts): Holds {
     },
     changed: async (ids, scope) => {
       const isOver = (id: VolumeId): boolean => records.holds.of(id).length === 0 && !parts.references().isLive(id);
-      for (const id of ids) {
-        if (pathOf(id) === undefined || !isOver(id)) continue;
+      const over = ids.filter((id) => pathOf(id) !== undefined && isOver(id));
+      await eachBounded(over, inParallel, async (id) => {
+        using limit = clock.deadline(settleMs, scope.signal);
+        const own = { ...scope, signal: limit.signal };
         try {
-          using _ = await operations.lock([holdKey(id)], scope.signal);
-          if (isOver(id)) await takeAway(id, { ...scope, requestId: `holds:${id}` });
+          using _ = await operations.lock([holdKey(id)], own.signal);
+          if (isOver(id)) await takeAway(id, { ...own, requestId: `holds:${id}` });
         } catch (thrown) {
           log.info('a volume stays mounted for now', { volume: id, why: stowageError(thrown).message });
         }
-      }
+      });
     },
     dropStale: async (volume, scope) => {
       if (records.holds.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
@@ -250,26 +277,7 @@ export function createHolds(parts: HoldsParts): Holds {
       for (const key of since.keys()) if (!keys.has(key)) since.delete(key);
       // Also where nothing is mounted: what stopped containers name is to be known.
       await parts.references().lookAll(scope);
-      for (const id of all) {
-        // Most of them run. What is done about the others is decided by what is asked with the lock held.
-        const runs = parts
-          .references()
-          .known(id)
-          .some(({ running }) => running);
-        if (runs && pathOf(id) !== undefined && records.holds.of(id).length > 0) {
-          idle.delete(id);
-          continue;
-        }
-        try {
-          await settleOne(id, scope);
-        } catch (thrown) {
-          scope.signal.throwIfAborted();
-          log.warn('a mount for containers could not be looked after', {
-            volume: id,
-            why: stowageError(thrown).message,
-          });
-        }
-      }
+      await lookAfter(all, scope, settleOrComplain);
     },
   };
 }

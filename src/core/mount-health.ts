@@ -66,12 +66,14 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
 
   /** What is wrong with whatever serves such mounts; for each kind of them once. */
   async function failures(all: readonly LiveMount[], scope: Scope): Promise<(source: Source) => string | undefined> {
-    const kinds = new Map<string, string | undefined>();
-    for (const { source } of all) {
-      if (source.kind !== 'nfs' || clients.nfs.trouble === undefined) continue;
-      const key = keyOf(source);
-      if (!kinds.has(key)) kinds.set(key, await clients.nfs.trouble(source, scope).catch(() => words.mute));
-    }
+    const { trouble } = clients.nfs;
+    const nfs = all.flatMap(({ source }) => (source.kind === 'nfs' ? [source] : []));
+    const byKey = new Map(nfs.map((source) => [keyOf(source), source]));
+    // At once: keepers that do not answer each take their time.
+    const asked = Array.from(byKey, async ([key, source]) => {
+      return [key, await trouble?.(source, scope).catch(() => words.mute)] as const;
+    });
+    const kinds = new Map(await Promise.all(asked));
     return (source) => (source.kind === 'nfs' ? kinds.get(keyOf(source)) : undefined);
   }
 

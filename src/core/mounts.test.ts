@@ -98,7 +98,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
     expect((await own.admin.post(`/v1/volumes/${body.id}/mount`, { target })).status).toBe(200);
     own.engine.records.volumes.forgetStore('local' as Volume['store']);
     const scoped = await own.as('admin', 'local');
-    expect((await scoped.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(404);
+    expect((await scoped.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(403);
     expect(await own.engine.mounts.list(aCall())).toMatchObject([{ mounted: true }]);
     expect((await own.admin.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(204);
     expect(await own.engine.mounts.list(aCall())).toEqual([]);

@@ -6,8 +6,16 @@ import { canceled } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
 import { newOperationId } from './names.ts';
-import { createPerform, publishOperation, type Running, refusedWhileStopping, ShuttingDown } from './perform.ts';
+import {
+  createPerform,
+  errorOf,
+  publishOperation,
+  type Running,
+  refusedWhileStopping,
+  ShuttingDown,
+} from './perform.ts';
 import type { OperationQuery, Page, Records } from './ports.ts';
+import { createReplays, type Replays } from './replays.ts';
 
 /** Who asks, and how to be told about it. */
 export interface Call extends Scope {
@@ -51,12 +59,17 @@ export interface OperationView {
 }
 
 export interface Operations {
-  /** Holds the keys, so that two operations on one volume follow each other. */
+  /**
+   * Holds the keys, so that two operations on one volume follow each other. If the replay of an interrupted operation has one of them and
+   * cannot be finished, this throws 'busy' after some seconds.
+   */
   lock(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
   /** Writes the intent, does the work, records the end. Call it with the locks held and the request checked. */
   run<T>(intent: Intent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
-  /** Does the work of an intent that a crash left behind. */
-  resume(operation: Operation, scope: Scope, work: (scope: Work) => Promise<Outcome<unknown>>): Promise<void>;
+  /** Does the work of an intent that a crash left behind, and retries it while it is refused for the moment. */
+  readonly resume: Replays['resume'];
+  /** The store was opened: its operations that wait for a retry need not wait longer. */
+  readonly wake: Replays['wake'];
   get(id: OperationId): OperationView | undefined;
   /** Newest first. */
   page(query: OperationQuery): Page<OperationView>;
@@ -83,16 +96,20 @@ export function createOperations(parts: {
   const locks = createKeyedLock();
   const running = new Map<OperationId, Running>();
   const perform = createPerform({ ...parts, running });
+  const replays = createReplays({ ...parts, perform, locks, running });
   let stopping = false;
 
-  const view = (operation: Operation): OperationView => ({
-    operation,
-    progress: running.get(operation.id)?.progress,
-  });
+  const view = (operation: Operation): OperationView => {
+    const refused = operation.state === 'running' ? replays.refusal(operation.id) : undefined;
+    return {
+      operation: refused === undefined ? operation : { ...operation, error: errorOf(refused) },
+      progress: running.get(operation.id)?.progress,
+    };
+  };
 
   return {
     lock: async (keys, signal) => {
-      const held = await locks.hold(keys, signal);
+      const held = await replays.lock(keys, signal);
       if (!stopping) return held;
       held[Symbol.dispose]();
       throw refusedWhileStopping();
@@ -105,11 +122,8 @@ export function createOperations(parts: {
         call.onOperation?.(operation);
       });
     },
-    resume: async (operation, scope, work) => {
-      // A store that is opened anew at run time can still have work under way.
-      if (running.has(operation.id)) return;
-      await perform(operation, scope, defaultDeadlineMs, work);
-    },
+    resume: replays.resume,
+    wake: replays.wake,
     get: (id) => {
       const operation = records.operations.get(id);
       return operation && view(operation);
@@ -120,8 +134,9 @@ export function createOperations(parts: {
     },
     cancel: (id) => {
       const entry = running.get(id);
-      entry?.controller.abort(canceled());
-      return entry !== undefined;
+      if (entry === undefined) return replays.cancel(id);
+      entry.controller.abort(canceled());
+      return true;
     },
     get running() {
       return running.size;
@@ -129,6 +144,7 @@ export function createOperations(parts: {
     runningIn: (visible) => [...running.values()].filter(({ operation }) => visible(operation.store)).length,
     drain: async (graceMs) => {
       stopping = true;
+      replays.stop();
       await drain(running, graceMs, clock);
     },
   };

@@ -1,10 +1,10 @@
 import type { Clock } from '#base/clock.ts';
-import { eachBounded } from '#base/each-bounded.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from './errors.ts';
 import type { NodeName, Source, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
+import { createPasses, type Passes } from './passes.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
 import { usersOnRecord } from './users.ts';
@@ -51,7 +51,6 @@ const nobody = JSON.stringify([]);
 /** An unmount does not wait longer for a server that is gone. */
 const settleMs = 3_000;
 const renewMs = 20_000;
-const graceMs = 2_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
@@ -125,31 +124,18 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
   }
 
-  /** When each was last to be renewed: the next pass begins with those that a slow store was not asked about. */
-  const triedAt = new Map<VolumeId, number>();
-  /** Stores on which a renewal is running. */
-  const renewing = new Set<StoreName>();
-
   /** Each store by itself, so that one that does not answer starves no other. */
+  const passes = new Map<StoreName, Passes<VolumeId>>();
+
   async function renewOn(store: StoreName, volumes: readonly Told[], scope: Scope): Promise<void> {
-    if (renewing.has(store)) return;
-    renewing.add(store);
-    const oldestFirst = volumes.toSorted((a, b) => (triedAt.get(a.id) ?? 0) - (triedAt.get(b.id) ?? 0));
-    const work = async (): Promise<void> => {
-      using limit = clock.deadline(renewMs, scope.signal);
-      await eachBounded(oldestFirst, inParallel, async ({ id, name }) => {
-        if (limit.signal.aborted) return;
-        triedAt.set(id, clock.elapsed());
-        try {
-          await sayTo({ id, name, store }, { ...scope, signal: limit.signal }, true);
-        } catch (thrown) {
-          complain({ id, name, store }, thrown);
-        }
-      });
-    };
-    const running = work().finally(() => renewing.delete(store));
-    // A call that hears no signal goes on; other stores do not wait for it.
-    await endsWithin(running, renewMs + graceMs, clock);
+    const pass = passes.get(store) ?? createPasses(clock, { inParallel, itemMs: renewMs });
+    passes.set(store, pass);
+    const byId = new Map(volumes.map((one) => [one.id, one]));
+    using limit = clock.deadline(renewMs, scope.signal);
+    await pass(byId.keys(), { ...scope, signal: limit.signal }, async (id, own) => {
+      const one = byId.get(id);
+      if (one !== undefined) await sayTo(one, own, true).catch((thrown: unknown) => complain(one, thrown));
+    });
   }
 
   return {
@@ -203,7 +189,6 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
         [...all.values()].filter((one) => !isGone(one)),
         ({ store }) => store,
       );
-      for (const id of triedAt.keys()) if (!all.has(id)) triedAt.delete(id);
       await Promise.all(Array.from(byStore, ([store, volumes]) => renewOn(store, volumes, scope)));
     },
   };

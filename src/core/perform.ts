@@ -18,6 +18,11 @@ export class ShuttingDown extends Error {
   override readonly name = 'ShuttingDown';
 }
 
+/** Another part of Stowage has recorded the end of the operation meanwhile. */
+export class EndedOnRecord extends Error {
+  override readonly name = 'EndedOnRecord';
+}
+
 export interface PerformParts {
   readonly records: Records;
   readonly events: Events;
@@ -29,7 +34,8 @@ export interface PerformParts {
 export type Perform = <T>(
   operation: Operation,
   scope: Scope,
-  limitMs: number,
+  /** Undefined: the work has deadlines of its own. */
+  limitMs: number | undefined,
   work: (scope: Work) => Promise<Outcome<T>>,
   /** Of one that is not on record yet, once it is. */
   begun?: () => void,
@@ -56,6 +62,7 @@ export function createPerform(parts: PerformParts): Perform {
 
   function failureOf(thrown: unknown, operation: Operation, { aborted, reason }: AbortSignal): StowageError {
     if (reason instanceof ShuttingDown) throw interrupted(thrown);
+    if (thrown instanceof EndedOnRecord) throw thrown;
     const failure = aborted && reason instanceof Error ? stowageError(reason) : stowageError(thrown);
     if (failure.code === 'internal')
       log.error('operation failed', { operation: operation.id, kind: operation.kind, error: thrown });
@@ -74,7 +81,7 @@ export function createPerform(parts: PerformParts): Perform {
     const { signal } = controller;
     const { promise: ended, resolve: ending } = Promise.withResolvers<void>();
     const entry: Running = { operation, controller, progress: undefined, ended };
-    using _limit = limited(clock.after, controller, scope.signal, limitMs);
+    using _limit = limitMs === undefined ? undefined : limited(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
       if (begun !== undefined) {
@@ -141,10 +148,15 @@ function createEnd(parts: PerformParts, written: (write: () => void) => Promise<
 
 type Ended = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
 
-function failed(operation: Operation, { code, reason, message, action }: StowageError, endedAt: number): Ended {
-  const state = code === 'canceled' ? 'canceled' : 'failed';
-  return { ...operation, state, endedAt, error: { code, reason, message, action } };
+function failed(operation: Operation, failure: StowageError, endedAt: number): Ended {
+  const state = failure.code === 'canceled' ? 'canceled' : 'failed';
+  return { ...operation, state, endedAt, error: errorOf(failure) };
 }
+
+/** What is kept of it on record. */
+export const errorOf = ({ code, reason, message, action }: StowageError): NonNullable<Operation['error']> => ({
+  ...{ code, reason, message, action },
+});
 
 export function publishOperation(
   events: Events,

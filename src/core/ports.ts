@@ -202,8 +202,6 @@ export interface ProcessMarks {
   readonly own: number;
   /** Of processes before this one that are certainly dead: what they held is ours at once. */
   readonly dead: readonly number[];
-  /** `own` is that of all processes of this instance, so what they hold is ours at once, also if they live. */
-  readonly isShared?: boolean;
 }
 
 /** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */

@@ -1,10 +1,11 @@
+import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { createClear } from './clear-target.ts';
 import { stowageError } from './errors.ts';
 import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
-import type { Mount, Source, Volume, VolumeId } from './model.ts';
+import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
 import type { MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
@@ -15,6 +16,7 @@ import { mountedAnew, stagedAs } from './staged-as.ts';
 import { isOurs, type Staging } from './staging.ts';
 
 const mountDeadlineMs = 60_000;
+const inParallel = 8;
 const unending = new AbortController().signal;
 
 /** The steps between a staged volume and a target, each safe to repeat. Call them with the locks held. */
@@ -241,17 +243,25 @@ export function createReplay(parts: MountParts, binding: Binding): Mounts['repla
     }
   }
 
-  return async (scope) => {
-    for (const operation of records.operations.unfinished()) {
-      if (operation.kind !== 'volume.mount' && operation.kind !== 'volume.unmount') continue;
-      const mount = operation.params['mount'] as Mount;
-      try {
-        await operations.resume(operation, scope, async (work) => ({
-          value: await replayOne(operation.kind, mount, work),
-        }));
-      } catch (thrown) {
-        log.warn('mount could not be repaired', { target: mount.target, why: stowageError(thrown).message });
-      }
+  async function resume(operation: Operation, scope: Scope): Promise<void> {
+    const mount = operation.params['mount'] as Mount;
+    try {
+      await operations.resume(operation, scope, {
+        keys: [stageKey(mount.volumeId), targetKey(mount.target)],
+        // A retry would keep the volume locked, and nobody could mount it meanwhile. The caller of an unmount repeats it, and what is left of
+        // a mount is cleaned up at the next start.
+        once: true,
+        work: async (work) => ({ value: await replayOne(operation.kind, mount, work) }),
+      });
+    } catch (thrown) {
+      log.warn('mount could not be repaired', { target: mount.target, why: stowageError(thrown).message });
     }
+  }
+
+  return async (scope) => {
+    const interrupted = records.operations
+      .unfinished()
+      .filter(({ kind }) => kind === 'volume.mount' || kind === 'volume.unmount');
+    await eachBounded(interrupted, inParallel, (operation) => resume(operation, scope));
   };
 }

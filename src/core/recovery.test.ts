@@ -1,7 +1,7 @@
 import { copyFile, mkdir, mkdtemp, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
 import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
@@ -182,7 +182,8 @@ describe.each([
     if (done) await forgetting((server) => server.engine.adoptions.adopt('keep', how, aCall()));
     const intent = leaveIntent('store.adopt', how);
     await live(async (server) => {
-      expect(stateOf(server, intent)).toBe('done');
+      // It can take hours, so the store is opened meanwhile.
+      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'));
       expect((await found(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
     });
     expect(await visible()).toEqual(['a', 'a.meta', 'films', 'films.meta']);

@@ -1,10 +1,10 @@
-import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { stageKey } from './keys.ts';
 import { noteRepaired } from './mended-mounts.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
+import { createPasses } from './passes.ts';
 import { titled } from './publishing.ts';
 import { mountedAnew } from './staged-as.ts';
 import { noteRepairing, repairing, type Staging } from './staging.ts';
@@ -21,6 +21,7 @@ const inParallel = 4;
  */
 export function createRepair(parts: MountParts, staging: Staging): Mounts['repair'] {
   const { records, operations, mounter, events, log, clock } = parts;
+  const pass = createPasses<VolumeId>(clock, { inParallel, itemMs: repairMs });
   const note = (id: VolumeId, isBeing: boolean): void => noteRepairing(records, id, isBeing);
 
   /** The server may have got another address, or handle. Else as it was. */
@@ -76,25 +77,25 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
 
   return async (scope) => {
     if (mounter.unable !== undefined) return [];
-    const unrepaired: VolumeId[] = [];
     const all = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
     const stray = (await staging.stray([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
     const wanted = new Set([...stray, ...repairing(records)]);
-    await eachBounded([...new Set([...all.keys(), ...wanted])], inParallel, async (id) => {
-      using limit = clock.deadline(repairMs, scope.signal);
-      const own = { ...scope, signal: limit.signal };
+    // Also those that this pass does not come to, or that an earlier one is still working on.
+    const unrepaired = new Set([...all.keys(), ...wanted]);
+    await pass([...unrepaired], scope, async (id, own) => {
       let failure = 'whether a mount is served is not known';
       try {
         // Each by itself: what is wrong with one says nothing about the others.
-        if (!wanted.has(id) && (await staging.dead(all.get(id) ?? [], own)).length === 0) return;
+        if (!wanted.has(id) && (await staging.dead(all.get(id) ?? [], own)).length === 0)
+          return void unrepaired.delete(id);
         failure = 'a dead mount could not be repaired';
         await repairOne(id, own);
+        unrepaired.delete(id);
       } catch (thrown) {
         const { message, action } = stowageError(thrown);
         log.error(failure, { volume: titled(parts, id), why: message, action });
-        unrepaired.push(id);
       }
     });
-    return unrepaired;
+    return [...unrepaired];
   };
 }

@@ -11,6 +11,15 @@ export function unknownStore(name: string): StowageError {
   });
 }
 
+/** Of an operation that waits for its store. */
+export function notConfigured(name: string): StowageError {
+  return new StowageError(`store ${quoted(name)} is not configured`, {
+    code: 'unavailable',
+    reason: 'store-not-configured',
+    action: `Configure it again, or cancel the operation: stowage operations`,
+  });
+}
+
 const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-host-unknown'];
 
 /** What is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */

@@ -3,9 +3,10 @@ import { endsWithin } from '#base/patience.ts';
 import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';
-import type { TrashEntry, Volume } from './model.ts';
+import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
+import { createPasses, type Passes } from './passes.ts';
 import { exists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */
@@ -26,6 +27,7 @@ export interface TrashFinder {
 const listPatienceMs = 10_000;
 const expirePatienceMs = 20_000;
 const expireDeadlineMs = 600_000;
+const purgeMs = 60_000;
 
 export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
@@ -132,7 +134,7 @@ export function createPurge(
       await purgeEntry(entry, { ...scope, requestId: id }, { expired: true });
     } catch (thrown) {
       const { code, message } = stowageError(thrown);
-      if (scope.signal.aborted || code === 'unavailable') throw thrown;
+      if (stopping.signal.aborted || code === 'unavailable') throw thrown;
       scope.log.warn('a trash entry could not be purged', { store, volume: id, why: message });
     }
   }
@@ -143,12 +145,24 @@ export function createPurge(
     const scope = { signal: limit.signal, log };
     try {
       const expired = await stores.use(store, ({ trash }, { policy }) => trash.expired(policy.retention, scope));
-      for (const entry of expired) await purgeExpired(entry, scope);
+      const byId = new Map(expired.map((entry) => [entry.volume.id, entry]));
+      await passOf(store)(byId.keys(), scope, async (id, own) => {
+        const entry = byId.get(id);
+        if (entry !== undefined) await purgeExpired(entry, own);
+      });
     } catch (thrown) {
       scope.log.warn('trash could not be emptied', { store, why: stowageError(thrown).message });
     } finally {
       expiring.delete(store);
     }
+  }
+
+  const passes = new Map<string, Passes<VolumeId>>();
+  /** Each pass starts with the entries that the previous pass did not reach. */
+  function passOf(store: string): Passes<VolumeId> {
+    const pass = passes.get(store) ?? createPasses(clock, { inParallel: 1, itemMs: purgeMs });
+    passes.set(store, pass);
+    return pass;
   }
 
   /** Each store by itself, and once: one whose disk hangs is not asked again before it answers. */

@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { closeSync, constants, mkdirSync, openSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { type Clock, systemClock } from '#base/clock.ts';
 import type { MountSpec } from '#datapath/mount-spec.ts';
 import type { KeeperClient } from '#keeper/agent.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
@@ -14,6 +15,8 @@ import { createKeeperGround, eventually } from './keeper/keeper-process.ts';
 import { openExport, type Served } from './nfs-export.ts';
 
 const run = promisify(execFile);
+/** The end of the log that an error quotes. */
+const shownLog = 20_000;
 const sources = join(import.meta.dirname, '..', 'datapath', 'main.ts');
 
 /** Where a mount's data are. */
@@ -62,13 +65,20 @@ interface KeepOptions {
   readonly program?: string;
   /** Of the folder that they are in. A socket's path has at most 107 characters. */
   readonly prefix?: string;
+  /** How long a keeper may take to start, and a state is waited for. An emulated machine needs longer than the usual time. */
+  readonly limitMs?: number;
 }
 
-export async function keepMounts({ enter = [], program = sources, prefix }: KeepOptions = {}): Promise<KeptMounts> {
+export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts> {
+  const { enter = [], program = sources, prefix, limitMs } = options;
   const ground = createGround(prefix);
   const keepers = createKeeperGround();
   const { signal } = keepers;
-  const start = () => keepers.startKeeper({ program, enter, flags: dataPathFlags });
+  const start = (): Promise<StartedKeeper> =>
+    keepers.startKeeper({ program, enter, flags: dataPathFlags, clock: clockFor(limitMs) }).catch((cause: unknown) => {
+      // Whoever reads this has no other chance to see the log: the folder is removed, or is in a virtual machine.
+      throw new Error(`no keeper: ${String(cause)}\n${keepers.log().slice(-shownLog)}`, { cause });
+    });
   const control = join(ground.folder, 'fusectl');
   let keeper = await start();
   let client: KeeperClient = keepers.client();
@@ -77,7 +87,7 @@ export async function keepMounts({ enter = [], program = sources, prefix }: Keep
   const guards = new DisposableStack();
 
   const when = (isSo: (state: KeeperState) => boolean): Promise<KeeperState> =>
-    eventually(() => client.status(signal), isSo);
+    eventually(() => client.status(signal), isSo, limitMs);
   const whole = (): Promise<KeeperState> =>
     when(({ doing, active, standby }) => doing !== 'moving' && active?.ready === true && standby !== null);
 
@@ -141,6 +151,12 @@ export async function keepMounts({ enter = [], program = sources, prefix }: Keep
       guards.dispose();
     },
   };
+}
+
+/** With deadlines that are at least so long. */
+function clockFor(limitMs = 0): Clock {
+  const clock = systemClock();
+  return { ...clock, deadline: (ms, parent) => clock.deadline(Math.max(ms, limitMs), parent) };
 }
 
 const usualSpec: Omit<MountSpec, 'addresses' | 'port' | 'root'> = {

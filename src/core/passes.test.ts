@@ -1,0 +1,74 @@
+import { expect, test, vi } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createPasses } from './passes.ts';
+
+const log = silentLog();
+const items = ['a', 'b', 'c', 'd'];
+
+/** Work that takes until its signal ends. */
+const dead = (_item: string, { signal }: { readonly signal: AbortSignal }): Promise<void> => {
+  const { promise, reject } = Promise.withResolvers<void>();
+  signal.addEventListener('abort', () => reject(signal.reason), { once: true });
+  return promise;
+};
+
+test('a pass that was cut off by dead items is continued by the next one', async () => {
+  const clock = createFakeClock();
+  const pass = createPasses<string>(clock, { inParallel: 1, itemMs: 20_000 });
+  const begun: string[] = [];
+  for (let round = 0; round < 2; round++) {
+    using limit = clock.deadline(30_000, new AbortController().signal);
+    const passing = pass(items, { signal: limit.signal, log }, async (item, scope) => {
+      begun.push(item);
+      await dead(item, scope).catch(() => undefined);
+    });
+    await vi.waitFor(() => expect(begun).toHaveLength(round * 2 + 1));
+    clock.advance(20_000);
+    await vi.waitFor(() => expect(begun).toHaveLength(round * 2 + 2));
+    clock.advance(10_000);
+    await passing;
+  }
+  expect(begun).toEqual(items);
+});
+
+test('an item that ignores its signal costs its deadline once, and is skipped until it ends', async () => {
+  const clock = createFakeClock();
+  const pass = createPasses<string>(clock, { inParallel: 1, itemMs: 20_000 });
+  const scope = { signal: new AbortController().signal, log };
+  const deaf = Promise.withResolvers<void>();
+  const begun: string[] = [];
+  const work = async (item: string): Promise<void> => {
+    begun.push(item);
+    if (item === 'a') await deaf.promise;
+  };
+  const first = pass(items, scope, work);
+  await vi.waitFor(() => expect(begun).toEqual(['a']));
+  clock.advance(22_000);
+  await first;
+  expect(begun).toEqual(items);
+  await pass(items, scope, work);
+  expect(begun.slice(4)).toEqual(['b', 'c', 'd']);
+  deaf.resolve();
+  await vi.waitFor(async () => {
+    begun.length = 0;
+    await pass(items, scope, work);
+    expect(begun[0]).toBe('a');
+  });
+});
+
+test('not more items than the limit are worked on at once, and the first failure ends the pass', async () => {
+  const pass = createPasses<string>(createFakeClock(), { inParallel: 2, itemMs: 20_000 });
+  const scope = { signal: new AbortController().signal, log };
+  const gates = new Map(items.map((item) => [item, Promise.withResolvers<void>()]));
+  const begun: string[] = [];
+  const passing = pass(items, scope, async (item) => {
+    begun.push(item);
+    await gates.get(item)?.promise;
+  });
+  await vi.waitFor(() => expect(begun).toEqual(['a', 'b']));
+  gates.get('a')?.reject(new Error('of a'));
+  gates.get('b')?.resolve();
+  await expect(passing).rejects.toThrow('of a');
+  expect(begun).toEqual(['a', 'b']);
+});

@@ -1,0 +1,186 @@
+import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { openRecords } from '#records/sqlite.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { type RefusingKind, refusing } from '#testing/fakes/refusing-store.ts';
+import { refusal } from '#testing/refusals.ts';
+import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { StowageError } from './errors.ts';
+import type { Operation, Volume } from './model.ts';
+import { newOperationId } from './names.ts';
+
+let folder: string;
+let kind: RefusingKind;
+let clock: FakeClock;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'stowage-replays-'));
+  await mkdir(join(folder, 'keep'));
+  kind = refusing(createLocalStoreKind());
+  clock = createFakeClock();
+  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+});
+
+const start = (): Promise<TestServer> => startServer({ folder, listen: 'none', kinds: [kind], clock });
+
+const create = (server: TestServer, name: string): Promise<Volume> =>
+  server.engine.volumes.create(
+    { store: 'keep', name, bytes: 10n, access: undefined, labels: {} },
+    aCall({ requestId: name }),
+  );
+
+/** A store with the volumes a and b. */
+async function begin(): Promise<Volume> {
+  await using server = await start();
+  await server.engine.stores.add('keep', `local://${join(folder, 'keep')}?onDelete=delete`, aCall());
+  await create(server, 'b');
+  return await create(server, 'a');
+}
+
+/** What kill -9 leaves: the intent, and no end of it. */
+function leaveIntent(operationKind: string, params: Record<string, unknown>): Operation['id'] {
+  const id = newOperationId();
+  const records = openRecords(join(folder, 'state.db'));
+  const about = { id, kind: operationKind, store: 'keep', subject: 'keep/a', params };
+  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
+  records.close();
+  return id;
+}
+
+const error = (code: StowageError['code']): StowageError =>
+  new StowageError(`refused as ${code}`, { code, reason: 'test', action: 'Wait.' });
+
+const operationOf = (server: TestServer, id: Operation['id']): Operation | undefined =>
+  server.engine.operations.get(id)?.operation;
+
+const labelled = (volume: Volume): Operation['id'] =>
+  leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
+
+describe('an interrupted operation that the store refuses for the moment', () => {
+  test.each(['unavailable', 'busy', 'deadline'] as const)(
+    'stays pending after %s, and is done when the store answers',
+    async (code) => {
+      const volume = await begin();
+      const intent = labelled(volume);
+      const refused = kind.fail('label', error(code));
+      await using server = await start();
+      expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
+      expect(server.engine.stores.view('keep').problem).toBeUndefined();
+      clock.advance(1_000);
+      await vi.waitFor(() => expect(refused.refused()).toBe(2));
+      expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
+      refused.stop();
+      clock.advance(2_000);
+      await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }));
+      const { volume: now } = await server.engine.volumes.inspect('keep..a', aCall());
+      expect(now.labels).toEqual({ late: 'yes' });
+    },
+  );
+
+  test('is retried less and less often, and at least once a minute', async () => {
+    const intent = labelled(await begin());
+    const refused = kind.fail('label', error('unavailable'));
+    await using server = await start();
+    const waits: number[] = [];
+    for (let attempt = 1; attempt < 9; attempt++) {
+      // The timer of the next attempt is set a moment after the refusal is counted.
+      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined());
+      for (let seconds = 1; refused.refused() === attempt; seconds++) {
+        clock.advance(1_000);
+        await new Promise(setImmediate);
+        waits[attempt - 1] = seconds;
+      }
+    }
+    expect(waits).toEqual([1, 2, 4, 8, 16, 32, 60, 60]);
+  });
+
+  test('blocks no other volume', async () => {
+    labelled(await begin());
+    kind.fail('label', error('unavailable'));
+    await using server = await start();
+    expect(await server.engine.volumes.expand('keep..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
+    await create(server, 'c');
+  });
+
+  test('makes a request for the same volume wait, and fail with an error that names the operation', async () => {
+    const intent = labelled(await begin());
+    kind.fail('label', error('unavailable'));
+    await using server = await start();
+    const expanding = server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    const failures: StowageError[] = [];
+    for (const request of [expanding, create(server, 'a')]) void refusal(request).then((it) => failures.push(it));
+    // The requests begin to wait at a moment that is not seen from here.
+    await vi.waitFor(() => {
+      clock.advance(1_000);
+      expect(failures).toHaveLength(2);
+    });
+    for (const failure of failures) {
+      expect(failure).toMatchObject({ code: 'busy', reason: 'operation-pending' });
+      expect(failure.message).toContain(intent);
+      expect(failure.message).toContain('refused as unavailable');
+    }
+  });
+
+  test('lets a request go on that still waits when it is done', async () => {
+    const intent = labelled(await begin());
+    const refused = kind.fail('label', error('unavailable'));
+    await using server = await start();
+    const expanding = server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    refused.stop();
+    clock.advance(1_000);
+    expect(await expanding).toMatchObject({ bytes: 20n, labels: { late: 'yes' } });
+    expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
+  });
+
+  test('does not hold up a stop, and is pending at the next start', async () => {
+    const intent = labelled(await begin());
+    const refused = kind.fail('label', error('unavailable'));
+    {
+      await using server = await start();
+      expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
+    }
+    refused.stop();
+    await using server = await start();
+    expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
+  });
+
+  test('fails when the store refuses it for good', async () => {
+    const intent = labelled(await begin());
+    kind.fail('label', error('unavailable'));
+    await using server = await start();
+    kind.fail('label', error('conflict'));
+    clock.advance(1_000);
+    const failed = { state: 'failed', error: { message: 'refused as conflict' } };
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed));
+    await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+  });
+
+  test('can be cancelled', async () => {
+    const intent = labelled(await begin());
+    kind.fail('label', error('unavailable'));
+    await using server = await start();
+    expect(server.engine.operations.cancel(intent)).toBe(true);
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }));
+    await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+  });
+
+  test('ends with its store, and is not retried on another one of that name', async () => {
+    const intent = labelled(await begin());
+    const refused = kind.fail('label', error('unavailable'));
+    await using server = await start();
+    await server.engine.stores.remove('keep', aCall());
+    const canceled = { state: 'canceled', error: { reason: 'store-removed' } };
+    expect(operationOf(server, intent)).toMatchObject(canceled);
+    await server.engine.stores.add('keep', `local://${join(folder, 'keep')}`, aCall());
+    await create(server, 'a-second');
+    const before = refused.refused();
+    clock.advance(60_000);
+    await server.engine.adoptions.adopt('keep', { dryRun: false, data: false }, aCall());
+    await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    expect(refused.refused()).toBe(before);
+    expect(operationOf(server, intent)).toMatchObject(canceled);
+  });
+});
