@@ -47,6 +47,8 @@ const stopped = new AbortController();
 if (values.pod !== undefined) await placeIsThere(dirname(path), clock, stopped.signal);
 const { log: logAll, fd: logFile } = createKeeperLog(values.log, clock);
 const log = logAll.with({ keeper: process.pid });
+// A keeper's standard error is /dev/null: without this nobody learns why it failed.
+process.once('uncaughtExceptionMonitor', (cause) => log.error('a keeper fails', { cause: cause.stack }));
 const pod =
   values.pod === undefined ? undefined : createPodKeeper({ pod: values.pod, folder: dirname(path), path, clock, log });
 const protection = protect('stowage keeper', -1000);

@@ -1,4 +1,5 @@
-import { readFileSync } from 'node:fs';
+import { mkdirSync, readFileSync } from 'node:fs';
+import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
@@ -54,5 +55,24 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     const broken: Launch = async () => ({ pid: undefined, ended: Promise.resolve(2), kill: async () => undefined });
     await expect(ground.startKeeper({ launch: broken })).rejects.toMatchObject({ reason: 'out-of-reach' });
     expect(await ground.client().status(ground.signal)).toMatchObject({ mounts: 0 });
+  });
+
+  test('reads in the error how a keeper ended, and in the log why', { timeout: 60_000 }, async () => {
+    await using ground = createKeeperGround();
+    mkdirSync(dirname(ground.socket), { mode: 0o755 });
+    await expect(ground.startKeeper()).rejects.toThrow(
+      `the keeper ended at once (exit status 1): see ${ground.folder}/log`,
+    );
+    expect(ground.log()).toContain(
+      `${dirname(ground.socket)} must be a folder that belongs to this user and that nobody else may enter`,
+    );
+  });
+
+  test('reads in the error which signal killed a keeper', { timeout: 60_000 }, async () => {
+    await using ground = createKeeperGround();
+    const enter = ['sh', '-c', 'kill -SEGV $$'];
+    await expect(ground.startKeeper({ enter })).rejects.toThrow(
+      `the keeper ended at once (SIGSEGV): see ${ground.folder}/log`,
+    );
   });
 });

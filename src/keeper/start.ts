@@ -3,7 +3,7 @@ import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { threadsOfKeeper } from './door.ts';
-import { type Command, type Launch, launchProcess } from './launch.ts';
+import { type Command, type KeeperEnd, type Launch, launchProcess } from './launch.ts';
 import { keeperFlags, outOfReachStatus } from './node-flags.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
 import { peerOf } from './system.ts';
@@ -28,8 +28,8 @@ export interface StartOptions {
 export interface StartedKeeper {
   /** 0: in a container of its own. */
   readonly pid: number;
-  /** Its exit status; null if it was killed. Not told of one in a container of its own. */
-  readonly ended: Promise<number | null>;
+  /** Not told of one in a container of its own. */
+  readonly ended: Promise<KeeperEnd>;
 }
 
 /** Longer than a keeper waits at the door of the one before and that one takes to hand over, together. */
@@ -51,9 +51,9 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   using limit = clock.deadline(startMs, signal);
   const launched = await launch(keeperCommand(options), AbortSignal.any([waiting.signal, limit.signal]));
   const { pid, ended } = launched;
-  let over: { readonly status: number | null } | undefined;
-  void ended.then((status) => {
-    over = { status };
+  let over: { readonly by: KeeperEnd } | undefined;
+  void ended.then((by) => {
+    over = { by };
   });
   /** One that cannot be seen is known by the name: nobody but whoever is in charge takes it. */
   const isIt = (peer: number | undefined): boolean => peer !== undefined && (pid === undefined || peer === pid);
@@ -64,7 +64,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
       const peer = there === known ? undefined : whoListens(socket);
       if (isIt(peer)) return { pid: pid ?? 0, ended };
       if (peer !== undefined) known = there;
-      if (over !== undefined) throw notStarted(over.status, log);
+      if (over !== undefined) throw notStarted(over.by, log);
       await clock.sleep(lookMs, limit.signal);
     }
   } catch (cause) {
@@ -91,10 +91,11 @@ export function keeperCommand(
   };
 }
 
-const notStarted = (status: number | null, log: string): KeeperError =>
-  status === outOfReachStatus
-    ? outOfReach('the keeper does not hand over')
-    : new KeeperError('not-started', `the keeper ended at once: see ${log}`);
+function notStarted(by: KeeperEnd, log: string): KeeperError {
+  if (by === outOfReachStatus) return outOfReach('the keeper does not hand over');
+  const how = typeof by === 'number' ? `exit status ${by}` : (by ?? 'exit status unknown');
+  return new KeeperError('not-started', `the keeper ended at once (${how}): see ${log}`);
+}
 
 /** Each keeper that takes the name brings a file of its own. */
 function fileAt(path: string): string {

@@ -62,8 +62,12 @@ export const testProgram = join(import.meta.dirname, 'data-path-program.ts');
 const patienceMs = 20_000;
 
 /** Looks until it is so; throws what it is otherwise. */
-export async function eventually<T>(look: () => T | Promise<T>, isSo: (found: T) => boolean): Promise<T> {
-  const until = performance.now() + patienceMs;
+export async function eventually<T>(
+  look: () => T | Promise<T>,
+  isSo: (found: T) => boolean,
+  limitMs = patienceMs,
+): Promise<T> {
+  const until = performance.now() + limitMs;
   for (;;) {
     const found = await look();
     if (isSo(found)) return found;
