@@ -38,7 +38,7 @@ const controller: RbacRole = {
     },
     {
       ...{ group: core, resource: 'pods', verbs: ['get'] },
-      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one. Agents, which may read no pods, are told whether one on their node has users of its own.',
+      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one. Agents, which may read no pods, are told whether one on their node has users of its own. A leader looks whether the pods of controllers before it have ended.',
     },
     {
       ...{ group: core, resource: 'pods/eviction', verbs: ['create'] },
@@ -89,7 +89,7 @@ const controllerAtHome: RbacRole = {
         names: ['stowage-controller'],
         verbs: ['get', 'update'],
       },
-      why: 'Whoever leads renews it, and gives it back at its end.',
+      why: 'The leader renews it, and gives it back at its end. Controllers record on it which process they are, and which ones are dead.',
     },
     {
       ...{ group: core, resource: 'secrets', verbs: ['create'], when: 'certificateOwn' },

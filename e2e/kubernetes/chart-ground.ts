@@ -163,6 +163,14 @@ export async function loseMounts({ cluster, own }: ChartGround, node: number): P
     await expect.poll(() => containerOf(one), { interval: 500, timeout: 150_000 }).not.toBe(both[index]);
 }
 
+/** Kills the container of a pod of Stowage's that has one. The kubelet starts it again. */
+export async function killContainer({ cluster, own }: ChartGround, pod: string): Promise<void> {
+  const about = '--output=jsonpath={.spec.nodeName} {.status.containerStatuses[0].containerID}';
+  const [node, id = ''] = (await own('get', 'pod', pod, about)).split(' ');
+  const kill = ['ctr', '--namespace', 'k8s.io', 'tasks', 'kill', '--signal', 'SIGKILL', '--all'];
+  await cluster.nodes.find(({ name }) => name === node)?.inside(...kill, id.replace('containerd://', ''));
+}
+
 /** Kills the agent of a node, the server itself, at the moment when it has staged one volume more than it had at the call. */
 export async function killMountingAgent({ cluster }: ChartGround, node: number): Promise<void> {
   const lines = [

@@ -10,6 +10,7 @@ import { type Filer, startFiler } from './agent-filer.ts';
 import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
 import { type ChartGround, chart, claim, deployment, loseMounts, namespace, startChartGround } from './chart-ground.ts';
 import { type Right, refusalOf, rightsOf, titleOf, without } from './chart-rights.ts';
+import { freeLease } from './controllers.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 100, timeout: 150_000 };
@@ -262,7 +263,7 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     'is needed: %s',
     async (_, { rights: titles, before, meanwhile }) => {
       const rights = titles.map(find);
-      await own('delete', 'lease', 'stowage-controller', '--ignore-not-found');
+      await freeLease(ground.cluster, namespace);
       await before?.();
       await using _taken = await without(ground.cluster, rights);
       await using controller = await startAsAccount(ground.cluster, config);

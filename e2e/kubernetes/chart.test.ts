@@ -1,12 +1,22 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type ControllerRegistry, readRegistry, registryAnnotation } from '#app/controller-registry.ts';
 import { needs } from '#testbed/needs.ts';
+import type { Lease } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
 import { expectedOf, outcomesOf, withAllRights } from './chart-accounts.ts';
 import { almightyAgent, almightyController, controllerAttempts, othersThings } from './chart-attempts.ts';
-import { type ChartGround, chart, claim, namespace, serviceMonitors, startChartGround } from './chart-ground.ts';
+import {
+  type ChartGround,
+  chart,
+  claim,
+  killContainer,
+  namespace,
+  serviceMonitors,
+  startChartGround,
+} from './chart-ground.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
@@ -134,6 +144,27 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await kubectl('get', '--raw', path)).toContain('stowage_info');
     }
   });
+
+  test(
+    'has another controller lead when the container of the leader is killed, and knows that process to be dead',
+    async () => {
+      const lease = async (): Promise<Lease> =>
+        JSON.parse(await ground.own('get', 'lease/stowage-controller', '--output=json'));
+      const processes = async (): Promise<ControllerRegistry> =>
+        readRegistry((await lease()).metadata.annotations?.[registryAnnotation]);
+      const [leader] = (await processes()).processes;
+      expect((await lease()).spec?.holderIdentity).toContain(leader?.pod?.name);
+      await killContainer(ground, leader?.pod?.name ?? '');
+      // By the process that follows it in its container.
+      await expect.poll(async () => (await processes()).dead, wait).toContain(leader?.mark);
+      const leads = async (): Promise<string | undefined> => (await processes()).processes[0]?.pod?.name;
+      await expect
+        .poll(async () => (await lease()).spec?.holderIdentity?.startsWith(`${await leads()}_`), wait)
+        .toBe(true);
+      await rolledOut();
+    },
+    long,
+  );
 
   test(
     'gives a pod a volume of its node without any configuration, and one of a store that values name',

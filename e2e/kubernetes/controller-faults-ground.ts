@@ -1,4 +1,4 @@
-import { mkdirSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { kubeAccess } from '#app/kube.ts';
@@ -11,7 +11,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type RunningController, startController } from './controllers.ts';
+import { freeLease, type RunningController, startController } from './controllers.ts';
 
 const namespace = 'default';
 const inFlight = 32;
@@ -21,7 +21,7 @@ export interface FaultGround extends AsyncDisposable {
   readonly cluster: Cluster;
   readonly nfs: NfsServer;
   start(...more: readonly string[]): RunningController;
-  /** Kills those that run, and takes their Lease away: nobody waits until it has run out. */
+  /** Kills those that run, and frees their Lease: nobody waits until it has run out. */
   killAll(): Promise<void>;
   create(names: readonly string[]): Promise<void>;
   /** Does not wait until they are gone. */
@@ -30,6 +30,8 @@ export interface FaultGround extends AsyncDisposable {
   volumes(): Promise<readonly PersistentVolume[]>;
   /** The names of volumes on the store. */
   onStore(): readonly string[];
+  /** The mark of the process that holds each lock on the store, by the lock's name. */
+  heldLocks(): ReadonlyMap<string, number>;
   /** On the store and in the cluster. */
   left(): Promise<readonly string[]>;
   /** The texts of Events on an object. */
@@ -73,13 +75,23 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
     },
     killAll: async () => {
       for (const one of running.splice(0)) await one.kill();
-      await cluster.kubectl('delete', 'lease', 'stowage-controller', '--ignore-not-found');
+      await freeLease(cluster);
     },
     create: (names) => each(names, (name) => client.create(claims, aClaim(name), signal)),
     remove: (names) => each(names, (name) => gone(client.delete(claims, { namespace, name }, {}, signal))),
     claims: () => listed(client, claims, signal),
     volumes: () => listed(client, persistentVolumes, signal),
     onStore: () => entries().filter((name) => !name.endsWith('.meta')),
+    heldLocks: () => {
+      const locks = join(exported, '.stowage', 'locks');
+      const markOf = (name: string): number =>
+        Math.floor(Number(statSync(join(locks, name), { throwIfNoEntry: false })?.mtimeMs ?? 1_000) / 1_000);
+      return new Map(
+        readdirSync(locks)
+          .map((name) => [name, markOf(name)] as const)
+          .filter(([, mark]) => mark !== 1),
+      );
+    },
     left: async () => {
       const objects = [...(await listed(client, claims, signal)), ...(await listed(client, persistentVolumes, signal))];
       return [...entries(), ...objects.map(({ metadata }) => metadata.name ?? '')];

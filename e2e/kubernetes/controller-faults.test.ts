@@ -1,6 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type FaultGround, startFaultGround } from './controller-faults-ground.ts';
+import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();
 /** How long anything may take on a machine that has much else to do. */
@@ -98,6 +99,49 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       },
       long,
     );
+
+    test(
+      'a leader that is suspended in the middle of its work keeps its locks while another one leads',
+      async () => {
+        let first = ground.start();
+        await first.leads();
+        for (let round = 0; ; round++) {
+          const names = named(`suspended-${round}`, 100);
+          await ground.create(names);
+          await allBoundOnce(names);
+          await ground.remove(names);
+          const mark = await suspendWithLock(first);
+          const second = ground.start();
+          await second.leads();
+          const held = locksOf(mark);
+          // It does all the rest. What the first one has locked is left to it: it lives.
+          await expect.poll(async () => (await ground.volumes()).length, wait).toBeLessThanOrEqual(held.length);
+          expect(locksOf(mark)).toEqual(held);
+          first.resume();
+          expect(await first.ended()).toBe(1);
+          // It may have had no time to release its locks. The second one has begun before its end, and waits for them.
+          await expect.poll(() => ground.left(), { ...wait, timeout: 200_000 }).toEqual([]);
+          if (held.length > 0) return;
+          // The server had got the call by which the last lock was released.
+          first = second;
+        }
+      },
+      2 * long,
+    );
+
+    const locksOf = (mark: number): readonly string[] =>
+      [...ground.heldLocks()].filter(([, by]) => by === mark).map(([name]) => name);
+
+    /** Stops a controller that alone works on the store, while it holds a lock. Gives its mark. */
+    async function suspendWithLock(controller: RunningController): Promise<number> {
+      for (;;) {
+        await expect.poll(() => ground.heldLocks().size, { ...wait, interval: 1 }).toBeGreaterThan(0);
+        controller.suspend();
+        const [mark] = ground.heldLocks().values();
+        if (mark !== undefined) return mark;
+        controller.resume();
+      }
+    }
 
     test(
       'an API server that is away for half a minute is waited for, by one that ends once and begins anew once',

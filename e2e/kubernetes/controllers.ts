@@ -13,6 +13,9 @@ export interface RunningController {
   leads(): Promise<void>;
   /** At once. */
   kill(): Promise<void>;
+  /** As a machine does that suspends its processes. */
+  suspend(): void;
+  resume(): void;
   /** Resolves when it has ended by itself, with its exit status. */
   ended(): Promise<number | null>;
   /** SIGTERM; gives the exit status. */
@@ -43,6 +46,8 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
       child.kill('SIGKILL');
       await ended;
     },
+    suspend: () => void child.kill('SIGSTOP'),
+    resume: () => void child.kill('SIGCONT'),
     ended: async () => {
       await ended;
       return child.exitCode;
@@ -54,3 +59,15 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
     },
   };
 }
+
+/**
+ * Takes the Lease away from whoever holds it, so that the next controller leads without waiting until it has expired. What is recorded on it stays: a
+ * controller that finds no record of the one before it waits for the locks that are left.
+ */
+export async function freeLease(cluster: Cluster, namespace = 'default'): Promise<void> {
+  const at = ['--namespace', namespace];
+  const names = (await cluster.kubectl('get', 'leases', '--output=name', ...at)).split('\n');
+  const name = names.find((each) => each.endsWith('/stowage-controller'));
+  if (name !== undefined) await cluster.kubectl('patch', name, '--type=merge', `--patch=${nobodys}`, ...at);
+}
+const nobodys = JSON.stringify({ spec: { holderIdentity: '' } });

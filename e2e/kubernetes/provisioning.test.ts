@@ -9,7 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { aCall } from '#testing/server.ts';
-import { type RunningController, startController } from './controllers.ts';
+import { freeLease, type RunningController, startController } from './controllers.ts';
 
 const { signal } = new AbortController();
 const definition = join(import.meta.dirname, '..', '..', 'deploy', 'kubernetes', 'crds', 'stores.yaml');
@@ -57,7 +57,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     });
     afterEach(async () => {
       for (const one of running) await one.kill();
-      await cluster.kubectl('delete', 'lease', 'stowage-controller', '--ignore-not-found');
+      await freeLease(cluster);
     });
 
     const options = (): object => ({ port: String(nfs.nfsPort), mountport: String(nfs.mountPort) });

@@ -13,7 +13,7 @@ import { createRun } from '#clients/mounter/run.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
 import type { NodeName, StoreConfig } from '#core/model.ts';
-import type { Records, StoreKind } from '#core/ports.ts';
+import type { ProcessMarks, Records, StoreKind } from '#core/ports.ts';
 import { takeProcessMarks } from './process-marks.ts';
 import { bootId, instanceOf, type StateFolder, stateFolderId } from './state-folder.ts';
 import { localPath } from './store-places.ts';
@@ -26,12 +26,15 @@ export interface Pieces {
   readonly engines: readonly ContainerEngine[];
   /** What this machine is called. */
   readonly node: NodeName;
+  /** Undefined: those that the state folder tells. */
+  readonly marks: ProcessMarks | undefined;
   readonly clock: Clock;
   readonly log: Log;
 }
 
 /** The use cases, with the stores and clients of this program. */
-export async function assemble({ records, kinds, state, keepers, engines, node, clock, log }: Pieces): Promise<Engine> {
+export async function assemble(pieces: Pieces): Promise<Engine> {
+  const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
   const run = createRun(clock, undefined, state.path);
   const roots = (only: (config: StoreConfig) => boolean): string[] =>
     engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
@@ -66,7 +69,7 @@ export async function assemble({ records, kinds, state, keepers, engines, node, 
     engines,
     instance,
     epoch: randomUUID().slice(0, 8),
-    ...{ boot, marks: takeProcessMarks(records, await stateFolderId(state.path)) },
+    ...{ boot, marks: pieces.marks ?? takeProcessMarks(records, await stateFolderId(state.path)) },
     node,
     clock,
     log,

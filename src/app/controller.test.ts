@@ -11,6 +11,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { leases, persistentVolumes } from '#wire/kube/resources.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { runController } from './controller.ts';
+import { readRegistry, registryAnnotation } from './controller-registry.ts';
 import { type Figures, serveHealth } from './health.ts';
 import { kubeAccess } from './kube.ts';
 
@@ -94,6 +95,10 @@ describe('the controller', () => {
     });
     expect(readdirSync(directory)).toContain('pvc-uid-of-cart');
     expect(await lease()).not.toBe('');
+    const { metadata } = await client.get(leases, { namespace: 'storage', name: 'stowage-controller' }, signal);
+    expect(readRegistry(metadata.annotations?.[registryAnnotation]).processes).toMatchObject([
+      { mark: expect.any(Number) },
+    ]);
     expect([await health('/healthz'), await health('/readyz'), await health('/x')]).toEqual([
       ...[
         [200, 'ok'],

@@ -27,7 +27,7 @@ import { createProvisioning } from '#controllers/provisioning.ts';
 import { createResizing } from '#controllers/resizing.ts';
 import { createRestarts } from '#controllers/restarts.ts';
 import { createStoresController } from '#controllers/stores.ts';
-import type { StoreKind } from '#core/ports.ts';
+import type { ProcessMarks, StoreKind } from '#core/ports.ts';
 import type { Handle } from '#front/cluster/door.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -36,12 +36,12 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { namespaces } from '#wire/kube/resources.ts';
 import { type ClusterApi, startClusterApi } from './cluster-api.ts';
+import { createControllerMarks } from './controller-marks.ts';
 import { createOpenDoor, type DoorPlace, doorPlace } from './door.ts';
 import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
-import { shareMark } from './process-marks.ts';
 import { prepareState } from './state-folder.ts';
 import { keepApart, nfsPlace } from './store-places.ts';
 import { startUp } from './up.ts';
@@ -73,7 +73,8 @@ export async function runController(
   const namespace = options.namespace ?? access.namespace;
   // With a connection of its own: who leads must be able to say so however many other calls wait for an answer.
   using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, observed: metrics.request });
-  const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity });
+  const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
+  const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity, note });
   const state = { isWorking: false };
   const whyNot = (): string | undefined => {
     if (leader.isLeading) return state.isWorking ? undefined : 'it has just begun to lead';
@@ -89,7 +90,7 @@ export async function runController(
   try {
     const door = { place, tlsSecret: options.tlsSecret };
     const work = (scope: Scope): Promise<void> =>
-      lead({ client, clock, folders, identity, log, metrics, working, namespace, door }, scope, stop.signal);
+      lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, door }, scope, stop.signal);
     // Its end is only ever asked for by `stop`: what is begun is finished.
     await leader.run(work, { signal: new AbortController().signal, log }, stop.signal);
     process.stderr.write('stowage controller stopped\n');
@@ -108,6 +109,7 @@ interface Leading {
   readonly clock: Clock;
   readonly folders: Folders;
   readonly identity: string;
+  readonly marks: () => ProcessMarks;
   readonly log: Log;
   readonly metrics: ControllerMetrics;
   /** Its own. */
@@ -123,7 +125,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const all = controllerKinds(clock);
   const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
   const running = await startUp({
-    ...{ folders, clock, log, signal: scope.signal, kinds: all, bare: true },
+    ...{ folders, clock, log, signal: scope.signal, kinds: all, bare: true, marks: parts.marks() },
     ...{ config: 'none', listen: 'none', plugins: 'none', engines: [] },
   });
   const { engine } = running;
@@ -195,7 +197,6 @@ async function begin(folders: Folders, instance: string): Promise<void> {
   for (const ending of ['', '-wal', '-shm', '-journal']) await rm(`${database}${ending}`, { force: true });
   const records = openRecords(database);
   records.settings.set('instance', instance);
-  shareMark(records, instance);
   records.close();
 }
 

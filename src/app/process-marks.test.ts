@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Records } from '#core/ports.ts';
 import { openRecords } from '#records/sqlite.ts';
-import { shareMark, takeProcessMarks } from './process-marks.ts';
+import { takeProcessMarks } from './process-marks.ts';
 import { stateFolderId } from './state-folder.ts';
 
 function newRecords(): Records {
@@ -53,15 +53,4 @@ test('ignores what it cannot read', () => {
     records.settings.set('process marks', text);
     expect(takeProcessMarks(records, 'folder-1').dead).toEqual([]);
   }
-});
-
-test('processes of an instance that share a mark have it whatever the folder is', () => {
-  const records = newRecords();
-  shareMark(records, 'cluster');
-  const first = takeProcessMarks(records, 'folder-1');
-  expect(first).toMatchObject({ dead: [], isShared: true });
-  expect(takeProcessMarks(records, undefined)).toEqual(first);
-  const others = newRecords();
-  shareMark(others, 'another');
-  expect(takeProcessMarks(others, 'folder-1').own).not.toBe(first.own);
 });

@@ -11,7 +11,7 @@ import type { ContainerEngine } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
-import type { StoreKind } from '#core/ports.ts';
+import type { ProcessMarks, StoreKind } from '#core/ports.ts';
 import { createRepairing } from '#core/repairing.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
@@ -63,6 +63,8 @@ export interface UpSettings {
   readonly keeperPlace?: KeeperPlace | undefined;
   /** What this machine is called. Undefined: as it calls itself. */
   readonly nodeName?: string | undefined;
+  /** The marks of this process and of dead ones on shared stores. Undefined: those that the state folder tells. */
+  readonly marks?: ProcessMarks;
   /** No store of its own, and no TCP port: what `stowage node` is. */
   readonly bare?: boolean;
   /** The stores of a cluster, as they are known at the moment; `reload` asks again. */
@@ -135,7 +137,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     }),
   );
   const node = nodeNameFrom(settings.nodeName);
-  const engine = await assemble({ records, kinds, state, keepers, engines, node, clock, log });
+  const engine = await assemble({ records, kinds, state, keepers, engines, node, marks: settings.marks, clock, log });
   closing.close = engine.close;
   const scope: Scope = { signal: settings.signal, log };
   const about = { records, state, kinds, log, nfs, bare: settings.bare === true, cluster: settings.cluster };

@@ -6,6 +6,7 @@ import { createKubeClient } from '#wire/kube/client.ts';
 import { leases } from '#wire/kube/resources.ts';
 import type { Lease } from '#wire/kube/types.ts';
 import { createLeader, type Leader, LeadershipLost } from './leader.ts';
+import type { LeaseNote } from './lease-note.ts';
 
 const path = '/apis/coordination.k8s.io/v1/namespaces/stowage/leases';
 let api: FakeKubeApi;
@@ -19,6 +20,7 @@ interface Candidate extends AsyncDisposable {
   readonly end: AbortController;
   /** Whether its work is under way. */
   readonly isWorking: boolean;
+  readonly warnings: readonly string[];
   readonly over: Promise<unknown>;
 }
 
@@ -31,13 +33,14 @@ afterEach(async () => {
   await api[Symbol.asyncDispose]();
 });
 
-function candidate(identity: string, work?: (scope: Scope) => Promise<void>): Candidate {
+function candidate(identity: string, work?: (scope: Scope) => Promise<void>, note?: LeaseNote): Candidate {
   const clock = createWaitedClock();
   const client = createKubeClient({ access: api.access, clock, userAgent: identity });
   const [stop, end] = [new AbortController(), new AbortController()];
   const options = { client, clock, namespace: 'stowage', name: 'controller', identity, random: () => 0.5 };
-  const leader = createLeader(options);
+  const leader = createLeader(note === undefined ? options : { ...options, note });
   let isWorking = false;
+  const warnings: string[] = [];
   const untilStopped = ({ signal }: Scope): Promise<void> =>
     new Promise((resolve) => {
       for (const one of [signal, stop.signal]) one.addEventListener('abort', () => resolve(), { once: true });
@@ -50,12 +53,12 @@ function candidate(identity: string, work?: (scope: Scope) => Promise<void>): Ca
           isWorking = false;
         });
       },
-      { signal: end.signal, log: silentLog() },
+      { signal: end.signal, log: { ...silentLog(), warn: (message) => void warnings.push(message) } },
       stop.signal,
     )
     .catch((error: unknown) => error);
   const one: Candidate = {
-    ...{ leader, clock, stop, end, over },
+    ...{ leader, clock, stop, end, over, warnings },
     get isWorking() {
       return isWorking;
     },
@@ -279,6 +282,41 @@ describe('a conflict', () => {
     expect((await lease()).metadata.labels).toEqual({ team: 'storage' });
   });
 
+  test('by somebody who changed something else costs no time, and is no warning', async () => {
+    const a = candidate('a');
+    await leads(a);
+    for (let i = 0; i < 3; i++) {
+      await asleep(a);
+      const { metadata, spec } = await lease();
+      api.put(path, { metadata: { ...metadata, labels: { turn: `${i}` } }, spec });
+      await tick(a);
+      await asleep(a);
+      expect((await lease()).spec?.renewTime).toBe(`2026-01-01T00:00:0${2 * (i + 1)}.000000Z`);
+      expect(a.clock.sleeping).toEqual([2_000]);
+    }
+    expect(a.warnings).toEqual([]);
+  });
+
+  test('again and again is a warning, and is not asked about without a pause', async () => {
+    const a = candidate('a');
+    await leads(a);
+    await asleep(a);
+    api.intercept = (request, response) => {
+      if (request.method !== 'PUT') return false;
+      api.refuse(response, 409, 'Conflict');
+      return true;
+    };
+    const asked = writes();
+    await tick(a);
+    await asleep(a);
+    expect(writes()).toBe(asked + 2);
+    expect(a.warnings).toEqual(['the Lease was not renewed']);
+    api.intercept = undefined;
+    await tick(a);
+    await asleep(a);
+    expect(a.isWorking).toBe(true);
+  });
+
   test('by an answer that never came is nothing', async () => {
     const a = candidate('a');
     await leads(a);
@@ -372,5 +410,82 @@ describe('the end', () => {
     const a = candidate('a', () => Promise.reject(new Error('a fault')));
     expect(await a.over).toMatchObject({ message: 'a fault' });
     expect((await lease()).spec?.holderIdentity).toBe('');
+  });
+});
+
+describe('a note on the Lease', () => {
+  const annotation = 'stowage.dev/test';
+  const noteOf = async (): Promise<string | undefined> => (await lease()).metadata.annotations?.[annotation];
+  /** Adds a word at the end. */
+  const adding = (word: string, waiting?: string): LeaseNote => ({
+    annotation,
+    whileWaiting: async (text) =>
+      waiting === undefined || text?.includes(waiting) === true ? undefined : `${text ?? ''} ${waiting}`.trim(),
+    whenAcquiring: async (text) => `${text ?? ''} ${word}`.trim(),
+  });
+
+  test('is written by the call that makes the Lease, or acquires it', async () => {
+    const bodies: Lease[] = [];
+    api.intercept = ({ method }, _response, body) => {
+      if (method === 'POST' || method === 'PUT') bodies.push(JSON.parse(body) as Lease);
+      return false;
+    };
+    const a = candidate('a', undefined, adding('a'));
+    await leads(a);
+    a.stop.abort();
+    await a.over;
+    const b = candidate('b', undefined, adding('b'));
+    await leads(b);
+    const first = (holder: string): Lease | undefined => bodies.find(({ spec }) => spec?.holderIdentity === holder);
+    expect(first('a')?.metadata.annotations).toEqual({ [annotation]: 'a' });
+    expect(first('b')?.metadata.annotations).toEqual({ [annotation]: 'a b' });
+    // Every later call leaves it as it is.
+    await tick(b);
+    await tick(b);
+    expect(await noteOf()).toBe('a b');
+  });
+
+  test('that cannot be made keeps its process from leading', async () => {
+    let isBroken = true;
+    const whenAcquiring = async (): Promise<string> => (isBroken ? Promise.reject(new Error('a fault')) : 'a');
+    const a = candidate('a', undefined, { ...adding('a'), whenAcquiring });
+    await asleep(a);
+    expect([a.isWorking, writes(), a.warnings]).toEqual([false, 0, ['cannot ask who leads']]);
+    isBroken = false;
+    await tick(a);
+    await leads(a);
+    expect(await noteOf()).toBe('a');
+  });
+
+  test('is made of what is there when the Lease is acquired, also if another was quicker', async () => {
+    api.put(path, { metadata: { name: 'controller', annotations: { [annotation]: 'x' } }, spec: {} });
+    let isFirst = true;
+    api.intercept = ({ method }) => {
+      if (method !== 'PUT' || !isFirst) return false;
+      isFirst = false;
+      api.put(path, { metadata: { name: 'controller', annotations: { [annotation]: 'x y' } }, spec: {} });
+      return false;
+    };
+    const a = candidate('a', undefined, adding('a'));
+    await tick(a);
+    await leads(a);
+    expect(await noteOf()).toBe('x y a');
+  });
+
+  test('of a process that waits is written without a change of who leads, and does not prolong the Lease', async () => {
+    const spec = { holderIdentity: 'gone', leaseDurationSeconds: 15, renewTime: '1' };
+    api.put(path, { metadata: { name: 'controller', labels: { team: 'storage' } }, spec });
+    const a = candidate('a', undefined, adding('a', 'waits'));
+    await asleep(a);
+    expect(await lease()).toMatchObject({
+      metadata: { labels: { team: 'storage' }, annotations: { [annotation]: 'waits' } },
+      spec,
+    });
+    a.clock.advance(14_999);
+    await asleep(a);
+    expect([a.isWorking, writes()]).toEqual([false, 1]);
+    a.clock.advance(2_000);
+    await leads(a);
+    expect(await noteOf()).toBe('waits a');
   });
 });

@@ -5,6 +5,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { leases } from '#wire/kube/resources.ts';
 import type { Lease } from '#wire/kube/types.ts';
+import { type LeaseNote, noteOf, withNote } from './lease-note.ts';
 import { microTime } from './micro-time.ts';
 
 /** The work was ended because another may lead by now. */
@@ -20,6 +21,7 @@ export interface LeaderOptions {
   readonly name: string;
   /** Of this process: no other has it, not even the same one after a restart. */
   readonly identity: string;
+  readonly note?: LeaseNote;
   readonly random?: () => number;
 }
 
@@ -47,7 +49,7 @@ const callMs = 5_000;
 const endingMs = 3_000;
 
 export function createLeader(options: LeaderOptions): Leader {
-  const { client, clock, namespace, name, identity, random = Math.random } = options;
+  const { client, clock, namespace, name, identity, note, random = Math.random } = options;
   const at = { namespace, name };
   let isLeading = false;
   let hasTried = false;
@@ -100,9 +102,15 @@ export function createLeader(options: LeaderOptions): Leader {
       if (reasonOf(thrown) === 'NotFound') return undefined;
       throw thrown;
     });
-    if (found !== undefined && !isFree(see(found))) return undefined;
+    const text = noteOf(found, note);
+    if (found !== undefined && !isFree(see(found))) {
+      const changed = await note?.whileWaiting(text);
+      if (changed !== undefined) await client.update(leases, withNote(found, note, changed), signal);
+      return undefined;
+    }
+    const own = await note?.whenAcquiring(text, signal);
     hasTried = true;
-    const mine = ours(found);
+    const mine = withNote(ours(found), note, own);
     return see(await (found === undefined ? client.create(leases, mine, signal) : client.update(leases, mine, signal)));
   }
 
@@ -130,18 +138,22 @@ export function createLeader(options: LeaderOptions): Leader {
   ): Promise<never> {
     let { lease, since } = first;
     const left = (): number => since + giveUpMs - clock.elapsed();
-    for (;;) {
+    for (let isAgain = false; ; ) {
       // More often as the end comes nearer.
-      if (left() > 0) await clock.sleep(Math.min(renewMs, left(), Math.max(hurriedMs, left() / 2)), signal);
+      if (left() > 0 && !isAgain) await clock.sleep(Math.min(renewMs, left(), Math.max(hurriedMs, left() / 2)), signal);
       const began = clock.elapsed();
       const leftMs = left();
       if (leftMs <= 0) throw new LeadershipLost('the Lease could not be renewed in time');
       try {
         lease = await limitedCall(Math.min(callMs, leftMs), signal, (call) => client.update(leases, ours(lease), call));
         since = began;
+        isAgain = false;
       } catch (error) {
         signal.throwIfAborted();
-        log.warn('the Lease was not renewed', { error });
+        // A candidate wrote its note. The leader renews at once, so that this costs it no time; the second time it waits as usual.
+        isAgain = reasonOf(error) === 'Conflict' && !isAgain;
+        if (isAgain) log.debug('the Lease was changed by another process', { error });
+        else log.warn('the Lease was not renewed', { error });
         lease = await looked(lease, Math.min(callMs, left()), error, signal);
       }
     }

@@ -1,0 +1,99 @@
+import { isProcessMark } from '#stores/nfs/lock-marks.ts';
+
+/** A controller process: its mark, and what can prove its death to another process. */
+export interface ControllerProcess {
+  readonly mark: number;
+  readonly kernel?: KernelProcess;
+  readonly pod?: { readonly name: string; readonly uid: string };
+}
+
+/** A process as its kernel knows it. */
+export interface KernelProcess {
+  /** The boot id and the namespaces in which `pid` and `startTime` are valid. */
+  readonly scope: string;
+  readonly pid: number;
+  /** In ticks since the boot. Tells two processes with the same pid apart. */
+  readonly startTime: string;
+}
+
+/** The controller processes of a cluster. It is kept in an annotation of their Lease. */
+export interface ControllerRegistry {
+  /** Not known to be dead; the newest first. */
+  readonly processes: readonly ControllerProcess[];
+  /** The marks of dead processes, whose locks may still be on stores; the newest first. */
+  readonly dead: readonly number[];
+}
+
+export const registryAnnotation = 'stowage.dev/controller-processes';
+
+const version = 1;
+/** The leader rewrites the Lease every 2 s, so it must stay small. A mark that is dropped is that of an unknown host: its locks are waited for. */
+const mostDead = 64;
+const mostProcesses = 16;
+const mostText = 64 * 1024;
+const mostWord = 253;
+
+/** An unreadable text, or one of a later version, says nothing. */
+export function readRegistry(text: string | undefined): ControllerRegistry {
+  const nothing: ControllerRegistry = { processes: [], dead: [] };
+  if (text === undefined || text.length > mostText) return nothing;
+  try {
+    const found: unknown = JSON.parse(text);
+    if (!isObject(found) || found['version'] !== version) return nothing;
+    return {
+      processes: listOf(found['processes']).flatMap((each) => processFrom(each) ?? []),
+      dead: listOf(found['dead']).filter(isProcessMark),
+    };
+  } catch {
+    return nothing;
+  }
+}
+
+export const writeRegistry = ({ processes, dead }: ControllerRegistry): string =>
+  JSON.stringify({ version, processes: processes.slice(0, mostProcesses), dead: dead.slice(0, mostDead) });
+
+/** Adds a process. Adding it again changes nothing. */
+export const withProcess = (registry: ControllerRegistry, process: ControllerProcess): ControllerRegistry => ({
+  processes: [process, ...registry.processes.filter(({ mark }) => mark !== process.mark)],
+  dead: registry.dead.filter((mark) => mark !== process.mark),
+});
+
+/** `isDead` must not guess: another process takes what a dead one held. */
+export async function withDeaths(
+  registry: ControllerRegistry,
+  isDead: (process: ControllerProcess) => Promise<boolean>,
+): Promise<ControllerRegistry> {
+  const verdicts = await Promise.all(registry.processes.map(isDead));
+  const died = registry.processes.filter((_, at) => verdicts[at]).map(({ mark }) => mark);
+  return {
+    processes: registry.processes.filter((_, at) => !verdicts[at]),
+    dead: [...new Set([...died, ...registry.dead])],
+  };
+}
+
+const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
+  typeof value === 'object' && value !== null;
+const isWord = (value: unknown): value is string =>
+  typeof value === 'string' && value !== '' && value.length <= mostWord;
+const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
+
+function processFrom(value: unknown): ControllerProcess | undefined {
+  if (!isObject(value) || !isProcessMark(value['mark'])) return undefined;
+  const kernel = kernelFrom(value['kernel']);
+  const pod = podFrom(value['pod']);
+  return { mark: value['mark'], ...(kernel && { kernel }), ...(pod && { pod }) };
+}
+
+function kernelFrom(value: unknown): KernelProcess | undefined {
+  if (!isObject(value)) return undefined;
+  const { scope, pid, startTime } = value;
+  // kill(2) takes other numbers for groups of processes.
+  const isPid = typeof pid === 'number' && Number.isSafeInteger(pid) && pid > 0;
+  return isPid && isWord(scope) && isWord(startTime) ? { scope, pid, startTime } : undefined;
+}
+
+function podFrom(value: unknown): ControllerProcess['pod'] {
+  if (!isObject(value)) return undefined;
+  const { name, uid } = value;
+  return isWord(name) && isWord(uid) ? { name, uid } : undefined;
+}

@@ -1,0 +1,121 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync, readlinkSync } from 'node:fs';
+import process from 'node:process';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import type { Pod } from '#wire/kube/types.ts';
+import type { ControllerProcess } from './controller-registry.ts';
+import { type DeathProofs, isGone, isPodEnded, isProvenDead, ownKernelProcess } from './process-death.ts';
+
+const kernel = { scope: 'boot-1 pid:[1]', pid: 1, startTime: '100' };
+const own: ControllerProcess = { mark: 20, kernel, pod: { name: 'a', uid: 'uid-a' } };
+const none = { own, isGone: async () => false, hasEnded: async () => false };
+const proven = (it: Partial<ControllerProcess>, proofs: Partial<DeathProofs> = {}): Promise<boolean> =>
+  isProvenDead({ mark: 30, ...it }, { ...none, ...proofs });
+
+describe('a process is proven dead', () => {
+  test('if it is not there, for a reader in the same pid namespace of the same boot', async () => {
+    expect(await proven({ kernel: { ...kernel, pid: 7 } }, { isGone: async ({ pid }) => pid === 7 })).toBe(true);
+    expect(await proven({ kernel: { ...kernel, pid: 8 } }, { isGone: async ({ pid }) => pid === 7 })).toBe(false);
+  });
+
+  test('never by its pid after another boot or in another pid namespace', async () => {
+    const gone = { isGone: async () => true };
+    for (const scope of ['boot-2 pid:[1]', 'boot-1 pid:[2]', 'boot-1 pid:[1] time:[3]'])
+      expect(await proven({ kernel: { ...kernel, scope } }, gone)).toBe(false);
+    expect(await proven({ kernel }, { ...gone, own: { mark: 20 } })).toBe(false);
+    expect(await proven({}, gone)).toBe(false);
+  });
+
+  test('if this process runs in its pod, as a container that was started again', async () => {
+    const before = { ...kernel, scope: 'boot-1 pid:[2]' };
+    expect(await proven({ kernel: before, pod: { name: 'a', uid: 'uid-a' } })).toBe(true);
+    // A pod of the same name, such as that of a StatefulSet.
+    expect(await proven({ kernel: before, pod: { name: 'a', uid: 'uid-b' } })).toBe(false);
+  });
+
+  test('not by its pod alone if it may run beside this process in the same container', async () => {
+    const pod = { name: 'a', uid: 'uid-a' };
+    expect(await proven({ kernel: { ...kernel, pid: 9 }, pod })).toBe(false);
+    expect(await proven({ pod })).toBe(false);
+    expect(await proven({ kernel, pod }, { own: { mark: 20, pod } })).toBe(false);
+  });
+
+  test('if its pod has ended', async () => {
+    const hasEnded = async ({ uid }: { readonly uid: string }): Promise<boolean> => uid === 'uid-b';
+    expect(await proven({ pod: { name: 'b', uid: 'uid-b' } }, { hasEnded })).toBe(true);
+    expect(await proven({ pod: { name: 'c', uid: 'uid-c' } }, { hasEnded })).toBe(false);
+    expect(await isProvenDead({ mark: 30, pod: { name: 'b', uid: 'uid-b' } }, { own, isGone: none.isGone })).toBe(
+      false,
+    );
+  });
+
+  test('never if it is this process', async () => {
+    const sure = { own, isGone: async () => true, hasEnded: async () => true };
+    expect(await isProvenDead(own, sure)).toBe(false);
+  });
+});
+
+describe('a pod has ended', () => {
+  const containers = [{ name: 'controller' }];
+  const pod = (phase: string, ...states: readonly object[]): Pick<Pod, 'spec' | 'status'> => ({
+    spec: { containers },
+    status: { phase, containerStatuses: states.map((state) => ({ name: 'controller', state })) },
+  });
+  const terminated = { terminated: { reason: 'Error' } };
+
+  test('if its phase is final and the kubelet said that its containers are terminated', () => {
+    expect(isPodEnded(pod('Failed', terminated))).toBe(true);
+    expect(isPodEnded(pod('Succeeded', { terminated: {} }))).toBe(true);
+  });
+
+  test.each<[string, Pick<Pod, 'spec' | 'status'>]>([
+    ['the control plane lost its node', pod('Failed', { running: {} })],
+    ['the kubelet did not find its container', pod('Failed', { terminated: { reason: 'ContainerStatusUnknown' } })],
+    ['its container is being started again', pod('Running', terminated)],
+    ['nothing is known of its container', pod('Failed')],
+    [
+      'nothing is known of one of its containers',
+      { ...pod('Failed', terminated), spec: { containers: [...containers, { name: 'b' }] } },
+    ],
+    ['it has no status', {}],
+  ])('not if %s', (_, it) => {
+    expect(isPodEnded(it)).toBe(false);
+  });
+});
+
+describe.skipIf(needs('linux'))('on this machine', () => {
+  test('this process is there, in its namespaces', async () => {
+    const self = await ownKernelProcess();
+    const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
+    expect(self?.scope.startsWith(`${boot} ${readlinkSync('/proc/self/ns/pid')}`)).toBe(true);
+    expect(self?.pid).toBe(process.pid);
+    expect(Number(self?.startTime)).toBeGreaterThan(0);
+    expect(await ownKernelProcess()).toEqual(self);
+    expect(self && (await isGone(self))).toBe(false);
+  });
+
+  test('a process with the same pid that started at another time is another one', async () => {
+    expect(await isGone({ scope: '', pid: process.pid, startTime: '1' })).toBe(true);
+  });
+
+  test('a process that is suspended is not gone; it is when it has been killed', async () => {
+    const child = spawn('sleep', ['1000'], { stdio: 'ignore' });
+    const ended = once(child, 'exit');
+    onTestFinished(() => void child.kill('SIGKILL'));
+    await once(child, 'spawn');
+    const stat = readFileSync(`/proc/${child.pid}/stat`, 'utf8');
+    const it = {
+      scope: '',
+      pid: child.pid ?? 0,
+      startTime: stat.slice(stat.lastIndexOf(')') + 2).split(' ')[19] ?? '',
+    };
+    child.kill('SIGSTOP');
+    await expect.poll(() => readFileSync(`/proc/${child.pid}/stat`, 'utf8')).toMatch(/\) T /);
+    expect(await isGone(it)).toBe(false);
+    child.kill('SIGKILL');
+    await ended;
+    expect(await isGone(it)).toBe(true);
+  });
+});

@@ -1,0 +1,81 @@
+import { readFile, readlink } from 'node:fs/promises';
+import process from 'node:process';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { pods } from '#wire/kube/resources.ts';
+import type { Pod } from '#wire/kube/types.ts';
+import type { ControllerProcess, KernelProcess } from './controller-registry.ts';
+import { bootId } from './state-folder.ts';
+
+/** This process, as the kernel knows it. Undefined: the system does not say enough to tell processes apart. */
+export async function ownKernelProcess(): Promise<KernelProcess | undefined> {
+  const { pid } = process;
+  const boot = await bootId();
+  const linked = (path: string): Promise<string | undefined> => readlink(path).catch(() => undefined);
+  const namespace = await linked('/proc/self/ns/pid');
+  // Start times are shifted by time namespaces. Older kernels have none.
+  const time = (await linked('/proc/self/ns/time')) ?? '';
+  const startTime = await startTimeOf(pid);
+  // A /proc of another pid namespace has other numbers.
+  const isOwnProc = (await linked('/proc/self')) === String(pid);
+  if (boot === undefined || namespace === undefined || startTime === undefined || !isOwnProc) return undefined;
+  return { scope: `${boot} ${namespace} ${time}`.trim(), pid, startTime };
+}
+
+/** True only if the process is certainly gone. Call it only for a process of our own scope. */
+export async function isGone({ pid, startTime }: KernelProcess): Promise<boolean> {
+  try {
+    // /proc can hide the processes of other users; kill(2) does not.
+    process.kill(pid, 0);
+  } catch (cause) {
+    if ((cause as NodeJS.ErrnoException).code === 'ESRCH') return true;
+  }
+  const found = await startTimeOf(pid);
+  return found !== undefined && found !== startTime;
+}
+
+async function startTimeOf(pid: number): Promise<string | undefined> {
+  const text = await readFile(`/proc/${pid}/stat`, 'utf8').catch(() => '');
+  // The second field is the program's name in parentheses, with any characters in it. The start time is field 22.
+  const started = text.slice(text.lastIndexOf(')') + 1).trim();
+  return started.split(' ')[19];
+}
+
+export interface DeathProofs {
+  /** Of this process. */
+  readonly own: ControllerProcess;
+  isGone(process: KernelProcess): Promise<boolean>;
+  /** Asks Kubernetes. Undefined: it is not asked. */
+  hasEnded?(pod: NonNullable<ControllerProcess['pod']>): Promise<boolean>;
+}
+
+/** True only if the process is certainly dead. An expired Lease or a deleted pod proves nothing. */
+export async function isProvenDead(it: ControllerProcess, proofs: DeathProofs): Promise<boolean> {
+  const { own } = proofs;
+  if (it.mark === own.mark) return false;
+  if (it.kernel !== undefined && own.kernel !== undefined) {
+    if (it.kernel.scope === own.kernel.scope) return await proofs.isGone(it.kernel);
+    // A kubelet starts a container again only after it has ended. A second process in our own container has our scope.
+    if (it.pod !== undefined && it.pod.uid === own.pod?.uid) return true;
+  }
+  return it.pod !== undefined && (await proofs.hasEnded?.(it.pod)) === true;
+}
+
+/** Whether the kubelet said that all containers of a pod have ended, and none of them is started again. */
+export async function hasPodEnded(
+  client: KubeClient,
+  { namespace, name, uid }: { readonly namespace: string; readonly name: string; readonly uid: string },
+  signal: AbortSignal,
+): Promise<boolean> {
+  const pod = await client.get(pods, { namespace, name }, signal).catch(() => undefined);
+  return pod !== undefined && pod.metadata.uid === uid && isPodEnded(pod);
+}
+
+/** The control plane also sets the phase Failed, for pods of nodes that it lost. It leaves the containers as they were. */
+export function isPodEnded({ spec, status }: Pick<Pod, 'spec' | 'status'>): boolean {
+  const statuses = status?.containerStatuses ?? [];
+  const isTerminal = status?.phase === 'Succeeded' || status?.phase === 'Failed';
+  // The kubelet gives this reason for a container that it did not find.
+  const hasEnded = ({ state }: (typeof statuses)[number]): boolean =>
+    state?.terminated !== undefined && state.terminated.reason !== 'ContainerStatusUnknown';
+  return isTerminal && statuses.length > 0 && statuses.length === spec?.containers?.length && statuses.every(hasEnded);
+}
