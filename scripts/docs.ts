@@ -6,6 +6,7 @@ import { configurationPage } from './docs/configuration.ts';
 import { errorPage, failuresIn } from './docs/errors.ts';
 import { askController, askServer } from './docs/live.ts';
 import { metricPage } from './docs/metrics.ts';
+import { rightsTable } from './docs/rights.ts';
 import { parse, type Source } from './docs/syntax.ts';
 
 const repository = dirname(import.meta.dirname);
@@ -34,6 +35,18 @@ async function pages(): Promise<Readonly<Record<string, string>>> {
   };
 }
 
+/** Parts of pages that people write, between two marks. */
+const parts: Readonly<Record<string, () => string>> = { 'SECURITY.md': rightsTable };
+const [partBegins, partEnds] = ['<!-- Made by `npm run docs`. Do not edit. -->', '<!-- End of what is made. -->'];
+
+async function withPart(name: string, made: string): Promise<string> {
+  const text = await readFile(join(repository, name), 'utf8');
+  const [before, rest = ''] = text.split(`${partBegins}\n`);
+  const [, after] = rest.split(partEnds);
+  if (after === undefined) throw new Error(`${name} lacks the lines ${partBegins} and ${partEnds}`);
+  return `${before}${partBegins}\n\n${made}\n\n${partEnds}${after}`;
+}
+
 const whole = (page: string): string => `${mark}\n\n${page.trimEnd()}\n`;
 
 async function main(args: readonly string[]): Promise<number> {
@@ -43,15 +56,17 @@ async function main(args: readonly string[]): Promise<number> {
     return 2;
   }
   await mkdir(folder, { recursive: true });
+  const made = new Map(Object.entries(await pages()).map(([name, page]) => [`docs/reference/${name}`, whole(page)]));
+  for (const [name, part] of Object.entries(parts)) made.set(name, await withPart(name, part()));
   const stale: string[] = [];
-  for (const [name, page] of Object.entries(await pages())) {
-    const file = join(folder, name);
+  for (const [name, text] of made) {
+    const file = join(repository, name);
     const present = await readFile(file, 'utf8').catch(() => '');
-    if (present === whole(page)) continue;
-    stale.push(`docs/reference/${name}`);
-    if (!check) await writeFile(file, whole(page));
+    if (present === text) continue;
+    stale.push(name);
+    if (!check) await writeFile(file, text);
   }
-  if (stale.length === 0) console.log('docs/reference is up to date');
+  if (stale.length === 0) console.log('docs/reference and the made parts of other pages are up to date');
   else if (!check) console.log(`written: ${stale.join(', ')}`);
   else console.error(`out of date: ${stale.join(', ')}. Run: npm run docs`);
   return check && stale.length > 0 ? 1 : 0;

@@ -33,7 +33,10 @@ const variables: Readonly<Record<string, string>> = {
     'with `stowage node --kubernetes`: the file with the token for the controller (default: `/var/run/secrets/stowage.dev/token`)',
   POD_IP:
     'with `stowage controller --listen`: the address that is said to agents (default: the one that it listens on, if it is one)',
-  POD_NAME: 'with `stowage controller --listen`: the pod whose address that is (default: the name of the machine)',
+  POD_NAME:
+    'with `stowage controller`: the pod that it runs in; with `--listen` the one whose address that is (default: the name of the machine)',
+  POD_UID:
+    'with `stowage controller`: the uid of that pod, by which a container that is started again knows that the process before it has ended; for one container of a pod only (default: none, and it waits two minutes for what that one held on NFS stores)',
   KUBECONFIG:
     'with `kubectl stowage`: how to reach the cluster, in one file or several with colons between them (default: `~/.kube/config`; `--kubeconfig` wins)',
   KUBERNETES_SERVICE_HOST:

@@ -26,7 +26,7 @@ const inShort = words(`
   store-place-taken store-quota store-records-foreign store-root-changed store-root-missing store-root-not-directory
   store-shared-elsewhere store-uri-invalid system-table-too-large target-forbidden target-kind too-many-open-files
   tool-missing tool-not-started volume-data-busy volume-data-unusable volume-in-use volume-in-use-elsewhere
-  volume-served-on volume-use-unknown`);
+  volume-served-on volume-use-unknown operation-pending store-not-configured`);
 
 /** Only ever said by the command line, or before the server listens. */
 const neverSent = words(`

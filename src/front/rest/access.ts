@@ -34,11 +34,30 @@ export interface Elsewhere {
 
 export type Access = ResourceAccess | PathAccess;
 
-/** What somebody must have to be let through: a role, or in a cluster a rule. Every route says both. */
+/**
+ * Which tokens are accepted. `server`: only tokens that are not limited to stores. `store`: tokens for the store that the request is about.
+ * `visible`: every token; the answer leaves out other stores.
+ */
+export type TokenScope = 'server' | 'store' | 'visible';
+
+/** The most that a request can do. `acts on the machine`: with the rights of the user that runs Stowage, usually root. */
+export type Effect = 'reads' | 'changes volumes' | 'destroys data' | 'changes the server' | 'acts on the machine';
+
+/** What a caller needs: a role and a scope of its token, or in a cluster a rule. Every route declares all of them. */
 export interface Right {
   readonly role: Role;
+  readonly scope: TokenScope;
+  readonly effect: Effect;
   readonly access: Access | Elsewhere;
 }
+
+/** For paths that are not in the table of routes. Prometheus reads the first one. */
+export const metricsRight: Right = {
+  ...{ role: 'viewer', scope: 'visible', effect: 'reads', access: { path: '/metrics', verb: 'get' } },
+};
+export const eventsRight: Right = {
+  ...{ role: 'viewer', scope: 'visible', effect: 'reads', access: { resource: 'events', verb: 'watch' } },
+};
 
 /** What the rule is about, where it is about one thing: it can be given for that alone. */
 export function subjectOf(params: unknown): string | undefined {

@@ -3,7 +3,7 @@ import type { FastifyRequest } from 'fastify';
 import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { type Access, type Right, subjectOf } from './access.ts';
-import { authenticate, type Principal, requireRole } from './principal.ts';
+import { authenticate, type Principal, requireEverywhere, requireRole } from './principal.ts';
 
 /** Whoever else than Stowage knows who somebody is, and what they may do. */
 export interface Guard {
@@ -46,6 +46,7 @@ export function createAdmission({ engine, isTrusted, guard }: AdmissionParts): A
       const principal = byToken(request);
       seen.set(raw, principal);
       requireRole(principal, right.role);
+      if (right.scope === 'server') requireEverywhere(principal);
       return principal;
     }
     if ('instead' in right.access) throw elsewhere(right.access.instead);

@@ -9,7 +9,7 @@ import type { DataPathJson } from './schemas.ts';
 export interface Metrics {
   readonly contentType: string;
   /** With the figures of the stores that are visible; those of the whole process are for everybody. */
-  text(visible: (store: string) => boolean, scope: Scope): Promise<string>;
+  text(visible: (store: string | undefined) => boolean, scope: Scope): Promise<string>;
   request(method: string, route: string, status: number, seconds: number): void;
   csiCall(call: CsiCall): void;
 }
@@ -70,8 +70,11 @@ export function createMetrics({ engine, version, dataPaths }: MetricsOptions): M
   return {
     contentType: registry.contentType,
     text: async (visible, scope) => {
-      const others = [storeGauges(engine, visible, scope), mountGauges(engine, visible, scope)];
-      const seen = await Promise.all([...others, dataPathGauges(dataPaths, scope)]);
+      const seen = await Promise.all([
+        ...[storeGauges(engine, visible, scope), mountGauges(engine, visible, scope)],
+        // Their names are those of networks, of all stores.
+        ...(visible(undefined) ? [dataPathGauges(dataPaths, scope)] : []),
+      ]);
       return Registry.merge([registry, ...seen]).metrics();
     },
     request: (method, route, status, took) => {
@@ -83,7 +86,11 @@ export function createMetrics({ engine, version, dataPaths }: MetricsOptions): M
 }
 
 /** For one look, since who looks decides which stores are in it. */
-async function storeGauges(engine: Engine, visible: (store: string) => boolean, scope: Scope): Promise<Registry> {
+async function storeGauges(
+  engine: Engine,
+  visible: (store: string | undefined) => boolean,
+  scope: Scope,
+): Promise<Registry> {
   const registry = new Registry();
   const views = engine.stores.list().filter((view) => visible(view.config.name));
   const totals = (view: StoreView) => engine.records.volumes.totals(view.config.name);
@@ -104,7 +111,11 @@ async function storeGauges(engine: Engine, visible: (store: string) => boolean, 
   return registry;
 }
 
-async function mountGauges(engine: Engine, visible: (store: string) => boolean, scope: Scope): Promise<Registry> {
+async function mountGauges(
+  engine: Engine,
+  visible: (store: string | undefined) => boolean,
+  scope: Scope,
+): Promise<Registry> {
   const registry = new Registry();
   const mounts = new Gauge({
     name: 'stowage_mounts',

@@ -46,11 +46,15 @@ export function createMutations(engine: Pick<Engine, 'records' | 'operations'>, 
     if (results.size > keptResults && oldest !== undefined) results.delete(oldest);
   }
 
-  const accepted = (view: OperationView): Answer => ({
-    status: 202,
-    body: operationJson(view, results.get(view.operation.id)),
-    headers: { location: `/v1/operations/${view.operation.id}`, 'preference-applied': 'respond-async' },
-  });
+  function accepted({ operation: asked, progress }: OperationView): Answer {
+    const operation = { ...asked, error: undefined };
+    return {
+      status: 202,
+      // Why it waits is not for everybody: whoever may know asks for the operation itself.
+      body: operationJson({ operation, progress }, results.get(operation.id)),
+      headers: { location: `/v1/operations/${operation.id}`, 'preference-applied': 'respond-async' },
+    };
+  }
 
   /** Answers as soon as the work has its record; the work goes on. */
   async function detach(call: Call, work: Handle): Promise<Performed> {

@@ -50,6 +50,7 @@ export function createHandler(
       expected: route.conditional ? expectedRevision(request) : undefined,
       nodes: parts.nodes,
     };
+    if (route.further?.isNeeded(input.body)) await parts.admission.admit(request, route.further, parts.stopping);
     const log = parts.log.with({ request: request.id });
     const handle = (call: Call): Promise<Answer> => {
       const permit: Request<never, never, never>['permit'] = async (right) => {

@@ -21,8 +21,28 @@ describe.each(allRoutes.map((route) => ({ name: `${route.method} ${route.path}`,
   });
 });
 
+describe.each(
+  allRoutes.flatMap((route) => {
+    const name = `${route.method} ${route.path}`;
+    return [
+      { name, right: route },
+      ...(route.further ? [{ name: `${name} ${route.further.when}`, right: route.further }] : []),
+    ];
+  }),
+)('$name', ({ name, right }) => {
+  test('acts on the machine only for administrators whose token is not limited to stores', () => {
+    if (right.effect === 'acts on the machine') expect(right).toMatchObject({ role: 'admin', scope: 'server' });
+  });
+
+  test('changes something only if its method says so, and needs more than a viewer for it', () => {
+    if (name.startsWith('GET ')) expect(right.effect).toBe('reads');
+    if (right.effect !== 'reads') expect(['user', 'admin']).toContain(right.role);
+  });
+});
+
 test('what only looks needs no verb that changes, and there are these rules in all', () => {
-  const rules = allRoutes.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
+  const rights = allRoutes.flatMap((route) => [route, ...(route.further ? [route.further] : [])]);
+  const rules = rights.flatMap(({ access }) => ('instead' in access ? [] : [ruleText(access)]));
   expect([...new Set(rules)].sort()).toEqual([
     'create stores.stowage.dev/adopt',
     'create stores.stowage.dev/check',
@@ -43,6 +63,7 @@ test('what only looks needs no verb that changes, and there are these rules in a
     'list volumes.stowage.dev',
     'patch volumes.stowage.dev',
     'update operations.stowage.dev',
+    'update stores.stowage.dev/check',
     'update trash.stowage.dev',
     'update volumes.stowage.dev',
   ]);

@@ -27,6 +27,13 @@ export interface Answer {
   readonly headers?: Readonly<Record<string, string>>;
 }
 
+/** A right that a request needs beyond the route's own, because of what its body asks for. */
+export interface FurtherRight extends Right {
+  /** For people: when it is needed. */
+  readonly when: string;
+  isNeeded(body: unknown): boolean;
+}
+
 export interface Route extends Right {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
   readonly path: string;
@@ -38,6 +45,7 @@ export interface Route extends Right {
   readonly body?: TObject;
   /** The body may be left out. */
   readonly bodyOptional?: boolean;
+  readonly further?: FurtherRight;
   /** The answer holds a secret: it is not kept for a repeated Idempotency-Key. */
   readonly secret?: boolean;
   /** The kind of operation it runs as, or one of several: `Prefer: respond-async` is answered with 202. */

@@ -5,7 +5,7 @@ import type { Log } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import { stoppingNow } from '#core/stopping.ts';
-import type { Right } from './access.ts';
+import { eventsRight, metricsRight } from './access.ts';
 import { type Admission, createAdmission, type Guard } from './admission.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
@@ -176,10 +176,6 @@ function addApi(shared: Shared): Map<string, Set<string>> {
   allowedAt.set('/openapi.json', new Set(['GET', 'HEAD']));
   return allowedAt;
 }
-
-/** As for every program that Prometheus asks. */
-const metricsRight: Right = { role: 'viewer', access: { path: '/metrics', verb: 'get' } };
-const eventsRight: Right = { role: 'viewer', access: { resource: 'events', verb: 'watch' } };
 
 function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: Metrics): readonly string[] {
   app.get('/healthz', (_request, reply) => reply.type('text/plain').send('ok\n'));

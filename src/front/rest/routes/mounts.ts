@@ -4,7 +4,7 @@ import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { mountJson, troubleJson } from '../json.ts';
 import { askEach, listOfNodes, type Nodes, nodesAfter } from '../nodes.ts';
-import { isEverywhere, maySee } from '../principal.ts';
+import { maySee } from '../principal.ts';
 import { nothing, ok, type Request, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
@@ -48,6 +48,8 @@ export const mountRoutes: readonly Route[] = [
     tag,
     summary: "Mount a volume at a path of the server's machine",
     role: 'admin',
+    scope: 'server',
+    effect: 'acts on the machine',
     access: { instead: byPods },
     params,
     body: bodies.mounting,
@@ -71,6 +73,8 @@ export const mountRoutes: readonly Route[] = [
     tag,
     summary: 'Unmount a volume from a path',
     role: 'admin',
+    scope: 'server',
+    effect: 'acts on the machine',
     access: { instead: byPods },
     params,
     body: bodies.unmounting,
@@ -80,7 +84,7 @@ export const mountRoutes: readonly Route[] = [
         // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
         const isGone = stowageError(thrown).reason === 'volume-unknown';
         const { volume } = p;
-        if (isGone && isEverywhere(principal) && isVolumeId(volume)) return { id: volume };
+        if (isGone && isVolumeId(volume)) return { id: volume };
         throw thrown;
       });
       await engine.mounts.unpublish(body.target, id, call, { force: body.force ?? false });
@@ -94,6 +98,8 @@ export const mountRoutes: readonly Route[] = [
     tag,
     summary: 'What is mounted where, for whom',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'mounts', verb: 'list' },
     query,
     success: {
@@ -121,6 +127,8 @@ export const mountRoutes: readonly Route[] = [
     tag,
     summary: 'The mounts that something is wrong with, or was: they were mounted anew under whoever uses them',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'mounts', verb: 'list' },
     query: nodesQuery,
     success: { status: 200, description: 'Nothing, when all is well', schema: schemas.listOverNodes(schemas.trouble) },

@@ -7,7 +7,7 @@ import type { OperationView } from '#core/operations.ts';
 import type { Right } from '../access.ts';
 import { operationJson, tokenJson } from '../json.ts';
 import { listOfNodes } from '../nodes.ts';
-import { isEverywhere, maySee, type Principal, requireEverywhere } from '../principal.ts';
+import { isEverywhere, maySee, type Principal } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
@@ -42,11 +42,13 @@ const operationQuery = Type.Object(
 
 /** Who may not begin such work may not stop it either. */
 const rightTo = new Map<string, Right>(
-  [...volumeRoutes, ...mountRoutes, ...storeRoutes].flatMap(({ operation, role, access }) =>
-    [operation ?? []].flat().map((kind) => [kind, { role, access }] as const),
+  [...volumeRoutes, ...mountRoutes, ...storeRoutes].flatMap((route) =>
+    [route.operation ?? []].flat().map((kind) => [kind, route] as const),
   ),
 );
-const rightToOther: Right = { role: 'admin', access: { resource: 'operations', verb: 'update' } };
+const rightToOther: Right = {
+  ...{ role: 'admin', scope: 'server', effect: 'changes volumes', access: { resource: 'operations', verb: 'update' } },
+};
 
 function operationOf(engine: Engine, principal: Principal, id: string): OperationView {
   const view = engine.operations.get(id as OperationId);
@@ -66,6 +68,8 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'What runs, where, and how much of it',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'status', verb: 'get' },
     success: { status: 200, description: 'The status', schema: schemas.status },
     handle: async ({ principal }) => ok(await around.status(principal)),
@@ -77,11 +81,12 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'What this machine offers, and how to get what is missing',
     role: 'admin',
+    scope: 'server',
+    effect: 'reads',
     access: { resource: 'doctor', verb: 'get' },
     query: nodesQuery,
     success: { status: 200, description: 'The findings', schema: schemas.listOverNodes(schemas.finding) },
     handle: async ({ principal, query, nodes, call }) => {
-      requireEverywhere(principal);
       if (nodes !== undefined)
         return ok(await listOfNodes<schemas.FindingJson>(nodes, '/v1/doctor', query.after, { principal, call }));
       return ok({ items: await around.doctor(call.signal), next: null });
@@ -94,13 +99,14 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'The processes that serve the mounts of network stores',
     role: 'admin',
+    scope: 'server',
+    effect: 'reads',
     access: { resource: 'clients', verb: 'list' },
     query: nodesQuery,
     success: {
       ...{ status: 200, description: 'One entry for each network', schema: schemas.listOverNodes(schemas.dataPath) },
     },
     handle: async ({ principal, query, nodes, call }) => {
-      requireEverywhere(principal);
       if (nodes !== undefined)
         return ok(await listOfNodes<schemas.DataPathJson>(nodes, '/v1/client', query.after, { principal, call }));
       return ok({ items: await around.dataPaths.list(call.signal), next: null });
@@ -113,11 +119,12 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'server',
     summary: 'Replace those processes by ones of this version, under mounts that are in use',
     role: 'admin',
+    scope: 'server',
+    effect: 'acts on the machine',
     access: { instead: 'Roll out the DaemonSet of the keepers: it replaces them one after the other.' },
     deadlineMs: 120_000,
     success: { status: 200, description: 'They serve', schema: schemas.listOf(schemas.dataPath) },
-    handle: async ({ principal, call }) => {
-      requireEverywhere(principal);
+    handle: async ({ call }) => {
       return ok({ items: await around.dataPaths.upgrade(call.signal), next: null });
     },
   }),
@@ -131,6 +138,8 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'operations',
     summary: 'What is being done, and what was done lately, newest first',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'operations', verb: 'list' },
     query: operationQuery,
     success: { status: 200, description: 'A page of operations', schema: schemas.listOf(schemas.operation) },
@@ -153,6 +162,8 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'operations',
     summary: 'Show an operation, its progress and its result',
     role: 'viewer',
+    scope: 'store',
+    effect: 'reads',
     access: { resource: 'operations', verb: 'get' },
     params: idParams,
     success: { status: 200, description: 'The operation', schema: schemas.operation },
@@ -168,6 +179,8 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     tag: 'operations',
     summary: 'Stop an operation, as who may begin such; what it had done is undone or can be repeated',
     role: 'user',
+    scope: 'store',
+    effect: 'changes volumes',
     access: { resource: 'operations', verb: 'update' },
     params: idParams,
     success: { status: 200, description: 'The operation, which ends soon', schema: schemas.operation },
@@ -188,10 +201,11 @@ const tokenRoutes: readonly Route[] = [
     tag: 'tokens',
     summary: 'List tokens, without their secrets',
     role: 'admin',
+    scope: 'server',
+    effect: 'reads',
     access: { instead: byRules },
     success: { status: 200, description: 'The tokens', schema: schemas.listOf(schemas.token) },
-    handle: ({ engine, principal }) => {
-      requireEverywhere(principal);
+    handle: ({ engine }) => {
       return ok({ items: engine.tokens.list().map(tokenJson), next: null });
     },
   }),
@@ -203,12 +217,13 @@ const tokenRoutes: readonly Route[] = [
     summary:
       'Create a token; its secret is in this answer and nowhere else, so a repeated Idempotency-Key gives a new one',
     role: 'admin',
+    scope: 'server',
+    effect: 'changes the server',
     access: { instead: byRules },
     body: bodies.newToken,
     secret: true,
     success: { status: 201, description: 'The token', schema: schemas.createdToken },
-    handle: ({ engine, principal, body, call }) => {
-      requireEverywhere(principal);
+    handle: ({ engine, body, call }) => {
       for (const store of body.stores ?? []) engine.stores.view(store);
       const { name, role, stores = [], expiresIn } = body;
       const { token, secret } = engine.tokens.create({ name, role, stores, expiresIn }, call.requestId);
@@ -222,11 +237,12 @@ const tokenRoutes: readonly Route[] = [
     tag: 'tokens',
     summary: 'Revoke a token at once',
     role: 'admin',
+    scope: 'server',
+    effect: 'changes the server',
     access: { instead: byRules },
     params: idParams,
     success: { status: 204, description: 'It is revoked' },
-    handle: ({ engine, principal, params }) => {
-      requireEverywhere(principal);
+    handle: ({ engine, params }) => {
       engine.tokens.revoke(params.id);
       return nothing;
     },

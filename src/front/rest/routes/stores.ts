@@ -1,11 +1,11 @@
-import { Type } from 'typebox';
+import { type Static, Type } from 'typebox';
 import { adoptDeadlineMs } from '#core/adoption.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
 import { storesOfNodes } from '../node-lists.ts';
-import { isAdministrator, maySee, requireEverywhere, requireStore, visibleStores } from '../principal.ts';
+import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
@@ -43,6 +43,8 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'List stores',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'stores', verb: 'list' },
     success: { status: 200, description: 'All stores', schema: schemas.listOverNodes(schemas.store) },
     handle: async ({ engine, principal, nodes, call }) => {
@@ -64,11 +66,12 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Add a store',
     role: 'admin',
+    scope: 'server',
+    effect: 'acts on the machine',
     access: { instead: byObjects },
     body: bodies.newStore,
     success: { status: 201, description: 'The store', schema: schemas.store },
-    handle: async ({ engine, principal, body, call }) => {
-      requireEverywhere(principal);
+    handle: async ({ engine, body, call }) => {
       await engine.stores.add(body.name, body.uri, call);
       if (body.default === true) engine.stores.setDefault(body.name);
       const added = await one(engine, engine.stores.view(body.name), call);
@@ -82,6 +85,8 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Show a store',
     role: 'viewer',
+    scope: 'store',
+    effect: 'reads',
     access: { resource: 'stores', verb: 'get' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
@@ -100,11 +105,12 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Forget a store that was added here; its volumes stay on it',
     role: 'admin',
+    scope: 'server',
+    effect: 'changes the server',
     access: { instead: byObjects },
     params,
     success: { status: 204, description: 'It is forgotten' },
-    handle: async ({ engine, principal, params: p, call }) => {
-      requireEverywhere(principal);
+    handle: async ({ engine, params: p, call }) => {
       await engine.stores.remove(p.store, call);
       return nothing;
     },
@@ -116,13 +122,12 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Make it the store for volumes that name none',
     role: 'admin',
+    scope: 'server',
+    effect: 'changes the server',
     access: { instead: 'Name the store in a StorageClass, and make that the default one.' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: async ({ engine, principal, params: p, call }) => {
-      requireEverywhere(principal);
-      return ok(await one(engine, engine.stores.setDefault(p.store), call));
-    },
+    handle: async ({ engine, params: p, call }) => ok(await one(engine, engine.stores.setDefault(p.store), call)),
   }),
   route({
     method: 'POST',
@@ -131,10 +136,19 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Is it reachable and writable, and how much room is there?',
     role: 'user',
+    scope: 'store',
+    effect: 'reads',
     access: { resource: 'stores/check', verb: 'create' },
     params,
     body: bodies.checking,
     bodyOptional: true,
+    // Starts containers and enters the networks of others.
+    further: {
+      when: 'with `from`',
+      isNeeded: (body) => (body as Static<typeof bodies.checking> | undefined)?.from !== undefined,
+      ...{ role: 'admin', scope: 'server', effect: 'acts on the machine' },
+      access: { resource: 'stores/check', verb: 'update' },
+    },
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
     handle: async ({ engine, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
@@ -155,6 +169,8 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'Rebuild the catalogue from the store, and take in existing directories as volumes',
     role: 'admin',
+    scope: 'store',
+    effect: 'changes volumes',
     access: { resource: 'stores/adopt', verb: 'create' },
     params,
     body: bodies.adopting,
@@ -173,6 +189,8 @@ export const storeRoutes: readonly Route[] = [
     tag,
     summary: 'What lies on the store and belongs to no volume, or lacks a part',
     role: 'viewer',
+    scope: 'store',
+    effect: 'reads',
     access: { resource: 'stores', verb: 'get' },
     params,
     success: { status: 200, description: 'The orphans', schema: schemas.listOf(schemas.orphan) },
@@ -189,6 +207,8 @@ export const storeRoutes: readonly Route[] = [
     tag: 'trash',
     summary: 'List deleted volumes that can be restored',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'trash', verb: 'list' },
     query: trashQuery,
     success: {
@@ -216,6 +236,8 @@ export const storeRoutes: readonly Route[] = [
     tag: 'trash',
     summary: 'Bring a deleted volume back',
     role: 'user',
+    scope: 'store',
+    effect: 'changes volumes',
     access: { resource: 'trash', verb: 'update' },
     params: trashParams,
     body: bodies.restoring,
@@ -234,6 +256,8 @@ export const storeRoutes: readonly Route[] = [
     tag: 'trash',
     summary: 'Destroy a deleted volume for good',
     role: 'admin',
+    scope: 'store',
+    effect: 'destroys data',
     access: { resource: 'trash', verb: 'delete' },
     params: trashParams,
     success: { status: 204, description: 'It is gone' },

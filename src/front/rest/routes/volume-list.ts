@@ -83,6 +83,8 @@ export const volumeListRoutes: readonly Route[] = [
     tag: 'volumes',
     summary: 'List volumes, by store and name; in a cluster then those that nodes have for themselves, by node',
     role: 'viewer',
+    scope: 'visible',
+    effect: 'reads',
     access: { resource: 'volumes', verb: 'list' },
     query,
     success: {

@@ -1,0 +1,29 @@
+import { eventsRight, metricsRight, type Right } from '#front/rest/access.ts';
+import { allRoutes } from '#testing/routes.ts';
+import { code, table } from './markdown.ts';
+
+const scopes = {
+  server: 'no limit to stores',
+  store: 'the store',
+  visible: 'any; only its stores are shown',
+} as const satisfies Record<Right['scope'], string>;
+
+const row = (request: string, { role, scope, effect }: Right): readonly string[] => [
+  request,
+  code(role),
+  scopes[scope],
+  effect,
+];
+
+/** Which token each request of the REST API needs, and what it can do. */
+export function rightsTable(): string {
+  const rows = allRoutes.flatMap((route) => {
+    const request = code(`${route.method} ${route.path}`);
+    const { further } = route;
+    return [row(request, route), ...(further === undefined ? [] : [row(`${request} ${further.when}`, further)])];
+  });
+  return table(
+    ['Request', 'Role', 'Scope of the token', 'Effect'],
+    [...rows, row(code('GET /v1/events'), eventsRight), row(code('GET /metrics'), metricsRight)],
+  ).join('\n');
+}
