@@ -5,6 +5,8 @@ export interface BenchOptions {
   readonly rounds: number | undefined;
   /** Only rows whose name has this in it. */
   readonly only: string;
+  /** An earlier commit to measure beside this one, instead of other software. */
+  readonly against?: string | undefined;
 }
 
 export interface Bench {

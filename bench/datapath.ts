@@ -11,6 +11,7 @@ import { type OursOptions, startOurs } from './datapath/ours.ts';
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
 import { plantTree } from './datapath/tree.ts';
+import { checkOut, noSlower } from './earlier.ts';
 import { requireComponents } from './needed.ts';
 import { startRaw } from './nfs/driver.ts';
 import { makeFolder, places } from './nfs/folder.ts';
@@ -22,17 +23,20 @@ const rawMs = 60_000;
 /** `ssh` is sshfs as people use it, encrypted: to know where we are, not to be measured by. */
 const sides = ['ours', 'sshfs', 'ssh', 'raw'] as const;
 type Side = (typeof sides)[number];
+/** With `--against`: this data path and that of the earlier commit. */
+const versions = ['ours', 'earlier'] as const;
+type Version = (typeof versions)[number];
 
 /** What was measured of one task: by side, round by round, the values. */
-interface Measured {
+interface Measured<S extends string> {
   readonly task: Task;
-  readonly values: Readonly<Record<Side, (readonly number[])[]>>;
+  readonly values: Readonly<Record<S, (readonly number[])[]>>;
 }
 
 export const bench: Bench = {
   about: 'our mount of an nfs-ganesha export against sshfs over plain TCP, and against our NFS client without a mount',
-  options: ['rounds', 'only'],
-  run: async (signal, note, { rounds = usualRounds, only }) => {
+  options: ['rounds', 'only', 'against'],
+  run: async (signal, note, { rounds = usualRounds, only, against }) => {
     requireComponents('fuse', 'ganesha', 'fio', 'sshfs');
     const [place] = places();
     if (place === undefined) throw new Error('there is no file system to measure on');
@@ -42,8 +46,13 @@ export const bench: Bench = {
     await plantShared(join(exported.path, 'shared'));
     await using ganesha = await startGanesha({ exports: [{ path: exported.path, tag: 'bench' }], signal });
     const about = { server: ganesha, exported: exported.path, signal, note };
+    const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
+    if (against !== undefined) {
+      using earlier = await checkOut(against, signal);
+      return await versionRows({ ...about, folder: ground.folder }, earlier.path, rounds, wanted);
+    }
     return [
-      ...(await speedRows({ ...about, folder: ground.folder }, rounds, only)),
+      ...(await speedRows({ ...about, folder: ground.folder }, rounds, wanted)),
       ...(memoryName.includes(only) ? await memoryOf({ ...about, folder: join(ground.folder, 'memory') }) : []),
     ];
   },
@@ -55,9 +64,8 @@ interface About extends OursOptions {
   readonly note: (text: string) => void;
 }
 
-async function speedRows(about: About, rounds: number, only: string): Promise<readonly Row[]> {
+async function speedRows(about: About, rounds: number, wanted: readonly Task[]): Promise<readonly Row[]> {
   const { server, folder, exported, signal, note } = about;
-  const wanted = tasks.filter(({ rows }) => rows.some(({ name }) => name.includes(only)));
   if (wanted.length === 0) return [];
   await using sftp = await startSftpServer();
   const run = async (file: string, args: readonly string[]) => (await command([file, ...args], signal)).stdout;
@@ -72,9 +80,28 @@ async function speedRows(about: About, rounds: number, only: string): Promise<re
     const [name, times] = task.raw;
     return [await raw.ask<number>(`${name} ${place.path} ${times}`, rawMs)];
   };
-  const measured = await compare(wanted, rounds, measure, note);
+  const measured = await compare(wanted, { sides, rounds, measure, note });
   return [...measured.flatMap(rowsOf), await memoryRow(ours, 'after all this')];
 }
+
+async function versionRows(about: About, tree: string, rounds: number, wanted: readonly Task[]) {
+  const { folder, exported, signal, note } = about;
+  await using ours = await startOurs({ ...about, folder: join(folder, 'ours') });
+  await using earlier = await startOurs({ ...about, folder: join(folder, 'earlier'), tree });
+  const mountings = { ours, earlier };
+  const measure = async (task: Task, side: Version): Promise<readonly number[]> => {
+    await using place = await folderFor(task, exported);
+    return await onMount(task, mountings[side], place.path, signal);
+  };
+  const measured = await compare(wanted, { sides: versions, rounds, measure, note });
+  return measured.flatMap(versionRowsOf);
+}
+
+const versionRowsOf = ({ task, values }: Measured<Version>): readonly Row[] =>
+  task.rows.map(({ name, unit }, i) => {
+    const [ours, earlier] = versions.map((side) => values[side].map((one) => one[i] ?? Number.NaN));
+    return toRow({ name, unit, values: ours ?? [], yardsticks: earlier ?? [], goal: noSlower });
+  });
 
 async function memoryOf(about: About): Promise<readonly Row[]> {
   await using ours = await startOurs(about);
@@ -105,18 +132,24 @@ async function onMount(task: Task, mounting: Mounting, folder: string, signal: A
   return await task.measure(mounted.at, signal);
 }
 
+interface Comparison<S extends string> {
+  readonly sides: readonly S[];
+  readonly rounds: number;
+  readonly note: (text: string) => void;
+  measure(task: Task, side: S): Promise<readonly number[]>;
+}
+
 /** Round after round, in which each task is done by one side after the other; none is always the first. */
-async function compare(
+async function compare<S extends string>(
   wanted: readonly Task[],
-  rounds: number,
-  measure: (task: Task, side: Side) => Promise<readonly number[]>,
-  note: (text: string) => void,
-): Promise<readonly Measured[]> {
-  const all = wanted.map((task): Measured => ({ task, values: { ours: [], sshfs: [], ssh: [], raw: [] } }));
+  { sides, rounds, measure, note }: Comparison<S>,
+): Promise<readonly Measured<S>[]> {
+  const noValues = () => Object.fromEntries(sides.map((side) => [side, []])) as unknown as Measured<S>['values'];
+  const all = wanted.map((task): Measured<S> => ({ task, values: noValues() }));
   // In the first, code is not compiled yet and caches of the servers are cold.
   for (let round = 0; round <= rounds; round++) {
     for (const { task, values } of all) {
-      const order = sides.map((_, i) => sides[(i + round) % sides.length] as Side);
+      const order = sides.map((_, i) => sides[(i + round) % sides.length] as S);
       for (const side of order) {
         const found = await measure(task, side);
         if (round > 0) values[side].push(found);
@@ -129,7 +162,7 @@ async function compare(
   return all;
 }
 
-function rowsOf({ task, values }: Measured): readonly Row[] {
+function rowsOf({ task, values }: Measured<Side>): readonly Row[] {
   return task.rows.flatMap(({ name, unit, atLeast, ofRaw }, i) => {
     const of = (side: Side): readonly number[] => values[side].map((one) => one[i] ?? Number.NaN);
     const goal = (ratio: number | undefined) => (ratio === undefined ? {} : { goal: { ratioAtLeast: ratio } });

@@ -26,6 +26,7 @@ const benches: Readonly<Record<string, Bench>> = {
 const known = {
   rounds: { type: 'string' },
   only: { type: 'string' },
+  against: { type: 'string' },
 } as const;
 
 function list(): number {
@@ -36,14 +37,14 @@ function list(): number {
 
 /** What is wrong with them, if something is. */
 function readOptions(
-  values: { readonly rounds?: string; readonly only?: string },
+  values: { readonly rounds?: string; readonly only?: string; readonly against?: string },
   { options = [] }: Bench,
 ): BenchOptions | string {
   for (const name of Object.keys(values) as (keyof BenchOptions)[])
     if (!options.includes(name)) return `This benchmark has no --${name}.`;
   const rounds = values.rounds === undefined ? undefined : Number(values.rounds);
   if (rounds !== undefined && !(Number.isSafeInteger(rounds) && rounds > 0)) return '--rounds takes a number.';
-  return { rounds, only: values.only ?? '' };
+  return { rounds, only: values.only ?? '', against: values.against };
 }
 
 async function main(): Promise<number> {

@@ -1,45 +1,65 @@
 import { startGanesha } from '#testbed/ganesha.ts';
+import type { Bench } from './bench.ts';
+import { checkOut, noMore, noSlower } from './earlier.ts';
 import { type Compared, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
 import { makeFolder, places } from './nfs/folder.ts';
 import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations.ts';
-import { type Row, toRow } from './report.ts';
+import { type Goal, type Row, toRow } from './report.ts';
 
-const rounds = 17;
+const usualRounds = 17;
+/** Two versions of our client differ by little. */
+const longSampleMs = 500;
 
-export const bench = {
+export const bench: Bench = {
   about: 'our NFS client against libnfs (C), on one nfs-ganesha, one connection each',
-  run: async (signal: AbortSignal, note: (text: string) => void): Promise<readonly Row[]> => {
+  options: ['rounds', 'against'],
+  run: async (signal, note, { rounds = usualRounds, against }) => {
     const [place] = places();
     if (place === undefined) throw new Error('there is no file system to measure on');
     note(`nfs-ganesha on ${place.kind}`);
-    await using folder = await makeFolder(place, ['ours', 'libnfs']);
+    using earlier = against === undefined ? undefined : await checkOut(against, signal);
+    await using folder = await makeFolder(place, ['ours', 'yardstick']);
     const exports = [{ path: folder.path, tag: 'bench', squash: 'none' }] as const;
     await using ganesha = await startGanesha({ exports, signal });
     const target = { host: ganesha.host, nfsPort: ganesha.nfsPort, mountPort: ganesha.mountPort, path: folder.path };
     await using ours = startOurs(target, 'ours', signal);
-    await using yardstick = startLibnfs(target, 'libnfs', signal);
-    const compared = await compare({ ours, yardstick }, tasks, rounds, note);
-    return [...compared.map(speed), ...compared.map(cpu)];
+    await using yardstick =
+      earlier === undefined
+        ? startLibnfs(target, 'yardstick', signal)
+        : startOurs(target, 'yardstick', signal, earlier.path);
+    const compared = await compare({ ours, yardstick }, tasks, rounds, note, earlier && longSampleMs);
+    const goals = earlier === undefined ? besideLibnfs : besideEarlier;
+    return [...compared.map((one) => speed(one, goals)), ...compared.map((one) => cpu(one, goals))];
   },
 };
 
-const speed = ({ task, ours, yardstick }: Compared): Row =>
+interface Goals {
+  speed(task: Task): Goal;
+  cpu(task: Task): Goal | undefined;
+}
+
+const besideLibnfs: Goals = {
+  speed: (task) => ({ ratioAtLeast: isPipelined(task) || isWrite(task) ? 1 : 0.9 }),
+  cpu: (task) => (isDeep(task) ? { ratioAtMost: 1.5 } : undefined),
+};
+
+const besideEarlier: Goals = { speed: () => noSlower, cpu: () => noMore };
+
+const speed = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
   toRow({
     name: task.name,
     unit: task.unit,
     values: ours.map((one) => one.perSecond),
     yardsticks: yardstick.map((one) => one.perSecond),
-    goal: { ratioAtLeast: isPipelined(task) || isWrite(task) ? 1 : 0.9 },
+    goal: goals.speed(task),
   });
 
-const cpu = ({ task, ours, yardstick }: Compared): Row =>
+const cpu = ({ task, ours, yardstick }: Compared, goals: Goals): Row =>
   toRow({
     name: `${task.name}: CPU of the client`,
     unit: 'µs',
     values: ours.map((one) => one.cpuMicroseconds),
     yardsticks: yardstick.map((one) => one.cpuMicroseconds),
-    ...cpuGoal(task),
+    goal: goals.cpu(task),
   });
-
-const cpuGoal = (task: Task) => (isDeep(task) ? { goal: { ratioAtMost: 1.5 } } : {});

@@ -16,11 +16,13 @@ export interface Measured {
   readonly values: readonly number[];
   /** Of the same rounds, in the same order. */
   readonly yardsticks?: readonly number[];
-  readonly goal?:
-    | { readonly ratioAtLeast: number }
-    | { readonly ratioAtMost: number }
-    | { readonly valueBelow: number };
+  readonly goal?: Goal | undefined;
 }
+
+export type Goal =
+  | { readonly ratioAtLeast: number }
+  | { readonly ratioAtMost: number }
+  | { readonly valueBelow: number };
 
 export function median(values: readonly number[]): number {
   const sorted = values.toSorted((a, b) => a - b);

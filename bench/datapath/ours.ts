@@ -27,6 +27,8 @@ export interface OursOptions {
   /** Where mount points are made. */
   readonly folder: string;
   readonly signal: AbortSignal;
+  /** The sources of the data path, if not these. The keeper is always the one of these. */
+  readonly tree?: string;
 }
 
 /** What follows is as the program itself has it (src/clients/data-path, and the defaults of an NFS store). */
@@ -38,16 +40,16 @@ const readAheadKib = 4096;
 const connections = 1;
 
 /** What is in the sources now, as it is shipped: one file, without types. */
-async function bundle(folder: string, signal: AbortSignal): Promise<string> {
-  await command([process.execPath, join(repository, 'scripts', 'build.ts'), folder], signal);
+async function bundle(tree: string, folder: string, signal: AbortSignal): Promise<string> {
+  await command([process.execPath, join(tree, 'scripts', 'build.ts'), folder], signal);
   return join(folder, 'data-path.mjs');
 }
 
-export async function startOurs({ server, folder, signal }: OursOptions): Promise<Ours> {
+export async function startOurs({ server, folder, signal, tree = repository }: OursOptions): Promise<Ours> {
   await using stack = new AsyncDisposableStack();
   const built = join(folder, 'built');
   mkdirSync(built, { recursive: true });
-  const program = await bundle(built, signal);
+  const program = await bundle(tree, built, signal);
   const keepers: KeeperGround = stack.use(createKeeperGround());
   await keepers.startKeeper({ program, flags: dataPathFlags });
   const client = keepers.client();

@@ -14,7 +14,7 @@ export interface Sides {
 }
 
 /** Long enough that starting and stopping do not count, short enough that a disturbance meets both sides. */
-const sampleMs = 150;
+const usualSampleMs = 150;
 const warmUpMs = 400;
 
 /** Round after round, in which each task is done by one side and at once by the other. */
@@ -23,6 +23,7 @@ export async function compare(
   tasks: readonly Task[],
   rounds: number,
   note: (text: string) => void,
+  sampleMs = usualSampleMs,
 ): Promise<readonly Compared[]> {
   const all = tasks.map((task) => ({ task, ours: [] as Answer[], yardstick: [] as Answer[] }));
   for (const { task } of all) {

@@ -1,7 +1,9 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { join, relative } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
+import { repository } from '#testbed/component.ts';
 import { component } from '#testbed/components.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import type { Answer, Task } from './operations.ts';
@@ -20,9 +22,10 @@ export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'
 /** Beyond what was asked for: to end what is under way, and to clean up. */
 const patienceMs = 60_000;
 
-export function startOurs(target: Target, folder: string, signal: AbortSignal): Driver {
+/** `tree`: the sources to run, if not these. */
+export function startOurs(target: Target, folder: string, signal: AbortSignal, tree = repository): Driver {
   const program = fileURLToPath(new URL('client.ts', import.meta.url));
-  return start([process.execPath, program], target, folder, signal);
+  return start([process.execPath, join(tree, relative(repository, program))], target, folder, signal);
 }
 
 /** Makes volumes: through a store, or by the same calls without one. */
