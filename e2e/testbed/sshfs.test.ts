@@ -27,10 +27,12 @@ describe.skipIf(needs('sshfs'))('the server for sshfs', () => {
 
   test.skipIf(needs('root'))('has ssh around it, if that is wanted', async () => {
     using ground = createGround();
+    // sshd wants this folder. The server uses one of its own; a machine that runs sshd has it anyway.
+    const hadFolder = existsSync('/run/sshd');
     await using server = await startSshServer(ground.folder, async (file, args) => (await run(file, args)).stdout);
     const options = server.options.map((option) => `-o${option}`);
     const { stdout } = await run('ssh', [...options, server.host, 'echo', 'hello'], { timeout: 20_000 });
     expect(stdout).toBe('hello\n');
-    expect(existsSync('/run/sshd')).toBe(false);
+    expect(existsSync('/run/sshd')).toBe(hadFolder);
   });
 });
