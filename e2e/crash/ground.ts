@@ -86,11 +86,13 @@ export async function mountsUnder(folder: string): Promise<string[]> {
   return entries.map(({ at }) => at).filter((at) => at.startsWith(folder));
 }
 
-/** Space is freed behind the answer, so this is waited for. What is there in the end. */
+const settleMs = 60_000;
+
+/** The server works on in the background after its answers. Waits until the folder is empty; returns what is left in it. */
 export async function settled(folder: string): Promise<string[]> {
-  for (let round = 0; round < 200; round++) {
-    if ((await readdir(folder)).length === 0) return [];
+  for (const since = performance.now(); ; ) {
+    const left = await readdir(folder);
+    if (left.length === 0 || performance.now() - since > settleMs) return left;
     await delay(50);
   }
-  return await readdir(folder);
 }
