@@ -95,7 +95,14 @@ describe('a controller', () => {
   });
 
   test.each<[string, boolean, object | undefined]>([
-    ['has ended', true, { phase: 'Failed', containerStatuses: [{ name: 'c', state: { terminated: {} } }] }],
+    [
+      'has ended',
+      true,
+      {
+        phase: 'Failed',
+        containerStatuses: [{ name: 'c', state: { terminated: { finishedAt: '2026-01-01T00:00:00Z' } } }],
+      },
+    ],
     ['runs', false, { phase: 'Running', containerStatuses: [{ name: 'c', state: { running: {} } }] }],
     ['is not there', false, undefined],
   ])('asks for the pod of one before it, which %s', async (_, isDead, status) => {
@@ -110,7 +117,10 @@ describe('a controller', () => {
   test('does not believe a pod of the same name, nor wait long for an API server that is silent', async () => {
     const [one, two] = [await controller('a'), await controller('b')];
     const text = elsewhere(await acquire(one));
-    const status = { phase: 'Failed', containerStatuses: [{ name: 'c', state: { terminated: {} } }] };
+    const status = {
+      phase: 'Failed',
+      containerStatuses: [{ name: 'c', state: { terminated: { finishedAt: '2026-01-01T00:00:00Z' } } }],
+    };
     api.put(podsAt, { metadata: { name: 'a', uid: 'uid-of-another' }, spec: { containers: [{ name: 'c' }] }, status });
     await acquire(two, text);
     api.intercept = ({ url = '' }) => url.startsWith(podsAt);

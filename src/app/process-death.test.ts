@@ -63,16 +63,21 @@ describe('a pod has ended', () => {
     spec: { containers },
     status: { phase, containerStatuses: states.map((state) => ({ name: 'controller', state })) },
   });
-  const terminated = { terminated: { reason: 'Error' } };
+  const finishedAt = '2026-01-01T00:00:00Z';
+  const terminated = { terminated: { reason: 'Error', finishedAt } };
 
   test('if its phase is final and the kubelet said that its containers are terminated', () => {
     expect(isPodEnded(pod('Failed', terminated))).toBe(true);
-    expect(isPodEnded(pod('Succeeded', { terminated: {} }))).toBe(true);
+    expect(isPodEnded(pod('Succeeded', { terminated: { finishedAt } }))).toBe(true);
   });
 
   test.each<[string, Pick<Pod, 'spec' | 'status'>]>([
     ['the control plane lost its node', pod('Failed', { running: {} })],
-    ['the kubelet did not find its container', pod('Failed', { terminated: { reason: 'ContainerStatusUnknown' } })],
+    [
+      'the kubelet did not find its container',
+      pod('Failed', { terminated: { reason: 'ContainerStatusUnknown', finishedAt } }),
+    ],
+    ['the kubelet does not know when its container ended', pod('Failed', { terminated: { finishedAt: null } })],
     ['its container is being started again', pod('Running', terminated)],
     ['nothing is known of its container', pod('Failed')],
     [

@@ -74,8 +74,8 @@ export async function hasPodEnded(
 export function isPodEnded({ spec, status }: Pick<Pod, 'spec' | 'status'>): boolean {
   const statuses = status?.containerStatuses ?? [];
   const isTerminal = status?.phase === 'Succeeded' || status?.phase === 'Failed';
-  // The kubelet gives this reason for a container that it did not find.
+  // A kubelet that did not find a container also reports it as terminated: with this reason, and without a time of its end.
   const hasEnded = ({ state }: (typeof statuses)[number]): boolean =>
-    state?.terminated !== undefined && state.terminated.reason !== 'ContainerStatusUnknown';
+    typeof state?.terminated?.finishedAt === 'string' && state.terminated.reason !== 'ContainerStatusUnknown';
   return isTerminal && statuses.length > 0 && statuses.length === spec?.containers?.length && statuses.every(hasEnded);
 }

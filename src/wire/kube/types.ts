@@ -172,7 +172,7 @@ interface ContainerStatus {
   readonly name: string;
   readonly state?: {
     readonly running?: { readonly startedAt?: string };
-    readonly terminated?: { readonly reason?: string };
+    readonly terminated?: { readonly reason?: string; readonly finishedAt?: string | null };
   };
 }
 
