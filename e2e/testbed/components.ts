@@ -117,6 +117,18 @@ export const components = {
     command: byTestbed,
     packages: () => ['jq'],
   },
+  python3: {
+    what: 'Python 3, by whose standard library tests make system calls that no program makes',
+    probe: () => missingPrograms('python3'),
+    command: byTestbed,
+    packages: () => ['python3'],
+  },
+  perl: {
+    what: 'Perl, for the same',
+    probe: () => missingPrograms('perl'),
+    command: byTestbed,
+    packages: () => ['perl-base'],
+  },
   zsh: {
     what: 'zsh, to try its completion script',
     probe: () => missingPrograms('zsh'),
