@@ -117,7 +117,9 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       await shell(apply);
       await shell(ready).catch(async (cause: Error) => {
         const about = ['describe', 'store/network', 'pvc/board', 'pod/board-writer', 'pod/board-reader'];
-        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await ground.own('get', 'pods,pvc')}`, { cause });
+        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await ground.own('get', 'pods,pvc')}`, {
+          cause,
+        });
       });
       await expect.poll(() => shell(logs), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
       const about = '--output=jsonpath={.items[*].spec.nodeName}';

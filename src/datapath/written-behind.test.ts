@@ -225,7 +225,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
   return it;
 }
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that starts anew and loses what was not on its disk', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses unwritten data', () => {
   const it = exportedByGanesha();
 
   async function mounted() {
