@@ -2,7 +2,6 @@ import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmod, chown, mkdir, readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
-import { networkInterfaces } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
@@ -16,7 +15,6 @@ import { ground, type Serving } from './nfs-serve.ts';
 import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
-const hasIpv6 = Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === '::1'));
 
 /** By our own client. */
 async function mounted(
@@ -53,7 +51,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
   });
 
-  test.skipIf(!hasIpv6)('is reached by those who are allowed, by IPv6 and by both', async () => {
+  test.skipIf(needs('ipv6'))('is reached by those who are allowed, by IPv6 and by both', async () => {
     const { serve } = await ground();
     const reached = async ({ port }: Serving, at: string): Promise<number> => {
       const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
