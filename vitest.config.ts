@@ -12,7 +12,7 @@ export default defineConfig({
     maxWorkers: Math.min(4, availableParallelism()),
     execArgv: ['--disable-warning=ExperimentalWarning'],
     // By its whole path: `npm test` is tested with another root.
-    setupFiles: [fileURLToPath(new URL('./src/testing/patience.ts', import.meta.url))],
+    setupFiles: [fileURLToPath(new URL('./src/testing/setup.ts', import.meta.url))],
     testTimeout: 60_000,
     hookTimeout: 120_000,
     teardownTimeout: 30_000,

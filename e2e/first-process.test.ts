@@ -69,7 +69,7 @@ function hasHandler(pid: number): boolean {
 describe.skipIf(needs('root'))('the first process of a container', () => {
   test.each(['node', 'up', 'controller', 'keeper'])(
     '%s ends when it is told to, however early that is',
-    { timeout: 60_000 },
+    { timeout: 120_000 },
     async (command) => {
       // Each time another part of it is being loaded.
       for (const afterMs of [0, 20, 50, 100, 200, 300]) {
@@ -79,7 +79,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
         expect(readFileSync(`/proc/${pid}/comm`, 'utf8')).toBe('stowage\n');
         await setTimeout(afterMs);
         process.kill(pid, 'SIGTERM');
-        const ended = await Promise.race([once(child, 'exit'), setTimeout(8_000, 'it goes on', { ref: false })]);
+        const ended = await Promise.race([once(child, 'exit'), setTimeout(30_000, 'it goes on', { ref: false })]);
         expect(ended).not.toBe('it goes on');
       }
     },
@@ -90,7 +90,7 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     const { child, pid, said } = await startFirst(folder.path, 'node', '--log-level', 'info');
     await expect.poll(said, { timeout: 20_000 }).toContain('stowage ready');
     process.kill(pid, 'SIGHUP');
-    await expect.poll(said, { timeout: 5_000 }).toContain('configuration read again');
+    await expect.poll(said, { timeout: 20_000 }).toContain('configuration read again');
     process.kill(pid, 'SIGTERM');
     expect(await once(child, 'exit')).toEqual([0, null]);
     expect(said()).toMatch(/stowage stopped\n$/);

@@ -77,7 +77,8 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     await engine.docker('exec', 'kept', 'stowage', 'volume', 'create', 'survivor', '--json');
     const since = performance.now();
     await engine.docker('stop', '--time', '30', 'kept');
-    expect(performance.now() - since).toBeLessThan(10_000);
+    // Docker would kill it after 30 s.
+    expect(performance.now() - since).toBeLessThan(25_000);
     expect(await inspect('kept', '.State.ExitCode')).toBe('0');
     await engine.docker('start', 'kept');
     await healthy('kept');

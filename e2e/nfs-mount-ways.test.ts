@@ -18,7 +18,7 @@ async function isShown(at: string, exported: string): Promise<void> {
   expect((await run('cat', [join(at, 'from-there')], { timeout: 10_000 })).stdout).toBe('there\n');
 }
 
-describe.skipIf(needs('linux', 'root', 'mount', 'fuse'))('the way to the server', () => {
+describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))('the way to the server', () => {
   test('in private: the data path is told the certificates, and nobody else', { timeout: 60_000 }, async () => {
     const { top: own, exported, serve } = await ground();
     const certified = async (name: string): Promise<readonly [cert: string, key: string]> => {

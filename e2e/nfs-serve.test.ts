@@ -2,7 +2,6 @@ import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmod, chown, mkdir, readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
-import { networkInterfaces } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
@@ -16,7 +15,6 @@ import { ground, type Serving } from './nfs-serve.ts';
 import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';
-const hasIpv6 = Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === '::1'));
 
 /** By our own client. */
 async function mounted(
@@ -53,7 +51,7 @@ describe.skipIf(needs('linux', 'libnfs'))('stowage nfs serve', () => {
     expect((await run('nfs-ls', [elsewhere.url()])).status).not.toBe(0);
   });
 
-  test.skipIf(!hasIpv6)('is reached by those who are allowed, by IPv6 and by both', async () => {
+  test.skipIf(needs('ipv6'))('is reached by those who are allowed, by IPv6 and by both', async () => {
     const { serve } = await ground();
     const reached = async ({ port }: Serving, at: string): Promise<number> => {
       const open = await openExport({ host: at, nfsPort: port, mountPort: port }, '/export', { deadlineMs: 5_000 });
@@ -203,15 +201,16 @@ describe.skipIf(needs('linux', 'ordinary-user'))('stowage nfs serve as an ordina
     expect((await stat(join(states, made[0] ?? ''))).mode & 0o777).toBe(0o700);
   });
 
-  test.skipIf(needs('root'))('may not use ports below 1024', async () => {
+  test.skipIf(needs('root', 'netns'))('may not use ports below 1024', async () => {
     const { top, exported } = await ground();
     await chown(top, ordinaryUid, ordinaryUid);
     await chmod(exported, 0o755);
     const serve = [program, 'nfs', 'serve', exported, '--state', join(top, 'state')];
-    const [low, portmapper] = [
-      await run(...asOrdinaryUser([...serve, '--port', '1023'])),
-      await run(...asOrdinaryUser([...serve, '--port', '0', '--portmapper', '111'])),
-    ];
+    // In a network of its own: on this machine or in a container, ordinary users may be allowed to use them.
+    const usual = ['--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh'];
+    const runs = (...options: readonly string[]): ReturnType<typeof run> =>
+      run('unshare', [...usual, ...asOrdinaryUser([...serve, ...options]).flat()]);
+    const [low, portmapper] = [await runs('--port', '1023'), await runs('--port', '0', '--portmapper', '111')];
     expect(low).toMatchObject({ status: 3, stdout: '' });
     expect(low.stderr).toContain(
       '127.0.0.1:1023: only root may use ports below 1024\naction: Run it as root, or choose',

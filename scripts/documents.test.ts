@@ -1,7 +1,8 @@
 import { readFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { brokenLinks, dependencyFaults, documentsIn } from './documents.ts';
+import { brokenLinks, dependencyFaults, documentsIn, filesIn } from './documents.ts';
+import { isForDevelopers, pathFaults } from './named-paths.ts';
 
 const root = dirname(import.meta.dirname);
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
@@ -27,6 +28,54 @@ describe('the documentation', () => {
       'x.md: nowhere.md does not exist',
       'x.md: #three has no such heading',
     ]);
+  });
+
+  test('every path of the tree that a document for developers names exists, and no later part does', async () => {
+    const documents = (await documentsIn(root)).filter(isForDevelopers);
+    expect(documents.map(({ path }) => path)).toEqual(
+      expect.arrayContaining(['ARCHITECTURE.md', 'CONTRIBUTING.md', 'SCOPE.md', 'docs/designs/kubernetes.md']),
+    );
+    expect(pathFaults(documents, await filesIn(root))).toEqual([]);
+  });
+
+  test('a path that does not exist is found in prose and in the drawing of the tree, and so is a later part that exists', () => {
+    const text = [
+      'The code is in `core/a.ts`, `core/{a,b}.ts`, `stores/*.ts`, `c.ts` and `cli/`, for `<name>.ts` and `GET /v1/a`.',
+      ...[
+        '```',
+        'src/',
+        '├─ core/    the domain',
+        '│    a.ts b.ts    use cases; see docs/d.md',
+        '└─ cli/     run.ts',
+        '```',
+      ],
+      '## Where later parts go',
+      ...[
+        '| Part | Where | Notes |',
+        '| --- | --- | --- |',
+        '| backup | `stores/backup`, `cli/run.ts` | like `core/e.ts` |',
+      ],
+    ].join('\n');
+    const files = ['docs/d.md', 'src/cli/run.ts', 'src/core/a.ts', 'src/stores/nfs.ts'];
+    expect(pathFaults([{ path: 'x.md', text }], files)).toEqual([
+      'x.md: core/b.ts does not exist',
+      'x.md: c.ts does not exist',
+      'x.md: core/e.ts does not exist',
+      'x.md: src/core/ has no b.ts',
+      'x.md: cli/run.ts exists, so it is no later part',
+    ]);
+  });
+
+  test('the page about benchmarks has a section for each', async () => {
+    const programs = (await filesIn(root)).filter((file) => /^bench\/[\w-]+\.ts$/.test(file));
+    const names = programs
+      .filter((file) => read(file).includes('export const bench'))
+      .map((file) => basename(file, '.ts'));
+    expect(names).toContain('engine');
+    const headings = [...read('docs/benchmarks.md').matchAll(/^## (.*)$/gm)].flatMap(([, heading = '']) =>
+      heading.split(', '),
+    );
+    expect(names.filter((name) => !headings.includes(name))).toEqual([]);
   });
 
   test('DEPENDENCIES.txt lists what package.json asks for', () => {

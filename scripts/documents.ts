@@ -1,6 +1,6 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { glob } from 'node:fs/promises';
-import { dirname, join, normalize } from 'node:path';
+import { dirname, join, normalize, relative } from 'node:path';
 import { anchor } from './docs/markdown.ts';
 
 export interface Document {
@@ -9,15 +9,24 @@ export interface Document {
   readonly text: string;
 }
 
+const notOurs = ['**/node_modules/**', '.git/**', 'dist/**', '.stowage-*/**'];
+
 export async function documentsIn(root: string): Promise<readonly Document[]> {
   const found: Document[] = [];
   for await (const path of glob('**/*.md', {
     cwd: root,
-    exclude: ['**/node_modules/**', 'dist/**', '.stowage-*/**'],
+    exclude: notOurs,
   })) {
     found.push({ path, text: readFileSync(join(root, path), 'utf8') });
   }
   return found;
+}
+
+export async function filesIn(root: string): Promise<readonly string[]> {
+  const found = await Array.fromAsync(glob('**', { cwd: root, exclude: notOurs, withFileTypes: true }));
+  return found
+    .filter((entry) => !entry.isDirectory())
+    .map((entry) => relative(root, join(entry.parentPath, entry.name)));
 }
 
 /** What is code is not a link, and a comment in it is not a heading. */

@@ -21,6 +21,8 @@ export interface ChartGround extends AsyncDisposable {
   helm(...words: readonly string[]): Promise<string>;
   /** `kubectl` in Stowage's namespace. */
   own(...words: readonly string[]): Promise<string>;
+  /** The address of the embedded NFS server, as the DNS of a cluster learns it by itself. */
+  tellDns(): Promise<void>;
 }
 
 /** The names that the one image has: versions that differ in nothing but their name. */
@@ -36,14 +38,18 @@ export async function startChartGround(signal: AbortSignal): Promise<ChartGround
   await cluster.importImage(tar, ...tags.map((tag) => `docker.io/library/stowage:${tag}`));
   const busybox = await importBusybox(cluster, signal);
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
+  const own: ChartGround['own'] = (...words) => cluster.kubectl('--namespace', namespace, ...words);
   const all = ground.move();
   return {
-    ...{ cluster, dns, busybox },
+    ...{ cluster, dns, busybox, own },
     helm: async (...words) => {
       const whole = [...words, '--namespace', namespace];
       return (await promisify(execFile)(toolPath('helm'), whole, { env, signal, timeout: 180_000 })).stdout;
     },
-    own: (...words) => cluster.kubectl('--namespace', namespace, ...words),
+    tellDns: async () => {
+      const address = await own('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
+      await dns.tell({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
+    },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };
 }

@@ -58,11 +58,6 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     const all = ['deployment/stowage-controller', 'daemonset/stowage-agent', 'daemonset/stowage-keeper'];
     for (const one of [...all, 'statefulset/stowage-nfs']) await ground.own('rollout', 'status', one, '--timeout=120s');
   };
-  /** As the cluster's own DNS does at once. */
-  const tellDns = async (): Promise<void> => {
-    const address = await ground.own('get', 'service', 'stowage-nfs', '--output=jsonpath={.spec.clusterIP}');
-    await ground.dns.tell({ [`stowage-nfs.${namespace}.svc.cluster.local`]: address });
-  };
   const pod = (name: string, node: number, volume: string, script = 'sleep 100000'): object =>
     usingPod({ name, volume, script, node: ground.cluster.nodes[node]?.name ?? '', image: ground.busybox });
   const ready = (...names: readonly string[]): Promise<string> =>
@@ -104,7 +99,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await kubectl('create', 'namespace', namespace);
       await ground.cluster.apply(inPrivate.secret(namespace));
       await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
-      await tellDns();
+      await ground.tellDns();
       await rolledOut();
       const status = (): Promise<string> =>
         kubectl(
@@ -295,7 +290,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(phases).toBe('Bound Bound Bound Bound');
       await goesOn('own', 'remote', 'writer');
       await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
-      await tellDns();
+      await ground.tellDns();
       await rolledOut();
       await haveNotEnded('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');

@@ -28,7 +28,7 @@ import { type ChartGround, claim, startChartGround } from './chart-ground.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };
-const long = 240_000;
+const long = 400_000;
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'ganesha', 'fuse'] as const;
 const page = readFileSync(join(repository, 'docs', 'kubernetes.md'), 'utf8');
 
@@ -69,7 +69,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
 
   /** As it is written, in a clone. */
   const shell = async (command: string): Promise<string> =>
-    (await promisify(execFile)('bash', ['-c', command], { cwd: repository, env, signal, timeout: 180_000 })).stdout;
+    (await promisify(execFile)('bash', ['-c', command], { cwd: repository, env, signal, timeout: 330_000 })).stdout;
   const all = async (commands: readonly string[]): Promise<void> => {
     for (const command of commands) await shell(command);
   };
@@ -104,6 +104,28 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       const [shown = []] = commandsIn('kubectl stowage');
       expect(shown.length).toBeGreaterThan(4);
       await all(shown);
+    },
+    long,
+  );
+
+  test(
+    'two pods on two nodes share a volume',
+    async () => {
+      const [, , share = []] = commandsIn('Quick start');
+      const [apply = '', ready = '', logs = ''] = share;
+      await ground.tellDns();
+      await shell(apply);
+      await shell(ready).catch(async (cause: Error) => {
+        const about = ['describe', 'store/network', 'pvc/board', 'pod/board-writer', 'pod/board-reader'];
+        throw new Error(`${cause.message}\n${await kubectl(...about)}\n${await ground.own('get', 'pods,pvc')}`, {
+          cause,
+        });
+      });
+      await expect.poll(() => shell(logs), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
+      const about = '--output=jsonpath={.items[*].spec.nodeName}';
+      const nodes = await kubectl('get', 'pods', 'board-writer', 'board-reader', about);
+      expect(new Set(nodes.split(' ')).size).toBe(2);
+      await shell(`${apply.replace(' apply ', ' delete ')} --timeout=120s`);
     },
     long,
   );

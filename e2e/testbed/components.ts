@@ -1,5 +1,5 @@
 import { closeSync, mkdtempSync, openSync, readFileSync, rmdirSync } from 'node:fs';
-import { release, tmpdir } from 'node:os';
+import { networkInterfaces, release, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { busybox } from './busybox.ts';
 import { cSource } from './c-source.ts';
@@ -32,6 +32,15 @@ export const components = {
     what: 'the root user',
     probe: () => (process.getuid?.() === 0 ? undefined : 'not running as root'),
     command: 'sudo npm test',
+  },
+  ipv6: {
+    what: 'an IPv6 loopback address',
+    probe: () =>
+      Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === '::1'))
+        ? undefined
+        : '::1 is not an address of this machine',
+    command:
+      'sudo sysctl -w net.ipv6.conf.lo.disable_ipv6=0 (in a container: --sysctl net.ipv6.conf.all.disable_ipv6=0)',
   },
   mount: {
     what: 'permission to mount (CAP_SYS_ADMIN)',
@@ -116,6 +125,18 @@ export const components = {
     probe: () => missingPrograms('jq'),
     command: byTestbed,
     packages: () => ['jq'],
+  },
+  python3: {
+    what: 'Python 3, by whose standard library tests make system calls that no program makes',
+    probe: () => missingPrograms('python3'),
+    command: byTestbed,
+    packages: () => ['python3'],
+  },
+  perl: {
+    what: 'Perl, for the same',
+    probe: () => missingPrograms('perl'),
+    command: byTestbed,
+    packages: () => ['perl-base'],
   },
   zsh: {
     what: 'zsh, to try its completion script',

@@ -5,7 +5,8 @@ import { createServer } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
 import { onPath } from './component.ts';
 
-const startDeadline = 30_000;
+/** Below the two minutes that a hook of a test has. */
+const startDeadline = 100_000;
 const stopDeadline = 20_000;
 /** How much of a failed program's output is worth showing. */
 const shown = 2_000;

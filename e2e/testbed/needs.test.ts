@@ -1,8 +1,9 @@
-import { mkdtempDisposable, readFile } from 'node:fs/promises';
+import { glob, mkdtempDisposable, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { component, componentNames } from './components.ts';
+import { repository } from './component.ts';
+import { type ComponentName, component, componentNames } from './components.ts';
 import { needs, toolPath } from './needs.ts';
 
 const why = 'node26 26.10.0 is not in the cache folder';
@@ -52,4 +53,24 @@ test.each(componentNames)('%s can be explained and provided', (name) => {
   expect(command).not.toBe('');
   // What says `npm run testbed` must be something that it can provide.
   if (command === 'npm run testbed') expect(packages ?? make).toBeDefined();
+});
+
+/** Programs that machines may lack, and helpers of tests that run them. */
+const programs: readonly (readonly [ComponentName, RegExp])[] = [
+  ...(['fio', 'git', 'jq', 'openssl', 'perl', 'python3', 'stress-ng'] as const).map(
+    (name) => [name, new RegExp(`\\('${name}', \\[|\`${name} -`)] as const,
+  ),
+  ['openssl', /testing\/certificate\.ts'/],
+  ['python3', /testing\/file-user\.ts'/],
+];
+
+test('a test that runs a program which a machine may lack says so', async () => {
+  const undeclared = new Set<string>();
+  for await (const path of glob('{src,e2e,scripts,bench}/**/*.test.ts', { cwd: repository })) {
+    const text = await readFile(join(repository, path), 'utf8');
+    const declared = [...text.matchAll(/needs\([^)]*\)|components = \[[^\]]*\]/g)].join();
+    for (const [name, run] of programs)
+      if (run.test(text) && !declared.includes(`'${name}'`)) undeclared.add(`${path}: ${name}`);
+  }
+  expect([...undeclared]).toEqual([]);
 });

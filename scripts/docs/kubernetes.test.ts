@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { glob, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
@@ -29,11 +29,11 @@ function objectsIn(text: string): readonly Kubernetes[] {
   return documents.map((document) => document.toJS() as Kubernetes);
 }
 
-/** The lines of the first block after a heading. */
-function commandsAfter(heading: string, path: string): readonly string[] {
+/** The lines of each block of a section. */
+function blocksIn(heading: string, path: string): readonly (readonly string[])[] {
   const [, after = ''] = read(path).split(`\n${heading}\n`);
-  const [, block = ''] = /```text\n(.*?)\n```/s.exec(after) ?? [];
-  return block.split('\n');
+  const [section = ''] = after.split('\n## ');
+  return Array.from(section.matchAll(/```text\n(.*?)\n```/gs), ([, block = '']) => block.split('\n'));
 }
 
 const valuePaths = (values: readonly ChartValue[]): readonly string[] =>
@@ -46,7 +46,7 @@ const valuePaths = (values: readonly ChartValue[]): readonly string[] =>
 const notValues = ['tls.crt', 'tls.key'];
 
 describe('the quick start on Kubernetes', () => {
-  const commands = commandsAfter('## Quick start', 'docs/kubernetes.md');
+  const [commands = [], [enable = ''] = [], shared = []] = blocksIn('## Quick start', 'docs/kubernetes.md');
   const whole = commands.join('\n');
 
   test('is five commands, whose files are there, for this version', () => {
@@ -81,10 +81,30 @@ describe('the quick start on Kubernetes', () => {
     expect(commands.at(4)).toBe(`kubectl logs ${pod.metadata.name}`);
     expect(read('docs/kubernetes.md')).toContain(`of the class \`${claim.spec.storageClassName}\``);
   });
+
+  test('goes on with two pods that share a volume, of the class of the embedded NFS server', () => {
+    expect(enable).toContain(' --set embeddedNFS.enabled=true');
+    const [apply = '', wait = '', logs = ''] = shared;
+    const objects = objectsIn(read(apply.replace('kubectl apply -f ', '')));
+    const [claim, ...pods] = objects;
+    expect(objects.map(({ kind }) => kind)).toEqual(['PersistentVolumeClaim', 'Pod', 'Pod']);
+    expect(claim?.spec).toMatchObject({ storageClassName: 'network', accessModes: ['ReadWriteMany'] });
+    const name = claim?.metadata.name;
+    for (const { spec } of pods) expect(spec.volumes).toMatchObject([{ persistentVolumeClaim: { claimName: name } }]);
+    const names = pods.map(({ metadata }) => metadata.name);
+    expect(wait).toContain(` ${names.map((pod) => `pod/${pod}`).join(' ')} `);
+    expect(logs).toBe(`kubectl logs ${names.at(-1)}`);
+  });
+
+  test('uses every example that there is', () => {
+    const used = [...commands, ...shared].flatMap((line) => /kubectl apply -f (\S+)/.exec(line)?.[1] ?? []);
+    const examples = readdirSync(join(repository, 'deploy/kubernetes/examples'));
+    expect(used.toSorted()).toEqual(examples.toSorted().map((file) => `deploy/kubernetes/examples/${file}`));
+  });
 });
 
 test('without Helm, the command gives every image a registry', async () => {
-  const [definitions = '', rest = ''] = commandsAfter('### Without Helm', 'docs/kubernetes-install.md');
+  const [[definitions = '', rest = ''] = []] = blocksIn('### Without Helm', 'docs/kubernetes-install.md');
   expect(existsSync(join(repository, definitions.split(' ').at(-1) ?? ''))).toBe(true);
   const [, program = '', path = ''] = /^sed '(.+)' (\S+) \| kubectl apply --server-side -f -$/.exec(rest) ?? [];
   const { stdout } = await promisify(execFile)('sed', [program, join(repository, path)], { maxBuffer: 1024 * 1024 });

@@ -15,7 +15,7 @@ import { mountSmall } from '#testing/small-export.ts';
 const run = promisify(execFile);
 const mebibyte = 1024 * 1024;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('data that were answered and got lost', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('data that were answered and got lost', () => {
   test.each(['killDataPath', 'upgrade'] as const)('are told of after %s', { timeout: 60_000 }, async (replace) => {
     await using small = await mountSmall();
     const { mounts, mount } = small;
@@ -117,7 +117,7 @@ print('written', flush=True)
 os.close(file)
 `;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('before a mount is taken away', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('before a mount is taken away', () => {
   const ganesha = ganeshaFolders('acknowledged');
 
   test('it is known what the server does not have, and it gets that when it answers', { timeout: 60_000 }, async () => {

@@ -33,7 +33,7 @@ const as = async (uid: number, script: string, ...args: readonly string[]): Prom
 const one = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
 const truncate = `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('a mount whose users are all one', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one', () => {
   const it = exportedByGanesha();
   let ground: Ground;
   let mount: NfsMount;

@@ -12,7 +12,7 @@ import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha'))('a server that lists a directory in a circle', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directory in a circle', () => {
   const it = exportedByGanesha();
 
   /** It never says that this was the end. `again`: the entry after which it begins again. */

@@ -18,7 +18,7 @@ import type { FileSystemOptions } from './file-system.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha'))('a server that does not answer', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer', () => {
   const it = exportedByGanesha();
 
   const mounted = async (ground: Ground, options: Partial<FileSystemOptions> = {}) => {

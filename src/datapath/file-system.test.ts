@@ -15,7 +15,7 @@ import type { FileSystemOptions } from './file-system.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha'))('an NFS directory, mounted', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted', () => {
   const it = exportedByGanesha();
 
   const mounted = async (ground: Ground, options: Partial<FileSystemOptions> = {}) => {

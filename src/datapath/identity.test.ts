@@ -70,7 +70,7 @@ const as = (uid: number, groups: string, script: string, ...args: readonly strin
     ...['sh', '-ec', script, 'sh', ...args],
   ]);
 
-describe.skipIf(needs('fuse', 'ganesha'))('users of a mount', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
   const it = exportedByGanesha();
 
   const mounted = async (ground: Ground) => {

@@ -17,7 +17,7 @@ def tried(name, call, *args):
     except OSError as error: said[name] = errno.errorcode[error.errno]
 `;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('calls that NFS version 3 has no words for', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFS version 3 has no words for', () => {
   const it = exportedByGanesha();
 
   let mounts: KeptMounts;

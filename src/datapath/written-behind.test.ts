@@ -43,7 +43,7 @@ const written = (): Buffer => {
   return all;
 };
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('writes that were answered', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were answered', () => {
   const ganesha = ganeshaFolders('behind');
 
   async function mounted() {
@@ -225,7 +225,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
   return it;
 }
 
-describe.skipIf(needs('fuse', 'ganesha'))('a server that starts anew and loses what was not on its disk', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses unwritten data', () => {
   const it = exportedByGanesha();
 
   async function mounted() {
@@ -297,7 +297,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that starts anew and loses w
   });
 });
 
-describe.skipIf(needs('fuse', 'ganesha'))('what is asked of the server for', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('what is asked of the server for', () => {
   const it = exportedByGanesha();
 
   test.each<readonly [string, readonly string[], readonly number[], readonly string[]]>([

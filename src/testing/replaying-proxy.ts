@@ -29,7 +29,10 @@ export interface ReplayingProxy extends Disposable {
 export interface HeldCall {
   /** The proxy has it. */
   readonly held: Promise<void>;
-  /** The server gets it now, on the client's present connection; resolves when the server has answered. */
+  /**
+   * The server gets it now, on the client's present connection, and again until it has answered: it drops a copy while it works on another
+   * one, and nfs-ganesha does so for a moment after it has sent the reply.
+   */
   release(): Promise<void>;
 }
 
@@ -59,6 +62,7 @@ interface Target {
 }
 
 const bindPatienceMs = 20_000;
+const deliverAgainMs = 500;
 
 export async function startReplayingProxy(to: Target, options: ReplayingProxyOptions = {}): Promise<ReplayingProxy> {
   const { host = '127.0.0.1', source = '127.0.0.2', disturb = () => 'none', lateMs = () => 0 } = options;
@@ -197,15 +201,21 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
         held: promise.then(() => undefined),
         release: async () => {
           const call = await promise;
-          const [line] = lines;
-          if (line === undefined) throw new Error('the client is not connected');
           const { promise: answered, resolve: onAnswer } = Promise.withResolvers<void>();
           awaited.set(call.xid, () => {
             onAnswer();
             return true;
           });
-          pass(line, call);
+          const deliver = (): void => {
+            const [line] = lines;
+            if (line !== undefined) pass(line, call);
+          };
+          deliver();
+          const timer = setInterval(deliver, deliverAgainMs);
+          timers.add(timer);
           await answered;
+          clearInterval(timer);
+          timers.delete(timer);
         },
       };
     },

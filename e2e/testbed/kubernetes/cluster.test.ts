@@ -41,8 +41,8 @@ const machineState = async () => ({
   kernel: ['vm/overcommit_memory', 'kernel/panic', 'kernel/panic_on_oops', 'net/ipv4/ip_forward'].map((name) =>
     textOf(`/proc/sys/${name}`),
   ),
-  // Other tests have theirs, under other names.
-  interfaces: textOf('/proc/net/dev').match(/^ *(switch|port\d+|eth0|veth\w+|kube\S*):/gm),
+  // Other tests have theirs, under other names; so has a Docker engine of the machine, whose names have seven digits.
+  interfaces: textOf('/proc/net/dev').match(/^ *(switch|port\d+|eth0|veth[0-9a-f]{8}|kube\S*):/gm),
   rules: (await run(onPath('iptables-save') ?? 'iptables-save', [])).match(/^.*KUBE.*$/gm),
   folders: globSync([
     '/var/lib/kubelet',

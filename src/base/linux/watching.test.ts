@@ -229,7 +229,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
       send('nobody reads this');
       all.use(watchReadable(watched, () => told.add(watched)));
     }
-    await expect.poll(() => told.size, { timeout: 5_000 }).toBe(many.length);
+    await expect.poll(() => told.size).toBe(many.length);
     await delay(10);
     await immediate();
   });

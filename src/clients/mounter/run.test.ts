@@ -30,7 +30,7 @@ async function machine(
 const sleeper = 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 100';
 
 async function until(condition: () => boolean): Promise<void> {
-  await expect.poll(condition, { timeout: 5_000, interval: 20 }).toBe(true);
+  await expect.poll(condition, { timeout: 20_000, interval: 20 }).toBe(true);
 }
 
 const alive = (pid: number): boolean => {

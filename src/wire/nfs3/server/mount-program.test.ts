@@ -125,7 +125,7 @@ describe.skipIf(needs('linux'))('who may call', () => {
     await expect(startOwnServer({ networks: ['nonsense'] })).rejects.toThrow('"nonsense" is not a network');
   });
 
-  test('over IPv6, too', async () => {
+  test.skipIf(needs('ipv6'))('over IPv6, too', async () => {
     const own = await startOwnServer({ host: '::1', networks: ['::1'] });
     const { nfs, root } = await own.mount();
     expect((await nfs.getattr(root)).type).toBe(2);

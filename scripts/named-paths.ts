@@ -1,0 +1,87 @@
+import type { Document } from './documents.ts';
+
+/** Documents for developers name files of the tree. Those for users name other things that look like it: `stores/check`. */
+export const isForDevelopers = ({ path }: Document): boolean =>
+  /^(?!CHANGELOG)[A-Z]+\.md$|^docs\/(designs\/|benchmarks\.md)|^src\//.test(path);
+
+/** Folders of the repository and of `src`: a path that begins with one of them is one of the tree. */
+const folders = [
+  ...['bench', 'bin', 'deploy', 'docs', 'e2e', 'scripts', 'src'],
+  ...['app', 'base', 'cli', 'clients', 'controllers', 'core', 'datapath', 'front', 'keeper', 'records', 'stores'],
+  ...['testing', 'wire'],
+];
+/** No blanks and no placeholders such as `<id>`. */
+const pathCharacters = /^[\w.{},*/-]+$/;
+
+const isPath = (text: string): boolean =>
+  pathCharacters.test(text) &&
+  (/\w\.(ts|md|svg)$/.test(text) || folders.some((folder) => text.startsWith(`${folder}/`)));
+
+/** `a/{b,c}.ts` names two files. */
+function alternatives(path: string): readonly string[] {
+  const [braces, inside] = /\{([^{}]*)\}/.exec(path) ?? [];
+  if (braces === undefined || inside === undefined) return [path];
+  return inside.split(',').flatMap((part) => alternatives(path.replace(braces, part)));
+}
+
+const pathsIn = (text: string): readonly string[] =>
+  [...text.matchAll(/`([^`\n]+)`/g)].flatMap(([, span = '']) => (isPath(span) ? alternatives(span) : []));
+
+interface Drawn {
+  readonly folder: string;
+  readonly name: string;
+}
+
+/** ARCHITECTURE.md draws `src`: a line such as `├─ core/` begins a folder, and the lines after it name files below it. */
+function drawnIn(text: string): readonly Drawn[] {
+  const [, drawing = ''] = /^src\/\n((?:[│├└].*\n)+)/m.exec(text) ?? [];
+  let folder = 'src';
+  return drawing.split('\n').flatMap((line) => {
+    const [, begun] = /^[├└]─ (\S+)\//.exec(line) ?? [];
+    if (begun !== undefined) folder = `src/${begun}`;
+    const files = [...line.matchAll(/[\w*-][\w.{},*/-]*\.(?:ts|md)\b/g)].flatMap(([name]) => alternatives(name));
+    return [
+      ...(begun === undefined ? [] : [{ folder: 'src', name: begun }]),
+      ...files.map((name) => ({ folder, name })),
+    ];
+  });
+}
+
+const laterHeading = '## Where later parts go';
+
+/** The second column of the table of parts that do not exist yet. */
+const laterColumn = /^\|[^|\n]*\|([^|\n]*)\|/gm;
+
+function splitLater(text: string): { readonly now: string; readonly later: string } {
+  const [now = '', section = ''] = text.split(`\n${laterHeading}\n`);
+  const later = [...section.matchAll(laterColumn)].map(([, cell = '']) => cell).join('\n');
+  return { now: `${now}\n${section.replaceAll(laterColumn, '')}`, later };
+}
+
+/** `*` stands for any part of a name. */
+const patternOf = (path: string): string => RegExp.escape(path.replace(/\/$/, '')).replaceAll('\\*', '[^/\\n]*');
+
+/**
+ * What documents say of the tree that is not so, each as a sentence. A path may leave out the folders that it begins with:
+ * `core/errors.ts` is `src/core/errors.ts`, and a name alone is a file of that name in any folder.
+ */
+export function pathFaults(documents: readonly Document[], files: readonly string[]): readonly string[] {
+  const all = `\n${files.map((file) => `/${file}`).join('\n')}\n`;
+  const exists = (path: string): boolean => new RegExp(`/${patternOf(path)}[/\\n]`).test(all);
+  const isBelow = ({ folder, name }: Drawn): boolean =>
+    new RegExp(`\\n/${patternOf(folder)}/(?:.*/)?${patternOf(name)}[/\\n]`).test(all);
+  return documents.flatMap(({ path, text }) => {
+    const { now, later } = splitLater(text.replaceAll(/^```.*?^```/gms, ''));
+    const missing = pathsIn(now).filter((named) => !exists(named));
+    const misplaced = drawnIn(text).filter(
+      (drawn) => !isBelow(drawn) && !(drawn.name.includes('/') && exists(drawn.name)),
+    );
+    return [
+      ...[...new Set(missing)].map((named) => `${path}: ${named} does not exist`),
+      ...misplaced.map(({ folder, name }) => `${path}: ${folder}/ has no ${name}`),
+      ...pathsIn(later)
+        .filter(exists)
+        .map((named) => `${path}: ${named} exists, so it is no later part`),
+    ];
+  });
+}
