@@ -67,7 +67,7 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
   }
   const everything = [
     '--set',
-    'embeddedNFS.enabled=true,monitoring.enabled=true,criticalPodsQuota.enabled=true',
+    'embeddedNFS.enabled=true,embeddedNFS.insecure=true,monitoring.enabled=true,criticalPodsQuota.enabled=true',
     '--set',
     'viewers[0].kind=User,viewers[0].name=me',
   ];

@@ -40,7 +40,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     inPrivate = await startPrivateFiler(ground.cluster, signal);
     values = join(ground.cluster.folder, 'values.json');
     const silver = { name: 'silver', ...filer.spec, storageClass: {} };
-    const embeddedNFS = { enabled: true, volume: { size: '1Gi' } };
+    const embeddedNFS = { enabled: true, insecure: true, volume: { size: '1Gi' } };
     const stores = [silver, { name: 'private', ...inPrivate.spec, storageClass: {} }];
     const monitoring = { enabled: true };
     await writeFile(values, JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [inPrivate.secretName] }));
