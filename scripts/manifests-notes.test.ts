@@ -6,7 +6,9 @@ const open = 'every pod that can connect to the embedded NFS server can read and
 const server = { 'embeddedNFS.enabled': true };
 const insecure = { 'embeddedNFS.insecure': true };
 const networks = { 'embeddedNFS.networks': ['10.10.0.0/16'] };
+const tls = { 'embeddedNFS.tls.enabled': true };
 const noPolicy = { 'networkPolicy.enabled': false };
+const certificates = 'have the chart make certificates: --set embeddedNFS.tls.enabled=true';
 const reach = 'every pod of the cluster could read and write all volumes of the embedded NFS server';
 const accept = 'where something else keeps others out, or for a trial, accept it: --set embeddedNFS.insecure=true';
 
@@ -16,30 +18,35 @@ describe.skipIf(needs('helm'))('what is said of an installation, by Helm', () =>
     expect(await notes({ ...server, ...insecure })).toContain(open);
     expect(await notes({ ...server, ...insecure, ...noPolicy })).toContain(open);
     expect(await notes({ ...server, ...networks })).not.toContain(open);
+    expect(await notes({ ...server, ...tls })).not.toContain(open);
   });
 
   test.each([
     [
       'without networks',
       {},
-      `embeddedNFS.networks is empty: ${reach}. Name the networks of your nodes: --set 'embeddedNFS.networks={10.10.0.0/16}'; or, ${accept}`,
+      `embeddedNFS.networks is empty: ${reach}. Have the chart make certificates: --set embeddedNFS.tls.enabled=true; or name the networks of your nodes: --set 'embeddedNFS.networks={10.10.0.0/16}'; or, ${accept}`,
     ],
     [
       'for every address',
       { 'embeddedNFS.networks': ['10.10.0.0/16', '::/0'] },
-      `embeddedNFS.networks has ::/0, which is every address: ${reach}. Name only the networks of your nodes; or, ${accept}`,
+      `embeddedNFS.networks has ::/0, which is every address: ${reach}. Name only the networks of your nodes, or ${certificates}; or, ${accept}`,
     ],
     [
       'for networks that no policy enforces',
       { ...networks, ...noPolicy },
-      `embeddedNFS.networks is enforced by a NetworkPolicy, and networkPolicy.enabled is false: ${reach}. Say --set networkPolicy.enabled=true; or, ${accept}`,
+      `embeddedNFS.networks is enforced by a NetworkPolicy, and networkPolicy.enabled is false: ${reach}. Say --set networkPolicy.enabled=true, or ${certificates}; or, ${accept}`,
     ],
-  ])('refuses an embedded NFS server %s unless that is accepted', async (_, values, message) => {
-    await expect(rendered({ ...server, ...values })).rejects.toThrow(message);
-    expect(await rendered({ ...server, ...values, ...insecure })).toContain('name: stowage-nfs');
-    // There is no server to be reached.
-    expect(await rendered(values)).not.toContain('name: stowage-nfs');
-  });
+  ])(
+    'refuses an embedded NFS server %s unless that is accepted, or callers need certificates',
+    async (_, values, message) => {
+      await expect(rendered({ ...server, ...values })).rejects.toThrow(message);
+      for (const accepted of [insecure, tls])
+        expect(await rendered({ ...server, ...values, ...accepted })).toContain('name: stowage-nfs');
+      // There is no server to be reached.
+      expect(await rendered(values)).not.toContain('name: stowage-nfs');
+    },
+  );
 
   test('the classes that there are, and which stores have none', async () => {
     const stores = [
