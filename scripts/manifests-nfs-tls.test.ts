@@ -69,6 +69,13 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     expect(keysOf(things, 'DaemonSet', 'stowage-keeper')).toEqual([]);
   });
 
+  test('still reach agents and controller when the server is switched off, which then goes on', async () => {
+    const things = await made({ 'embeddedNFS.enabled': false });
+    expect(find(things, 'StatefulSet', 'stowage-nfs')).toBeUndefined();
+    expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toContain('client.key');
+    expect(keysOf(things, 'Deployment', 'stowage-controller')).toContain('client.key');
+  });
+
   test.each(['10.96.0.49', 'fd00::49'])(
     'are for the address of the server where it has a fixed one: %s',
     async (ip) => {

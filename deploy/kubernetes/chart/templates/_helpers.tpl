@@ -55,10 +55,10 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- $outermost | toJson -}}
 {{- end -}}
 
-{{/* The Secret with the certificates of the embedded NFS server; empty: it wants none. */}}
+{{/* The Secret with the certificates of the embedded NFS server; empty: it wants none. A server that was switched off goes on, and so does the need for them. */}}
 {{- define "stowage.nfsSecret" -}}
-{{- with .Values.embeddedNFS -}}
-{{- if and .enabled .tls.enabled -}}{{ .tls.secretName | default "stowage-nfs-tls" }}{{- end -}}
+{{- with .Values.embeddedNFS.tls -}}
+{{- if .enabled -}}{{ .secretName | default "stowage-nfs-tls" }}{{- end -}}
 {{- end -}}
 {{- end -}}
 
