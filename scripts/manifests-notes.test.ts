@@ -2,26 +2,51 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { notes, rendered } from './manifests-helm.ts';
 
-const open = "whoever reaches the cluster's network reaches the embedded NFS server";
+const open = 'every pod that can connect to the embedded NFS server can read and write all of its volumes';
 const server = { 'embeddedNFS.enabled': true };
+const insecure = { 'embeddedNFS.insecure': true };
 const networks = { 'embeddedNFS.networks': ['10.10.0.0/16'] };
+const tls = { 'embeddedNFS.tls.enabled': true };
 const noPolicy = { 'networkPolicy.enabled': false };
+const certificates = 'have the chart make certificates: --set embeddedNFS.tls.enabled=true';
+const reach = 'every pod of the cluster could read and write all volumes of the embedded NFS server';
+const accept = 'where something else keeps others out, or for a trial, accept it: --set embeddedNFS.insecure=true';
 
 describe.skipIf(needs('helm'))('what is said of an installation, by Helm', () => {
-  test('that the embedded NFS server is open, unless a policy says to whom', async () => {
+  test('that the embedded NFS server is open, where that was accepted', async () => {
     expect(await notes()).not.toContain(open);
-    expect(await notes(server)).toContain(open);
-    expect(await notes({ ...server, ...noPolicy })).toContain(open);
+    expect(await notes({ ...server, ...insecure })).toContain(open);
+    expect(await notes({ ...server, ...insecure, ...noPolicy })).toContain(open);
     expect(await notes({ ...server, ...networks })).not.toContain(open);
+    expect(await notes({ ...server, ...tls })).not.toContain(open);
   });
 
-  test('networks that nothing holds anybody to are refused, with what to do', async () => {
-    await expect(rendered({ ...server, ...networks, ...noPolicy })).rejects.toThrow(
-      /embeddedNFS\.networks is kept to by a NetworkPolicy.* Set networkPolicy\.enabled=true; or/,
-    );
-    // Of a server that is not there nothing is said.
-    expect(await rendered({ ...networks, ...noPolicy })).not.toContain('NetworkPolicy');
-  });
+  test.each([
+    [
+      'without networks',
+      {},
+      `embeddedNFS.networks is empty: ${reach}. Have the chart make certificates: --set embeddedNFS.tls.enabled=true; or name the networks of your nodes: --set 'embeddedNFS.networks={10.10.0.0/16}'; or, ${accept}`,
+    ],
+    [
+      'for every address',
+      { 'embeddedNFS.networks': ['10.10.0.0/16', '::/0'] },
+      `embeddedNFS.networks has ::/0, which is every address: ${reach}. Name only the networks of your nodes, or ${certificates}; or, ${accept}`,
+    ],
+    [
+      'for networks that no policy enforces',
+      { ...networks, ...noPolicy },
+      `embeddedNFS.networks is enforced by a NetworkPolicy, and networkPolicy.enabled is false: ${reach}. Say --set networkPolicy.enabled=true, or ${certificates}; or, ${accept}`,
+    ],
+  ])(
+    'refuses an embedded NFS server %s unless that is accepted, or callers need certificates',
+    async (_, values, message) => {
+      await expect(rendered({ ...server, ...values })).rejects.toThrow(message);
+      for (const accepted of [insecure, tls])
+        expect(await rendered({ ...server, ...values, ...accepted })).toContain('name: stowage-nfs');
+      // There is no server to be reached.
+      expect(await rendered(values)).not.toContain('name: stowage-nfs');
+    },
+  );
 
   test('the classes that there are, and which stores have none', async () => {
     const stores = [

@@ -67,7 +67,7 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
   }
   const everything = [
     '--set',
-    'embeddedNFS.enabled=true,monitoring.enabled=true,criticalPodsQuota.enabled=true',
+    'embeddedNFS.enabled=true,embeddedNFS.tls.enabled=true,monitoring.enabled=true,criticalPodsQuota.enabled=true',
     '--set',
     'viewers[0].kind=User,viewers[0].name=me',
   ];
@@ -110,7 +110,7 @@ describe.skipIf(needs('helm'))('the chart, by Helm', () => {
       'StorageClass',
     ];
     expect(kept.map(({ kind, metadata: { name } }) => `${kind} ${name}`).sort()).toEqual(
-      [...volumes, ...server.map((kind) => `${kind} stowage-nfs`)].sort(),
+      [...volumes, ...server.map((kind) => `${kind} stowage-nfs`), 'Secret stowage-nfs-tls'].sort(),
     );
   });
 

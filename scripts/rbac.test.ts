@@ -6,7 +6,7 @@ import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { allRoutes } from '#testing/routes.ts';
-import { chart } from './manifests.ts';
+import { chart, files as manifestFiles } from './manifests.ts';
 import { chartText, files, pageText } from './rbac.ts';
 import { roles } from './rbac-rules.ts';
 
@@ -36,18 +36,55 @@ test('the roles are those that are taken away somewhere', () => {
   expect(roles.map(({ name }) => name)).toEqual([...working, ...using]);
 });
 
-test('the policy of the controller lets it have the Secrets and ConfigMaps that its roles name', () => {
+const controllerRules = roles
+  .filter(({ account }) => account === 'stowage-controller')
+  .flatMap(({ rules }) => rules.filter((rule) => rule.when !== 'certificateGiven'));
+
+test('the policy of the controller lets it have the objects that its roles name', () => {
   const policy = readFileSync(join(chart, 'templates', 'admission-policies.yaml'), 'utf8');
   const expressionOf = (resource: string): string =>
     policy.split('- expression:').find((text) => text.includes(`variables.is != '${resource}'`)) ?? '';
-  for (const resource of ['secrets', 'configmaps']) {
-    const named = roles
-      .filter(({ account }) => account === 'stowage-controller')
-      .flatMap(({ rules }) => rules)
-      .filter((rule) => rule.resource === resource && rule.when !== 'certificateGiven')
-      .flatMap(({ names = [] }) => names);
-    expect(expressionOf(resource).match(/(?<=')stowage-[a-z]+(?=')/g)).toEqual(named);
+  for (const resource of ['secrets', 'configmaps', 'endpoints', 'endpointslices']) {
+    const named = controllerRules.filter((rule) => rule.resource === resource).flatMap(({ names = [] }) => names);
+    expect(expressionOf(resource).match(/(?<=')stowage(-[a-z]+)?(?=')/g)).toEqual(named);
   }
+});
+
+test('the policy of the controller restricts whatever its roles let it change', () => {
+  // Nobody else's objects of these kinds can be changed, or nothing comes of it.
+  const harmless = [
+    'events',
+    'leases',
+    'csistoragecapacities',
+    'stores/status',
+    'tokenreviews',
+    'subjectaccessreviews',
+  ];
+  interface Policy {
+    readonly kind: string;
+    readonly metadata: { readonly name: string };
+    readonly spec: {
+      readonly matchConstraints: {
+        readonly resourceRules: readonly {
+          readonly apiGroups: readonly string[];
+          readonly resources: readonly string[];
+        }[];
+      };
+    };
+  }
+  const policies = parseAllDocuments(readFileSync(manifestFiles.manifests, 'utf8'))
+    .map((document) => document.toJS() as Policy)
+    .filter(({ kind, metadata }) => `${kind} ${metadata.name}` === 'ValidatingAdmissionPolicy stowage-controller');
+  expect(policies.length).toBe(1);
+  const resourceRules = policies.flatMap(({ spec }) => spec.matchConstraints.resourceRules);
+  const restricted = resourceRules.flatMap(({ apiGroups, resources }) =>
+    resources.flatMap((resource) => apiGroups.map((group) => `${group} ${resource}`)),
+  );
+  const changed = controllerRules
+    .filter(({ verbs }) => verbs.some((verb) => !['get', 'list', 'watch'].includes(verb)))
+    .filter(({ resource }) => !harmless.includes(resource))
+    .map(({ group, resource }) => `${group} ${resource}`);
+  expect([...new Set(changed)].sort()).toEqual(restricted.toSorted());
 });
 
 test('agents read, and do nothing else', () => {

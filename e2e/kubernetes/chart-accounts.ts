@@ -12,6 +12,18 @@ export interface Attempt {
   readonly refused?: string;
 }
 
+const dryRun = (verb: string): readonly string[] => [verb, '--dry-run=server'];
+
+/** The first words of an attempt. */
+export const tried = {
+  create: dryRun('create'),
+  replace: dryRun('replace'),
+  remove: dryRun('delete'),
+  patch: dryRun('patch'),
+} as const;
+
+export const merge = (body: object): readonly string[] => ['--type=merge', '--patch', JSON.stringify(body)];
+
 const account = (name: string): string => `system:serviceaccount:${namespace}:stowage-${name}`;
 const denied = /denied request: ([^\n]+)/;
 

@@ -1,9 +1,8 @@
-import type { Attempt } from './chart-accounts.ts';
+import { type Attempt, merge, tried } from './chart-accounts.ts';
+import { addressAttempts, almightyAddresses, evictionAttempts, othersAddresses } from './chart-attempts-addresses.ts';
 import { type ChartGround, namespace } from './chart-ground.ts';
 
-const tried = (verb: string): readonly string[] => [verb, '--dry-run=server'];
-const [create, replace, remove, patch] = [tried('create'), tried('replace'), tried('delete'), tried('patch')];
-const merge = (body: object): readonly string[] => ['--type=merge', '--patch', JSON.stringify(body)];
+const { create, replace, remove, patch } = tried;
 const selectedNode = 'volume.kubernetes.io/selected-node';
 
 const others = {
@@ -27,11 +26,12 @@ const others = {
 
 /** What is not Stowage's; taken away at the end. */
 export async function othersThings({ cluster }: ChartGround): Promise<AsyncDisposable> {
-  await cluster.apply(...Object.values(others));
+  await cluster.apply(...Object.values(others), ...othersAddresses);
   return {
     [Symbol.asyncDispose]: async () => {
-      const all = ['pvc/held', 'pv/held', 'storageclass/held', 'configmap/held', 'secret/held'];
-      await cluster.kubectl('delete', ...all, '--namespace=default', '--timeout=60s');
+      const all = ['pvc', 'pv', 'storageclass', 'configmap', 'secret', 'endpoints', 'endpointslice', 'pod'];
+      const held = all.map((kind) => `${kind}/held`);
+      await cluster.kubectl('delete', ...held, '--namespace=default', '--timeout=60s');
     },
   };
 }
@@ -107,7 +107,11 @@ const claimAttempts = (what: string, words: readonly string[]): Readonly<Record<
   );
 
 /** With no more rights than it has. */
-export async function controllerAttempts({ own }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+export async function controllerAttempts(ground: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+  return { ...(await objectAttempts(ground)), ...addressAttempts, ...(await evictionAttempts(ground)) };
+}
+
+async function objectAttempts({ own }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
   const kept = async (...what: readonly string[]): Promise<object> =>
     JSON.parse(await own('get', ...what, '--output=json'));
   const secretRefs = ['controllerPublish', 'controllerExpand', 'nodeStage', 'nodePublish', 'nodeExpand'];
@@ -194,6 +198,7 @@ export const almightyController: Readonly<Record<string, Attempt>> = {
     words: [...remove, 'configmap', 'held', '--namespace=default'],
     refused: says.maps,
   },
+  ...almightyAddresses,
 };
 
 export const almightyAgent: Readonly<Record<string, Attempt>> = {

@@ -1,6 +1,8 @@
+import { X509Certificate } from 'node:crypto';
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
 import { type ControllerRegistry, readRegistry, registryAnnotation } from '#app/controller-registry.ts';
 import { needs } from '#testbed/needs.ts';
 import type { Lease } from '#wire/kube/types.ts';
@@ -17,6 +19,7 @@ import {
   serviceMonitors,
   startChartGround,
 } from './chart-ground.ts';
+import { type EmbeddedServer, embeddedServer } from './chart-nfs.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 
 const { signal } = new AbortController();
@@ -32,15 +35,18 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   let inPrivate: PrivateFiler;
   let kubectl: ChartGround['cluster']['kubectl'];
   let values: string;
+  let server: EmbeddedServer;
+  let certificates: Awaited<ReturnType<EmbeddedServer['certificates']>>;
 
   beforeAll(async () => {
     ground = await startChartGround(signal);
     ({ kubectl } = ground.cluster);
+    server = embeddedServer(ground);
     filer = await startFiler(ground.cluster, signal);
     inPrivate = await startPrivateFiler(ground.cluster, signal);
     values = join(ground.cluster.folder, 'values.json');
     const silver = { name: 'silver', ...filer.spec, storageClass: {} };
-    const embeddedNFS = { enabled: true, volume: { size: '1Gi' } };
+    const embeddedNFS = { enabled: true, tls: { enabled: true }, volume: { size: '1Gi' } };
     const stores = [silver, { name: 'private', ...inPrivate.spec, storageClass: {} }];
     const monitoring = { enabled: true };
     await writeFile(values, JSON.stringify({ embeddedNFS, monitoring, stores, storeSecrets: [inPrivate.secretName] }));
@@ -101,6 +107,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
       await ground.tellDns();
       await rolledOut();
+      certificates = await server.certificates();
       const status = (): Promise<string> =>
         kubectl(
           'get',
@@ -191,6 +198,33 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
   );
 
   test(
+    'has an embedded NFS server that only its own certificates open, and that of mounts opens no directory by its path',
+    async () => {
+      const paths = ['/export', '/export/.stowage'];
+      const each = (outcome: unknown) => Object.fromEntries(paths.map((path) => [path, outcome]));
+      expect(await server.ask('client', ...paths)).toEqual(each('mounted'));
+      expect(await server.ask('mount', ...paths)).toEqual(each('ACCES'));
+      expect(await server.ask('plain', ...paths)).toEqual(each('denied'));
+      expect(await server.ask('nothing', ...paths)).toEqual(each(expect.not.stringMatching('mounted')));
+    },
+    long,
+  );
+
+  test('makes another certificate for another address of the embedded NFS server, and keeps those that clients have', async () => {
+    const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
+    const other = ['--show-only=templates/nfs.yaml', '--set', 'embeddedNFS.clusterIP=10.96.7.7'];
+    const text = await ground.helm(...words, ...withTag('testbed'), ...other);
+    const things = parseAllDocuments(text).map((document) => document.toJS());
+    const data: Readonly<Record<string, string>> = things.find(({ kind }) => kind === 'Secret').data;
+    const texts = Object.entries(data).map(([key, value]) => [key, Buffer.from(value, 'base64').toString()] as const);
+    const changed = texts.filter(([key, value]) => certificates[key] !== value).map(([key]) => key);
+    expect(changed.sort()).toEqual(['host', 'server.crt', 'server.key']);
+    const made = new X509Certificate(Object.fromEntries(texts)['server.crt'] ?? '');
+    expect(made.checkIP('10.96.7.7')).toBe('10.96.7.7');
+    expect(made.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
+  });
+
+  test(
     'reaches a server that wants certificates, which are in a Secret and nowhere else',
     async () => {
       await ground.cluster.apply(
@@ -259,6 +293,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     async () => {
       await ground.helm('upgrade', 'stowage', chart, ...withTag('next'), '--set', 'logLevel=debug');
       await rolledOut();
+      expect(await server.certificates()).toEqual(certificates);
       await expect.poll(async () => new Set((await images()).split(' ')), wait).toEqual(new Set(['stowage:next']));
       await goesOn('own', 'remote', 'writer');
       await ground.helm('rollback', 'stowage');
@@ -292,6 +327,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ground.helm('install', 'stowage', chart, ...withTag('testbed'));
       await ground.tellDns();
       await rolledOut();
+      expect(await server.certificates()).toEqual(certificates);
       await haveNotEnded('own', 'remote', 'writer', 'reader');
       await goesOn('own', 'remote', 'writer');
       await isWhole('own', 'remote', 'writer');

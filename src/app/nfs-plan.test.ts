@@ -124,6 +124,13 @@ describe.skipIf(needs('linux'))('an NFS server is refused', () => {
     ['a user that is none', ['DIR', '--map-gid', '1:4294967295'], 2, 'that --map-gid takes', 'nfs-mapping-invalid'],
     ['half of TLS', ['DIR', '--tls-cert', 'DIR/file'], 2, 'TLS needs a certificate and its key', 'nfs-tls-incomplete'],
     ['TLS without its own', ['DIR', '--tls-ca', 'DIR/file'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
+    [
+      'to confine callers that show no certificate',
+      ['DIR', '--tls-confine', 'keeper'],
+      2,
+      '--tls-confine goes by the certificates of callers',
+      'nfs-tls-unknown-callers',
+    ],
     ['optional nothing', ['DIR', '--tls-optional'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
     [
       'no such certificate',

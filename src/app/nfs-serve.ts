@@ -44,6 +44,7 @@ async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string)
   const about: NfsServerOptions = {
     clock: systemClock(),
     ...{ directory, state, path, networks, squash, anonymous, tls, users, groups, readOnly, privilegedPorts, port },
+    confined: options.tlsConfine,
     ...(portmapper === undefined ? {} : { portmap: { port: portmapper } }),
     ...(plan.isOwnOnly ? { mayConnect: (socket) => isFrom(uids(), socket) } : {}),
     durable: !options.async,

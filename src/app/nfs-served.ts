@@ -23,6 +23,7 @@ export async function describeServed(
       as: actsAs(plan),
       ...(options.readOnly ? { writing: 'refused: read-only' } : {}),
       ...(tls === undefined ? {} : { tls: tlsLine(tls) }),
+      ...(options.tlsConfine.length === 0 ? {} : { confined: options.tlsConfine.join(', ') }),
       ...(portmapPort === undefined ? {} : { portmap: `port ${portmapPort}` }),
       state: plan.state,
     },

@@ -4,7 +4,8 @@ import { createSecureContext, type TlsOptions } from 'node:tls';
 import type { NfsServeOptions } from '#cli/io.ts';
 import { StowageError } from '#core/errors.ts';
 
-type Asked = Pick<NfsServeOptions, 'tlsCert' | 'tlsKey' | 'tlsCa' | 'tlsOptional'>;
+type Asked = Pick<NfsServeOptions, 'tlsCert' | 'tlsKey' | 'tlsCa' | 'tlsOptional'> &
+  Partial<Pick<NfsServeOptions, 'tlsConfine'>>;
 
 export interface ServedTls {
   readonly options: TlsOptions;
@@ -14,7 +15,8 @@ export interface ServedTls {
 
 /** Undefined: none is asked for. Everything about it that can be wrong is found here, and not by the first caller. */
 export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls | undefined> {
-  const { tlsCert, tlsKey, tlsCa, tlsOptional } = asked;
+  const { tlsCert, tlsKey, tlsCa, tlsConfine = [], tlsOptional } = asked;
+  if (tlsConfine.length > 0 && tlsCa === undefined) throw unknownCallers();
   if (tlsCert === undefined && tlsKey === undefined) {
     if (tlsCa !== undefined || tlsOptional) throw incomplete();
     return undefined;
@@ -83,6 +85,14 @@ function datesOf(certificate: X509Certificate, file: string, now: number): strin
 async function readers(file: string): Promise<string[]> {
   const { mode } = await stat(file);
   return (mode & 0o004) === 0 ? [] : [`everyone on this machine can read ${file}; run: chmod 600 ${file}`];
+}
+
+function unknownCallers(): StowageError {
+  return new StowageError('--tls-confine goes by the certificates of callers, and without --tls-ca they show none', {
+    code: 'invalid',
+    reason: 'nfs-tls-unknown-callers',
+    action: 'Also pass --tls-ca FILE, the authority that signed their certificates.',
+  });
 }
 
 function incomplete(): StowageError {

@@ -89,6 +89,8 @@ export interface NfsServeOptions {
   readonly tlsCert?: string;
   readonly tlsKey?: string;
   readonly tlsCa?: string;
+  /** Common names in certificates of callers that only use volumes. */
+  readonly tlsConfine: readonly string[];
   readonly tlsOptional: boolean;
   readonly portmapper?: number;
   readonly state?: string;

@@ -23,6 +23,7 @@ interface Given {
   readonly tlsCert?: string;
   readonly tlsKey?: string;
   readonly tlsCa?: string;
+  readonly tlsConfine?: readonly string[];
   readonly tlsOptional?: boolean;
   readonly portmapper?: string;
   readonly state?: string;
@@ -53,6 +54,11 @@ export function addNfsCommands(program: Verb, act: Act): void {
     .option('--tls-cert <file>', 'certificate for RPC with TLS, which callers must then use')
     .option('--tls-key <file>', 'its private key')
     .option('--tls-ca <file>', 'callers must show a certificate that this authority signed')
+    .option(
+      '--tls-confine <name>',
+      'callers with this common name in their certificate only use volumes that they were given handles of: they cannot mount, and cannot reach .stowage; needs --tls-ca; can be repeated',
+      collect,
+    )
     .option('--tls-optional', 'also serve callers that do not use TLS')
     .option('--portmapper <port>', 'answer as a portmapper there, for clients that ask one (they look at 111)')
     .option('--state <dir>', 'where the secret of the file handles is kept (default: in the state folder)')
@@ -117,6 +123,7 @@ function optionsFrom(directory: string, given: Given): NfsServeOptions {
     privilegedPorts: given.privilegedPorts ?? false,
     readOnly: given.readOnly ?? false,
     async: given.async ?? false,
+    tlsConfine: given.tlsConfine ?? [],
     tlsOptional: given.tlsOptional ?? false,
   };
 }

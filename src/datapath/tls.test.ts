@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
@@ -43,4 +43,37 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a server with TLS that is sta
       await run('umount', [mount.at]);
     },
   );
+});
+
+describe.skipIf(needs('root', 'fuse', 'openssl'))('a mount whose certificate is confined to volumes', () => {
+  test('does all that applications do, and is held to its size', { timeout: 60_000 }, async () => {
+    const [server, agent, keeper] = [certificate('server'), certificate('agent'), certificate('keeper')];
+    const options = { ...server, ca: `${agent.cert}${keeper.cert}`, requestCert: true, rejectUnauthorized: true };
+    const own = await startOwnServer({ tls: { options, required: true }, confined: ['keeper'] });
+    mkdirSync(join(own.directory, 'volume'));
+    mkdirSync(join(own.directory, '.stowage', 'quota', 'id'), { recursive: true });
+    const wish = { options: { ca: server.cert, ...agent }, program: nfsProgram, version: nfsVersion };
+    const { nfs, root } = await own.mount({ tls: wish });
+    const find = async (...names: readonly string[]): Promise<string> => {
+      let at = root;
+      for (const name of names) at = (await nfs.lookup(at, name)).handle;
+      return Buffer.from(at).toString('base64');
+    };
+    const tls = { ca: `${server.cert}`, certificate: `${keeper.cert}`, key: `${keeper.key}`, serverName: undefined };
+    const quota = { bytes: 8 * 1024 * 1024, ledger: await find('.stowage', 'quota', 'id'), host: 'node-1' };
+    const { host, port } = own.server;
+    await using mounts = await keepMounts();
+    const mount = await mounts.mount({ host, port, root: await find('volume') }, { tls, quota });
+    const script =
+      'mkdir -p a/b && echo text >a/b/file && mv a/b c && ln c/file linked && ln -s c/file soft && cat soft && ls -la . c && cd c && ls -la ..';
+    const { stdout } = await run('sh', ['-c', `cd "$1" && ${script}`, 'sh', mount.at]);
+    expect(stdout).toContain('text');
+    expect(readFileSync(join(own.directory, 'volume', 'linked'), 'utf8')).toBe('text\n');
+    const tooMuch = run('dd', ['if=/dev/zero', `of=${mount.on('large')}`, 'bs=1M', 'count=16', 'conv=fsync']);
+    await expect(tooMuch).rejects.toThrow(/[Qq]uota exceeded/);
+    expect(readdirSync(join(own.directory, '.stowage', 'quota', 'id'))).toContain('base');
+    await run('rm', ['-rf', mount.on('a'), mount.on('c')]);
+    expect(readdirSync(join(own.directory, 'volume')).toSorted()).toEqual(['large', 'linked', 'soft']);
+    await run('umount', [mount.at]);
+  });
 });

@@ -124,7 +124,8 @@ function byHelm(after: AnyCluster, { kubeconfig, image, helm, values }: InstallW
     promisify(execFile)(helm, [...words, '--kubeconfig', kubeconfig, '--namespace', namespace], {
       timeout: 5 * minutes,
     });
-  const own = ['embeddedNFS.enabled=true', 'embeddedNFS.volume.size=2Gi'];
+  // By certificates: which networks the nodes have is not known here.
+  const own = ['embeddedNFS.enabled=true', 'embeddedNFS.tls.enabled=true', 'embeddedNFS.volume.size=2Gi'];
   const set = [
     ...[...own, ...values].flatMap((value) => ['--set', value]),
     ...imageValues(image).flatMap((value) => ['--set-string', value]),

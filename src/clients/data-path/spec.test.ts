@@ -1,3 +1,6 @@
+import { mkdtempDisposable, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import type { NfsWay, Source } from '#core/model.ts';
 import { createNfsClient, type NfsClientParts } from '../kinds/nfs.ts';
@@ -39,4 +42,22 @@ test("the system's client mounts no volume that is to be held to its size", () =
   );
   expect(() => refuse?.(sourceBy({ client: 'host' }))).not.toThrow();
   expect(() => refuse?.(sourceBy({ quota }))).not.toThrow();
+});
+
+test('a data path shows the certificate for mounts where there is one, and never holds the other key', async () => {
+  await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-spec-'));
+  const write = (...names: readonly string[]): Promise<unknown> =>
+    Promise.all(names.map((name) => writeFile(join(folder.path, name), name)));
+  const told = async () => (await specOf(sourceBy({ tls: { folder: folder.path } }), 'this-stowage')).tls;
+  await write('ca.pem');
+  expect(await told()).toEqual({ ca: 'ca.pem', serverName: 'nas' });
+  await write('client.pem', 'client.key');
+  expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'client.pem', key: 'client.key', serverName: 'nas' });
+  await write('mount.pem');
+  await expect(told()).rejects.toMatchObject({
+    message: `the file ${join(folder.path, 'mount.key')} for the store's TLS cannot be read`,
+    action: "Put it there, or correct its permissions or the store's option tls.",
+  });
+  await write('mount.key');
+  expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });
 });

@@ -31,9 +31,12 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
 
 async function tlsOf({ folder }: NonNullable<NfsWay['tls']>, host: string): Promise<TlsSpec> {
   const serverName = isIP(host) === 0 ? host : undefined;
-  const [ca, certificate, key] = await Promise.all(
-    ['ca.pem', 'client.pem', 'client.key'].map((name) => (folder === undefined ? undefined : ifThere(folder, name))),
-  );
+  if (folder === undefined) return { ca: undefined, certificate: undefined, key: undefined, serverName };
+  const [ca, ownCertificate] = await Promise.all(['ca.pem', 'mount.pem'].map((name) => ifThere(folder, name)));
+  // A certificate for mounts alone: where there is one, data paths never hold the one that may do everything.
+  const name = ownCertificate === undefined ? 'client' : 'mount';
+  const [certificate, key] = await Promise.all(['pem', 'key'].map((end) => ifThere(folder, `${name}.${end}`)));
+  if (certificate !== undefined && key === undefined) throw unreadable(join(folder, `${name}.key`), undefined);
   return { ca, certificate, key, serverName };
 }
 
@@ -43,11 +46,15 @@ async function ifThere(folder: string, name: string): Promise<string | undefined
     return await readFile(path, 'utf8');
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return undefined;
-    throw new StowageError(`the file ${path} for the store's TLS cannot be read`, {
-      code: 'denied',
-      reason: 'tls-file-unreadable',
-      action: "Correct its permissions, or the store's option tls.",
-      cause,
-    });
+    throw unreadable(path, cause);
   }
+}
+
+function unreadable(path: string, cause: unknown): StowageError {
+  return new StowageError(`the file ${path} for the store's TLS cannot be read`, {
+    code: 'denied',
+    reason: 'tls-file-unreadable',
+    action: "Put it there, or correct its permissions or the store's option tls.",
+    cause,
+  });
 }

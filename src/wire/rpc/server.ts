@@ -11,7 +11,7 @@ import { type Identity, messageReply } from './message.ts';
 import { byNumber, type Performing, perform } from './perform.ts';
 import { createReceiver, type Input } from './receiver.ts';
 import { createReplayCache, type Layout } from './replay-cache.ts';
-import { createSecure, type Secure } from './secure.ts';
+import { commonNameOf, createSecure, type Secure } from './secure.ts';
 import { createSender, type Sender } from './sender.ts';
 
 /** Who calls, as far as that is known: an address, and who they say they are. */
@@ -21,6 +21,8 @@ export interface Caller {
   /** Undefined: they did not say. */
   readonly identity: Identity | undefined;
   readonly isEncrypted: boolean;
+  /** The common name of the certificate that it showed, and that was found good; undefined: it showed none. */
+  readonly certificate?: string | undefined;
 }
 
 /** Lays out a result. What it gives is sent behind it, uncopied. */
@@ -126,7 +128,8 @@ function serve(socket: Socket, shared: Shared): void {
     socket.on('error', () => socket.destroy());
     secure(socket, (secured) => {
       const openSecured = (input: Input): Socket => readByEvents(secured, input);
-      carry(openSecured, { ...from, member, isEncrypted: true }, shared, undefined);
+      const certificate = commonNameOf(secured);
+      carry(openSecured, { ...from, member, isEncrypted: true, certificate }, shared, undefined);
     });
   });
 }

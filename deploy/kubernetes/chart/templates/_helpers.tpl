@@ -55,14 +55,42 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- $outermost | toJson -}}
 {{- end -}}
 
+{{/* The Secret with the certificates of the embedded NFS server; empty: it wants none. A server that was switched off goes on, and so does the need for them. */}}
+{{- define "stowage.nfsSecret" -}}
+{{- with .Values.embeddedNFS.tls -}}
+{{- if .enabled -}}{{ .secretName | default "stowage-nfs-tls" }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* By which name or address clients know the embedded NFS server. */}}
+{{- define "stowage.nfsHost" -}}
+{{ .Values.embeddedNFS.clusterIP | default (printf "stowage-nfs.%s.svc" .Release.Namespace) }}
+{{- end -}}
+
 {{/* Certificates of stores, under the names that stores look for. Kubelets bring them: no account may read any Secret for it. */}}
 {{- define "stowage.secretMounts" -}}
+{{- if include "stowage.nfsSecret" . }}
+- {name: secret-nfs, mountPath: /etc/stowage/embedded-nfs, readOnly: true}
+{{- end }}
 {{- range $at, $name := .Values.storeSecrets }}
 - {name: secret-{{ $at }}, mountPath: {{ printf "/etc/stowage/secrets/%s" $name | quote }}, readOnly: true}
 {{- end }}
 {{- end -}}
 
 {{- define "stowage.secretVolumes" -}}
+{{- with include "stowage.nfsSecret" . }}
+- name: secret-nfs
+  secret:
+    secretName: {{ . | quote }}
+    optional: true
+    defaultMode: 0440
+    items:
+      - {key: ca.crt, path: ca.pem}
+      - {key: client.crt, path: client.pem}
+      - {key: client.key, path: client.key}
+      - {key: mount.crt, path: mount.pem}
+      - {key: mount.key, path: mount.key}
+{{- end }}
 {{- range $at, $name := .Values.storeSecrets }}
 - name: secret-{{ $at }}
   secret:
@@ -73,6 +101,8 @@ one that the agent's container needs for itself, such as /, it is the store's ow
       - {key: ca.crt, path: ca.pem}
       - {key: tls.crt, path: client.pem}
       - {key: tls.key, path: client.key}
+      - {key: mount.crt, path: mount.pem}
+      - {key: mount.key, path: mount.key}
 {{- end }}
 {{- end -}}
 
@@ -91,9 +121,10 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- end -}}
 {{- with .Values.embeddedNFS -}}
 {{- if .enabled -}}
-{{- $host := .clusterIP | default (printf "stowage-nfs.%s.svc" $.Release.Namespace) -}}
+{{- $host := include "stowage.nfsHost" $ -}}
 {{- if contains ":" $host -}}{{- $host = printf "[%s]" $host -}}{{- end -}}
 {{- $options := dict "port" "2049" "mountport" "2049" "squash" "all" "uid" "7878" "gid" "7878" -}}
+{{- if .tls.enabled -}}{{- $_ := set $options "tls" "/etc/stowage/embedded-nfs" -}}{{- end -}}
 {{- $stores = append $stores (dict "name" .name "uri" (printf "nfs://%s/export" $host) "options" $options "storageClass" .storageClass) -}}
 {{- end -}}
 {{- end -}}

@@ -44,6 +44,7 @@ const lookup: Run = (exported, reader, who) => {
   const above = tree.statDirectory(directory);
   check(above, who, may.execute);
   const around = describe(above);
+  if (name === '..' && exported.isConfined) refuse('ACCES');
   if (name === '.' || name === '..') {
     const node = name === '.' ? directory : (directory.parent ?? tree.root);
     const own = describe(tree.stat(node));

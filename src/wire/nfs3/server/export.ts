@@ -1,6 +1,7 @@
 import { XdrError, type XdrReader } from '../../xdr/reader.ts';
 import { maxHandle } from '../structures.ts';
 import type { Describe } from './attributes.ts';
+import { checkReach } from './confined.ts';
 import type { Durability } from './durability.ts';
 import type { Handles } from './handles.ts';
 import type { Identities } from './identities.ts';
@@ -25,6 +26,8 @@ export interface Export {
   /** Changes of names and attributes are on the disk before they are answered. */
   readonly isDurable: boolean;
   readonly isReadOnly: boolean;
+  /** Whether this is the export as confined callers see it: see confined.ts. */
+  readonly isConfined: boolean;
   /** RFC 1813, section 3.3.7: another one tells clients that what they did not commit may be lost. */
   readonly verifier: { readonly bytes: Buffer; renew(): void };
   /** Tells the cookies of this server from those of another that has its place. */
@@ -32,8 +35,15 @@ export interface Export {
   readonly onError: (what: string, cause: unknown) => void;
 }
 
-/** The file that a call is about. One that was seen before costs no more than to compare its handle. */
-export function nodeOf({ nodes, handles, tree }: Export, reader: XdrReader): Node {
+/** The file that a call is about, if the caller may reach it. */
+export function nodeOf(exported: Export, reader: XdrReader): Node {
+  const node = nodeBy(exported, reader);
+  if (exported.isConfined) checkReach(node, exported.tree.root);
+  return node;
+}
+
+/** One that was seen before costs no more than to compare its handle. */
+function nodeBy({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   const length = reader.u32();
   if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
   const from = reader.take((length + 3) & ~3);

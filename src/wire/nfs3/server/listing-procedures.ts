@@ -52,11 +52,13 @@ interface Asked extends Question {
   readonly stats: BigIntStats;
   /** Attributes of what lies in a directory are for those who may enter it. */
   readonly isOpen: boolean;
+  /** The directory above is told by its number alone. */
+  readonly isConfined: boolean;
 }
 
 /** Everything in it but the directory. */
-const keyOf = ({ cookie, room, withAttributes, isOpen }: Asked): string =>
-  `${cookie} ${room.total} ${room.names} ${withAttributes} ${isOpen}`;
+const keyOf = ({ cookie, room, withAttributes, isOpen, isConfined }: Asked): string =>
+  `${cookie} ${room.total} ${room.names} ${withAttributes} ${isOpen} ${isConfined}`;
 
 const listing =
   (withAttributes: boolean): Run =>
@@ -65,7 +67,8 @@ const listing =
     const { directory, cookie } = question;
     const stats = exported.tree.statDirectory(directory);
     check(stats, who, may.read);
-    const asked = { ...question, stats, isOpen: withAttributes && allows(stats, who, may.execute) };
+    const { isConfined } = exported;
+    const asked = { ...question, stats, isConfined, isOpen: withAttributes && allows(stats, who, may.execute) };
     const known = exported.pages.find(directory, keyOf(asked), stats);
     if (known !== undefined) return reply(exported, asked, known);
     const found = exported.listings.after(directory, cookie, stats);
@@ -96,12 +99,12 @@ function reply({ describe, cookieVerifier }: Export, { stats }: Asked, { bytes }
 
 /** Undefined: of this part nothing is left, and another part follows. No answer may be empty before the end. */
 function pageOf(exported: Export, asked: Asked, found: Listing): Page | undefined {
-  const { directory, cookie, isOpen, stats } = asked;
+  const { directory, cookie, isOpen, isConfined, stats } = asked;
   const entries = createEntries(exported, asked);
   let isFull = false;
   if (cookie < 1) isFull = !entries.add('.', 1, exported.tree.stat(directory), directory);
   const above = directory.parent ?? directory;
-  if (cookie < 2 && !isFull) isFull = !entries.add('..', 2, exported.tree.stat(above), above);
+  if (cookie < 2 && !isFull) isFull = !entries.add('..', 2, exported.tree.stat(above), isConfined ? undefined : above);
   const { names, cookies } = found;
   const from = cookie < firstCookie ? 0 : exported.listings.placeAfter(found, cookie);
   exported.tree.looking(directory, (look) => {

@@ -17,6 +17,8 @@ export interface MountOptions {
   readonly path: string;
   /** Who may mount it, for people to look at. */
   readonly networks: readonly string[];
+  /** Whoever is confined gets no directory by its path. */
+  readonly isConfined: (caller: Caller) => boolean;
 }
 
 const nothing: Reply = () => undefined;
@@ -34,7 +36,7 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
 
   const mnt: ServedProcedure['handle'] = (reader, caller) => {
     const wanted = readBytes(reader, maxPath);
-    const node = walk(exported, path, wanted);
+    const node = options.isConfined(caller) ? mountStatus.ACCES : walk(exported, path, wanted);
     if (typeof node === 'number') return (writer) => void writer.u32(node) as undefined;
     remember(caller, wanted);
     const handle = exported.nodes.handleOf(node);

@@ -5,11 +5,18 @@ import type { AddressInfo, Server, Socket } from 'node:net';
 import type { TlsOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import type { HalfCallLimits } from '../../rpc/half-calls.ts';
-import { type Caller, createRpcServer, type RpcServerOptions, type ServedProgram } from '../../rpc/server.ts';
+import {
+  type Caller,
+  createRpcServer,
+  type RpcServerOptions,
+  type ServedProcedure,
+  type ServedProgram,
+} from '../../rpc/server.ts';
 import { mountProgram, mountVersion } from '../mount.ts';
 import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
 import { aboutFiles } from './about-files.ts';
 import { createDescribe } from './attributes.ts';
+import { createIsConfined } from './confined.ts';
 import { createData } from './data.ts';
 import { createDurability } from './durability.ts';
 import type { Export } from './export.ts';
@@ -26,7 +33,7 @@ import { createNodes } from './nodes.ts';
 import { requireOneDevice } from './one-device.ts';
 import { createPages } from './pages.ts';
 import { createPortmapPrograms } from './portmap-program.ts';
-import { servedProcedure } from './procedure.ts';
+import { type Definition, servedProcedure } from './procedure.ts';
 import { createReadMemory, type ReadMemory } from './read-memory.ts';
 import { createSearch } from './search.ts';
 import { createTree } from './tree.ts';
@@ -59,6 +66,8 @@ export interface NfsServerOptions {
   readonly groups?: readonly Mapped[];
   /** RFC 9289. Required: whoever does not ask for it is refused. */
   readonly tls?: { readonly options: TlsOptions; readonly required: boolean } | undefined;
+  /** Common names of the certificates of callers that are confined to volumes they were given the handles of: see confined.ts. */
+  readonly confined?: readonly string[];
   /**
    * Default true: a change of names or attributes is on the disk before it is answered, as RFC 1813 wants it. False: it
    * is there within seconds, and may be lost with the machine's power.
@@ -122,7 +131,8 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
     ...{ clock, halfCalls: options.halfCalls ?? {} },
     onError: exported.onError,
   };
-  const mount = createMountProgram(exported, { path: options.path ?? '/export', networks });
+  const isConfined = createIsConfined(options.confined ?? []);
+  const mount = createMountProgram(exported, { path: options.path ?? '/export', networks, isConfined });
   await using open = new AsyncDisposableStack();
   open.defer(() => {
     closing.abort();
@@ -131,7 +141,7 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const memory = createReadMemory();
   const server = createRpcServer({
     ...about,
-    programs: [nfs(exported, memory, limits.slowReadMs), mount],
+    programs: [nfs(exported, isConfined, memory, limits.slowReadMs), mount],
     tls: options.tls?.options,
     replaysByPort: options.replaysByPort,
     onSent: memory.giveBack,
@@ -170,6 +180,7 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
     durability: createDurability(tree),
     isDurable: options.durable !== false && !isInMemory(directory),
     isReadOnly: options.readOnly ?? false,
+    isConfined: false,
     verifier: {
       get bytes() {
         return verifier;
@@ -203,9 +214,16 @@ function createAdmits({ privilegedPorts = false, tls }: NfsServerOptions): (call
   return ({ port, isEncrypted }) => (!privilegedPorts || port < 1024) && (!needsTls || isEncrypted);
 }
 
-function nfs(exported: Export, memory: ReadMemory, slowReadMs: number): ServedProgram {
+type IsConfined = ReturnType<typeof createIsConfined>;
+
+function nfs(exported: Export, isConfined: IsConfined, memory: ReadMemory, slowReadMs: number): ServedProgram {
   const definitions = [...aboutFiles, ...createData(memory, slowReadMs), ...making, ...naming, ...listingProcedures];
-  const procedures = new Map(definitions.map((one) => [one.number, servedProcedure(exported, one)]));
+  const confined = { ...exported, isConfined: true };
+  const served = (one: Definition): ServedProcedure => {
+    const [free, narrow] = [servedProcedure(exported, one), servedProcedure(confined, one)];
+    return { ...free, handle: (reader, caller) => (isConfined(caller) ? narrow : free).handle(reader, caller) };
+  };
+  const procedures = new Map(definitions.map((one) => [one.number, served(one)]));
   procedures.set(0, { name: 'NULL', handle: () => () => undefined });
   return { number: nfsProgram, version: nfsVersion, procedures };
 }

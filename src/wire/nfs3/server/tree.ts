@@ -9,7 +9,7 @@ const pathOnly = 0o10000000;
 const asDirectory = pathOnly | constants.O_DIRECTORY | constants.O_NOFOLLOW;
 const asItself = pathOnly | constants.O_NOFOLLOW;
 /** Deeper than any path the kernel takes at once; a chain of parents that were moved below each other has no end. */
-const maxDepth = 2048;
+export const maxDepth = 2048;
 
 const bigint = { bigint: true } as const;
 const orNothing = { bigint: true, throwIfNoEntry: false } as const;

@@ -1,0 +1,35 @@
+{{/*
+The data of the Secret with the certificates of the embedded NFS server, as JSON. A cluster keeps those that it has, since mounts go on with them. Where there is no
+cluster to ask, as with `helm template`, each rendering makes new ones. To be included once: what it makes is different each time.
+*/}}
+{{- define "stowage.nfsCertificates" -}}
+{{- $host := include "stowage.nfsHost" . -}}
+{{- $days := 3650 -}}
+{{- $found := (lookup "v1" "Secret" .Release.Namespace "stowage-nfs-tls").data | default dict -}}
+{{- $ca := dict -}}
+{{- if hasKey $found "ca.key" -}}
+{{- $ca = buildCustomCert (get $found "ca.crt") (get $found "ca.key") -}}
+{{- else -}}
+{{- $found = dict -}}
+{{- $ca = genCA "stowage-nfs" $days -}}
+{{- end -}}
+{{- $data := dict "ca.crt" (b64enc $ca.Cert) "ca.key" (b64enc $ca.Key) "host" (b64enc $host) -}}
+{{- range $name := list "server" "client" "mount" -}}
+{{- $cert := printf "%s.crt" $name -}}
+{{- $key := printf "%s.key" $name -}}
+{{- $isServer := eq $name "server" -}}
+{{- /* The server's is for one host. */ -}}
+{{- if and (hasKey $found $cert) (hasKey $found $key) (or (not $isServer) (eq (get $found "host") (b64enc $host))) -}}
+{{- $_ := set $data $cert (get $found $cert) -}}
+{{- $_ := set $data $key (get $found $key) -}}
+{{- else -}}
+{{- $isAddress := or (contains ":" $host) (regexMatch "^[0-9.]+$" $host) -}}
+{{- $addresses := ternary (list $host) list (and $isServer $isAddress) -}}
+{{- $names := ternary (list $host) list (and $isServer (not $isAddress)) -}}
+{{- $made := genSignedCert (printf "stowage-%s" $name) $addresses $names $days $ca -}}
+{{- $_ := set $data $cert (b64enc $made.Cert) -}}
+{{- $_ := set $data $key (b64enc $made.Key) -}}
+{{- end -}}
+{{- end -}}
+{{- $data | toJson -}}
+{{- end -}}

@@ -1,0 +1,115 @@
+import { type Attempt, merge, tried } from './chart-accounts.ts';
+import { type ChartGround, namespace } from './chart-ground.ts';
+
+const { create, replace, remove, patch } = tried;
+
+interface AddressWish {
+  readonly name: string;
+  readonly where?: string;
+  /** Which the addresses are for. */
+  readonly service?: string;
+  readonly ips?: readonly string[];
+  readonly port?: number;
+}
+
+function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }: AddressWish): object {
+  const targetRef = { kind: 'Pod', namespace: where, name: 'held' };
+  return {
+    ...{ apiVersion: 'v1', kind: 'Endpoints', metadata: { name, namespace: where } },
+    subsets: [{ addresses: ips.map((ip) => ({ ip, targetRef })), ports: [{ name: 'https', port }] }],
+  };
+}
+
+function slice(wish: AddressWish): object {
+  const { name, where = namespace, service = 'stowage', ips = ['10.1.2.3'], port = 8443 } = wish;
+  return {
+    ...{ apiVersion: 'discovery.k8s.io/v1', kind: 'EndpointSlice', addressType: 'IPv4' },
+    metadata: { name, namespace: where, labels: { 'kubernetes.io/service-name': service } },
+    endpoints: ips.map((ip) => ({ addresses: [ip] })),
+    ports: [{ name: 'https', port, protocol: 'TCP' }],
+  };
+}
+
+export const othersAddresses: readonly object[] = [
+  endpoints({ name: 'held', where: 'default' }),
+  slice({ name: 'held', where: 'default' }),
+  // No node has that label, so it never runs.
+  {
+    ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'held', namespace: 'default' } },
+    spec: { nodeSelector: { nowhere: 'true' }, containers: [{ name: 'main', image: 'none-such' }] },
+  },
+];
+
+const says = {
+  endpoints: "Stowage's controller may only have the Endpoints stowage in its own namespace",
+  address:
+    "Stowage's controller may only give the Endpoints stowage the address of one pod of its own namespace, and its own port",
+  slices: "Stowage's controller may only have the EndpointSlice stowage-leader in its own namespace",
+  sliceAddress:
+    "Stowage's controller may only give its EndpointSlice one address for the Service stowage, and its own port",
+  evictionPlaces: "Stowage's controller may not evict pods of Kubernetes' own namespaces and of Stowage's",
+  evictions: "Stowage's controller may only evict a pod by its uid, and with the grace period that the pod has",
+} as const;
+
+const put = (object: object, refused: string): Attempt => ({ words: replace, object, refused });
+const make = (object: object, refused: string): Attempt => ({ words: create, object, refused });
+const [slices, leader] = ['endpointslice', slice({ name: 'stowage-leader' })];
+const labels = merge({ metadata: { labels: { other: 'yes' } } });
+const two = { ips: ['10.1.2.3', '10.1.2.4'] };
+
+export const addressAttempts: Readonly<Record<string, Attempt>> = {
+  'says where the leader is': { words: replace, object: leader },
+  'says it in Endpoints': { words: replace, object: endpoints({ name: 'stowage' }) },
+  'makes an EndpointSlice of another name': make(slice({ name: 'wanted' }), says.slices),
+  'makes Endpoints of another name': make(endpoints({ name: 'stowage-nfs' }), says.endpoints),
+  'gives its EndpointSlice to another Service': put(
+    slice({ name: 'stowage-leader', service: 'stowage-nfs' }),
+    says.sliceAddress,
+  ),
+  'gives its EndpointSlice another port': put(slice({ name: 'stowage-leader', port: 22 }), says.sliceAddress),
+  'gives its EndpointSlice two addresses': put(slice({ name: 'stowage-leader', ...two }), says.sliceAddress),
+  'gives its Endpoints another port': put(endpoints({ name: 'stowage', port: 22 }), says.address),
+  'gives its Endpoints two addresses': put(endpoints({ name: 'stowage', ...two }), says.address),
+  'gives its Endpoints an address that is no pod': put(
+    {
+      ...{ apiVersion: 'v1', kind: 'Endpoints', metadata: { name: 'stowage', namespace } },
+      subsets: [{ addresses: [{ ip: '10.1.2.3' }], ports: [{ name: 'https', port: 8443 }] }],
+    },
+    says.address,
+  ),
+  'deletes its EndpointSlice': { words: [...remove, slices, 'stowage-leader', `--namespace=${namespace}`] },
+  'deletes its Endpoints': { words: [...remove, 'endpoints', 'stowage', `--namespace=${namespace}`] },
+};
+
+/** With all rights. */
+export const almightyAddresses: Readonly<Record<string, Attempt>> = {
+  'says elsewhere where the leader is': make(slice({ name: 'stowage-leader', where: 'default' }), says.slices),
+  'makes its Endpoints elsewhere': make(endpoints({ name: 'stowage', where: 'default' }), says.endpoints),
+  ...Object.fromEntries(
+    [[slices, says.slices] as const, ['endpoints', says.endpoints] as const].flatMap(([kind, refused]) => [
+      [`changes another's ${kind}`, { words: [...patch, kind, 'held', '--namespace=default', ...labels], refused }],
+      [`deletes another's ${kind}`, { words: [...remove, kind, 'held', '--namespace=default'], refused }],
+    ]),
+  ),
+};
+
+/** The API server asks the policy before it looks for the pod. */
+const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'object'> => ({
+  words: ['create', '--raw', `/api/v1/namespaces/${where}/pods/held/eviction?dryRun=All`],
+  object: {
+    ...{ apiVersion: 'policy/v1', kind: 'Eviction', metadata: { name: 'held', namespace: where } },
+    deleteOptions: { dryRun: ['All'], ...deleteOptions },
+  },
+});
+
+export async function evictionAttempts({ cluster }: ChartGround): Promise<Readonly<Record<string, Attempt>>> {
+  const words = ['get', 'pod', 'held', '--namespace=default', '--output=jsonpath={.metadata.uid}'];
+  const preconditions = { uid: await cluster.kubectl(...words) };
+  return {
+    'evicts a pod': evict('default', { preconditions }),
+    'evicts whichever pod has a name': { ...evict('default', {}), refused: says.evictions },
+    'evicts a pod at once': { ...evict('default', { preconditions, gracePeriodSeconds: 0 }), refused: says.evictions },
+    'evicts a pod of the cluster': { ...evict('kube-system', { preconditions }), refused: says.evictionPlaces },
+    'evicts a pod of Stowage': { ...evict(namespace, { preconditions }), refused: says.evictionPlaces },
+  };
+}

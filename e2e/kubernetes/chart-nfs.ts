@@ -1,0 +1,37 @@
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { type ChartGround, namespace } from './chart-ground.ts';
+import type { NfsWish } from './nfs-caller.ts';
+
+/** The certificates that the chart made, and what the embedded NFS server says to those who show them. */
+export interface EmbeddedServer {
+  /** All that is in its Secret. */
+  certificates(): Promise<Readonly<Record<string, string>>>;
+  /** What comes of mounting by these paths. `nothing`: TLS without a certificate. `plain`: no TLS. */
+  ask(
+    as: 'client' | 'mount' | 'nothing' | 'plain',
+    ...paths: readonly string[]
+  ): Promise<Readonly<Record<string, string>>>;
+}
+
+export function embeddedServer({ cluster, own }: ChartGround): EmbeddedServer {
+  const certificates = async (): Promise<Readonly<Record<string, string>>> => {
+    const { data } = JSON.parse(await own('get', 'secret', 'stowage-nfs-tls', '--output=json'));
+    const texts = Object.entries<string>(data).map(([key, text]) => [key, Buffer.from(text, 'base64').toString()]);
+    return Object.fromEntries(texts);
+  };
+  return {
+    certificates,
+    ask: async (as, ...paths) => {
+      const { 'ca.crt': ca = '', [`${as}.crt`]: cert, [`${as}.key`]: key } = await certificates();
+      const shown = cert === undefined || key === undefined ? {} : { cert, key };
+      const tls = { servername: `stowage-nfs.${namespace}.svc`, ca, ...shown };
+      const host = await own('get', 'pod', 'stowage-nfs-0', '--output=jsonpath={.status.podIP}');
+      const wish: NfsWish = { host, paths, ...(as === 'plain' ? {} : { tls }) };
+      const [first, ...inside] = cluster.network.inside;
+      const words = [...inside, process.execPath, join(import.meta.dirname, 'nfs-caller.ts'), JSON.stringify(wish)];
+      return JSON.parse((await promisify(execFile)(first, words, { timeout: 60_000 })).stdout);
+    },
+  };
+}

@@ -1,0 +1,33 @@
+// Asks an NFS server for directories by their paths, and prints what came of each: node nfs-caller.ts WISH, as JSON.
+import { systemClock } from '#base/clock.ts';
+import { createRpcClient, MountError, mnt, mountProgram, mountVersion, RpcError } from '#wire/nfs3/index.ts';
+
+export interface NfsWish {
+  readonly host: string;
+  readonly paths: readonly string[];
+  /** Undefined: without TLS. */
+  readonly tls?: { readonly servername: string; readonly ca: string; readonly cert?: string; readonly key?: string };
+}
+
+async function ask({ host, paths, tls }: NfsWish): Promise<Readonly<Record<string, string>>> {
+  using rpc = createRpcClient({
+    clock: systemClock(),
+    addresses: [{ host, port: 2049 }],
+    identity: { uid: 0, gid: 0, groups: [], machine: 'test' },
+    dialRounds: 1,
+    ...(tls === undefined ? {} : { tls: { options: tls, program: mountProgram, version: mountVersion } }),
+  });
+  const outcomes: Record<string, string> = {};
+  for (const path of paths)
+    outcomes[path] = await rpc.call(mnt, path, { deadlineMs: 20_000 }).then(
+      () => 'mounted',
+      (thrown: unknown) => {
+        if (thrown instanceof MountError) return thrown.statusName ?? String(thrown);
+        return thrown instanceof RpcError ? thrown.failure : String(thrown);
+      },
+    );
+  return outcomes;
+}
+
+if (process.argv[1] === import.meta.filename)
+  process.stdout.write(JSON.stringify(await ask(JSON.parse(process.argv[2] ?? ''))));

@@ -1,0 +1,97 @@
+import { X509Certificate } from 'node:crypto';
+import { describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import { needs } from '#testbed/needs.ts';
+import { rendered } from './manifests-helm.ts';
+
+interface Thing {
+  readonly kind: string;
+  readonly metadata: { readonly name: string };
+  readonly data?: Readonly<Record<string, string>>;
+  readonly spec?: {
+    readonly options?: Readonly<Record<string, string>>;
+    readonly template?: {
+      readonly spec: {
+        readonly containers: readonly { readonly args: readonly string[] }[];
+        readonly volumes: readonly {
+          readonly secret?: { readonly secretName: string; readonly items: readonly { readonly key: string }[] };
+        }[];
+      };
+    };
+  };
+}
+
+async function made(values: Readonly<Record<string, unknown>> = {}): Promise<readonly Thing[]> {
+  const all = { 'embeddedNFS.enabled': true, 'embeddedNFS.tls.enabled': true, ...values };
+  return parseAllDocuments(await rendered(all)).map((document) => document.toJS() as Thing);
+}
+
+const find = (things: readonly Thing[], kind: string, name: string): Thing | undefined =>
+  things.find((thing) => thing.kind === kind && thing.metadata.name === name);
+
+function certificatesIn(things: readonly Thing[]): (name: string) => X509Certificate {
+  const { data } = find(things, 'Secret', 'stowage-nfs-tls') ?? expect.fail('there is no Secret');
+  return (name) => new X509Certificate(Buffer.from(data?.[`${name}.crt`] ?? '', 'base64'));
+}
+
+/** Which keys of the Secret the pods of an object get. */
+const keysOf = (things: readonly Thing[], kind: string, name: string, secret = 'stowage-nfs-tls'): readonly string[] =>
+  (find(things, kind, name)?.spec?.template?.spec.volumes ?? [])
+    .filter((volume) => volume.secret?.secretName === secret)
+    .flatMap((volume) => volume.secret?.items.map(({ key }) => key) ?? [])
+    .sort();
+
+const argsOf = (things: readonly Thing[]): readonly string[] =>
+  find(things, 'StatefulSet', 'stowage-nfs')?.spec?.template?.spec.containers[0]?.args ?? [];
+
+describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by Helm,', () => {
+  test('are of one authority: one for the server, one for Stowage, and one for mounts, which the server confines', async () => {
+    const things = await made();
+    const of = certificatesIn(things);
+    for (const name of ['server', 'client', 'mount']) {
+      expect(of(name).verify(of('ca').publicKey), name).toBe(true);
+      expect(of(name).subject).toBe(`CN=stowage-${name}`);
+      expect(of(name).validToDate.getTime() - Date.now()).toBeGreaterThan(9 * 365 * 86_400_000);
+    }
+    expect(of('server').checkHost('stowage-nfs.default.svc')).toBe('stowage-nfs.default.svc');
+    expect(argsOf(things)).toEqual(
+      expect.arrayContaining(['--tls-cert=/tls/server.pem', '--tls-ca=/tls/ca.pem', '--tls-confine=stowage-mount']),
+    );
+    expect(find(things, 'Store', 'network')?.spec?.options?.['tls']).toBe('/etc/stowage/embedded-nfs');
+  });
+
+  test('reach the pods that need them, and the key of the authority reaches none', async () => {
+    const things = await made();
+    const client = ['ca.crt', 'client.crt', 'client.key', 'mount.crt', 'mount.key'];
+    expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toEqual(client);
+    expect(keysOf(things, 'Deployment', 'stowage-controller')).toEqual(client);
+    expect(keysOf(things, 'StatefulSet', 'stowage-nfs')).toEqual(['ca.crt', 'server.crt', 'server.key']);
+    expect(keysOf(things, 'DaemonSet', 'stowage-keeper')).toEqual([]);
+  });
+
+  test('still reach agents and controller when the server is switched off, which then goes on', async () => {
+    const things = await made({ 'embeddedNFS.enabled': false });
+    expect(find(things, 'StatefulSet', 'stowage-nfs')).toBeUndefined();
+    expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toContain('client.key');
+    expect(keysOf(things, 'Deployment', 'stowage-controller')).toContain('client.key');
+  });
+
+  test.each(['10.96.0.49', 'fd00::49'])(
+    'are for the address of the server where it has a fixed one: %s',
+    async (ip) => {
+      const of = certificatesIn(await made({ 'embeddedNFS.clusterIP': ip }));
+      expect(of('server').checkIP(ip)).toBe(ip);
+    },
+  );
+
+  test('are not made where a Secret is named, or where there is no TLS', async () => {
+    const given = await made({ 'embeddedNFS.tls.secretName': 'mine' });
+    expect(find(given, 'Secret', 'stowage-nfs-tls')).toBeUndefined();
+    expect(keysOf(given, 'DaemonSet', 'stowage-agent', 'mine')).toContain('mount.key');
+    expect(keysOf(given, 'StatefulSet', 'stowage-nfs', 'mine')).toContain('server.key');
+    const plain = await made({ 'embeddedNFS.tls.enabled': false, 'embeddedNFS.insecure': true });
+    expect(find(plain, 'Secret', 'stowage-nfs-tls')).toBeUndefined();
+    expect(argsOf(plain).filter((arg) => arg.includes('tls'))).toEqual([]);
+    expect(find(plain, 'Store', 'network')?.spec?.options).not.toHaveProperty('tls');
+  });
+});
