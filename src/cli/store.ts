@@ -116,6 +116,7 @@ async function list({ client, out }: Session): Promise<void> {
       ...(hasNodes ? ['NODES'] : []),
       'VOLUMES',
       'SIZE',
+      'FREE',
       'ON DELETE',
       ...(hasNetworks ? ['NETWORK'] : []),
       'URI',
@@ -128,6 +129,7 @@ async function list({ client, out }: Session): Promise<void> {
       ...(hasNodes ? [store.nodes === undefined ? 'all' : String(store.nodes.length)] : []),
       String(store.volumes),
       size(store.bytes),
+      size(store.freeBytes),
       store.readOnly ? 'read-only' : store.onDelete,
       ...(hasNetworks ? [store.network ?? ''] : []),
       store.uri,
@@ -173,6 +175,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
     ['volumes', `${store.volumes}${store.maxVolumes === null ? '' : ` of at most ${store.maxVolumes}`}`],
     ['size in all', `${size(store.bytes)}${store.maxBytes === null ? '' : ` of at most ${size(store.maxBytes)}`}`],
     ['default size', size(store.defaultSize)],
+    ['free', store.freeBytes === null ? 'not known' : `${size(store.freeBytes)} of ${size(store.totalBytes)}`],
   ]);
 }
 

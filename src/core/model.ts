@@ -216,6 +216,12 @@ export interface CheckStep {
   readonly action?: string;
 }
 
+/** Of the file system that a store is on; other stores and files may share it. */
+export interface Room {
+  readonly totalBytes: bigint;
+  readonly freeBytes: bigint;
+}
+
 export interface StoreCheck {
   readonly ok: boolean;
   readonly steps: readonly CheckStep[];

@@ -545,6 +545,10 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect(check.steps.filter(({ ok }) => !ok)).toEqual([]);
         expect(check.ok).toBe(true);
         expect(check.totalBytes).toBeGreaterThan(0n);
+        const { totalBytes, freeBytes } = await store.room(scope);
+        expect(totalBytes).toBe(check.totalBytes);
+        expect(freeBytes).toBeGreaterThan(0n);
+        expect(freeBytes).toBeLessThanOrEqual(totalBytes);
       });
     });
 
