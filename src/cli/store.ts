@@ -34,7 +34,10 @@ function addReading(store: Verb, act: Act): void {
     .command('check')
     .description('Check a store: reachable, writable, how much room. Ends with 1 when a step fails.')
     .argument('<store>', 'name of the store')
-    .option('--from <place>', 'start where other traffic does: a container, a network of Docker or Podman, netns:NAME')
+    .option(
+      '--from <place>',
+      'start where other traffic does: a container, running or not, a network of Docker or Podman, netns:NAME',
+    )
     .example('stowage store check local', 'does it work, and what to do if not?')
     .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
     .example('stowage store check silver --from docker:backend', 'can containers in the network backend reach it?')
