@@ -102,29 +102,35 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(last).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
     });
 
-    test('is checked from where other traffic starts', async () => {
+    test('is checked from where other traffic starts', { timeout: 240_000 }, async () => {
       for (const [name, network] of [
         ['inside', 'storage'],
         ['outside', 'apps'],
         ['stopped', 'storage'],
+        ['stopped-outside', 'apps'],
       ] as const)
         await run('run', '-d', '--stop-timeout', '0', '--name', name, '--network', network, image, 'sleep', '1000');
-      onTestFinished(async () => void (await run('rm', '-f', 'inside', 'outside', 'stopped')));
-      await run('stop', 'stopped');
-      for (const from of [`${kind}:storage`, 'storage', 'inside', 'container:inside']) {
+      await run('create', '--name', 'created', '--network', 'storage', image, 'sleep', '1000');
+      await run('create', '--name', 'usual', image, 'sleep', '1000');
+      const containers = ['inside', 'outside', 'stopped', 'stopped-outside', 'created', 'usual'];
+      onTestFinished(async () => void (await run('rm', '-f', ...containers)));
+      await run('stop', 'stopped', 'stopped-outside');
+      // One that does not run is checked from where it will be.
+      for (const from of [
+        ...[`${kind}:storage`, 'storage', 'inside', 'container:inside', 'stopped', 'container:stopped', 'created'],
+      ]) {
         const { status, steps } = await check('silver', '--from', from);
         expect(status, from).toBe(0);
         expect(steps.map(({ step }) => step)).toEqual(
           expect.arrayContaining(['network', 'resolve', 'connect', 'mount', 'write']),
         );
       }
-      for (const from of [`${kind}:apps`, 'outside']) {
+      for (const from of [`${kind}:apps`, 'outside', 'stopped-outside', 'usual']) {
         const { status, last } = await check('silver', '--from', from);
         expect(status, from).toBe(1);
         expect(last, from).toMatchObject({ step: 'connect', ok: false, action: expect.stringMatching(/network/) });
       }
       const wrong = {
-        stopped: /Start it/,
         nobody: new RegExp(`${kind} ps`),
         [`${kind}:nothing`]: /network create/,
       };
@@ -133,10 +139,10 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         expect(status, from).toBe(1);
         expect(last, from).toMatchObject({ step: 'network', ok: false, action: expect.stringMatching(action) });
       }
-      const { status, body } = await stowage.api('POST', '/v1/stores/silver/check', { from: 'stopped' });
+      const { status, body } = await stowage.api('POST', '/v1/stores/silver/check', { from: 'nobody' });
       expect({ status, ...body }).toMatchObject({
         ...{ status: 200, ok: false },
-        steps: [{ step: 'network', ok: false, detail: expect.stringContaining('does not run') }],
+        steps: [{ step: 'network', ok: false, detail: "there is no container or network 'nobody'" }],
       });
     });
 

@@ -159,6 +159,8 @@ export const store = (name: string, more: object = {}): object => ({
   defaultSize: null,
   volumes: 2,
   bytes: '0',
+  totalBytes: '2147483648',
+  freeBytes: '1073741824',
   ...more,
 });
 

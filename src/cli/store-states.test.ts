@@ -6,7 +6,7 @@ const store = {
   ...{ state: 'not-answering', network: null, readOnly: false, enforcesCapacity: false, access: ['filesystem'] },
   ...{ problem: { message: "the server of store 'silver' does not answer", action: 'Look at it.' } },
   ...{ onDelete: 'delete', retention: '7d', maxVolumes: null, maxBytes: null, defaultSize: null },
-  ...{ volumes: 2, bytes: '0' },
+  ...{ volumes: 2, bytes: '0', totalBytes: null, freeBytes: null },
 };
 
 test('a store whose server fell silent is not called open', async () => {

@@ -16,6 +16,18 @@ test('a list says which stores have a network of their own, where any has', asyn
   expect(head.slice(at)).toMatch(/^NETWORK +URI$/);
 });
 
+test('a list says how much space is free, where it is known', async () => {
+  const silent = store('silver', { state: 'not-answering', totalBytes: null, freeBytes: null });
+  await using server = await scriptedServer({
+    'GET /v1/stores': page(store('local'), silent),
+    'GET /v1/stores/silver': [200, silent],
+  });
+  const [head = '', ...rest] = lines((await run(server, ['store', 'list'])).stdout);
+  const at = head.indexOf('FREE');
+  expect(rest.map((line) => line.slice(at).split(/\s/)[0])).toEqual(['1GiB', '-']);
+  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +not known$/m);
+});
+
 test('a store with a network of its own is shown with it', async () => {
   await using server = await scriptedServer({
     'GET /v1/stores/local': [200, store('local')],
@@ -55,6 +67,7 @@ test('a store is shown with its policy, its limits and what is wrong with it', a
     'volumes         2 of at most 5',
     'size in all     1.5GiB of at most 10GiB',
     'default size    -',
+    'free            1GiB of 2GiB',
     '',
   ]);
 });

@@ -34,7 +34,10 @@ function addReading(store: Verb, act: Act): void {
     .command('check')
     .description('Check a store: reachable, writable, how much room. Ends with 1 when a step fails.')
     .argument('<store>', 'name of the store')
-    .option('--from <place>', 'start where other traffic does: a container, a network of Docker or Podman, netns:NAME')
+    .option(
+      '--from <place>',
+      'start where other traffic does: a container, running or not, a network of Docker or Podman, netns:NAME',
+    )
     .example('stowage store check local', 'does it work, and what to do if not?')
     .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
     .example('stowage store check silver --from docker:backend', 'can containers in the network backend reach it?')
@@ -116,6 +119,7 @@ async function list({ client, out }: Session): Promise<void> {
       ...(hasNodes ? ['NODES'] : []),
       'VOLUMES',
       'SIZE',
+      'FREE',
       'ON DELETE',
       ...(hasNetworks ? ['NETWORK'] : []),
       'URI',
@@ -128,6 +132,7 @@ async function list({ client, out }: Session): Promise<void> {
       ...(hasNodes ? [store.nodes === undefined ? 'all' : String(store.nodes.length)] : []),
       String(store.volumes),
       size(store.bytes),
+      size(store.freeBytes),
       store.readOnly ? 'read-only' : store.onDelete,
       ...(hasNetworks ? [store.network ?? ''] : []),
       store.uri,
@@ -173,6 +178,7 @@ async function show({ client, out }: Session, name: string): Promise<void> {
     ['volumes', `${store.volumes}${store.maxVolumes === null ? '' : ` of at most ${store.maxVolumes}`}`],
     ['size in all', `${size(store.bytes)}${store.maxBytes === null ? '' : ` of at most ${size(store.maxBytes)}`}`],
     ['default size', size(store.defaultSize)],
+    ['free', store.freeBytes === null ? 'not known' : `${size(store.freeBytes)} of ${size(store.totalBytes)}`],
   ]);
 }
 

@@ -1,4 +1,4 @@
-import { type StowageError, stowageError } from '#core/errors.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
@@ -69,5 +69,26 @@ export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<str
 function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, StoreKind>): StoreConfig {
   const query = new URLSearchParams(spec.options);
   const uri = query.size === 0 ? spec.uri : `${spec.uri}?${query}`;
-  return parseStoreConfig(metadata.name ?? '', uri, 'cluster', kinds);
+  const config = parseStoreConfig(metadata.name ?? '', uri, 'cluster', kinds);
+  for (const [option, { why, action }] of Object.entries(notForPods))
+    if (config.options[option] !== undefined) throw unusable(option, why, action);
+  return config;
 }
+
+/** Such volumes could be made, and every pod that uses them would wait for its mount. */
+const notForPods = {
+  network: {
+    why: "the pods that mount its volumes have the node's network",
+    action: 'Leave out spec.options.network, and give the nodes a route to the server.',
+  },
+  sourceport: {
+    why: 'the pods that mount its volumes have no right to choose their ports',
+    action:
+      "Leave out spec.options.sourceport, and have the server's administrator export it with the option insecure.",
+  },
+} as const;
+
+const unusable = (option: string, why: string, action: string): StowageError =>
+  new StowageError(`a store with the option ${option} cannot be used in Kubernetes: ${why}`, {
+    ...{ code: 'unsupported', reason: 'store-option-in-cluster', action },
+  });

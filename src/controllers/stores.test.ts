@@ -72,6 +72,22 @@ describe('a Store object', () => {
     });
   });
 
+  test.each([
+    [
+      { network: 'netns:storage' },
+      "a store with the option network cannot be used in Kubernetes: the pods that mount its volumes have the node's network. Leave out spec.options.network, and give the nodes a route to the server.",
+    ],
+    [
+      { sourceport: 'privileged' },
+      "a store with the option sourceport cannot be used in Kubernetes: the pods that mount its volumes have no right to choose their ports. Leave out spec.options.sourceport, and have the server's administrator export it with the option insecure.",
+    ],
+  ])('with %j, which pods cannot have, says so at once', async (options, message) => {
+    it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), options }));
+    it.start(createStoresController);
+    await eventually(conditions).toMatchObject({ Ready: { status: 'False', reason: 'Invalid', message } });
+    expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('gold');
+  });
+
   test('whose server has nothing for it says why, and that it is well when it is', async () => {
     const uri = it.place('gold');
     const folder = uri.slice('nfs://server'.length);

@@ -103,8 +103,12 @@ export interface NfsWay {
   readonly gid: number;
   /** The group that it is mounted for; where everybody is one user, all files are shown to belong to it. Undefined: for none. */
   readonly group?: number | undefined;
-  /** Applications get an error after so long. Undefined: they wait. */
+  /** `soft`: how long one attempt takes; applications get an error after the last. Undefined: they wait. */
   readonly softMs: number | undefined;
+  /** How many attempts follow the first one, on a `soft` mount. Undefined: none. */
+  readonly retries?: number | undefined;
+  /** Writes are answered when they are on the server's disk. Undefined: before that. */
+  readonly sync?: boolean | undefined;
   readonly maxRead: number;
   readonly maxWrite: number;
   readonly locks: 'node' | 'refused';
@@ -214,6 +218,12 @@ export interface CheckStep {
   readonly ok: boolean;
   readonly detail: string;
   readonly action?: string;
+}
+
+/** Of the file system that a store is on; other stores and files may share it. */
+export interface Room {
+  readonly totalBytes: bigint;
+  readonly freeBytes: bigint;
 }
 
 export interface StoreCheck {

@@ -10,6 +10,7 @@ import type {
   OperationId,
   OperationState,
   Orphan,
+  Room,
   SeenUse,
   Source,
   StoreCheck,
@@ -90,6 +91,8 @@ export interface Store {
   readonly uses?: Uses;
 
   check(scope: Scope): Promise<StoreCheck>;
+  /** One call to the disk or server, unlike `check`. */
+  room(scope: Scope): Promise<Room>;
   /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
   identityBelow?(path: string): Promise<string | undefined>;
   /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */

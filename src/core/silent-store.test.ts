@@ -61,6 +61,41 @@ test('is told as not answering, without waiting for it twice, and as open when i
   expect((await server.admin.get('/metrics')).text).toContain('stowage_store_open{store="silver"} 1');
 });
 
+interface RoomJson {
+  readonly name: string;
+  readonly totalBytes: string | null;
+  readonly freeBytes: string | null;
+}
+
+test('the list and the metrics show free space, and do not wait for a store that owes the answer', async () => {
+  const clock = createFakeClock();
+  const { server, kind } = await started({ clock });
+  const roomIn = async (store: string): Promise<RoomJson> =>
+    (await server.admin.get('/v1/stores')).body.items.find(({ name }: RoomJson) => name === store);
+  const freeBytes = async () => (await server.admin.get('/metrics')).text.match(/^stowage_store_free_bytes.*$/gm);
+  for (const store of ['local', 'silver']) {
+    const { totalBytes, freeBytes: free } = await roomIn(store);
+    expect(BigInt(free ?? 0)).toBeGreaterThan(0n);
+    expect(BigInt(totalBytes ?? 0)).toBeGreaterThanOrEqual(BigInt(free ?? 0));
+  }
+  expect(await freeBytes()).toEqual([expect.stringContaining('"local"'), expect.stringContaining('"silver"')]);
+
+  const gate = kind.close('room', { deaf: true, store: 'silver' });
+  const first = roomIn('silver');
+  await gate.reached;
+  clock.advance(2_000);
+  const unknown = { totalBytes: null, freeBytes: null };
+  expect(await first).toMatchObject(unknown);
+  // Nobody waits for what is owed: no clock goes on here.
+  expect(await roomIn('silver')).toMatchObject(unknown);
+  // The clock went on for the others too: their answers may have come later than that.
+  await vi.waitFor(async () => expect(await freeBytes()).toEqual([expect.stringContaining('"local"')]));
+  expect(gate.waiting()).toBe(1);
+
+  gate.open();
+  await vi.waitFor(async () => expect((await roomIn('silver')).freeBytes).not.toBeNull());
+});
+
 test('one that was killed is told as not answering, and as open when it runs again', async () => {
   const { server, own } = await started();
   expect(await stateIn(server)).toBe('open');

@@ -5,7 +5,7 @@ import type { NfsWay, Source, Volume } from './model.ts';
 /** What a store's options decide. Where the server is reached may change by itself, and says nothing about a mount. */
 const options = [
   ...(['client', 'network', 'sourcePorts', 'tls', 'connections', 'squash', 'uid', 'gid', 'group'] as const),
-  ...(['softMs', 'maxRead', 'maxWrite', 'locks', 'readOnly'] as const),
+  ...(['softMs', 'retries', 'sync', 'maxRead', 'maxWrite', 'locks', 'readOnly'] as const),
 ] satisfies readonly (keyof NfsWay)[];
 
 /**

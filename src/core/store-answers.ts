@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from './errors.ts';
-import type { StoreName } from './model.ts';
+import type { Room, StoreName } from './model.ts';
 import type { Store } from './ports.ts';
 import type { Stores } from './stores.ts';
 
@@ -16,15 +16,17 @@ export interface StoreAnswers {
   late(names: readonly StoreName[]): readonly StoreName[];
   /** Those that are open and do not answer, as of now. */
   silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
+  /** Those of them that are open and say it soon. A list must not wait longer for it than for `silent`. */
+  rooms(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, Room>>;
 }
 
 /** What is asked of a store: each can be owed while another is answered. */
-type Question = 'list' | 'look' | 'ping';
+type Question = 'list' | 'look' | 'ping' | 'room';
 
 /** A store that is alive has listed its names by then. */
 const patienceMs = 3_000;
-/** Whether it is there at all takes it one call. */
-const pingPatienceMs = 2_000;
+/** Whether it is there at all takes it one call, and so does its free space. */
+const onePatienceMs = 2_000;
 /** Who took longer to fail is not asked again for a while. */
 const quickMs = 1_000;
 const restMs = 10_000;
@@ -39,6 +41,7 @@ export function createStoreAnswers(parts: {
     list: new Map<StoreName, number>(),
     look: new Map<StoreName, number>(),
     ping: new Map<StoreName, number>(),
+    room: new Map<StoreName, number>(),
   };
   const restOf = (question: Question, name: StoreName): number => (late[question].get(name) ?? 0) - clock.elapsed();
   const isLate = (name: StoreName, ...questions: Question[]): boolean =>
@@ -59,7 +62,8 @@ export function createStoreAnswers(parts: {
       else owed.delete(name);
     };
     const asked = stores().use(name, ask);
-    if (!(await endsWithin(asked, question === 'ping' ? pingPatienceMs : patienceMs, clock))) {
+    const isOneCall = question === 'ping' || question === 'room';
+    if (!(await endsWithin(asked, isOneCall ? onePatienceMs : patienceMs, clock))) {
       owed.set(name, Number.POSITIVE_INFINITY);
       asked.then(() => owed.delete(name), failed);
       return false;
@@ -71,7 +75,7 @@ export function createStoreAnswers(parts: {
     } catch (thrown) {
       scope.signal.throwIfAborted();
       failed();
-      scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
+      scope.log.warn('store did not answer', { store: name, question, why: stowageError(thrown).message });
       return false;
     }
   }
@@ -85,6 +89,15 @@ export function createStoreAnswers(parts: {
     const { store } = stores().view(name);
     if (store?.ping === undefined) return store !== undefined && isLate(name, 'list', 'look');
     return !(await pings(name, scope));
+  }
+
+  async function roomOf(name: StoreName, scope: Scope): Promise<Room | undefined> {
+    if (stores().view(name).store === undefined || isLate(name, 'ping', 'room')) return undefined;
+    let room: Room | undefined;
+    const isAnswered = await answers('room', name, scope, async (open) => {
+      room = await open.room(scope);
+    });
+    return isAnswered ? room : undefined;
   }
 
   /** Whether one name can be asked for; where other answers are late, the server is asked first whether it is there. */
@@ -109,6 +122,10 @@ export function createStoreAnswers(parts: {
     silent: async (names, scope) => {
       const asked = await Promise.all(names.map((name) => isSilent(name, scope)));
       return new Set(names.filter((_name, index) => asked[index]));
+    },
+    rooms: async (names, scope) => {
+      const asked = await Promise.all(names.map(async (name) => [name, await roomOf(name, scope)] as const));
+      return new Map(asked.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
     },
   };
 }

@@ -42,6 +42,8 @@ export interface FileSystemOptions {
   /** `soft`: EIO when the server has not answered for so long. Left out: `hard`, it is waited for without end. */
   readonly softMs?: number | undefined;
   readonly readOnly?: boolean;
+  /** Writes are answered when they are on the server's disk. Left out: before that, where something outlives this process. */
+  readonly sync?: boolean | undefined;
   /** Who checks what a caller may do. Left out: the kernel. */
   readonly checks?: 'kernel' | 'server' | undefined;
   /** The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. */
@@ -123,7 +125,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const removing = createRemoving(context, entries, { charges, ready });
   const own = createBudget(mostBehindOfMount);
   const uncharged = createWrites({
-    ...{ context, calls, kept: parts.behind?.kept, ready },
+    ...{ context, calls, kept: parts.behind?.kept, ready, isSync: options.sync === true },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
     ...{ onDone: charges.written, onLost: parts.behind?.onLost },
     budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],

@@ -15,6 +15,8 @@ describe('what a data path is told about a mount', () => {
     expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
     const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server', group: 2000 };
     expect(readSpec(JSON.parse(JSON.stringify(unchecked)))).toEqual(unchecked);
+    const synced: MountSpec = { ...unchecked, version: 3, sync: true };
+    expect(readSpec(JSON.parse(JSON.stringify(synced)))).toEqual(synced);
     expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
       ...{ ...plain, checks: 'kernel' },
       tls: undefined,
@@ -24,7 +26,8 @@ describe('what a data path is told about a mount', () => {
   });
 
   test.each([
-    ['version', 3, 'a mount is described in version 3'],
+    ['version', 4, 'a mount is described in version 4'],
+    ['version', 3, 'the field checks'],
     ['version', 2, 'the field checks'],
     ['addresses', [], 'the field addresses'],
     ['addresses', [7], 'the field addresses'],
@@ -38,6 +41,7 @@ describe('what a data path is told about a mount', () => {
     ['maxWrite', 2 ** 21, 'the field maxWrite'],
     ['softMs', 0.5, 'the field softMs'],
     ['group', -1, 'the field group'],
+    ['sync', 'always', 'the field sync'],
     ['locks', 'everywhere', 'the field locks'],
     ['tls', 'on', 'the field tls'],
     ['quota', 'large', 'the field quota'],

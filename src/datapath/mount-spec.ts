@@ -1,7 +1,7 @@
 /** What a data path is told about a mount: plain data, through the keeper's hands. May hold the key of a certificate. */
 export interface MountSpec {
-  /** 2: the kernel does not check. Whoever knows nothing of that must not serve it. */
-  readonly version: 1 | 2;
+  /** 2: the kernel does not check. 3: `sync`. A data path that knows nothing of that must not serve it. */
+  readonly version: 1 | 2 | 3;
   /** Addresses of one server, in the order they are tried. */
   readonly addresses: readonly [string, ...string[]];
   readonly port: number;
@@ -17,6 +17,8 @@ export interface MountSpec {
   /** `soft`: EIO after so long without an answer. Undefined: `hard`. */
   readonly softMs: number | undefined;
   readonly readOnly: boolean;
+  /** Writes are answered when they are on the server's disk. Left out: before that. */
+  readonly sync?: boolean | undefined;
   readonly maxRead: number;
   readonly maxWrite: number;
   /** How long names and attributes are relied on. */
@@ -63,7 +65,8 @@ export function readSpec(given: unknown): MountSpec {
   if (typeof given !== 'object' || given === null) throw new BadSpec('the description of a mount is not an object');
   const fields = given as Fields;
   const { version } = fields;
-  if (version !== 1 && version !== 2) throw new BadSpec(`a mount is described in version ${String(version)}`);
+  if (version !== 1 && version !== 2 && version !== 3)
+    throw new BadSpec(`a mount is described in version ${String(version)}`);
   const addresses = fields['addresses'];
   if (!Array.isArray(addresses) || addresses.length === 0 || !addresses.every((one) => typeof one === 'string'))
     throw bad('addresses');
@@ -80,6 +83,7 @@ export function readSpec(given: unknown): MountSpec {
     gid: whole(fields, 'gid', 0xffff_ffff),
     softMs: fields['softMs'] === undefined ? undefined : whole(fields, 'softMs', Number.MAX_SAFE_INTEGER),
     readOnly: flag(fields, 'readOnly'),
+    sync: fields['sync'] === undefined ? undefined : flag(fields, 'sync'),
     maxRead: whole(fields, 'maxRead', 1024 * 1024),
     maxWrite: whole(fields, 'maxWrite', 1024 * 1024),
     cacheMs: whole(fields, 'cacheMs', Number.MAX_SAFE_INTEGER),

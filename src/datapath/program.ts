@@ -120,7 +120,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     parting.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const known = nodes.of(row.index, root);
-    const { squash, uid, gid, cacheMs, softMs, readOnly, checks, group, maxRead, maxWrite } = spec;
+    const { squash, uid, gid, cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite } = spec;
     const { operations, behind } = parting.use(
       openFileSystem({
         ...{ nfs: server.nfs, nodes: known, proofs: journal.proofs, clock, shared, ended },
@@ -133,7 +133,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         },
         options: {
           identity: { squash, uid, gid, machine: 'stowage' },
-          ...{ cacheMs, softMs, readOnly, checks, group, maxRead, maxWrite },
+          ...{ cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite },
         },
       }),
     );

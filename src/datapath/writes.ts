@@ -53,6 +53,8 @@ export interface WritesParts extends SendingOptions {
   readonly calls: Calls;
   /** Left out: nothing outlives this process, so nobody is answered before the server has it on its disk. */
   readonly kept: Kept | undefined;
+  /** Every file is as if opened with O_SYNC. */
+  readonly isSync: boolean;
   readonly budgets: readonly Budget[];
   /** The write that came at this place is on the server's disk, or lost. */
   readonly onDone?: (place: number) => void;
@@ -158,7 +160,7 @@ export function createWrites(parts: WritesParts): Writes {
     write: (id, at, data, request) => {
       tell(id, at.fh);
       if (data.length === 0) return 0;
-      return kept === undefined || (at.openFlags & isThrough) !== 0
+      return kept === undefined || parts.isSync || (at.openFlags & isThrough) !== 0
         ? through(id, at, data, request)
         : accept(id, at, data, request);
     },

@@ -300,24 +300,26 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
 describe.skipIf(needs('fuse', 'ganesha', 'python3'))('what is asked of the server for', () => {
   const it = exportedByGanesha();
 
-  test.each<readonly [string, readonly string[], readonly number[], readonly string[]]>([
+  test.each<readonly [string, readonly string[] | 'sync', readonly number[], readonly string[]]>([
     ['a small file', [], [4096], ['write 0+4096 stable']],
     ['a file of two writes', [], [100, 100], ['write 0+100 unstable', 'write 100+100 unstable', 'commit']],
     ['O_SYNC', ['O_SYNC'], [100, 100], ['write 0+100 stable', 'write 100+100 stable']],
     ['O_DSYNC', ['O_DSYNC'], [100], ['write 0+100 stable']],
     ['O_DIRECT', ['O_DIRECT'], [4096, 4096], ['write 0+4096 stable', 'write 4096+4096 stable']],
-  ])('%s', async (_, flags, sizes, expected) => {
+    ['a store with sync', 'sync', [100, 100], ['write 0+100 stable', 'write 100+100 stable']],
+  ])('%s', async (_, how, sizes, expected) => {
+    const flags = how === 'sync' ? [] : how;
     using ground = createGround();
     const said: string[] = [];
     const on = { nfs: forgetful(it.nfs, said), root: it.directory };
-    await using mount = await mountNfs(ground.folder, on, {}, withPatience());
+    await using mount = await mountNfs(ground.folder, on, { sync: how === 'sync' }, withPatience());
     await using user = useFiles();
     const file = await user.open(join(mount.at, 'file'), 'O_CREAT', 'O_RDWR', ...flags);
     let offset = 0;
     for (const size of sizes) {
       await user.write(file, offset, size, 'x');
       // Whoever wants it on the disk has it there now.
-      if (flags.length > 0) expect(readFileSync(it.on('file'))).toHaveLength(offset + size);
+      if (how.length > 0) expect(readFileSync(it.on('file'))).toHaveLength(offset + size);
       offset += size;
     }
     await user.close(file);

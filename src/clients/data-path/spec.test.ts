@@ -28,6 +28,22 @@ test('the kernel checks what callers may do, except where all of them are one us
   expect(await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).toMatchObject({ version: 2, checks: 'server' });
 });
 
+test('applications of a soft mount wait once more for each retry', async () => {
+  expect((await specOf(sourceBy({ softMs: 5_000 }), 'this-stowage')).softMs).toBe(5_000);
+  expect((await specOf(sourceBy({ softMs: 5_000, retries: 3 }), 'this-stowage')).softMs).toBe(20_000);
+  expect((await specOf(sourceBy({ retries: 3 }), 'this-stowage')).softMs).toBeUndefined();
+});
+
+test('a data path that knows nothing of sync serves no volume that asks for it', async () => {
+  expect(await specOf(sourceBy({ sync: true }), 'this-stowage')).toMatchObject({
+    ...{ version: 3, sync: true, checks: 'kernel' },
+  });
+  expect(await specOf(sourceBy({ sync: true, squash: 'all' }), 'this-stowage')).toMatchObject({
+    ...{ version: 3, sync: true, checks: 'server' },
+  });
+  expect((await specOf(sourceBy({}), 'this-stowage')).sync).toBeUndefined();
+});
+
 test('a data path is told as which group it shows everything', async () => {
   expect((await specOf(sourceBy({ squash: 'all', group: 2000 }), 'this-stowage')).group).toBe(2000);
   expect((await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).group).toBeUndefined();

@@ -15,11 +15,10 @@ const cacheMs = 1_000;
 export async function specOf({ hosts, way }: NfsSource, instance: string): Promise<MountSpec> {
   const [first, ...others] = way.addresses;
   if (first === undefined) throw new Error('a source without an address');
-  const { port, root, connections, squash, uid, gid, softMs, readOnly, maxRead, maxWrite, locks } = way;
-  // The kernel knows callers by the numbers they have on this machine, which say nothing where all of them are one user.
-  const checks = squash === 'all' ? ({ version: 2, checks: 'server' } as const) : ({ version: 1 } as const);
+  const { port, root, connections, squash, uid, gid, readOnly, maxRead, maxWrite, locks } = way;
+  const softMs = way.softMs === undefined ? undefined : way.softMs * (1 + (way.retries ?? 0));
   return {
-    ...checks,
+    ...versioned(way),
     ...{ addresses: [first, ...others], port, root, connections },
     ...{ privilegedPorts: way.sourcePorts === 'privileged' },
     tls: way.tls === undefined ? undefined : await tlsOf(way.tls, hosts[0]),
@@ -27,6 +26,14 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
     group: squash === 'all' ? way.group : undefined,
     quota: way.quota === undefined ? undefined : { ...way.quota, host: instance },
   };
+}
+
+/** The oldest version that says it: a data path that knows nothing of what a mount asks for must not serve it. */
+function versioned({ squash, sync }: NfsWay): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
+  // The kernel knows callers by the numbers they have on this machine, which say nothing where all of them are one user.
+  const checks = squash === 'all' ? 'server' : 'kernel';
+  if (sync === true) return { version: 3, checks, sync };
+  return checks === 'server' ? { version: 2, checks } : { version: 1 };
 }
 
 async function tlsOf({ folder }: NonNullable<NfsWay['tls']>, host: string): Promise<TlsSpec> {

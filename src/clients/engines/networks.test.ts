@@ -27,6 +27,7 @@ interface FakeContainer {
   running: boolean;
   sandbox: string;
   pid: number;
+  readonly networkMode?: string;
   networks: Readonly<Record<string, { readonly NetworkID: string }>>;
   readonly labels: Readonly<Record<string, string>>;
   readonly body: unknown;
@@ -111,7 +112,8 @@ const listed = ({ id, name, running, labels }: FakeContainer): object => ({
   ...{ Id: id, Names: [`/${name}`], Image: 'x', State: running ? 'running' : 'exited', Labels: labels, Mounts: [] },
 });
 
-const inspected = ({ id, name, running, sandbox, pid, networks, labels }: FakeContainer): object => ({
+const inspected = ({ id, name, running, sandbox, pid, networkMode, networks, labels }: FakeContainer): object => ({
+  HostConfig: { NetworkMode: networkMode ?? 'default' },
   ...{ Id: id, Name: `/${name}`, Image: 'x', Config: { Labels: labels }, Mounts: [] },
   State: { Status: running ? 'running' : 'exited', Running: running, Pid: pid, ExitCode: 0, Error: '' },
   NetworkSettings: { SandboxKey: sandbox, Networks: networks },
@@ -203,11 +205,52 @@ describe('where a network is', () => {
     });
   });
 
-  test('a container that does not run has none', async () => {
-    const { networks, docker } = await given();
-    docker.containers.set('web', container('web', { running: false, sandbox: '' }));
-    await expect(networks.find('web', signal)).rejects.toMatchObject({
-      ...{ code: 'conflict', reason: 'container-not-running', action: expect.stringContaining('Start it') },
+  describe('a container that does not run', () => {
+    const stopped = (more: Partial<FakeContainer>): FakeContainer =>
+      container('web', { running: false, sandbox: '', ...more });
+
+    test('is where it will be when it is started: in its network', async () => {
+      const { networks, docker } = await given();
+      docker.containers.set('web', stopped({ networks: { storage: { NetworkID: '' } } }));
+      for (const name of ['container:web', 'web']) expect(await networks.find(name, signal)).toBe(here);
+      docker.containers.delete('web');
+      expect(theAnchor(docker).labels).toMatchObject({ 'stowage.dev/anchor': 'docker:storage' });
+    });
+
+    test("is where another container is whose network it shares, or where Stowage is with the host's", async () => {
+      const { networks, docker } = await given();
+      docker.containers.set('db', container('db', { sandbox: another }));
+      docker.containers.set('web', stopped({ networkMode: 'container:id-of-db' }));
+      expect(await networks.find('web', signal)).toBe(another);
+      docker.containers.set('web', stopped({ networkMode: 'host', networks: { host: { NetworkID: 'h' } } }));
+      expect(await networks.find('web', signal)).toBe(here);
+      expect(docker.changes()).toEqual([]);
+    });
+
+    test.each([
+      [
+        { networks: { apps: { NetworkID: '' }, storage: { NetworkID: '' } } },
+        'container-networks-several',
+        "container 'web' does not run, and has several networks: apps, storage",
+        'Name one of them: --from docker:apps, --from docker:storage',
+      ],
+      [
+        { networkMode: 'none', networks: { none: { NetworkID: 'n' } } },
+        'container-without-network',
+        "container 'web' has no network",
+        'It needs none for its volumes: Stowage itself reaches the server. Check that without --from.',
+      ],
+      [
+        { networkMode: 'container:gone' },
+        'container-without-network',
+        "container 'web' shares the network of a container that is gone",
+        'Make it anew, or name a network.',
+      ],
+    ])('of which that is not clear is refused: %o', async (more, reason, message, action) => {
+      const { networks, docker } = await given();
+      docker.containers.set('web', stopped(more));
+      await expect(networks.find('web', signal)).rejects.toMatchObject({ code: 'conflict', reason, message, action });
+      expect(docker.changes()).toEqual([]);
     });
   });
 

@@ -1,23 +1,33 @@
 import { createHash } from 'node:crypto';
 import { readFile, stat } from 'node:fs/promises';
-import { dirname } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import type { EngineKind } from '#core/containers.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { type StowageError, stowageError } from '#core/errors.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
 import type { Container, ListedContainer } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { anchorImage, anchorImageTar } from './anchor-image.ts';
 import { engineFailure } from './errors.ts';
+import {
+  hidden,
+  noEngine,
+  noNetwork,
+  noNetworkAtAll,
+  noNetworkYet,
+  severalNetworks,
+  sharedNetworkGone,
+  unknownPlace,
+} from './network-errors.ts';
 
 /** Networks of container engines, and those of their containers. */
 export interface EngineNetworks {
   /**
    * `docker:NETWORK` and `podman:NETWORK`, by way of an anchor: a container that does nothing but be attached to it.
-   * `container:NAME`, or a name alone, which may be a container's or a network's. Anything else is a namespace itself.
+   * `container:NAME`, or a name alone, which may be a container's or a network's; a container need not run. Anything else is a
+   * namespace itself.
    */
   readonly find: FindNamespace;
   /** Removes anchors of networks that are not among these, and that nobody asked for a moment ago. */
@@ -137,11 +147,33 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
   }
 
   const ofContainer = (name: string, signal: AbortSignal): Promise<string | undefined> =>
-    among(async (engine) => {
+    among(async (engine, kind) => {
       const found = await unlessMissing(engine.container(name, signal));
-      if (found !== undefined && !found.state.running) throw notRunning(found.name);
-      return found && (await namespaceOf(found));
+      return found && (await whereaboutsOf(found, kind, engine, signal));
     });
+
+  /** Of one that does not run: where it will be when it is started. */
+  async function whereaboutsOf(
+    found: Container,
+    kind: EngineKind,
+    engine: DockerClient,
+    signal: AbortSignal,
+  ): Promise<string> {
+    const { name, networkMode, networks, state } = found;
+    if (state.running) return await namespaceOf(found);
+    if (networkMode === 'host') return ownNetwork;
+    if (networkMode === 'none') throw noNetworkAtAll(name);
+    if (networkMode.startsWith('container:')) {
+      const other = await unlessMissing(engine.container(networkMode.slice('container:'.length), signal));
+      if (other === undefined) throw sharedNetworkGone(name);
+      return await whereaboutsOf(other, kind, engine, signal);
+    }
+    const [first, ...more] = Object.keys(networks);
+    if (first === undefined) throw noNetworkYet(name);
+    // With several, the routes of all of them count, and an anchor has one.
+    if (more.length > 0) throw severalNetworks(kind, name, [first, ...more]);
+    return await anchored(kind, first, signal);
+  }
 
   /** An engine that does not answer may have a container of that name: then nothing is known. */
   const anywhere = async (name: string, signal: AbortSignal): Promise<string | undefined> =>
@@ -201,6 +233,8 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
   };
 }
 
+/** The host's, unless Stowage itself is in a container with another. */
+const ownNetwork = '/proc/self/ns/net';
 const networkOf = (whole: string): string => whole.slice(whole.indexOf(':') + 1);
 
 const isSilent = (thrown: unknown): boolean =>
@@ -239,53 +273,3 @@ const isThere = async (path: string): Promise<boolean> => {
     return false;
   }
 };
-
-function hidden(name: string, sandbox: string): StowageError {
-  const folder = dirname(sandbox);
-  return new StowageError(
-    `the network of container '${name}' cannot be seen from here: ${sandbox === '' ? 'it shares that of something else' : `no ${sandbox}`}`,
-    {
-      code: 'unsupported',
-      reason: 'engine-network-hidden',
-      action:
-        sandbox === ''
-          ? 'Name what it shares its network with, or a network of the engine.'
-          : `Where Stowage runs in a container, give it the folder: -v ${folder}:${folder}:rslave`,
-    },
-  );
-}
-
-function noEngine(kind: EngineKind, network: string): StowageError {
-  return new StowageError(`network '${kind}:${network}' cannot be used: Stowage was not told of that engine`, {
-    code: 'unsupported',
-    reason: 'engine-unknown',
-    action: `Give Stowage the engine's socket: --${kind}-socket PATH, or engines: in stowage.yaml`,
-  });
-}
-
-function noNetwork(kind: EngineKind, network: string): StowageError {
-  return new StowageError(`${kind} has no network '${network}'`, {
-    code: 'unavailable',
-    reason: 'engine-network-missing',
-    action: `Make it (${kind} network create ${network}), or correct the option network of the store.`,
-  });
-}
-
-function notRunning(name: string): StowageError {
-  return new StowageError(`container '${name}' does not run, so it has no network`, {
-    code: 'conflict',
-    reason: 'container-not-running',
-    action: 'Start it, or name a network that it will be attached to.',
-  });
-}
-
-function unknownPlace(name: string, kinds: readonly EngineKind[]): StowageError {
-  return new StowageError(`there is no container or network '${name}'`, {
-    code: 'not-found',
-    reason: 'engine-place-unknown',
-    action:
-      kinds.length === 0
-        ? "Give Stowage the engine's socket: --docker-socket PATH, --podman-socket PATH, or engines: in stowage.yaml"
-        : `See what there is: ${kinds.map((kind) => `${kind} ps, ${kind} network ls`).join(', ')}`,
-  });
-}

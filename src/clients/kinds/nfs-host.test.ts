@@ -32,6 +32,11 @@ test.each([
     { softMs: 5_000, mountPort: 20_048, connections: 4, sourcePorts: 'privileged', locks: 'node', readOnly: true },
     'vers=3,proto=tcp,port=2049,nosuid,nodev,mountport=20048,soft,retrans=1,timeo=50,rsize=1048576,wsize=1048576,nconnect=4,resvport,nolock,ro',
   ],
+  [
+    { softMs: 5_000, retries: 3, sync: true },
+    'vers=3,proto=tcp,port=2049,nosuid,nodev,soft,retrans=3,timeo=50,rsize=1048576,wsize=1048576,noresvport,sync',
+  ],
+  [{ retries: 3 }, 'vers=3,proto=tcp,port=2049,nosuid,nodev,hard,timeo=600,rsize=1048576,wsize=1048576,noresvport'],
 ] as const)('the store %j: %s', async (more, options) => {
   expect(await asked(sourceBy(more))).toEqual([`mount.nfs filer:/export/photos /s/mounts/v -o ${options}`]);
 });

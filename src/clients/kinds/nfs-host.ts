@@ -36,12 +36,13 @@ function hostOptions({ way }: NfsSource): readonly string[] {
   return [
     ...['vers=3', 'proto=tcp', `port=${way.port}`, 'nosuid', 'nodev'],
     ...(way.mountPort === undefined ? [] : [`mountport=${way.mountPort}`]),
-    ...(way.softMs === undefined ? ['hard'] : ['soft', 'retrans=1']),
+    ...(way.softMs === undefined ? ['hard'] : ['soft', `retrans=${Math.max(1, way.retries ?? 1)}`]),
     ...[`timeo=${timeo}`, `rsize=${way.maxRead}`, `wsize=${way.maxWrite}`],
     ...(way.connections > 1 ? [`nconnect=${way.connections}`] : []),
     way.sourcePorts === 'privileged' ? 'resvport' : 'noresvport',
     // Without locks on the server: they then hold on this node, which the administrator allowed.
     ...(way.locks === 'node' ? ['nolock'] : []),
+    ...(way.sync === true ? ['sync'] : []),
     ...(way.readOnly ? ['ro'] : []),
   ];
 }

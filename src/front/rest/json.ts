@@ -5,6 +5,7 @@ import type {
   Inspection,
   Operation,
   Orphan,
+  Room,
   SeenUse,
   StoreCheck,
   Token,
@@ -96,9 +97,11 @@ export interface StoreNow {
   readonly totals: ReturnType<Records['volumes']['totals']>;
   /** Open, and its server does not answer. */
   readonly isSilent: boolean;
+  /** Undefined: not known at the moment. */
+  readonly room: Room | undefined;
 }
 
-export function storeJson(view: StoreView, { totals, isSilent }: StoreNow): wire.StoreJson {
+export function storeJson(view: StoreView, { totals, isSilent, room }: StoreNow): wire.StoreJson {
   const { config, store } = view;
   const problem = view.problem ?? (isSilent ? notAnswering(config.name) : undefined);
   return {
@@ -123,6 +126,8 @@ export function storeJson(view: StoreView, { totals, isSilent }: StoreNow): wire
     defaultSize: orNull(config.policy.defaultSize, String),
     volumes: totals.volumes,
     bytes: String(totals.bytes),
+    totalBytes: orNull(room?.totalBytes, String),
+    freeBytes: orNull(room?.freeBytes, String),
   };
 }
 

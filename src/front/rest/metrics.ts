@@ -2,7 +2,7 @@ import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom
 import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { errorCodes } from '#core/errors.ts';
-import type { Operation } from '#core/model.ts';
+import type { Operation, Room } from '#core/model.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { DataPathJson } from './schemas.ts';
 
@@ -94,19 +94,30 @@ async function storeGauges(
   const registry = new Registry();
   const views = engine.stores.list().filter((view) => visible(view.config.name));
   const totals = (view: StoreView) => engine.records.volumes.totals(view.config.name);
-  const silent = await engine.answers.silent(
-    views.map((view) => view.config.name),
-    scope,
-  );
+  const names = views.map((view) => view.config.name);
+  const [silent, rooms] = await Promise.all([engine.answers.silent(names, scope), engine.answers.rooms(names, scope)]);
   const isUsable = ({ store, config }: StoreView): boolean => store !== undefined && !silent.has(config.name);
-  const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number])[] = [
+  const room = ({ config }: StoreView, of: keyof Room): number | undefined => {
+    const known = rooms.get(config.name)?.[of];
+    return known === undefined ? undefined : Number(known);
+  };
+  const perStore: readonly (readonly [name: string, help: string, value: (view: StoreView) => number | undefined])[] = [
     ['stowage_volumes', 'Volumes in a store', (view) => totals(view).volumes],
     ['stowage_volume_bytes', 'Sum of the sizes asked for in a store', (view) => Number(totals(view).bytes)],
     ['stowage_store_open', '1: the store can be used, 0: it cannot', (view) => (isUsable(view) ? 1 : 0)],
+    [
+      'stowage_store_free_bytes',
+      'Free space of the file system that a store is on. Absent: not known at the moment',
+      (view) => room(view, 'freeBytes'),
+    ],
+    ['stowage_store_size_bytes', 'Size of the file system that a store is on', (view) => room(view, 'totalBytes')],
   ];
   for (const [name, help, value] of perStore) {
     const gauge = new Gauge({ name, help, labelNames: ['store'], registers: [registry] });
-    for (const view of views) gauge.set({ store: view.config.name }, value(view));
+    for (const view of views) {
+      const figure = value(view);
+      if (figure !== undefined) gauge.set({ store: view.config.name }, figure);
+    }
   }
   return registry;
 }

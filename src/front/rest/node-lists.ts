@@ -81,6 +81,13 @@ const known = (unreached: readonly UnreachedJson[]): readonly UnreachedJson[] =>
 
 const worst = ['unavailable', 'not-answering', 'open'] as const;
 
+/** Null: one of them is not known. */
+const sumOf = (figures: readonly (string | null)[]): string | null =>
+  figures.reduce<string | null>(
+    (sum, figure) => (sum === null || figure === null ? null : String(BigInt(sum) + BigInt(figure))),
+    '0',
+  );
+
 /** Each node has a store of that name of its own: as one, with what there is on each. */
 function joined(all: readonly { readonly node: string; readonly store: StoreJson }[]): readonly StoreJson[] {
   const byName = Map.groupBy(all, ({ store }) => store.name);
@@ -99,6 +106,8 @@ function joined(all: readonly { readonly node: string; readonly store: StoreJson
         : null,
       volumes: group.reduce((sum, { store }) => sum + store.volumes, 0),
       bytes: String(group.reduce((sum, { store }) => sum + BigInt(store.bytes), 0n)),
+      totalBytes: sumOf(group.map(({ store }) => store.totalBytes)),
+      freeBytes: sumOf(group.map(({ store }) => store.freeBytes)),
       nodes: group.map(({ node, store }) => ({
         ...{ node, state: store.state, volumes: store.volumes, bytes: store.bytes },
       })),

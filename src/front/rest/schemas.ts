@@ -133,6 +133,12 @@ export const store = object({
   defaultSize: nullable(bytes),
   volumes: Type.Integer(),
   bytes: Type.String({ description: 'The sum of the sizes asked for' }),
+  totalBytes: nullable(
+    Type.String({ description: 'Size of the file system that it is on; null: not known at the moment' }),
+  ),
+  freeBytes: nullable(
+    Type.String({ description: 'Free on that file system, which other stores and files may share; null: the same' }),
+  ),
   nodes: Type.Optional(
     Type.Array(
       object({

@@ -56,6 +56,18 @@ test('a list of stores', async () => {
   }
 });
 
+test('a list of stores names the network that a store needs to everybody', async () => {
+  const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
+  const apart = parseStoreConfig('lost', 'nfs://127.0.0.1/export?network=netns:no-such-network', 'file', known);
+  await server.engine.stores.configure([apart], undefined, aCall());
+  for (const api of [server.admin, ...Object.values(others)]) {
+    const { body } = await api.get('/v1/stores');
+    expect(body.items).toMatchObject([{ name: 'lost', network: 'netns:no-such-network' }]);
+    expect((await api.get('/v1/stores/lost')).body.network).toBe('netns:no-such-network');
+    if (api !== server.admin) expect(body.items[0].uri).toBe('nfs://…');
+  }
+});
+
 test('a request that fails, whose whole story is in the log under its id', async () => {
   for (const who of ['a user', 'an administrator of some stores']) {
     const answer = await (others[who] as Api).post('/v1/volumes', { store: 'lost', name: 'v' });

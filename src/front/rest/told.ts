@@ -10,14 +10,13 @@ import { isAdministrator, type Principal } from './principal.ts';
 export const toldTo = (principal: Principal | undefined, trouble: Trouble, how: string): Trouble =>
   principal !== undefined && isAdministrator(principal) ? trouble : toldToUser(trouble, how);
 
-/** Where a store is, and what is wrong with it, as far as it concerns them. */
+/** Hides the server and what exactly is wrong. The network stays: it is what a user and the administrator talk about. */
 export function viewFor(principal: Principal, view: StoreView): StoreView {
   if (isAdministrator(principal)) return view;
   const { config, problem, pending } = view;
-  const { network: _where, ...options } = config.options;
   return {
     ...view,
-    config: { ...config, uri: uriFor(principal, config.uri), options },
+    config: { ...config, uri: uriFor(principal, config.uri) },
     problem: problem && problemFor(principal, problem, config.name),
     pending: pending && 'a change of its configuration waits',
   };

@@ -1,9 +1,9 @@
-import { readdir, statfs } from 'node:fs/promises';
+import { readdir } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
-import type { CheckStep, StoreCheck } from '#core/model.ts';
+import type { CheckStep, Room, StoreCheck } from '#core/model.ts';
 import type { Parts } from '../shelf/parts.ts';
 import type { Place } from '../shelf/place.ts';
 import { storeFailure } from './errors.ts';
@@ -20,7 +20,7 @@ export async function checkStore(
 ): Promise<StoreCheck> {
   using _place = await place.inFlight.short.take(scope.signal);
   const steps: CheckStep[] = [];
-  let room: { readonly total: bigint; readonly free: bigint } | undefined;
+  let room: Room | undefined;
 
   async function step(name: string, work: () => Promise<string>): Promise<boolean> {
     scope.signal.throwIfAborted();
@@ -44,16 +44,16 @@ export async function checkStore(
   ) {
     if (!readOnly) await step('writable', () => probe(place));
     await step('room', async () => {
-      room = await measure(place.root);
-      if (!readOnly && room.free === 0n) throw full(place.root);
-      return `${formatSize(room.free)} free of ${formatSize(room.total)}`;
+      room = await place.room();
+      if (!readOnly && room.freeBytes === 0n) throw full(place.root);
+      return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
     });
     if (options.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
     await step('lock', async () =>
       readOnly ? 'none: the store is read-only' : `held by this process (${process.pid})`,
     );
   }
-  return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.total, freeBytes: room?.free };
+  return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }
 
 async function probe(place: Place): Promise<string> {
@@ -61,11 +61,6 @@ async function probe(place: Place): Promise<string> {
   await writeNew(file, 'probe');
   await unlinkIfThere(file);
   return 'a file was written, made durable and removed';
-}
-
-async function measure(root: string): Promise<{ readonly total: bigint; readonly free: bigint }> {
-  const { bsize, blocks, bavail } = await statfs(root, { bigint: true });
-  return { total: blocks * bsize, free: bavail * bsize };
 }
 
 function full(root: string): StowageError {

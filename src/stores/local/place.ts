@@ -20,6 +20,7 @@ import type { InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { LocalOptions } from './options.ts';
 import { createReserve } from './reserve.ts';
+import { roomAt } from './room.ts';
 
 const folders = ['tmp', 'deleting', 'trash', 'retained'];
 
@@ -62,6 +63,7 @@ async function find(options: LocalOptions): Promise<Found> {
 
 const common = ({ root, files, verify }: Found) => ({
   ...{ root, verify, files, base: `local://${root}`, others: undefined },
+  room: () => roomAt(root),
   failure: (cause: unknown, doing: string) => storeFailure(cause, doing, root),
 });
 

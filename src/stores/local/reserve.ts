@@ -1,9 +1,10 @@
 import { randomBytes } from 'node:crypto';
-import { mkdir, statfs, truncate, writeFile } from 'node:fs/promises';
+import { mkdir, truncate, writeFile } from 'node:fs/promises';
 import { isFull } from '../shelf/files.ts';
 import type { Place, Reserve } from '../shelf/place.ts';
 import { createBacking, pieceBytes, pieces, plenty } from '../shelf/reserve.ts';
 import { lstatIfThere, unlinkIfThere } from './files.ts';
+import { roomAt } from './room.ts';
 
 /** In `.stowage/reserve`. */
 export function createReserve(place: Pick<Place, 'own' | 'root'>): Reserve {
@@ -22,8 +23,7 @@ export function createReserve(place: Pick<Place, 'own' | 'root'>): Reserve {
     const missing: string[] = [];
     for (const path of names) if ((await lstatIfThere(path))?.size !== pieceBytes) missing.push(path);
     if (missing.length === 0) return;
-    const { bsize, bavail } = await statfs(place.root, { bigint: true });
-    if (bavail * bsize < BigInt(missing.length * pieceBytes * plenty)) return;
+    if ((await roomAt(place.root)).freeBytes < BigInt(missing.length * pieceBytes * plenty)) return;
     await mkdir(place.own('reserve'), { mode: 0o700, recursive: true });
     // Random, as zeros would take no room where the file system compresses. Not synced: it is no loss.
     for (const path of missing) {

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
-import type { CheckStep, StoreCheck } from '#core/model.ts';
+import type { CheckStep, Room, StoreCheck } from '#core/model.ts';
 import { withoutCheck } from '#core/store-errors.ts';
 import type { FileHandle, NfsClient } from '#wire/nfs3/index.ts';
 import { type Connect, identityOf, isAboutTls, type OnStep, type Session } from './connect.ts';
@@ -28,15 +28,13 @@ const trips = 5;
 const checkMs = 8_000;
 const callMs = 4_000;
 
-type Room = { readonly total: bigint; readonly free: bigint } | undefined;
-
 /** The whole way to the server and back, step by step, as for a store that is opened now. Ends with the step that fails. */
 export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCheck> {
   const { store, clock } = asked;
   const options = { ...asked.options, timeout: Math.min(asked.options.timeout, callMs), connections: 1 };
   const parts = { ...asked, options };
   const steps: CheckStep[] = [];
-  let room: Room;
+  let room: Room | undefined;
   using limit = clock.deadline(checkMs, scope.signal);
   try {
     room = await walk(parts, steps, { ...scope, signal: limit.signal });
@@ -46,10 +44,10 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
     const { why, action } = nfsTrouble(thrown.cause, blamedOf(options, store));
     steps.push({ step: thrown.step, ok: false, detail: why, action: withoutCheck(action) });
   }
-  return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.total, freeBytes: room?.free };
+  return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }
 
-async function walk(parts: CheckParts, steps: CheckStep[], { signal, log }: Scope): Promise<Room> {
+async function walk(parts: CheckParts, steps: CheckStep[], { signal, log }: Scope): Promise<Room | undefined> {
   const { options, clock, readOnly } = parts;
   const within = { signal, deadlineMs: options.timeout };
   const onStep: OnStep = (step, detail) => steps.push({ step, ok: true, detail });
@@ -70,12 +68,12 @@ async function walk(parts: CheckParts, steps: CheckStep[], { signal, log }: Scop
     writtenAt = probe.writtenAt;
   }
   await step('round-trip', () => roundTrip(nfs, clock, within));
-  let room: Room;
+  let room: Room | undefined;
   await step('room', async () => {
     const { totalBytes, availableBytes } = await nfs.fsstat(root, within);
-    if (!readOnly && BigInt(availableBytes) === 0n) throw full(parts.store);
-    room = { total: BigInt(totalBytes), free: BigInt(availableBytes) };
-    return `${formatSize(room.free)} free of ${formatSize(room.total)}`;
+    if (!readOnly && availableBytes === 0n) throw full(parts.store);
+    room = { totalBytes, freeBytes: availableBytes };
+    return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
   });
   // Last: it takes nothing from the time of what was asked for.
   if (writtenAt !== undefined) await parts.removeLeftovers({ nfs, root, now: writtenAt }, within, log);

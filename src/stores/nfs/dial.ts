@@ -28,6 +28,8 @@ export type Dial = (
 const longestDialMs = 5_000;
 const longestStallMs = 10_000;
 
+const usualRetries = 4;
+
 /** How every connection to this server is made: as whom, from which network and port, in private or not. */
 export async function createDial(
   options: NfsOptions,
@@ -44,7 +46,7 @@ export async function createDial(
       addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
       deadlineMs: options.timeout,
       dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, longestDialMs),
-      dialRounds: options.retries + 1,
+      dialRounds: (options.retries ?? usualRetries) + 1,
       // Soon enough for a call to be sent again to the next address before its own time is over.
       stallMs: Math.min(options.timeout / 3, longestStallMs),
       // A portmapper has no secrets, and most have no certificate.

@@ -1,6 +1,9 @@
 import { describe, expect, test } from 'vitest';
 import { parseStoreConfig } from '#core/store-uri.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { refusalOf } from '#testing/refusals.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { optionHelp, parseOptions, shownPlace } from './options.ts';
 
@@ -84,9 +87,17 @@ describe('options', () => {
   test('left out', () => {
     expect(parseOptions(uri, {})).toEqual({
       ...{ hosts: ['server'], port: undefined, path: '/export', mountPort: undefined },
-      ...{ uid: undefined, gid: undefined, mode: 0o755, squash: 'none', retries: 4, timeout: 10_000, hard: true },
+      ...{
+        uid: undefined,
+        gid: undefined,
+        mode: 0o755,
+        squash: 'none',
+        retries: undefined,
+        timeout: 10_000,
+        hard: true,
+      },
       ...{ readSize: 1_048_576, writeSize: 1_048_576, connections: 1, sourcePorts: undefined, tls: undefined },
-      ...{ network: undefined, pathTemplate: undefined, client: 'built-in', locks: 'refused' },
+      ...{ network: undefined, pathTemplate: undefined, client: 'built-in', locks: 'refused', sync: false },
     });
   });
 
@@ -121,6 +132,8 @@ describe('options', () => {
     [{ squash: 'all' }, { squash: 'all' }],
     [{ retries: '0' }, { retries: 0 }],
     [{ retries: '100' }, { retries: 100 }],
+    [{ sync: '' }, { sync: true }],
+    [{ sync: 'false' }, { sync: false }],
     [{ timeout: '100ms' }, { timeout: 100 }],
     [{ timeout: '10m' }, { timeout: 600_000 }],
     [{ soft: '' }, { hard: false }],
@@ -160,6 +173,7 @@ describe('options', () => {
     ['timeout', ['0', '99ms', '11m', '10', 'soon']],
     ['soft', ['yes', '1']],
     ['hard', ['no', '0']],
+    ['sync', ['yes', '1']],
     ['rsize', ['4095', '1048577', '2M', 'big', '0']],
     ['wsize', ['4095', '1048577', '']],
     ['nconnect', ['0', '17', 'all']],
@@ -194,4 +208,16 @@ describe('options', () => {
   test('a port that is given twice, the same, is fine', () => {
     expect(parseOptions('nfs://server:2050/export', { port: '2050' }).port).toBe(2050);
   });
+});
+
+test.each([
+  [{}, { softMs: undefined, retries: undefined, sync: undefined }],
+  [
+    { soft: '', timeout: '5s', retries: '3', sync: '' },
+    { softMs: 5_000, retries: 3, sync: true },
+  ],
+])('a mount of a store with %j goes by %j', async (options, way) => {
+  const { store } = await nfsStoreOnDisk(options);
+  const volume = await store.create(volumeSpec('photos'), scope);
+  expect(await store.source(volume, scope)).toMatchObject({ way });
 });

@@ -20,8 +20,10 @@ export interface NfsOptions {
   readonly gid: number | undefined;
   readonly mode: number;
   readonly squash: 'none' | 'root' | 'all';
-  /** How often a connection is tried anew before a call that was never sent fails. */
-  readonly retries: number;
+  /** How often a connection is tried anew before a call that was never sent fails; and of `soft` mounts, how often the time-out is waited for again. */
+  readonly retries: number | undefined;
+  /** Mounted volumes: writes are answered when they are on the server's disk. */
+  readonly sync: boolean;
   /** For one call to the server, in ms. */
   readonly timeout: number;
   readonly hard: boolean;
@@ -48,8 +50,10 @@ export const optionHelp = {
   squash:
     'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
   timeout: 'how long one call to the server may take, e.g. 10s (default)',
-  retries: 'how often a connection is tried anew before a call fails (default: 4)',
+  retries:
+    'how often a connection is tried anew before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0)',
   soft: 'mounted volumes: applications get an error (EIO) when the server does not answer within the time-out, and what they wrote shortly before may be lost',
+  sync: "mounted volumes: a write is answered when it is on the server's disk, as if every file were opened with O_SYNC; much slower (default: when the file is closed or synced)",
   hard: 'mounted volumes (default): applications wait for the server, however long; they can be killed, and the control plane never waits',
   rsize: 'mounted volumes: most bytes in one read, e.g. 1M (default)',
   wsize: 'mounted volumes: most bytes in one write, e.g. 1M (default)',
@@ -89,7 +93,7 @@ function oneOf<T extends string>(given: Given, key: keyof typeof optionHelp, all
   return found;
 }
 
-function flag(given: Given, key: 'soft' | 'hard'): boolean | undefined {
+function flag(given: Given, key: 'soft' | 'hard' | 'sync'): boolean | undefined {
   const value = oneOf(given, key, ['', 'true', 'false']);
   return value === undefined ? undefined : value !== 'false';
 }
@@ -228,7 +232,8 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
     gid: whole(given, 'gid', 0, largestId),
     mode: mode(given),
     squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
-    retries: whole(given, 'retries', 0, 100) ?? 4,
+    retries: whole(given, 'retries', 0, 100),
+    sync: flag(given, 'sync') ?? false,
     timeout: timeout(given),
     hard: hard(given),
     readSize: transfer(given, 'rsize'),

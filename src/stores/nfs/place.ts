@@ -3,7 +3,7 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { StoreName } from '#core/model.ts';
+import type { Room, StoreName } from '#core/model.ts';
 import type { ProcessMarks, StoreContext } from '#core/ports.ts';
 import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
 import { otherStore } from '../shelf/errors.ts';
@@ -125,6 +125,11 @@ async function open(
     keyOf: (path) => `${keeper.identity} ${path.slice(root.length)}`,
   });
 
+  const room = async (): Promise<Room> => {
+    const { totalBytes, availableBytes } = await nfs.fsstat(keeper.handle, { deadlineMs });
+    return { totalBytes, freeBytes: availableBytes };
+  };
+
   const recorded = await readIdentity(files, own('store.json')).catch((cause: unknown) => {
     // Read-only: records that we may not read do not matter, directories are volumes all the same.
     if (readOnly && !(cause instanceof StowageError)) return { layout: 'directory', uuid: context.identity };
@@ -163,9 +168,10 @@ async function open(
         throw cause;
       }
     },
+    room,
     reserve: createNfsReserve({
       ...{ files, folder: own('reserve'), scratch },
-      free: async () => (await nfs.fsstat(keeper.handle, { deadlineMs: options.timeout })).availableBytes,
+      free: async () => (await room()).freeBytes,
     }),
     serverTime: () => serverTime(files, own('tmp'), scratch),
     others: readOnly ? undefined : others,

@@ -5,6 +5,8 @@ import { expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Source } from '#core/model.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { createConnect } from './connect.ts';
 import { type NfsOptions, parseOptions } from './options.ts';
@@ -63,6 +65,14 @@ test.runIf(asRoot).each([
     ...{ code: 'denied', reason: 'volume-root-squashed', message: expect.stringMatching(message) },
     action: expect.stringContaining('chown 7'),
   });
+});
+
+test.runIf(asRoot)('the stand-in without a server answers as a server does', async () => {
+  const { store, folder } = await nfsStoreOnDisk({ squash: 'root', uid: '7', gid: '7' });
+  const source = await store.source(await store.create(volumeSpec('photos'), scope), scope);
+  await store.usable?.(source, scope);
+  chownSync(join(folder, 'photos'), 0, 0);
+  await expect(store.usable?.(source, scope)).rejects.toMatchObject({ reason: 'volume-root-squashed' });
 });
 
 test.runIf(asRoot).each([

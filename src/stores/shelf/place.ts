@@ -1,5 +1,5 @@
 import type { StowageError } from '#core/errors.ts';
-import type { SeenUse, StoreName, VolumeId } from '#core/model.ts';
+import type { Room, SeenUse, StoreName, VolumeId } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
 import type { Files } from './files.ts';
 import type { InFlight } from './in-flight.ts';
@@ -31,6 +31,8 @@ export interface Place {
   /** Replaces a record atomically and durably. `sure` is called at the last moment, and may throw. */
   replace(path: string, meta: Meta, sure?: () => void): Promise<void>;
   readonly reserve: Reserve;
+  /** What its file system has for the user that this process is to it. */
+  room(): Promise<Room>;
   /**
    * The time in ms by the clock of the server that has the files. Its answer is undefined where the server does not say.
    * Absent: this machine has them.

@@ -16,7 +16,17 @@ const listing = 'listing volumes';
 
 type Verbs = Exclude<
   keyof Store,
-  'identity' | 'name' | 'kind' | 'reach' | 'enforcesCapacity' | 'readOnly' | 'shared' | 'access' | 'needsSize' | 'check'
+  | 'identity'
+  | 'name'
+  | 'kind'
+  | 'reach'
+  | 'enforcesCapacity'
+  | 'readOnly'
+  | 'shared'
+  | 'access'
+  | 'needsSize'
+  | 'check'
+  | 'room'
 >;
 
 interface Found {

@@ -10,9 +10,15 @@ import { createTrash } from './trash.ts';
 import { createEnforce, createNoteUse, createVolumes } from './volumes.ts';
 
 /** All that is done with volumes, the same for every store that keeps them as files. */
-export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof createReadOnlyVerbs> {
-  if (readOnly) return createReadOnlyVerbs(parts);
+export function createVerbs(
+  parts: Parts,
+  readOnly: boolean,
+): ReturnType<typeof createReadOnlyVerbs> & Pick<Store, 'room'> {
+  const { place, during } = parts;
+  const room: Store['room'] = (scope) => during('measuring the free space', [], scope, () => place.room());
+  if (readOnly) return { ...createReadOnlyVerbs(parts), room };
   return {
+    room,
     ...createReading(parts),
     ...createVolumes(parts),
     ...(parts.layout.canEnforce ? createEnforce(parts) : {}),
@@ -22,7 +28,7 @@ export function createVerbs(parts: Parts, readOnly: boolean): ReturnType<typeof 
     trash: createTrash(parts),
     orphans: createOrphans(parts),
     ...createSweep(parts),
-    close: () => parts.place.close(),
+    close: () => place.close(),
   };
 }
 

@@ -401,6 +401,11 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect((await store.get(name('a'), scope))?.volume).toEqual(made);
       });
 
+      test('say that a new volume can be written to', async () => {
+        const source = await store.source(await create('a'), scope);
+        await twice(async () => store.usable?.(source, scope));
+      });
+
       test('refuse a volume without its data', async () => {
         const made = await create('a');
         await under.lose(made);
@@ -545,6 +550,10 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect(check.steps.filter(({ ok }) => !ok)).toEqual([]);
         expect(check.ok).toBe(true);
         expect(check.totalBytes).toBeGreaterThan(0n);
+        const { totalBytes, freeBytes } = await store.room(scope);
+        expect(totalBytes).toBe(check.totalBytes);
+        expect(freeBytes).toBeGreaterThan(0n);
+        expect(freeBytes).toBeLessThanOrEqual(totalBytes);
       });
     });
 

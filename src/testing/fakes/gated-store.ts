@@ -12,6 +12,7 @@ type Verb =
   | 'marks'
   | 'check'
   | 'ping'
+  | 'room'
   | 'reclaim'
   | 'get'
   | 'sweep'

@@ -2,7 +2,7 @@ import type { BigIntStats } from 'node:fs';
 import { chmodSync, constants, lchownSync, lstatSync, truncateSync, utimesSync } from 'node:fs';
 import { link, lstat, mkdir, open, readdir, rename, rmdir, statfs, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Connect } from '#stores/nfs/connect.ts';
+import { type Connect, identityOf } from '#stores/nfs/connect.ts';
 import {
   type Attributes,
   type FileHandle,
@@ -12,6 +12,8 @@ import {
   nfsStatus,
   type Time,
 } from '#wire/nfs3/index.ts';
+import { granted } from '#wire/nfs3/server/access.ts';
+import type { Who } from '#wire/nfs3/server/identities.ts';
 
 /**
  * The interface of an NFS client on a folder of this machine, without any server: so the store can be tried end to end
@@ -19,12 +21,14 @@ import {
  * and the store must not mind. A store whose path is a folder in it has that, any other the whole.
  */
 export function connectToDisk(folder: string): Connect {
-  return async ({ path }, onStep) => {
+  return async (options, onStep) => {
+    const { path } = options;
+    const { uid, gid, groups } = identityOf(options);
     const exported = path.startsWith(`${folder}/`) ? path : folder;
     onStep('resolve', folder);
     onStep('connect', folder);
     return {
-      ...{ nfs: createNfsOnDisk(), addresses: ['127.0.0.1'], port: 2049 },
+      ...{ nfs: createNfsOnDisk({ uid, gid, groups, isRoot: uid === 0 }), addresses: ['127.0.0.1'], port: 2049 },
       mount: async () => {
         onStep('mount', folder);
         return Buffer.from(exported);
@@ -83,7 +87,8 @@ function attributesOf(found: BigIntStats): Attributes {
   };
 }
 
-function createNfsOnDisk(): NfsClient {
+/** It rules by the modes of files, and root is root to it. Whether this process may do it is for the system to say. */
+function createNfsOnDisk(who: Who): NfsClient {
   const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
@@ -123,7 +128,8 @@ function createNfsOnDisk(): NfsClient {
       }),
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
-    access: unused,
+    access: (handle, mask) =>
+      answered('ACCESS', async () => granted(await lstat(pathOf(handle), { bigint: true }), who, mask, false)),
     readlink: unused,
     read: (handle, offset, into) =>
       answered('READ', async () => {

@@ -43,7 +43,9 @@ export interface Container {
   readonly mounts: readonly ContainerMount[];
   /** Its network namespace, as a path that the engine sees; empty where there is none. */
   readonly sandbox: string;
-  /** By name. */
+  /** `host`, `none`, `container:ID`, or the name of a network; empty where the engine does not say. */
+  readonly networkMode: string;
+  /** By name; of a container that does not run, those that it will be attached to. */
   readonly networks: Readonly<Record<string, ContainerNetwork>>;
 }
 
@@ -113,6 +115,7 @@ export function containerOf(answer: unknown, call: string): Container {
     labels: fields.optionalObject('Config').textMap('Labels'),
     mounts: fields.objects('Mounts').map(mountOf),
     sandbox: network.optionalText('SandboxKey'),
+    networkMode: fields.optionalObject('HostConfig').optionalText('NetworkMode'),
     networks: Object.fromEntries(
       networks.map(([name, one]) => [
         name,

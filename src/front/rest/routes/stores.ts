@@ -24,13 +24,13 @@ const trashQuery = Type.Object(
 );
 
 const json = async (engine: Engine, views: readonly StoreView[], call: Call) => {
-  const silent = await engine.answers.silent(
-    views.map(({ config }) => config.name),
-    call,
-  );
+  const names = views.map(({ config }) => config.name);
+  const { answers, records } = engine;
+  const [silent, rooms] = await Promise.all([answers.silent(names, call), answers.rooms(names, call)]);
   return views.map((view) => {
     const { name } = view.config;
-    return storeJson(view, { totals: engine.records.volumes.totals(name), isSilent: silent.has(name) });
+    const totals = records.volumes.totals(name);
+    return storeJson(view, { totals, isSilent: silent.has(name), room: rooms.get(name) });
   });
 };
 const one = async (engine: Engine, view: StoreView, call: Call) => (await json(engine, [view], call))[0];

@@ -1,0 +1,77 @@
+import { dirname } from 'node:path';
+import type { EngineKind } from '#core/containers.ts';
+import { StowageError } from '#core/errors.ts';
+
+export function hidden(name: string, sandbox: string): StowageError {
+  const folder = dirname(sandbox);
+  return new StowageError(
+    `the network of container '${name}' cannot be seen from here: ${sandbox === '' ? 'it shares that of something else' : `no ${sandbox}`}`,
+    {
+      code: 'unsupported',
+      reason: 'engine-network-hidden',
+      action:
+        sandbox === ''
+          ? 'Name what it shares its network with, or a network of the engine.'
+          : `Where Stowage runs in a container, give it the folder: -v ${folder}:${folder}:rslave`,
+    },
+  );
+}
+
+export function noEngine(kind: EngineKind, network: string): StowageError {
+  return new StowageError(`network '${kind}:${network}' cannot be used: Stowage was not told of that engine`, {
+    code: 'unsupported',
+    reason: 'engine-unknown',
+    action: `Give Stowage the engine's socket: --${kind}-socket PATH, or engines: in stowage.yaml`,
+  });
+}
+
+export function noNetwork(kind: EngineKind, network: string): StowageError {
+  return new StowageError(`${kind} has no network '${network}'`, {
+    code: 'unavailable',
+    reason: 'engine-network-missing',
+    action: `Make it (${kind} network create ${network}), or correct the option network of the store.`,
+  });
+}
+
+export function noNetworkYet(name: string): StowageError {
+  return new StowageError(`container '${name}' does not run, so it has no network`, {
+    code: 'conflict',
+    reason: 'container-not-running',
+    action: 'Start it, or name a network that it will be attached to.',
+  });
+}
+
+export function severalNetworks(kind: EngineKind, name: string, networks: readonly string[]): StowageError {
+  return new StowageError(`container '${name}' does not run, and has several networks: ${networks.join(', ')}`, {
+    code: 'conflict',
+    reason: 'container-networks-several',
+    action: `Name one of them: ${networks.map((network) => `--from ${kind}:${network}`).join(', ')}`,
+  });
+}
+
+export function noNetworkAtAll(name: string): StowageError {
+  return new StowageError(`container '${name}' has no network`, {
+    code: 'conflict',
+    reason: 'container-without-network',
+    action: 'It needs none for its volumes: Stowage itself reaches the server. Check that without --from.',
+  });
+}
+
+export function sharedNetworkGone(name: string): StowageError {
+  return new StowageError(`container '${name}' shares the network of a container that is gone`, {
+    code: 'conflict',
+    reason: 'container-without-network',
+    action: 'Make it anew, or name a network.',
+  });
+}
+
+export function unknownPlace(name: string, kinds: readonly EngineKind[]): StowageError {
+  return new StowageError(`there is no container or network '${name}'`, {
+    code: 'not-found',
+    reason: 'engine-place-unknown',
+    action:
+      kinds.length === 0
+        ? "Give Stowage the engine's socket: --docker-socket PATH, --podman-socket PATH, or engines: in stowage.yaml"
+        : `See what there is: ${kinds.map((kind) => `${kind} ps, ${kind} network ls`).join(', ')}`,
+  });
+}
