@@ -85,12 +85,15 @@ describe.skipIf(needs('root'))('the first process of a container', () => {
     },
   );
 
-  test('passes on what a server is told later: it reads its configuration again, and stops in good order', async () => {
+  const slow = { timeout: 90_000 };
+  test('passes on what a server is told later: it reads its configuration again, and stops in good order', {
+    timeout: 200_000,
+  }, async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-first-'));
     const { child, pid, said } = await startFirst(folder.path, 'node', '--log-level', 'info');
-    await expect.poll(said, { timeout: 20_000 }).toContain('stowage ready');
+    await expect.poll(said, slow).toContain('stowage ready');
     process.kill(pid, 'SIGHUP');
-    await expect.poll(said, { timeout: 20_000 }).toContain('configuration read again');
+    await expect.poll(said, slow).toContain('configuration read again');
     process.kill(pid, 'SIGTERM');
     expect(await once(child, 'exit')).toEqual([0, null]);
     expect(said()).toMatch(/stowage stopped\n$/);

@@ -12,3 +12,10 @@ vi.waitFor = (look, options = {}) =>
 
 /** Files and folders that tests make are for everybody to read, whatever the user has who runs them. */
 process.umask(0o022);
+
+/** What tells the programs of Stowage where a server or cluster is: with it, a test would work on that of whoever runs the tests. */
+const ofTheUser = [
+  ...['STOWAGE_SOCKET', 'STOWAGE_URL', 'STOWAGE_TOKEN', 'STOWAGE_KEEPERS', 'STOWAGE_CONTROLLER_TOKEN_FILE'],
+  ...['KUBECONFIG', 'KUBERNETES_SERVICE_HOST', 'NODE_NAME', 'POD_IP', 'POD_NAME', 'POD_UID', 'DOCKER_HOST'],
+];
+for (const name of ofTheUser) delete process.env[name];
