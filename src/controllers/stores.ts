@@ -9,13 +9,14 @@ import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import type { StoreHealth } from './health-stores.ts';
+import type { MountsSeen, StoreHealth } from './health-stores.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { ControllerParts } from './parts.ts';
 import { type ClassState, keepClass } from './store-class.ts';
 import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
 import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-seen.ts';
+import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoresController extends Controller {
   /** When the core has the stores that the objects say, for the first time: until then it knows of no volume. */
@@ -92,7 +93,7 @@ export function createStoresController(options: StoresOptions): StoresController
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
     const seen = await look(object, scope);
     const kept = await keepClass(client, caches, object, scope);
-    const status = statusOf(object, seen, mountsOf?.of(key, mountsSaid(object)), kept, clock.now());
+    const status = statusOf(object, seen, mountsOf?.of(key, object.status), kept, clock.now());
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(
         storeObjects,
@@ -157,7 +158,7 @@ const mountsSaid = ({ status }: StoreObject): Condition | undefined =>
 function statusOf(
   object: StoreObject,
   seen: Seen,
-  mounts: Verdict | undefined,
+  mounts: MountsSeen | undefined,
   kept: ClassState,
   now: number,
 ): StoreStatus {
@@ -181,14 +182,18 @@ function statusOf(
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
       // What was said before stays as long as nobody knows better.
-      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts)]),
+      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts.verdict)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
     // Null takes away what was said before.
     capacity: seen.capacity === undefined ? null : capacityOf(seen.capacity, before?.capacity ?? undefined),
     volumes: seen.volumes ?? null,
+    unhealthyNodes: orNull(mounts === undefined ? before?.unhealthyNodes : mounts.nodes),
   };
 }
+
+const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null =>
+  nodes === undefined || nodes === null || nodes.length === 0 ? null : nodes;
 
 /** As it is kept: without what is null. */
 const present = (status: StoreStatus): object =>
