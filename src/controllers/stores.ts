@@ -3,8 +3,9 @@ import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
 import type { Engine } from '#core/engine.ts';
 import type { StowageError } from '#core/errors.ts';
-import type { StoreConfig } from '#core/model.ts';
+import type { CheckStep, StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { isRefusal } from '#core/refusals.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
@@ -76,11 +77,11 @@ export function createStoresController(options: StoresOptions): StoresController
     const check = await engine.stores.check(name, scope);
     const { store, problem, pending } = engine.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
-    const reachable = failed === undefined ? yes('Answers', '') : no('NotReachable', failed.detail, failed.action);
+    const reachable = failed === undefined ? yes('Answers', '') : notReachable(failed);
     const closed = problem === undefined ? no('NotOpen', 'it is not open yet', '') : saying(problem);
     const open = yes('Open', pending === undefined ? '' : `A change waits: ${pending}`);
     return {
-      ready: store === undefined ? closed : failed === undefined ? open : { ...reachable, reason: 'NotReachable' },
+      ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
       capacity: sizesIn(check),
       volumes: engine.records.volumes.totals(name as StoreConfig['name']).volumes,
@@ -143,6 +144,10 @@ export function createStoresController(options: StoresOptions): StoresController
     whenConfigured: () => first.promise,
   };
 }
+
+/** Access that is denied is no matter of the network. */
+const notReachable = ({ detail, action, reason = '' }: CheckStep): Verdict =>
+  no(isRefusal({ reason }) ? 'Denied' : 'NotReachable', detail, action);
 
 const sizesIn = ({
   totalBytes,

@@ -214,6 +214,8 @@ export interface CheckStep {
   readonly ok: boolean;
   readonly detail: string;
   readonly action?: string;
+  /** Of one that failed: the reason of its error. */
+  readonly reason?: string;
 }
 
 export interface StoreCheck {

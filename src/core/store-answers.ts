@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
-import { stowageError } from './errors.ts';
+import { type StowageError, stowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store } from './ports.ts';
+import { isRefusal } from './refusals.ts';
 import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
@@ -16,6 +17,8 @@ export interface StoreAnswers {
   late(names: readonly StoreName[]): readonly StoreName[];
   /** Those that are open and do not answer, as of now. */
   silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
+  /** Of one that cannot be used because it denies access: why, as of when it was last opened or asked. */
+  refusal(name: StoreName): StowageError | undefined;
 }
 
 /** What is asked of a store: each can be owed while another is answered. */
@@ -40,6 +43,8 @@ export function createStoreAnswers(parts: {
     look: new Map<StoreName, number>(),
     ping: new Map<StoreName, number>(),
   };
+  /** Said by those that were asked last and denied access. */
+  const refusals = new Map<StoreName, StowageError>();
   const restOf = (question: Question, name: StoreName): number => (late[question].get(name) ?? 0) - clock.elapsed();
   const isLate = (name: StoreName, ...questions: Question[]): boolean =>
     questions.some((question) => restOf(question, name) > 0);
@@ -61,17 +66,23 @@ export function createStoreAnswers(parts: {
     const asked = stores().use(name, ask);
     if (!(await endsWithin(asked, question === 'ping' ? pingPatienceMs : patienceMs, clock))) {
       owed.set(name, Number.POSITIVE_INFINITY);
+      if (question === 'ping') refusals.delete(name);
       asked.then(() => owed.delete(name), failed);
       return false;
     }
     try {
       await asked;
       owed.delete(name);
+      refusals.delete(name);
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
       failed();
-      scope.log.warn('store did not answer', { store: name, why: stowageError(thrown).message });
+      const failure = stowageError(thrown);
+      if (isRefusal(failure)) refusals.set(name, failure);
+      // Only a ping finds out whether a lost connection was a refusal.
+      else if (question === 'ping') refusals.delete(name);
+      scope.log.warn('store did not answer', { store: name, why: failure.message });
       return false;
     }
   }
@@ -109,6 +120,11 @@ export function createStoreAnswers(parts: {
     silent: async (names, scope) => {
       const asked = await Promise.all(names.map((name) => isSilent(name, scope)));
       return new Set(names.filter((_name, index) => asked[index]));
+    },
+    refusal: (name) => {
+      const { store, problem } = stores().view(name);
+      if (store !== undefined) return refusals.get(name);
+      return problem !== undefined && isRefusal(problem) ? problem : undefined;
     },
   };
 }

@@ -1,6 +1,7 @@
 /** From core's words to the wire's, in one place. */
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
+import type { StowageError } from '#core/errors.ts';
 import type {
   Inspection,
   Operation,
@@ -96,11 +97,13 @@ export interface StoreNow {
   readonly totals: ReturnType<Records['volumes']['totals']>;
   /** Open, and its server does not answer. */
   readonly isSilent: boolean;
+  /** Why it denies access, if that is why. */
+  readonly refusal: StowageError | undefined;
 }
 
-export function storeJson(view: StoreView, { totals, isSilent }: StoreNow): wire.StoreJson {
+export function storeJson(view: StoreView, { totals, isSilent, refusal }: StoreNow): wire.StoreJson {
   const { config, store } = view;
-  const problem = view.problem ?? (isSilent ? notAnswering(config.name) : undefined);
+  const problem = view.problem ?? (isSilent ? notAnswering(config.name, refusal) : undefined);
   return {
     name: config.name,
     kind: config.uri.slice(0, config.uri.indexOf(':')),

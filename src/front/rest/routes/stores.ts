@@ -30,7 +30,8 @@ const json = async (engine: Engine, views: readonly StoreView[], call: Call) => 
   );
   return views.map((view) => {
     const { name } = view.config;
-    return storeJson(view, { totals: engine.records.volumes.totals(name), isSilent: silent.has(name) });
+    const refusal = engine.answers.refusal(name);
+    return storeJson(view, { totals: engine.records.volumes.totals(name), isSilent: silent.has(name), refusal });
   });
 };
 const one = async (engine: Engine, view: StoreView, call: Call) => (await json(engine, [view], call))[0];
