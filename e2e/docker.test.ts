@@ -100,6 +100,70 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
     });
 
+    test('on a store whose server denies access: it is said that it is a permission, and whom to ask', async () => {
+      const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-denied-')));
+      onTestFinished(() => rm(folder, { recursive: true, force: true }));
+      const share: { path: string; tag: string; onlyFor: string | undefined } = {
+        ...{ path: folder, tag: 'denied', onlyFor: undefined },
+      };
+      const server = await startGanesha({ exports: [share], signal });
+      onTestFinished(() => server[Symbol.asyncDispose]());
+      const uri = `nfs://${server.host}${folder}?port=${server.nfsPort}&mountport=${server.mountPort}&timeout=5s&retries=1`;
+      expect(await stowage.cli('store', 'add', 'denied', uri)).toMatchObject({ status: 0 });
+      onTestFinished(async () => void (await stowage.cli('store', 'remove', 'denied')));
+      const create = ['volume', 'create', '--driver', 'stowage', '-o', 'store=denied'];
+      await run(...create, 'before');
+      share.onlyFor = '192.0.2.1';
+      await server.restart();
+      const permission = 'is denied: this is a permission problem, not a network problem';
+      const ask =
+        'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.';
+      const expectDenied = async (store: string, ...words: readonly string[]): Promise<void> => {
+        const said = await refused(...words);
+        expect(said).toContain(`access to ${store} ${permission}. ${ask}`);
+        expect(said).not.toContain(server.host);
+        expect(said).not.toContain(folder);
+      };
+      // While the store is open, and when it cannot be opened.
+      await expectDenied('the store', ...create, 'during');
+      await stowage.stop();
+      stowage = await start();
+      await expectDenied("store 'denied'", ...create, 'after');
+      await expectDenied("store 'denied'", 'run', '--rm', '-v', 'before:/data', image, 'true');
+      if (kind === 'docker')
+        expect(JSON.parse(await run('volume', 'inspect', 'before'))[0].Status.health).toContain(permission);
+      expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual(['before', 'before.meta']);
+      share.onlyFor = undefined;
+      await server.restart();
+      await expect
+        .poll(() => run('run', '--rm', '-v', 'before:/data', image, 'echo', 'granted').catch(String), {
+          ...{ interval: 1_000, timeout: 120_000 },
+        })
+        .toBe('granted');
+      await run('volume', 'rm', 'before');
+    }, 240_000);
+
+    test('on a store whose server allows other hosts only: it is said that it is a permission', async () => {
+      const { exported: folder, serve } = await ground();
+      const first = await serve();
+      const uri = `${first.uri}&timeout=2s&retries=0`;
+      expect(await stowage.cli('store', 'add', 'closed', uri)).toMatchObject({ status: 0 });
+      onTestFinished(async () => void (await stowage.cli('store', 'remove', 'closed')));
+      await first.end('SIGKILL');
+      await serve(['--port', String(first.port), '--allow', '192.0.2.0/24']);
+      const create = ['volume', 'create', '--driver', 'stowage', '-o', 'store=closed', 'nowhere'];
+      const permission =
+        "the server of store 'closed' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem";
+      const ask = 'Ask the administrator to grant Stowage access; the reason is found';
+      expect(await refused(...create)).toContain(`${permission}. ${ask} with: stowage store check closed`);
+      await stowage.stop();
+      stowage = await start();
+      const said = await refused(...create);
+      expect(said).toContain(`${permission}. ${ask} in the log of Stowage on this host.`);
+      expect(said).not.toContain('127.0.0.1');
+      expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
+    }, 240_000);
+
     test('of which it needs to know nothing but the store, and may say nothing else', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
       expect(said).toMatch(/administrator/);

@@ -13,7 +13,7 @@ const folder = join(import.meta.dirname, '..', 'deploy', 'kubernetes');
 export const storesFiles = [join(folder, 'chart', 'crds', 'stores.yaml'), join(folder, 'crds', 'stores.yaml')];
 
 /** Counted up when something is added to it: a chart that needs it says so where an older one is in the cluster. */
-const schema = 1;
+const schema = 2;
 
 const text = (description: string, more: object = {}): object => ({ type: 'string', description, ...more });
 const isTrue = (description: string): object => ({ type: 'boolean', description });
@@ -58,7 +58,7 @@ const condition = {
   required: ['type', 'status', 'reason', 'message', 'lastTransitionTime'],
   properties: {
     ...{
-      type: text('Ready, Reachable or StorageClass.'),
+      type: text('Ready, Reachable, MountsHealthy or StorageClass.'),
       reason: text('In one word.'),
       message: text('And what to do.'),
     },
@@ -152,6 +152,11 @@ export const storeDefinition = {
                     properties: { total: quantity('Of the place.'), free: quantity('Of that, about.') },
                   },
                   volumes: { type: 'integer', format: 'int64' },
+                  unhealthyNodes: {
+                    ...{ type: 'array', items: { type: 'string' } },
+                    description:
+                      'The nodes on which its mounts are unhealthy; the message of MountsHealthy names some of them. * stands for any node.',
+                  },
                 },
               },
             },

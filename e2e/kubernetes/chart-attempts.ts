@@ -4,6 +4,7 @@ import { type ChartGround, namespace } from './chart-ground.ts';
 
 const { create, replace, remove, patch } = tried;
 const selectedNode = 'volume.kubernetes.io/selected-node';
+const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
 
 const others = {
   claim: {
@@ -67,7 +68,8 @@ const says = {
   classes: "Stowage's controller may only have StorageClasses of its own drivers",
   spec: "Stowage's controller may note things on claims, and not change what they ask for",
   claims: "Stowage's controller may not change owners, finalizers and labels of claims",
-  annotations: "Stowage's controller may take the node that was selected from claims, and change no other annotation",
+  annotations:
+    "Stowage's controller may remove the selected node from claims and note unhealthy nodes on them, and change no other annotation",
   secrets: "Stowage's controller may only have the Secret stowage-tls in its own namespace, of type kubernetes.io/tls",
   maps: "Stowage's controller may only have the ConfigMaps stowage-ca and stowage-nodes in its own namespace",
   agents: "Stowage's agents change nothing in the cluster",
@@ -170,7 +172,12 @@ async function objectAttempts({ own }: ChartGround): Promise<Readonly<Record<str
 
 /** Whatever a role may say one day. And of a status, which it may change, kubectl wants to read it first. */
 export const almightyController: Readonly<Record<string, Attempt>> = {
-  'says how a claim is': { words: [...status, ...merge({ status: { conditions: [ill] } })] },
+  'says how a claim is, and on which nodes': {
+    words: [
+      ...status,
+      ...merge({ metadata: { annotations: { [unhealthyNodes]: 'node-1' } }, status: { conditions: [ill] } }),
+    ],
+  },
   'says how large a claim is': { words: [...status, ...merge({ status: { capacity: { storage: '1Gi' } } })] },
   ...claimAttempts('by its status a claim', status),
   "changes another's class": { words: [...patch, 'storageclass', 'held', ...merge(labels)], refused: says.classes },

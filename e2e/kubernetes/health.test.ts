@@ -20,6 +20,12 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
     return kubectl('get', kind, name, `--output=jsonpath=${chosen}.status} ${chosen}.reason}`);
   };
   const ofClaim = (name: string): Promise<string> => condition('pvc', name, 'stowage.dev/Healthy');
+  /** On which nodes, as the next leader reads it. */
+  const noted = (): Promise<string> => {
+    const annotation = '{.metadata.annotations.stowage\\.dev/unhealthy-nodes}';
+    return kubectl('get', 'pvc', 'quiet', `--output=jsonpath=${annotation}`);
+  };
+  const ofStore = (): Promise<string> => kubectl('get', 'store', 'files', '--output=jsonpath={.status.unhealthyNodes}');
   const podOf = (name: string): Promise<string> =>
     kubectl('get', 'pods', `--selector=app=${name}`, '--output=jsonpath={.items[0].metadata.name}');
   test(
@@ -30,6 +36,8 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
       try {
         await expect.poll(() => ofClaim('quiet'), wait).toBe('False StoreSilent');
         await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('False StoreSilent');
+        expect(await noted()).toBe('node-1');
+        expect(await ofStore()).toBe('["node-1"]');
         const note = "Warning VolumeConditionAbnormal: On node-1: the server of store 'files' does not answer.";
         await expect.poll(() => ground.told('quiet'), wait).toContain(note);
         const pod = await podOf('quiet');
@@ -41,6 +49,7 @@ describe.skipIf(needs(...components))('a volume that is ill', () => {
       }
       await expect.poll(() => ofClaim('quiet'), wait).toBe('True Well');
       await expect.poll(() => condition('store', 'files', 'MountsHealthy'), wait).toBe('True Well');
+      expect(await Promise.all([noted(), ofStore()])).toEqual(['', '']);
       await expect.poll(() => ground.told('quiet'), wait).toContain('Normal VolumeConditionNormal: The volume is well');
       expect(await ground.exec('quiet', 'echo well >/data/file && cat /data/file')).toBe('well');
     },

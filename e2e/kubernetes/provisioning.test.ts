@@ -35,13 +35,20 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     let nfs: NfsServer;
     let folder: string;
     let exported: string;
+    /** Exported, and not to this machine. */
+    let denied: string;
     let running: RunningController[];
 
     beforeAll(async () => {
       folder = mkdtempSync(join(tmpdir(), 'stowage-e2e-claims-'));
       exported = join(folder, 'export');
-      mkdirSync(exported);
-      nfs = await startGanesha({ exports: [{ path: exported, tag: '/export', squash: 'none' }], signal });
+      denied = join(folder, 'denied');
+      for (const path of [exported, denied]) mkdirSync(path);
+      const [open, closed] = [
+        { path: exported, tag: '/export', squash: 'none' } as const,
+        { path: denied, tag: '/denied', onlyFor: '192.0.2.1' } as const,
+      ];
+      nfs = await startGanesha({ exports: [open, closed], signal });
       cluster = await startCluster(signal, { nodes: 1 });
       await cluster.kubectl('apply', '--filename', definition);
       await cluster.kubectl('wait', '--for=condition=Established', 'crd/stores.stowage.dev', '--timeout=30s');
@@ -112,6 +119,25 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     ])('a store %s is refused', async (_, spec, why) => {
       const uri = `nfs://${nfs.host}${exported}`;
       await expect(cluster.apply(store('wrong', spec({ uri })))).rejects.toThrow(why);
+    });
+
+    test('a claim of a store whose server denies access is told that it is a permission, and whom to ask', async () => {
+      await cluster.apply(store('denied', { uri: `nfs://${nfs.host}${denied}`, storageClass: {} }));
+      onTestFinished(async () => void (await cluster.kubectl('delete', 'store', 'denied')));
+      await start('one').leads();
+      const reasons =
+        '{.status.conditions[?(@.type=="Ready")].reason} {.status.conditions[?(@.type=="Reachable")].reason}';
+      await expect
+        .poll(() => cluster.kubectl('get', 'store', 'denied', `--output=jsonpath=${reasons}`), wait)
+        .toBe('Denied Denied');
+      await cluster.apply(claim('refused', { storageClassName: 'denied' }));
+      onTestFinished(async () => void (await cluster.kubectl('delete', 'pvc', 'refused')));
+      await expect
+        .poll(() => notes('refused'), wait)
+        .toContain(
+          "access to store 'denied' is denied: this is a permission problem, not a network problem. Ask the administrator to grant Stowage access; the reason is found by: kubectl get stores, and the log of the controller.",
+        );
+      expect(await notes('refused')).not.toContain(nfs.host);
     });
 
     test('a store cannot be moved', async () => {

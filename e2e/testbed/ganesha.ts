@@ -41,6 +41,8 @@ export interface GaneshaExport {
   readonly readOnly?: boolean;
   /** Calls from ports above 1023 are refused. */
   readonly privilegedPort?: boolean;
+  /** The only host that may mount it. Read at each start. */
+  readonly onlyFor?: string | undefined;
 }
 
 export interface GaneshaOptions {
@@ -95,6 +97,7 @@ export const quiet = (folder: string): Record<string, string> => ({
   BLKID_FILE: join(folder, 'blkid'),
 });
 
+const accessOf = ({ readOnly }: GaneshaExport): string => (readOnly === true ? 'RO' : 'RW');
 const squashes = { none: 'No_Root_Squash', root: 'Root_Squash', all: 'All_Squash' } as const;
 
 async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts['listen']): Promise<string> {
@@ -104,7 +107,10 @@ async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts[
       // Of its own for each: otherwise two exports of one file system share their handles.
       Filesystem_Id: `${i + 1}.${i + 1}`,
       Squash: squashes[what.squash ?? 'none'],
-      Access_Type: what.readOnly === true ? 'RO' : 'RW',
+      Access_Type: what.onlyFor === undefined ? accessOf(what) : 'None',
+      ...(what.onlyFor === undefined
+        ? {}
+        : { CLIENT: `{ Clients = ${what.onlyFor}; Access_Type = ${accessOf(what)}; }` }),
       PrivilegedPort: what.privilegedPort === true,
       FSAL: '{ Name = VFS; }',
     });

@@ -1,6 +1,7 @@
 import { glob, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { beforeAll, expect, test } from 'vitest';
+import { refusalReasons } from '#core/refusals.ts';
 import { harmlessReasons } from '#core/telling.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
@@ -46,6 +47,8 @@ const filledIn = words(`
   anywhere knownOptions onMany`);
 
 let failures: readonly Failure[];
+/** Those that stores give. */
+let ofStores: readonly Failure[];
 
 beforeAll(async () => {
   const cwd = dirname(dirname(import.meta.dirname));
@@ -54,12 +57,21 @@ beforeAll(async () => {
   for await (const path of glob('src/**/*.ts', { cwd, exclude }))
     sources.push(parse(path, await readFile(join(cwd, path), 'utf8')));
   failures = failuresIn(sources);
+  ofStores = failuresIn(sources.filter(({ path }) => path.startsWith('src/stores/')));
 });
 
 test('every reason is for everybody, or said in short, or never sent; those of NFS are always said in short', () => {
   const found = new Set(failures.map(({ reason }) => reason).filter((reason) => !reason.startsWith('nfs-')));
   expect([...harmlessReasons, ...inShort, ...neverSent].sort()).toEqual([...found].sort());
   expect([...harmlessReasons].filter((reason) => reason.startsWith('nfs-'))).toEqual([]);
+});
+
+test('every reason with which a store denies access is known to be a permission problem, whatever its code becomes', () => {
+  const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !harmlessReasons.has(reason));
+  // With these it may also be something else, so whoever waits for it goes on.
+  const expected = new Set([...denied.map(({ reason }) => reason), 'nfs-export-withheld', 'nfs-hangs-up']);
+  expect(expected.size).toBeGreaterThan(10);
+  expect([...refusalReasons].sort()).toEqual([...expected].sort());
 });
 
 test('what is for everybody is filled in with nothing that tells of a place', () => {

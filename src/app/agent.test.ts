@@ -100,6 +100,28 @@ describe('the agent of a node', () => {
     expect(await over).toBe(0);
   });
 
+  test('in a pod opens no store with client=host, and says why', async () => {
+    const spec = { uri: 'nfs://127.0.0.1/export', options: { client: 'host' } };
+    api.put(paths.stores, { metadata: { name: 'silver' }, spec });
+    vi.stubEnv('STOWAGE_KEEPERS', 'pod');
+    onTestFinished(() => void vi.unstubAllEnvs());
+    const over = run({ nodeName: 'worker-1' });
+    await eventually(() => said).toMatch(/stowage ready/);
+    const { items } = (await createApi({ socketPath: socket() }).get('/v1/stores')).body;
+    expect(items).toMatchObject([
+      {
+        name: 'silver',
+        problem: {
+          message:
+            "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs",
+          action: "Leave out client=host: Stowage's own client needs nothing of the machine.",
+        },
+      },
+    ]);
+    ending.abort();
+    expect(await over).toBe(0);
+  });
+
   describe('on a machine that was made of an image of another', () => {
     const served = async (nodeName: string): Promise<string> => {
       [said, ending] = ['', new AbortController()];

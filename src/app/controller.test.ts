@@ -3,12 +3,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { storeObjects } from '#controllers/store-object.ts';
 import { StowageError } from '#core/errors.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { aClaim, aClass, eventually, paths } from '#testing/controlled.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
-import { leases, persistentVolumes } from '#wire/kube/resources.ts';
+import { events, leases, persistentVolumes } from '#wire/kube/resources.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { runController } from './controller.ts';
 import { readRegistry, registryAnnotation } from './controller-registry.ts';
@@ -84,6 +85,38 @@ const health = async (path: string): Promise<readonly [number, string]> => {
 };
 
 describe('the controller', () => {
+  test.each([
+    ['in a pod, whose agents are in pods too, refuses', '10.96.0.1', 'False Unsupported'],
+    ['outside of the cluster has', '', 'True Open'],
+  ])('%s a store with client=host, which its object and its claims say', async (_, host, expected) => {
+    vi.stubEnv('KUBERNETES_SERVICE_HOST', host);
+    onTestFinished(() => void vi.unstubAllEnvs());
+    const { uri, options } = await exported();
+    const spec = { uri, options: { ...options, client: 'host' } };
+    api.put(paths.stores, { metadata: { name: 'silver', generation: 1 }, spec });
+    api.put(paths.classes, aClass());
+    const over = run();
+    const ready = async () => {
+      const [object] = (await Array.fromAsync(client.list(storeObjects, {}, signal))).flatMap(({ items }) => items);
+      return object?.status?.conditions?.find(({ type }) => type === 'Ready');
+    };
+    await eventually(async () => `${(await ready())?.status} ${(await ready())?.reason}`).toBe(expected);
+    if (host !== '') {
+      const why =
+        "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs. Leave out client=host: Stowage's own client needs nothing of the machine.";
+      expect((await ready())?.message).toBe(why);
+      api.put(paths.claims, aClaim('data'));
+      const notes = async (): Promise<string> =>
+        (await Array.fromAsync(client.list(events, {}, signal)))
+          .flatMap(({ items }) => items)
+          .map(({ note }) => note)
+          .join('\n');
+      await eventually(notes).toContain(`store 'silver' cannot be used: ${why}`);
+    }
+    ending.abort();
+    expect(await over).toBe(0);
+  });
+
   test('leads, makes volumes as the cluster’s own instance, and gives the Lease back when it stops', async () => {
     const { uri, options, folder: directory } = await exported();
     api.put(paths.stores, { metadata: { name: 'silver', generation: 1 }, spec: { uri, options } });

@@ -26,6 +26,7 @@ import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
 import { engineReleased } from './engine-end.ts';
 import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
+import { isInContainer, withoutHostClient } from './host-client.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
 import { nodeNameFrom } from './node-name.ts';
 import { onNode } from './node-places.ts';
@@ -112,8 +113,11 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   // What needs what is there later.
   const late = { repair: async (): Promise<void> => undefined, find: asItIs };
   const find: FindNamespace = (network, signal) => late.find(network, signal);
+  const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(
-    (settings.kinds ?? usualKinds(state, clock, nfs, find, settings.keeperPlace)).map((kind) => [kind.scheme, kind]),
+    (settings.kinds ?? usualKinds({ state, clock, nfs, find, isContained, keeperPlace: settings.keeperPlace })).map(
+      (kind) => [kind.scheme, kind],
+    ),
   );
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
   const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
@@ -218,15 +222,20 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   };
 }
 
-function usualKinds(
-  state: StateFolder,
-  clock: Clock,
-  nfs: EmbeddedNfs | undefined,
-  find: FindNamespace,
-  keeperPlace: KeeperPlace | undefined,
-): readonly StoreKind[] {
+interface KindParts {
+  readonly state: StateFolder;
+  readonly clock: Clock;
+  readonly nfs: EmbeddedNfs | undefined;
+  readonly find: FindNamespace;
+  readonly keeperPlace: KeeperPlace | undefined;
+  /** This process runs in a container. */
+  readonly isContained: boolean;
+}
+
+function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindParts): readonly StoreKind[] {
   const connect = (): Connect => createConnect(clock, find);
-  const network = createNfsStoreKind(clock, connect(), connect);
+  const own = createNfsStoreKind(clock, connect(), connect);
+  const network = isContained ? withoutHostClient(own) : own;
   return [
     // With keepers in pods this is one, too.
     keepApart(

@@ -3,7 +3,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, nodes, persistentVolumes, storageClasses } from '#wire/kube/resources.ts';
 import type { Node, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { type Cache, createCache, identityOf } from './engine/cache.ts';
-import { classNameOf, drivers, provisionedBy, storeLabel } from './names.ts';
+import { classNameOf, drivers, provisionedBy, storeLabel, unhealthyNodes } from './names.ts';
 import { type StoreObject, storeObjects } from './store-object.ts';
 
 /** What the controllers look at, each kind once. */
@@ -77,8 +77,11 @@ function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): Persisten
     'allocatedResources',
     'allocatedResourceStatuses',
   );
-  if (volumeName !== undefined && volumeName !== '')
-    return { metadata: kept, spec: { volumeName, ...sizes, ...picked(spec, 'volumeMode') }, status: state };
+  if (volumeName !== undefined && volumeName !== '') {
+    const annotations = picked(metadata.annotations ?? {}, unhealthyNodes);
+    const about = { volumeName, ...sizes, ...picked(spec, 'volumeMode') };
+    return { metadata: { ...kept, annotations }, spec: about, status: state };
+  }
   const { [lastApplied]: _, ...annotations } = metadata.annotations ?? {};
   return {
     metadata: { ...kept, annotations, ...picked(metadata, 'labels') },

@@ -2,9 +2,10 @@ import type { Condition } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
 import type { Events } from './engine/events.ts';
 import { illnesses, type Looks } from './health-looks.ts';
-import { messageOf, nodesIn, reasons } from './health-words.ts';
-import { type StoreObject, storeReference } from './store-object.ts';
+import { messageOf, reasons } from './health-words.ts';
+import { type StoreObject, type StoreStatus, storeReference } from './store-object.ts';
 import { type Verdict, yes } from './store-seen.ts';
+import { keptNodes, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoreHealthOptions {
   readonly looks: Pick<Looks, 'all' | 'of' | 'on' | 'isKnown'>;
@@ -15,9 +16,14 @@ export interface StoreHealthOptions {
 /** How the mounts of a store are, as its nodes see it: a server that the controller reaches may be out of a node's reach. */
 export interface StoreHealth {
   /** Undefined: nobody knows whether it is as was said before. */
-  of(store: string, before: Condition | undefined): Verdict | undefined;
+  of(store: string, before: StoreStatus | undefined): MountsSeen | undefined;
   /** Called with the stores of which something else is known. */
   on(changed: (store: string) => void): void;
+}
+
+export interface MountsSeen {
+  readonly verdict: Verdict;
+  readonly nodes: UnhealthyNodes;
 }
 
 /** Those whose changes are Events on the store. Their actions differ: what is said of one is not said of the other. */
@@ -34,12 +40,17 @@ export function createStoreHealth({ looks, caches, events }: StoreHealthOptions)
       const ill = [...looks.all()].filter((one) => one.store === store && one.illness !== 'repaired');
       const worst = ill.toSorted((a, b) => illnesses.indexOf(a.illness) - illnesses.indexOf(b.illness));
       const [first] = worst;
-      if (first !== undefined)
-        return { status: 'False', reason: reasons[first.illness], message: messageOf(worst, 'for administrators') };
+      const nodes = keptNodes(
+        ill.map(({ node }) => node),
+        before?.unhealthyNodes ?? [],
+        { looks, caches },
+      );
+      if (first !== undefined) {
+        const message = messageOf(worst, 'for administrators');
+        return { verdict: { status: 'False', reason: reasons[first.illness], message }, nodes };
+      }
       const isAnyKnown = [...caches.nodes.all()].some(({ metadata: { name = '' } }) => looks.isKnown(name));
-      const isOpen = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
-      const isInDoubt = before?.status === 'False' && nodesIn(before.message ?? '').some(isOpen);
-      return isAnyKnown && !isInDoubt ? yes('Well', '') : undefined;
+      return isAnyKnown && nodes.length === 0 ? { verdict: yes('Well', ''), nodes } : undefined;
     },
     on: (changed) => {
       const concerned = new Map<string, string>();

@@ -26,7 +26,6 @@ const looking = 'See how it looks from there: kubectl stowage mounts, and the lo
 
 const shownNodes = 10;
 
-/** It begins with the nodes: who leads next reads them there. */
 export function messageOf(all: readonly Ill[], whom: 'for users' | 'for administrators' = 'for users'): string {
   const [worst] = all;
   if (worst === undefined) return '';
@@ -34,12 +33,6 @@ export function messageOf(all: readonly Ill[], whom: 'for users' | 'for administ
   const more = nodes.length > shownNodes ? ` and ${nodes.length - shownNodes} more` : '';
   const what = `On ${nodes.slice(0, shownNodes).join(', ')}${more}: ${whatIs(worst)}.`;
   return whom === 'for users' ? `${what} ${actions[worst.illness]}` : `${what} ${looking}`;
-}
-
-/** Those that a message names. */
-export function nodesIn(message: string): readonly string[] {
-  const [, nodes = ''] = /^On ([a-z0-9.-]+(?:, [a-z0-9.-]+)*)(?: and \d+ more)?: /.exec(message) ?? [];
-  return nodes === '' ? [] : nodes.split(', ');
 }
 
 export const claimNote = (message: string | undefined): string => message ?? 'The volume is well again.';

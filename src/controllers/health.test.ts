@@ -10,6 +10,7 @@ import { createStoreHealth } from './health-stores.ts';
 import { createRestarts } from './restarts.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
+import { keptNodes, unheardOf } from './unhealthy-nodes.ts';
 
 const it = controlled();
 const podsAt = '/api/v1/namespaces/shop/pods';
@@ -160,16 +161,20 @@ test.each<[string, () => void]>([
   expect(it.changes()).toEqual([]);
 });
 
-const ill = (message: string): Condition => ({
-  ...{ type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message },
-});
-const calledIll = (message: string): void => {
-  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill(message)] };
-  it.api.put(paths.claims, { ...aClaim('data', { volumeName: 'pvc-1' }), status });
+const ill: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
+const annotation = 'stowage.dev/unhealthy-nodes';
+const calledIll = (nodes: string): void => {
+  const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill] };
+  it.api.put(paths.claims, {
+    ...{ ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', [annotation]: nodes } }), status },
+  });
 };
+/** As the next leader reads them. */
+const unhealthyNodes = async (): Promise<string | undefined> =>
+  (await it.list(claims))[0]?.metadata.annotations?.[annotation];
 
 test('what another leader called ill is called well only when the agents of its nodes say so, or the nodes are gone', async () => {
-  calledIll('On node-1, node-2: x. y');
+  calledIll('node-1 node-2');
   start();
   say('node-1');
   await eventually(() => agents.asked.length).toBeGreaterThan(3);
@@ -178,7 +183,96 @@ test('what another leader called ill is called well only when the agents of its 
   it.api.remove(paths.nodes, 'node-2');
   await eventually(condition).toMatchObject({ status: 'True' });
   // What is another's stays.
-  expect((await it.list(claims))[0]?.status?.conditions).toContainEqual({ type: 'Resizing', status: 'True' });
+  expect((await it.list(claims))[0]).toMatchObject({
+    metadata: { annotations: { mine: 'x' } },
+    status: { conditions: expect.arrayContaining([{ type: 'Resizing', status: 'True' }]) },
+  });
+  expect(await unhealthyNodes()).toBeUndefined();
+});
+
+const nodeNames = (count: number): string[] => Array.from({ length: count }, (_, i) => `node-${i + 1}`);
+
+const podOn = (node: string): string => node.replace('node-', 'on');
+
+/** One pod with the claim on each. */
+function putNodes(nodes: readonly string[]): void {
+  for (const name of nodes) {
+    it.api.put(paths.nodes, { metadata: { name } });
+    putPod(podOn(name), name);
+  }
+}
+
+/** Another process leads. The agents of these nodes come back to it, and nothing is wrong there any more. */
+async function leadAnew(connected: readonly string[]): Promise<void> {
+  await it.stepDown();
+  for (const node of agents.nodes()) agents.lose(node);
+  start();
+  for (const node of connected) say(node);
+  await eventually(() => connected.every((node) => looks.isKnown(node))).toBe(true);
+  await reconciledAgain();
+}
+
+/** With what is known of the nodes now. */
+async function reconciledAgain(): Promise<void> {
+  const count = (): number => health.counts().again + health.counts().done;
+  const before = count();
+  health.add(volume);
+  await eventually(count).toBeGreaterThan(before);
+}
+
+test('with more unhealthy nodes than a message names, a claim is healthy when the next leader has heard of all of them', async () => {
+  const nodes = nodeNames(12);
+  putNodes(nodes);
+  start();
+  for (const node of nodes) say(node, trouble(podOn(node)));
+  const shown = [...nodes].sort().slice(0, 10);
+  await eventually(async () => (await condition())?.message ?? '').toContain(`On ${shown.join(', ')} and 2 more: `);
+  await leadAnew(shown);
+  expect(await condition()).toMatchObject({ status: 'False' });
+  for (const node of nodes) say(node);
+  await eventually(condition).toMatchObject({ status: 'True' });
+});
+
+test('a claim is not healthy while a node is away that had a lesser problem than the one its message tells', async () => {
+  putNodes(nodeNames(2));
+  start();
+  say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
+  say('node-2', trouble('on2'));
+  await eventually(condition).toMatchObject({ status: 'False', reason: 'MountDead' });
+  await eventually(unhealthyNodes).toBe('node-1 node-2');
+  await leadAnew(['node-1']);
+  expect(await condition()).toMatchObject({ status: 'False' });
+  say('node-2');
+  await eventually(condition).toMatchObject({ status: 'True' });
+});
+
+test('a leader that first hears of another node does not forget those that it has not heard of yet', async () => {
+  putNodes(nodeNames(2));
+  start();
+  say('node-2', trouble('on2'));
+  await eventually(condition).toMatchObject({ status: 'False' });
+  await it.stepDown();
+  agents.lose('node-2');
+  start();
+  say('node-1', trouble('on1', { condition: 'dead', detail: 'x' }));
+  await eventually(condition).toMatchObject({ reason: 'MountDead' });
+  say('node-1');
+  await eventually(() => looks.isKnown('node-1') && looks.of(volume).length === 0).toBe(true);
+  await reconciledAgain();
+  expect(await condition()).toMatchObject({ status: 'False' });
+  say('node-2');
+  await eventually(condition).toMatchObject({ status: 'True' });
+});
+
+test('with more unhealthy nodes than names fit on a claim, all nodes count', async () => {
+  const nodes = nodeNames(501);
+  for (const name of nodes) it.api.put(paths.nodes, { metadata: { name } });
+  const known = { looks: { isKnown: (node: string) => node !== 'node-7' }, caches: it.caches };
+  start();
+  await eventually(() => [...it.caches.nodes.all()].length).toBe(501);
+  expect(keptNodes(nodes, [], known)).toEqual(['*']);
+  expect(unheardOf(['*'], known)).toEqual(['node-7']);
+  expect(keptNodes(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
 test('an agent that is lost leaves everything as it said', async () => {
@@ -304,7 +398,9 @@ test('a block device, and a volume that lives with its pod, too', async () => {
 test('a store says how its mounts are on nodes, and keeps what was said until somebody knows', async () => {
   const said = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
   const spec = { uri: it.place('gold') };
-  it.api.put(paths.stores, { metadata: { name: 'gold' }, spec, status: { conditions: [said] } });
+  it.api.put(paths.stores, {
+    ...{ metadata: { name: 'gold' }, spec, status: { conditions: [said], unhealthyNodes: ['node-1'] } },
+  });
   const mounts = async (): Promise<Condition | undefined> =>
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
   start();
@@ -333,6 +429,38 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   await eventually(async () => (await told('Store')).join()).toContain(
     'gold Warning StoreIll: MountsHealthy: On node-1: z.',
   );
+});
+
+test('with more unhealthy nodes than a message names, a store is healthy when the next leader has heard of all of them', async () => {
+  const nodes = nodeNames(12);
+  for (const name of nodes) it.api.put(paths.nodes, { metadata: { name } });
+  it.api.put(paths.stores, { metadata: { name: 'gold' }, spec: { uri: it.place('gold') } });
+  const mounts = async (): Promise<Condition | undefined> =>
+    (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');
+  const startStores = (): Controller => {
+    start();
+    const mountsOf = createStoreHealth({ ...it.parts, looks });
+    const nodeStores = { all: () => [], on: () => undefined };
+    return it.start((parts) => createStoresController({ ...parts, nodeStores, mountsOf }));
+  };
+  startStores();
+  for (const node of nodes) say(node, trouble(podOn(node), { name: 'gold/a' }));
+  await eventually(async () => (await mounts())?.message ?? '').toContain(' and 2 more: ');
+  await it.stepDown();
+  const shown = [...nodes].sort().slice(0, 10);
+  for (const node of nodes) agents.lose(node);
+  const next = startStores();
+  for (const node of shown) say(node);
+  await eventually(() => shown.every((node) => looks.isKnown(node))).toBe(true);
+  const { again } = next.counts();
+  next.add('gold');
+  await eventually(() => next.counts().again).toBeGreaterThan(again);
+  expect(await mounts()).toMatchObject({ status: 'False' });
+  for (const node of nodes) say(node);
+  await eventually(() => nodes.every((node) => looks.isKnown(node))).toBe(true);
+  next.add('gold');
+  await eventually(mounts).toMatchObject({ status: 'True' });
+  expect((await it.list(storeObjects))[0]?.status?.unhealthyNodes).toBeUndefined();
 });
 
 test('that a store is ill is told of each of its conditions, also at the same moment', async () => {

@@ -6,10 +6,11 @@ import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { type Ill, illnesses, type Looks } from './health-looks.ts';
 import { createPodReader, type Patient, podReference } from './health-pods.ts';
-import { claimNote, messageOf, nodesIn, podNote, reasons } from './health-words.ts';
-import { claimReference } from './names.ts';
+import { claimNote, messageOf, podNote, reasons } from './health-words.ts';
+import { claimReference, unhealthyNodes } from './names.ts';
 import type { ControllerParts } from './parts.ts';
 import type { Restarts } from './restarts.ts';
+import { keptNodes, nodesIn, textOf, type UnhealthyNodes, unheardOf } from './unhealthy-nodes.ts';
 
 export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly looks: Looks;
@@ -32,8 +33,9 @@ const laterMs = 2_000;
 
 /**
  * Says of volumes that are ill, and of those that are well again, where their users look. How a claim's volume is stands in a condition
- * of the claim: it is what is compared, so a change is told once, whoever leads. Each change is an Event on the claim. Pods have no
- * place for it: they get Events, remembered here alone; another leader tells the ill ones once more.
+ * of the claim, and on which nodes it is ill in an annotation: both are what is compared, so a change is told once, whoever leads. Each
+ * change is an Event on the claim. Pods have no place for it: they get Events, remembered here alone; another leader tells the ill ones
+ * once more.
  *
  * Kubernetes' own monitor leaves it at Events, which are gone after an hour; who looks at a claim later is to see it, too. Nobody
  * takes other conditions away: whoever writes those of resizing keeps what is not theirs. On the PersistentVolume nothing is said:
@@ -87,30 +89,35 @@ export function createHealth(options: HealthOptions): Controller {
   /** Whether there is nothing more to find out. */
   async function tellClaim(claim: PersistentVolumeClaim, worst: readonly Patient[], scope: Scope): Promise<boolean> {
     const known = claim.status?.conditions?.find(({ type }) => type === healthy);
+    const before = known?.status === 'False' ? nodesIn(claim.metadata.annotations?.[unhealthyNodes]) : [];
     const [first] = worst;
     if (first === undefined) {
       if (known?.status !== 'False') return true;
-      // Of a node whose agent is not there it is not known that it is well.
-      const isOpen = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
-      if (nodesIn(known.message ?? '').some(isOpen)) return false;
-      await write(claim, { status: 'True', reason: 'Well', message: '' }, scope);
+      if (unheardOf(before, { looks, caches }).length > 0) return false;
+      await write(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
       const about = { type: 'Normal', reason: told.well, action, note: claimNote(undefined) } as const;
       events.report({ ...about, regarding: claimReference(claim) });
       return true;
     }
-    const message = messageOf(worst.map(({ ill }) => ill));
-    const reason = reasons[first.ill.illness];
-    if (known?.status === 'False' && known.reason === reason && known.message === message) return true;
-    await write(claim, { status: 'False', reason, message }, scope);
-    const about = { type: 'Warning', reason: told.ill, action, note: claimNote(message) } as const;
-    if (known?.status !== 'False' || known.reason !== reason)
-      events.report({ ...about, regarding: claimReference(claim) });
+    const all = worst.map(({ ill }) => ill);
+    const nodes = keptNodes(
+      all.map(({ node }) => node),
+      before,
+      { looks, caches },
+    );
+    const condition = { status: 'False', reason: reasons[first.ill.illness], message: messageOf(all) } as const;
+    const isSaid = known?.status === 'False' && known.reason === condition.reason;
+    if (isSaid && known.message === condition.message && textOf(before) === textOf(nodes)) return true;
+    await write(claim, condition, nodes, scope);
+    const about = { type: 'Warning', reason: told.ill, action, note: claimNote(condition.message) } as const;
+    if (!isSaid) events.report({ ...about, regarding: claimReference(claim) });
     return true;
   }
 
   async function write(
     { metadata, status }: PersistentVolumeClaim,
     condition: Omit<Condition, 'type'>,
+    nodes: UnhealthyNodes,
     { signal }: Scope,
   ): Promise<void> {
     const { namespace = '', name = '', resourceVersion = '' } = metadata;
@@ -119,8 +126,9 @@ export function createHealth(options: HealthOptions): Controller {
     const now = new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z');
     const lastTransitionTime = known?.status === condition.status ? (known.lastTransitionTime ?? now) : now;
     const conditions = [...others, { type: healthy, ...condition, lastTransitionTime }];
-    // The list is replaced as a whole: only where it is still the one that was read.
-    const body = { metadata: { resourceVersion }, status: { conditions } };
+    const annotations = { [unhealthyNodes]: nodes.length === 0 ? null : textOf(nodes) };
+    // The list is replaced as a whole: only where it is still the one that was read. Annotations can be changed with the status.
+    const body = { metadata: { resourceVersion, annotations }, status: { conditions } };
     await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, signal);
   }
 

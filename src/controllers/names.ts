@@ -9,6 +9,9 @@ export const outOfService = 'node.kubernetes.io/out-of-service';
 /** On a claim whose pods may be evicted when only a restart helps them. */
 export const restartConsumers = 'stowage.dev/restart-consumers';
 
+/** On a claim: on which nodes its volume is unhealthy. */
+export const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
+
 /** A PersistentVolume with it stays until its volume was seen to. */
 export const volumeFinalizer = 'stowage.dev/volume';
 /** Kubernetes itself looks for it: without it a released volume is said to have failed. */

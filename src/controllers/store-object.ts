@@ -4,6 +4,7 @@ import type { StoreKind } from '#core/ports.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import type { Resource } from '#wire/kube/resources.ts';
 import type { Condition, KubeObject, ObjectReference } from '#wire/kube/types.ts';
+import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
 /** What an administrator says of a store in a cluster: the same words as in stowage.yaml. */
 export interface StoreObject extends KubeObject {
@@ -34,6 +35,8 @@ export interface StoreStatus {
   readonly conditions?: readonly Condition[];
   readonly capacity?: { readonly total: string; readonly free: string } | null;
   readonly volumes?: number | null;
+  /** Those with a problem that the condition MountsHealthy is about; its message names only some. */
+  readonly unhealthyNodes?: UnhealthyNodes | null;
 }
 
 export const storeObjects: Resource<StoreObject> = {

@@ -1,4 +1,5 @@
 import type { StowageError } from '#core/errors.ts';
+import { isRefusal } from '#core/refusals.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { Controller } from './engine/controller.ts';
 import type { NodeStores } from './node-stores.ts';
@@ -21,7 +22,8 @@ export const no = (reason: string, message: string, action: string | undefined):
     message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
   },
 });
-export const saying = ({ code, message, action }: StowageError): Verdict => no(words(code), message, action);
+export const saying = (problem: StowageError): Verdict =>
+  no(isRefusal(problem) ? 'Denied' : words(problem.code), problem.message, problem.action);
 export const nothing = (ready: Verdict): Seen => ({
   ...{ ready, reachable: ready, capacity: undefined, volumes: undefined },
 });

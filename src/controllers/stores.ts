@@ -3,19 +3,21 @@ import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
 import type { Engine } from '#core/engine.ts';
 import type { StowageError } from '#core/errors.ts';
-import type { StoreConfig } from '#core/model.ts';
+import type { CheckStep, StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { isRefusal } from '#core/refusals.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import type { StoreHealth } from './health-stores.ts';
+import type { MountsSeen, StoreHealth } from './health-stores.ts';
 import { storeLabel } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import type { ControllerParts } from './parts.ts';
 import { type ClassState, keepClass } from './store-class.ts';
 import { configsOf, type StoreObject, type StoreStatus, storeObjects, storeReference } from './store-object.ts';
 import { followNodes, no, nothing, type Seen, saying, seenOnNodes, type Verdict, yes } from './store-seen.ts';
+import type { UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoresController extends Controller {
   /** When the core has the stores that the objects say, for the first time: until then it knows of no volume. */
@@ -75,11 +77,11 @@ export function createStoresController(options: StoresOptions): StoresController
     const check = await engine.stores.check(name, scope);
     const { store, problem, pending } = engine.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
-    const reachable = failed === undefined ? yes('Answers', '') : no('NotReachable', failed.detail, failed.action);
+    const reachable = failed === undefined ? yes('Answers', '') : notReachable(failed);
     const closed = problem === undefined ? no('NotOpen', 'it is not open yet', '') : saying(problem);
     const open = yes('Open', pending === undefined ? '' : `A change waits: ${pending}`);
     return {
-      ready: store === undefined ? closed : failed === undefined ? open : { ...reachable, reason: 'NotReachable' },
+      ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
       capacity: sizesIn(check),
       volumes: engine.records.volumes.totals(name as StoreConfig['name']).volumes,
@@ -92,7 +94,7 @@ export function createStoresController(options: StoresOptions): StoresController
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
     const seen = await look(object, scope);
     const kept = await keepClass(client, caches, object, scope);
-    const status = statusOf(object, seen, mountsOf?.of(key, mountsSaid(object)), kept, clock.now());
+    const status = statusOf(object, seen, mountsOf?.of(key, object.status), kept, clock.now());
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(
         storeObjects,
@@ -143,6 +145,10 @@ export function createStoresController(options: StoresOptions): StoresController
   };
 }
 
+/** Access that is denied is no matter of the network. */
+const notReachable = ({ detail, action, reason = '' }: CheckStep): Verdict =>
+  no(isRefusal({ reason }) ? 'Denied' : 'NotReachable', detail, action);
+
 const sizesIn = ({
   totalBytes,
   freeBytes,
@@ -157,7 +163,7 @@ const mountsSaid = ({ status }: StoreObject): Condition | undefined =>
 function statusOf(
   object: StoreObject,
   seen: Seen,
-  mounts: Verdict | undefined,
+  mounts: MountsSeen | undefined,
   kept: ClassState,
   now: number,
 ): StoreStatus {
@@ -181,14 +187,18 @@ function statusOf(
       condition('Ready', seen.ready),
       condition('Reachable', seen.reachable),
       // What was said before stays as long as nobody knows better.
-      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts)]),
+      ...(mounts === undefined ? [mountsSaid(object) ?? []].flat() : [condition('MountsHealthy', mounts.verdict)]),
       ...(kept === undefined ? [] : [condition('StorageClass', classVerdict(kept))]),
     ],
     // Null takes away what was said before.
     capacity: seen.capacity === undefined ? null : capacityOf(seen.capacity, before?.capacity ?? undefined),
     volumes: seen.volumes ?? null,
+    unhealthyNodes: orNull(mounts === undefined ? before?.unhealthyNodes : mounts.nodes),
   };
 }
+
+const orNull = (nodes: UnhealthyNodes | null | undefined): UnhealthyNodes | null =>
+  nodes === undefined || nodes === null || nodes.length === 0 ? null : nodes;
 
 /** As it is kept: without what is null. */
 const present = (status: StoreStatus): object =>

@@ -4,6 +4,7 @@ import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
 import type { Store, VolumeQuery } from './ports.ts';
+import { cannotAnswer } from './store-errors.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
 export interface Catalogue {
@@ -121,7 +122,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const found = recorded();
       if (found !== undefined) return found;
       // A store that is down must never make a volume look gone, nor a record that nobody can read.
-      if (down.length > 0) throw notSure(id, down);
+      if (down.length > 0) throw notSure(id, down, parts.answers);
       throw unread === undefined ? unknown(id) : notRead(id, unread);
     },
     inStore: async (store, name, scope) => {
@@ -131,7 +132,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const [unread] = await unreadable([config.name], scope, wanted);
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
-      if (down.length > 0) throw notSure(`${store}/${name}`, down);
+      if (down.length > 0) throw notSure(`${store}/${name}`, down, parts.answers);
       throw unread?.failure ?? unknown(`${store}/${name}`);
     },
     bare: async (name, visible, scope) => {
@@ -149,7 +150,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
-      if (down.length > 0) throw notSure(name, down);
+      if (down.length > 0) throw notSure(name, down, parts.answers);
       throw unread?.failure ?? unknown(name);
     },
   };
@@ -170,15 +171,17 @@ function unknown(ref: string): StowageError {
   });
 }
 
-function notSure(ref: string, down: readonly string[]): StowageError {
-  return new StowageError(
-    `volume ${quoted(ref)} cannot be looked up: store ${down.map(quoted).join(', ')} does not answer`,
-    {
-      code: 'unavailable',
-      reason: 'volume-lookup-incomplete',
-      action: `Try again when it is back: stowage store check ${down[0] ?? ''}`,
-    },
-  );
+function notSure(
+  ref: string,
+  stores: readonly StoreName[],
+  { refusal }: Pick<CatalogueParts['answers'], 'refusal'>,
+): StowageError {
+  const down = cannotAnswer(stores.map((name) => ({ name, problem: refusal(name) })));
+  return new StowageError(`volume ${quoted(ref)} cannot be looked up: ${down}`, {
+    code: 'unavailable',
+    reason: 'volume-lookup-incomplete',
+    action: `Try again when it is back: stowage store check ${stores[0] ?? ''}`,
+  });
 }
 
 function notRead(id: VolumeId, { store, name, failure }: Unreadable): StowageError {

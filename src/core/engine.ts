@@ -36,7 +36,7 @@ export interface Engine {
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
   readonly stores: Stores;
-  readonly answers: Pick<StoreAnswers, 'silent' | 'rooms'>;
+  readonly answers: Pick<StoreAnswers, 'silent' | 'rooms' | 'refusal'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
   readonly deletions: Deletions;

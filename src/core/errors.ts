@@ -19,7 +19,7 @@ export const errorCodes = {
   busy: { http: 409, grpc: 10, exit: 8, retry: true, title: 'Busy with another operation' },
   canceled: { http: 499, grpc: 1, exit: 130, retry: true, title: 'Cancelled' },
   exhausted: { http: 507, grpc: 8, exit: 9, retry: false, title: 'No room left' },
-  unavailable: { http: 503, grpc: 14, exit: 10, retry: true, title: 'Not reachable at the moment' },
+  unavailable: { http: 503, grpc: 14, exit: 10, retry: true, title: 'Not available at the moment' },
   deadline: { http: 504, grpc: 4, exit: 10, retry: true, title: 'No answer in time' },
   internal: { http: 500, grpc: 13, exit: 1, retry: false, title: 'A fault in Stowage' },
 } as const satisfies Record<string, { http: number; grpc: number; exit: number; retry: boolean; title: string }>;

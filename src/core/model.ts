@@ -218,6 +218,8 @@ export interface CheckStep {
   readonly ok: boolean;
   readonly detail: string;
   readonly action?: string;
+  /** Of one that failed: the reason of its error. */
+  readonly reason?: string;
 }
 
 /** Of the file system that a store is on; other stores and files may share it. */

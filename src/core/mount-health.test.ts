@@ -71,7 +71,10 @@ async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [
         return { problem: problems.get(name) };
       },
     }),
-    answers: { silent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))) },
+    answers: {
+      silent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))),
+      refusal: () => undefined,
+    },
   } as unknown as MountHealthParts;
   const all = await createMountHealth(parts)(scope, only);
   return Object.fromEntries(all.map(({ target, health }) => [target, [health.state, health.detail]]));

@@ -7,6 +7,7 @@ import type { Source, StoreName, VolumeId } from './model.ts';
 import type { LiveMount, Mounts } from './mounts.ts';
 import type { Client, Records } from './ports.ts';
 import type { StoreAnswers } from './store-answers.ts';
+import { notAnswering } from './store-errors.ts';
 import type { Stores } from './stores.ts';
 import { toldToUser } from './telling.ts';
 
@@ -31,7 +32,7 @@ export interface MountHealthParts {
   readonly mounts: Pick<Mounts, 'list' | 'of' | 'isDead'>;
   readonly clients: { readonly [K in Source['kind']]: Client<K> };
   readonly stores: () => Pick<Stores, 'view'>;
-  readonly answers: Pick<StoreAnswers, 'silent'>;
+  readonly answers: Pick<StoreAnswers, 'silent' | 'refusal'>;
   readonly clock: Clock;
 }
 
@@ -88,7 +89,7 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
       else if (view !== undefined) open.push(name);
     }
     for (const name of await answers.silent(open, scope))
-      found.set(name, `the server of store '${name}' does not answer`);
+      found.set(name, notAnswering(name, answers.refusal(name as StoreName)).message);
     return found;
   }
 

@@ -105,6 +105,25 @@ test('one that was killed is told as not answering, and as open when it runs aga
   await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
 });
 
+test('one whose server no longer allows this host is told as denying access, not as silent', async () => {
+  const { server, own } = await started();
+  const user = await server.as('user');
+  await own.restart({ networks: ['192.0.2.0/24'] });
+  const message =
+    "the server of store 'silver' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem";
+  const action = 'Ask the administrator to grant Stowage access; the reason is found with: stowage store check silver';
+  await vi.waitFor(async () => {
+    const { body } = await user.get('/v1/stores/silver');
+    expect(body).toMatchObject({ state: 'not-answering', problem: { message, action } });
+  }, 20_000);
+  const { body } = await user.get('/v1/volumes/silver..none');
+  expect(body).toMatchObject({ status: 503, reason: 'volume-lookup-incomplete' });
+  expect(body.detail).toBe(`volume 'silver/none' cannot be looked up: ${message}`);
+  await own.restart();
+  await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
+  expect((await user.get('/v1/stores/silver')).body.problem).toBeNull();
+});
+
 test('one whose list takes long is not told as silent, and is asked for single names all the same', async () => {
   const clock = createFakeClock();
   const { server, kind } = await started({ clock });

@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
-import { stowageError } from './errors.ts';
+import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import type { Store } from './ports.ts';
+import { isRefusal } from './refusals.ts';
 import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
@@ -18,6 +19,8 @@ export interface StoreAnswers {
   silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
   /** Those of them that are open and say it soon. A list must not wait longer for it than for `silent`. */
   rooms(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, Room>>;
+  /** Of one that cannot be used because it denies access: why, as of when it was last opened or asked. */
+  refusal(name: StoreName): StowageError | undefined;
 }
 
 /** What is asked of a store: each can be owed while another is answered. */
@@ -43,6 +46,8 @@ export function createStoreAnswers(parts: {
     ping: new Map<StoreName, number>(),
     room: new Map<StoreName, number>(),
   };
+  /** Said by those that were asked last and denied access. */
+  const refusals = new Map<StoreName, StowageError>();
   const restOf = (question: Question, name: StoreName): number => (late[question].get(name) ?? 0) - clock.elapsed();
   const isLate = (name: StoreName, ...questions: Question[]): boolean =>
     questions.some((question) => restOf(question, name) > 0);
@@ -65,17 +70,24 @@ export function createStoreAnswers(parts: {
     const isOneCall = question === 'ping' || question === 'room';
     if (!(await endsWithin(asked, isOneCall ? onePatienceMs : patienceMs, clock))) {
       owed.set(name, Number.POSITIVE_INFINITY);
+      if (question === 'ping') refusals.delete(name);
       asked.then(() => owed.delete(name), failed);
       return false;
     }
     try {
       await asked;
       owed.delete(name);
+      if (question !== 'room') refusals.delete(name);
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
       failed();
-      scope.log.warn('store did not answer', { store: name, question, why: stowageError(thrown).message });
+      const failure = stowageError(thrown);
+      // Free space is for everybody on some servers, and for nobody on others: it says nothing about access.
+      if (isRefusal(failure) && question !== 'room') refusals.set(name, failure);
+      // Only a ping finds out whether a lost connection was a refusal.
+      else if (question === 'ping') refusals.delete(name);
+      scope.log.warn('store did not answer', { store: name, question, why: failure.message });
       return false;
     }
   }
@@ -126,6 +138,11 @@ export function createStoreAnswers(parts: {
     rooms: async (names, scope) => {
       const asked = await Promise.all(names.map(async (name) => [name, await roomOf(name, scope)] as const));
       return new Map(asked.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
+    },
+    refusal: (name) => {
+      const { store, problem } = stores().view(name);
+      if (store !== undefined) return refusals.get(name);
+      return problem !== undefined && isRefusal(problem) ? problem : undefined;
     },
   };
 }

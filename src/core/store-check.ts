@@ -59,6 +59,6 @@ export function notOpened(
   config: StoreConfig,
   problem: StowageError | undefined,
 ): StoreCheck {
-  const { message, action } = unavailable(config, problem);
-  return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action });
+  const { message, action, reason } = unavailable(config, problem);
+  return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action, reason });
 }

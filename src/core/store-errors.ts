@@ -1,6 +1,7 @@
 import { StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
+import { isRefusal, refusalToUsers } from './refusals.ts';
 
 /** Names no others: who asks may not be allowed to know them. */
 export function unknownStore(name: string): StowageError {
@@ -20,7 +21,7 @@ export function notConfigured(name: string): StowageError {
   });
 }
 
-const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-host-unknown'];
+const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-export-withheld', 'nfs-host-unknown'];
 
 /** What is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
 export function cannotAdd(problem: StowageError): StowageError {
@@ -58,13 +59,34 @@ export function busy(name: string, users: number): StowageError {
   });
 }
 
-/** Of a store that is open. */
-export function notAnswering(name: string): StowageError {
+/** Of a store that is open. `refusal`: it answers, and denies access. */
+export function notAnswering(name: string, refusal: StowageError | undefined): StowageError {
+  if (refusal !== undefined) {
+    const what = refusalToUsers(refusal, `store '${name}'`);
+    return new StowageError(what, {
+      code: 'unavailable',
+      reason: 'store-access-denied',
+      action: `Ask the administrator to grant Stowage access; the reason is found with: stowage store check ${name}`,
+      cause: refusal,
+    });
+  }
   return new StowageError(`the server of store '${name}' does not answer`, {
     code: 'unavailable',
     reason: 'store-not-answering',
     action: `It is used again as soon as it answers. What holds it up: stowage store check ${name}`,
   });
+}
+
+/** Of stores that hide what is on them: which do not answer, and which deny access. For users, too. */
+export function cannotAnswer(
+  stores: readonly { readonly name: string; readonly problem: StowageError | undefined }[],
+): string {
+  const [silent, denied]: [string[], string[]] = [[], []];
+  for (const { name, problem } of stores) {
+    if (problem !== undefined && isRefusal(problem)) denied.push(refusalToUsers(problem, `store ${quoted(name)}`));
+    else silent.push(quoted(name));
+  }
+  return [...(silent.length === 0 ? [] : [`store ${silent.join(', ')} does not answer`]), ...denied].join('; ');
 }
 
 /** The step of a check that is about a disk or server which does not answer at all. */
@@ -118,11 +140,14 @@ export function stillMounted(config: StoreConfig, mounted: readonly string[]): S
   });
 }
 
-export function unavailable(config: StoreConfig, problem: StowageError | undefined): StowageError {
-  return new StowageError(`store '${config.name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
+/** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
+export function unavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
+  const isDenied = problem !== undefined && isRefusal(problem);
+  return new StowageError(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
     code: 'unavailable',
     reason: problem?.reason ?? 'store-not-open',
     action: problem?.action ?? 'Try again in a moment.',
+    ...(isDenied ? { toUsers: { message: refusalToUsers(problem, `store '${name}'`) } } : {}),
     cause: problem,
   });
 }

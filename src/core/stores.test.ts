@@ -372,6 +372,7 @@ test('check says what is wrong with a store that cannot be opened', async () => 
         ok: false,
         detail: `store 'gone' cannot be used: the store's directory ${path} does not exist`,
         action: `Mount the disk that holds it, or create the directory if the store is new: mkdir -p ${path}`,
+        reason: 'store-root-missing',
       },
     ],
     totalBytes: undefined,

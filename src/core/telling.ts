@@ -1,4 +1,5 @@
 import { type ErrorCode, errorCodes } from './errors.ts';
+import { isRefusal, refusalToUsers } from './refusals.ts';
 
 /**
  * What may be told to everybody in full: its text holds names and paths that the one who asked gave, sizes, and states;
@@ -8,12 +9,12 @@ import { type ErrorCode, errorCodes } from './errors.ts';
  */
 export const harmlessReasons: ReadonlySet<string> = new Set(
   `access-unsupported block-read-only body-too-large caller-gone cancel-pending canceled content-type-unsupported deadline duration-invalid
-  enforcement-needs-unmount enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
+  host-client-in-container enforcement-needs-unmount enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
   label-missing label-unfit-for-path labels-too-large method-not-allowed mount-not-found mount-other name-invalid
   operation-unknown page-limit path-empty path-invalid path-relative path-too-long path-unknown request-differs
   request-invalid request-malformed request-slow revision-differs role-insufficient shrink-refused size-invalid
   size-needed size-out-of-range size-required starting still-running stopping store-being-added store-busy
-  store-bytes-limit store-exists store-from-file store-kind-unknown store-moved store-not-answering
+  store-access-denied store-bytes-limit store-exists store-from-file store-kind-unknown store-moved store-not-answering
   store-not-open store-opening store-out-of-scope store-read-only store-removed store-required store-silent
   store-unknown store-uri-secret store-without-network store-volumes-limit target-dangling target-not-empty target-not-made
   target-parent-missing target-taken token-missing token-refused token-unknown trash-lookup-incomplete trash-unknown
@@ -64,6 +65,10 @@ const inShort = {
  */
 export function toldToUser(trouble: Trouble, how: string): Trouble {
   const { code, reason, toUsers } = trouble;
+  if (isRefusal(trouble)) {
+    const action = `Ask the administrator to grant Stowage access; the reason is found ${how}`;
+    return { code, reason, message: toUsers?.message ?? refusalToUsers(trouble), action };
+  }
   if (toUsers !== undefined) return { code, reason, action: trouble.action, ...toUsers };
   if (harmlessReasons.has(reason)) return trouble;
   const ask = `sk the administrator, who finds out why ${how}`;

@@ -7,6 +7,8 @@ import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import { createPasses, type Passes } from './passes.ts';
+import { cannotAnswer } from './store-errors.ts';
+import type { StoreView } from './stores.ts';
 import { exists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */
@@ -65,7 +67,7 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
       const entry = await firstOf(answering.map(async (name) => (await listOne(name, scope)).find(isIt)));
       if (entry !== undefined) return entry;
       const down = visible.find((view) => view.store === undefined);
-      if (down !== undefined) throw unsure(id, down.config.name);
+      if (down !== undefined) throw unsure(id, down);
       throw notThere(id);
     },
   };
@@ -207,10 +209,11 @@ function silent(store: string): StowageError {
   });
 }
 
-function unsure(id: string, store: string): StowageError {
-  return new StowageError(`the trash cannot be searched for ${quoted(id)}: store '${store}' does not answer`, {
+function unsure(id: string, { config: { name }, problem }: StoreView): StowageError {
+  const down = cannotAnswer([{ name, problem }]);
+  return new StowageError(`the trash cannot be searched for ${quoted(id)}: ${down}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
-    action: `Try again when it is back: stowage store check ${store}`,
+    action: `Try again when it is back: stowage store check ${name}`,
   });
 }

@@ -48,6 +48,8 @@ export interface Controlled {
   agents: FakeAgents;
   /** Runs it, and what it needs; until the test ends. */
   start<C extends Controller>(make: (parts: Parts) => C, more?: Partial<Parts>): C;
+  /** The leader steps down: the controllers that it started end. Those that are started next belong to another leader. */
+  stepDown(): Promise<void>;
   list<T extends KubeObject>(resource: Resource<T>): Promise<readonly T[]>;
   volumes(store?: string): Promise<readonly Volume[]>;
   /** The notes of Events of that reason. */
@@ -100,11 +102,20 @@ export function controlled(): Controlled {
       await Promise.all(running);
     });
     let isFed = false;
+    let term = { stop: new AbortController(), controllers: [] as Promise<void>[] };
+    it.stepDown = async () => {
+      const { stop, controllers } = term;
+      term = { stop: new AbortController(), controllers: [] };
+      stop.abort();
+      await Promise.all(controllers);
+    };
     it.start = (make, more = {}) => {
       const controller = make({ ...it.parts, ...more });
       if (!isFed) running.push(...Object.values(it.caches).map((cache) => cache.run(scope)), told.run(scope));
       isFed = true;
-      running.push(controller.run(scope, ending.signal));
+      const ran = controller.run(scope, AbortSignal.any([ending.signal, term.stop.signal]));
+      running.push(ran);
+      term.controllers.push(ran);
       return controller;
     };
     it.list = async (resource) => {

@@ -2,6 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { MountState } from '#core/mount-health.ts';
+import { notAnswering } from '#core/store-errors.ts';
 import { toldToUser } from '#core/telling.ts';
 import { VolumeHealthErrorType as Health } from '#wire/csi/generated/csi.ts';
 import type { About } from './driver.ts';
@@ -65,7 +66,10 @@ export async function storeConditionOf(
       message: `store '${store}' is not open: ${toldToUser(problem, '').message}`,
     };
   if ((await answers.silent([store], scope)).has(store))
-    return { health: 'inaccessible', reason: 'StoreSilent', message: `the server of store '${store}' does not answer` };
+    return {
+      ...{ health: 'inaccessible', reason: 'StoreSilent' },
+      message: notAnswering(store, answers.refusal(store)).message,
+    };
   return fine;
 }
 

@@ -27,7 +27,7 @@ export async function createVolume(
   if (before !== undefined) return refuseOther(before, name, wanted);
   const place = await placeOf(engine, plugin, name, wanted, call);
   if ('id' in place) return refuseOther(place, name, wanted);
-  if (await isSilent(engine, place.store, call)) throw notAnswering(place.store);
+  if (await isSilent(engine, place.store, call)) throw notAnswering(engine, place.store);
   const want = {
     ...place,
     bytes: wanted.bytes,

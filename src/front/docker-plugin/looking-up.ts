@@ -3,6 +3,7 @@ import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
+import { notAnswering as storeNotAnswering } from '#core/store-errors.ts';
 
 export interface Found {
   readonly volume: Volume;
@@ -41,7 +42,9 @@ export async function isSilent(engine: Engine, store: StoreName, call: Call): Pr
   return (await engine.answers.silent([store], call)).has(store);
 }
 
-export function notAnswering(store: StoreName): StowageError {
+export function notAnswering(engine: Engine, store: StoreName): StowageError {
+  const refusal = engine.answers.refusal(store);
+  if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(
     `the server of store '${store}' does not answer: it is the network or the server, not a permission`,
     {

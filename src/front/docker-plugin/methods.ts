@@ -90,7 +90,7 @@ export const methods: Readonly<Record<string, Method>> = {
       const id = textIn(message, 'ID');
       const { volume, isSilent } = await lookUp(about.engine, about.plugin, textIn(message, 'Name'), call);
       if (volume.access === 'block') throw blockVolume(volume);
-      if (isSilent) throw notAnswering(volume.store);
+      if (isSilent) throw notAnswering(about.engine, volume.store);
       return { Mountpoint: await about.engine.holds.hold(volume, about.plugin, id, call) };
     },
   },

@@ -1,6 +1,7 @@
 import { formatSize } from '#base/size.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Volume } from '#core/model.ts';
+import { notAnswering } from '#core/store-errors.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { StoreView } from '#core/stores.ts';
 import { toldToUser } from '#core/telling.ts';
@@ -39,7 +40,7 @@ export async function statusOf(
     size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
     ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
     enforce: volume.enforce || (view.store?.enforcesCapacity ?? false),
-    health: isBeingDeleted ? 'it is being deleted' : healthOf(view, isSilent),
+    health: isBeingDeleted ? 'it is being deleted' : healthOf(engine, view, isSilent),
     client: clientOf(view),
     network: view.config.options['network'] ?? (view.shared ? 'host' : 'none'),
     access: volume.access,
@@ -47,8 +48,8 @@ export async function statusOf(
   };
 }
 
-function healthOf({ config, store, problem }: StoreView, isSilent: boolean): string {
-  if (isSilent) return `the server of store '${config.name}' does not answer`;
+function healthOf({ answers }: Engine, { config, store, problem }: StoreView, isSilent: boolean): string {
+  if (isSilent) return notAnswering(config.name, answers.refusal(config.name)).message;
   if (store !== undefined) return 'ok';
   if (problem === undefined) return `store '${config.name}' is not open yet`;
   const { message, action } = toldToUser(problem, `with: stowage store check ${config.name}`);

@@ -1,6 +1,7 @@
 /** From core's words to the wire's, in one place. */
 import { formatDuration } from '#base/duration.ts';
 import type { Adoption } from '#core/adoption.ts';
+import type { StowageError } from '#core/errors.ts';
 import type {
   Inspection,
   Operation,
@@ -99,11 +100,13 @@ export interface StoreNow {
   readonly isSilent: boolean;
   /** Undefined: not known at the moment. */
   readonly room: Room | undefined;
+  /** Why it denies access, if that is why. */
+  readonly refusal: StowageError | undefined;
 }
 
-export function storeJson(view: StoreView, { totals, isSilent, room }: StoreNow): wire.StoreJson {
+export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: StoreNow): wire.StoreJson {
   const { config, store } = view;
-  const problem = view.problem ?? (isSilent ? notAnswering(config.name) : undefined);
+  const problem = view.problem ?? (isSilent ? notAnswering(config.name, refusal) : undefined);
   return {
     name: config.name,
     kind: config.uri.slice(0, config.uri.indexOf(':')),

@@ -1,11 +1,13 @@
 import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import type { Operation, OperationId } from '#core/model.ts';
 import type { OperationView } from '#core/operations.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { startGanesha } from '#testbed/ganesha.ts';
+import { needs } from '#testbed/needs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type Api, aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
 import { operationJson } from './json.ts';
@@ -102,6 +104,66 @@ test('a check', async () => {
   );
   expect((await server.admin.post('/v1/stores/silver/check')).text).toContain('127.0.0.1');
 });
+
+const permission = 'this is a permission problem, not a network problem';
+
+/** As each of them is told of it. */
+async function expectDenied(name: string, reason: string, about: string): Promise<void> {
+  const whole = (await server.admin.get(`/v1/stores/${name}`)).body.problem;
+  expect(whole.message).toMatch(secrets);
+  const grant = 'Ask the administrator to grant Stowage access; the reason is found';
+  for (const api of Object.values(others)) {
+    const shown = await api.get(`/v1/stores/${name}`);
+    expect(shown.text).not.toMatch(secrets);
+    expect(shown.body.problem).toEqual({
+      message: about.replace('NAME', 'the store'),
+      action: `${grant} with: stowage store show ${name}`,
+    });
+  }
+  const api = others['a user'] as Api;
+  const made = await api.post('/v1/volumes', { store: name, name: 'v' });
+  expect(made.text).not.toMatch(secrets);
+  expect(made.body).toMatchObject({
+    ...{ status: 503, code: 'unavailable', reason, title: 'Not available at the moment' },
+    detail: about.replace('NAME', `store '${name}'`),
+    action: `${grant} under request ${made.body.requestId} in the server's log.`,
+  });
+  const looked = await api.get(`/v1/volumes/${name}..v`);
+  expect(looked.body.detail).toBe(
+    `volume '${name}/v' cannot be looked up: ${about.replace('NAME', `store '${name}'`)}`,
+  );
+  const { steps } = (await api.post(`/v1/stores/${name}/check`)).body;
+  expect(steps.at(-1)).toMatchObject({ ok: false, detail: about.replace('NAME', 'the store') });
+}
+
+test('a store whose server does not allow this host: that it is a permission, and whom to ask', async () => {
+  await own.restart({ networks: ['192.0.2.0/24'] });
+  const { port } = own.server;
+  const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
+  const uri = `nfs://127.0.0.1:${port}/export?mountport=${port}&timeout=1s&retries=0`;
+  await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
+  await vi.waitFor(() => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-hangs-up'), 30_000);
+  const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission.slice('this is '.length)}`;
+  await expectDenied('lost', 'nfs-hangs-up', about);
+});
+
+test.skipIf(needs('root', 'ganesha'))(
+  'a store whose export is denied to this host: that it is a permission, and whom to ask',
+  async () => {
+    const { signal } = new AbortController();
+    await using nfs = await startGanesha({
+      ...{ exports: [{ path: own.directory, tag: 'denied', onlyFor: '192.0.2.1' }], signal },
+    });
+    const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
+    const uri = `nfs://${nfs.host}:${nfs.nfsPort}${own.directory}?mountport=${nfs.mountPort}&timeout=5s&retries=0`;
+    await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
+    await vi.waitFor(
+      () => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-export-withheld'),
+      30_000,
+    );
+    await expectDenied('lost', 'nfs-export-withheld', `access to NAME is denied: ${permission}`);
+  },
+);
 
 test('an operation that failed, and its event', async () => {
   const viewer = others['a viewer of some stores'] as Api;

@@ -2,6 +2,7 @@ import { basename } from 'node:path';
 import type { Adoption } from '#core/adoption.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
+import { isRefusal, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
 import { type Trouble, toldToUser } from '#core/telling.ts';
 import { isAdministrator, type Principal } from './principal.ts';
@@ -32,15 +33,16 @@ function problemFor(principal: Principal, problem: StowageError, store: string):
 export const uriFor = (principal: Principal, uri: string): string =>
   isAdministrator(principal) ? uri : uri.replace(/^([^:]*:\/\/)[^/].*$/s, '$1…');
 
-/** Which step failed, and nothing of where. */
+/** Which step failed, whether it is a permission, and nothing of where. */
 export function checkFor(principal: Principal, name: string, check: StoreCheck): StoreCheck {
   if (isAdministrator(principal)) return check;
   const action = `Ask the administrator, who finds out why with: stowage store check ${name}`;
   return {
     ...check,
-    steps: check.steps.map(({ step, ok }) =>
-      ok ? { step, ok, detail: 'fine' } : { step, ok, detail: 'this step failed', action },
-    ),
+    steps: check.steps.map(({ step, ok, reason = '' }) => {
+      if (ok) return { step, ok, detail: 'fine' };
+      return { step, ok, detail: isRefusal({ reason }) ? refusalToUsers({ reason }) : 'this step failed', action };
+    }),
   };
 }
 

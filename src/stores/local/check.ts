@@ -28,8 +28,8 @@ export async function checkStore(
       steps.push({ step: name, ok: true, detail: await work() });
       return true;
     } catch (cause) {
-      const { message, action } = storeFailure(cause, `the step ${name}`, place.root);
-      steps.push({ step: name, ok: false, detail: message, action });
+      const { message, action, reason } = storeFailure(cause, `the step ${name}`, place.root);
+      steps.push({ step: name, ok: false, detail: message, action, reason });
       return false;
     }
   }

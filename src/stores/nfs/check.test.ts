@@ -126,7 +126,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectFailed(
       await checked(uri('nothing')),
       'resolve ✓, connect ✓, mount ✗',
-      /has no directory .*\/nothing to mount/,
+      /denies this host the directory .*\/nothing, and does not list it/,
       /^Correct the path/,
     );
   });

@@ -41,8 +41,8 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
   } catch (thrown) {
     scope.signal.throwIfAborted();
     if (!(thrown instanceof Failed)) throw thrown;
-    const { why, action } = nfsTrouble(thrown.cause, blamedOf(options, store));
-    steps.push({ step: thrown.step, ok: false, detail: why, action: withoutCheck(action) });
+    const { why, action, reason } = nfsTrouble(thrown.cause, blamedOf(options, store));
+    steps.push({ step: thrown.step, ok: false, detail: why, action: withoutCheck(action), reason });
   }
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }

@@ -12,7 +12,7 @@ import {
   RpcError,
 } from '#wire/nfs3/index.ts';
 import { type CountedRpc, counted } from './counted.ts';
-import { hungUp } from './diagnosis.ts';
+import { hungUp, whyHungUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { createMount } from './mounting.ts';
 import { createEnter, type Network } from './network.ts';
@@ -27,6 +27,8 @@ export interface Session {
   readonly port: number;
   /** The handle of the store's directory; asked for anew at each call. */
   mount(signal: AbortSignal): Promise<FileHandle>;
+  /** Why, where the server takes connections only to end them at once. */
+  hungUp(signal: AbortSignal): Promise<Error | undefined>;
   /** Calls that were sent to the server so far, by all stores that share its connections. */
   readonly calls: number;
   close(): void;
@@ -90,6 +92,7 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
     return {
       ...{ nfs, addresses, port },
       mount: (until) => mount(onStep, until),
+      hungUp: (until) => whyHungUp(reached, until),
       get calls() {
         return rpc.sent;
       },

@@ -83,11 +83,20 @@ export async function hungUp(
   if (causesOf(cause).some(isAboutOurs)) return new CertificateWanted('refused', { cause });
   const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
   if (!(cause instanceof RpcError) || isExplained || !mayBeHungUp.includes(cause.failure)) return cause;
+  const hang = await whyHungUp({ addresses, port, dial }, signal);
+  if (hang !== undefined) return hang;
   const about = dial(addresses, port);
-  const plain = await endsAtOnce({ ...about, tls: undefined }, signal);
-  if (plain !== undefined) return new HungUp('hung up', { cause: plain });
   const secure = about.tls === undefined ? undefined : await endsAtOnce(about, signal);
   return secure === undefined ? cause : new CertificateWanted('hung up', { cause: secure });
+}
+
+/** Undefined: it does not, or cannot be connected to. */
+export async function whyHungUp(
+  { addresses, port, dial }: Pick<Reached, 'addresses' | 'port' | 'dial'>,
+  signal: AbortSignal,
+): Promise<HungUp | undefined> {
+  const cause = await endsAtOnce({ ...dial(addresses, port), tls: undefined }, signal);
+  return cause === undefined ? undefined : new HungUp('hung up', { cause });
 }
 
 /** Why, when it does before we say a word. */

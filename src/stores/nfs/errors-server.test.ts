@@ -66,9 +66,9 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   test('an export that it does not have', async () => {
     const error = await refusal(open('nothing'));
     expectTold(error, {
-      ...{ code: 'unavailable', reason: 'nfs-export-unknown' },
+      ...{ code: 'unavailable', reason: 'nfs-export-withheld' },
       message: new RegExp(
-        `${placeOf('nothing')}\\) failed: ${ganesha.host} has no directory ${at('nothing')} to mount; it exports ${at('plain')}, `,
+        `${placeOf('nothing')}\\) failed: ${ganesha.host} denies this host the directory ${at('nothing')}, and does not list it: it is not exported, or not to this host; it exports ${at('plain')}, `,
       ),
       action: /^Correct the path in the store's URI, or have the server's administrator export it/,
     });

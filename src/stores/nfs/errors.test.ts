@@ -169,12 +169,13 @@ describe('the MOUNT service says no', () => {
     });
   });
 
-  test('it exports something else', async () => {
+  test('it exports something else, at least to this host', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
-      ...{ code: 'unavailable', reason: 'nfs-export-unknown' },
-      message: /127\.0\.0\.1 has no directory \/export to mount; it exports \/gold, \/bronze$/,
-      action: /^Correct the path in the store's URI, or have the server's administrator export it/,
+      ...{ code: 'unavailable', reason: 'nfs-export-withheld' },
+      message:
+        /127\.0\.0\.1 denies this host the directory \/export, and does not list it: it is not exported, or not to this host; it exports \/gold, \/bronze$/,
+      action: /^Correct the path in the store's URI, or have the server's administrator export it to this host/,
     });
   });
 

@@ -59,12 +59,12 @@ export function nfsFailure(thrown: unknown, doing: string, about: Blamed): Stowa
 }
 
 /** The same without what was being done, for who says that otherwise. */
-export function nfsTrouble(thrown: unknown, about: Blamed): Pick<About, 'why' | 'action'> {
+export function nfsTrouble(thrown: unknown, about: Blamed): Pick<About, 'why' | 'action' | 'reason'> {
   const cause = asSystemError(thrown);
   const found = toldOf(thrown) === undefined ? explain(cause, about) : undefined;
   if (found !== undefined) return found;
-  const { message, action } = toldOf(thrown) ?? stowageError(cause);
-  return { why: message, action };
+  const { message, action, reason } = toldOf(thrown) ?? stowageError(cause);
+  return { why: message, action, reason };
 }
 
 const toldOf = (thrown: unknown): StowageError | undefined =>

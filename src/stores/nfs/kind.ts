@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { endsWithin } from '#base/patience.ts';
 import { stowageError } from '#core/errors.ts';
 import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { ProcessMarks, Store, StoreContext, StoreKind } from '#core/ports.ts';
@@ -12,11 +13,12 @@ import { createMarks } from '../shelf/reading.ts';
 import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
 import { createSharedChecks } from './check-shared.ts';
-import { type Connect, createConnect, identityOf } from './connect.ts';
+import { type Connect, createConnect, identityOf, type Session } from './connect.ts';
 import { createGiving } from './giving.ts';
 import { newProcessMark } from './lock-marks.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import { type NfsPlace, openNfsPlace } from './place.ts';
+import type { Within } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
 import { createUsable } from './usable.ts';
@@ -120,15 +122,31 @@ async function open(
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
-      place.session.nfs
-        .null({ signal, deadlineMs: Math.min(options.timeout, pingMs) })
-        .catch((cause: unknown) => Promise.reject(place.failure(cause, `asking the server of store ${store}`))),
+      ping(place.session, { signal, deadlineMs: Math.min(options.timeout, pingMs) }, clock).catch((cause: unknown) =>
+        Promise.reject(place.failure(cause, `asking the server of store ${store}`)),
+      ),
     ...createVerbs(parts, readOnly),
     ...(readOnly ? {} : { ...createMarks(parts), uses: createUses(parts, place) }),
   };
 }
 
 const pingMs = 5_000;
+/** A server that has not answered by then may be one that takes connections only to end them. */
+const hangUpMs = 500;
+
+/** Told soon, whoever waits for it: that a server ends every connection of ours is another thing than that it is silent. */
+async function ping({ nfs, hungUp }: Session, within: Within, clock: Clock): Promise<void> {
+  const answered = nfs.null(within);
+  if (!(await endsWithin(answered, hangUpMs, clock))) {
+    const first = await Promise.race([hungUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
+    if (first instanceof Error) throw first;
+  }
+  try {
+    await answered;
+  } catch (cause) {
+    throw (await hungUp(within.signal)) ?? cause;
+  }
+}
 
 interface Way {
   readonly options: NfsOptions;

@@ -9,10 +9,21 @@ function offers({ exported }: Refusal): string {
   return `; it exports ${shown.join(', ')}${exported.length > mostShown ? ' and others' : ''}`;
 }
 
-/** The MOUNT service said no. Some say "no access" for what is not there: then their list of exports tells. */
+/**
+ * The MOUNT service said no. Some say "no access" also for what is not there, and some hide from a host what it may not mount: where
+ * the export is not listed, it may be either.
+ */
 export function exportRefused(refusal: Refusal, { server, store, privileged }: Blamed): About {
   const { path, status } = refusal;
-  if (status === 'NOENT' || status === 'NOTDIR' || (status === 'ACCES' && isListed(refusal) === false)) {
+  if (status === 'ACCES' && isListed(refusal) === false) {
+    return {
+      code: 'unavailable',
+      reason: 'nfs-export-withheld',
+      why: `${server} denies this host the directory ${path}, and does not list it: it is not exported, or not to this host${offers(refusal)}`,
+      action: `Correct the path in the store's URI, or have the server's administrator export it to this host (exportfs -v shows what is exported to whom); then: stowage store check ${store}`,
+    };
+  }
+  if (status === 'NOENT' || status === 'NOTDIR') {
     return {
       code: 'unavailable',
       reason: 'nfs-export-unknown',

@@ -33,6 +33,7 @@ export function connectToDisk(folder: string): Connect {
         onStep('mount', folder);
         return Buffer.from(exported);
       },
+      hungUp: async () => undefined,
       calls: 0,
       close: () => undefined,
     };

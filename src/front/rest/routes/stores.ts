@@ -30,7 +30,8 @@ const json = async (engine: Engine, views: readonly StoreView[], call: Call) => 
   return views.map((view) => {
     const { name } = view.config;
     const totals = records.volumes.totals(name);
-    return storeJson(view, { totals, isSilent: silent.has(name), room: rooms.get(name) });
+    const [room, refusal] = [rooms.get(name), answers.refusal(name)];
+    return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
 };
 const one = async (engine: Engine, view: StoreView, call: Call) => (await json(engine, [view], call))[0];

@@ -1,0 +1,44 @@
+import { describe, expect, test } from 'vitest';
+import { StowageError } from './errors.ts';
+import type { StoreConfig } from './model.ts';
+import { unavailable } from './store-errors.ts';
+import { toldToUser } from './telling.ts';
+
+const config = { name: 'silver' } as StoreConfig;
+const problem = (code: StowageError['code'], reason: string): StowageError =>
+  new StowageError('10.10.2.4 does not let this host mount /export', { code, reason, action: 'Edit /etc/exports.' });
+const how = 'in the log of Stowage on this host.';
+
+describe('a store that could not be opened', () => {
+  test('because its server refused it is a permission problem to users, and they are told whom to ask', () => {
+    const error = unavailable(config, problem('denied', 'nfs-export-denied'));
+    expect(toldToUser(error, how)).toEqual({
+      // It is opened again by itself, so requests may be repeated.
+      ...{ code: 'unavailable', reason: 'nfs-export-denied' },
+      message: "access to store 'silver' is denied: this is a permission problem, not a network problem",
+      action: 'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.',
+    });
+    // As another process tells it.
+    const { code, reason, message, action } = error;
+    expect(toldToUser({ code, reason, message, action }, how).message).toBe(
+      'access to the store is denied: this is a permission problem, not a network problem',
+    );
+    expect(message).toBe("store 'silver' cannot be used: 10.10.2.4 does not let this host mount /export");
+  });
+
+  test('because its server ends every connection of this host is one most likely', () => {
+    const error = unavailable(config, problem('unavailable', 'nfs-hangs-up'));
+    expect(toldToUser(error, how)).toMatchObject({
+      message:
+        "the server of store 'silver' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem",
+      action: 'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.',
+    });
+  });
+
+  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not', (reason) => {
+    expect(toldToUser(unavailable(config, problem('unavailable', reason)), how)).toMatchObject({
+      message: 'the store cannot be used at the moment: it is the network, the server or the disk',
+      action: expect.stringMatching(/^Try again in a while/),
+    });
+  });
+});
