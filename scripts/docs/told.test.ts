@@ -12,7 +12,7 @@ const words = (text: string): string[] => text.trim().split(/\s+/);
 
 /** Said in short to those who are not administrators: their texts name servers, exports, paths, devices, processes. */
 const inShort = words(`
-  agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other pod-unasked pod-unknown block-mode command-deadline container-not-running engine-answer engine-denied engine-network-hidden
+  agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other pod-unasked pod-unknown block-mode command-deadline container-networks-several container-not-running container-without-network engine-answer engine-denied engine-network-hidden
   engine-network-missing engine-place-unknown engine-refused engine-unknown engine-unreachable keeper-container-impossible keeper-place-unknown
   keeper-pod-missing keeper-pod-network keeper-pod-ports keeper-pod-upgrade mount-held
   data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded
@@ -23,7 +23,7 @@ const inShort = words(`
   owner-denied path-missing path-moved path-no-answer record-unreadable source-read-only state-corrupt state-denied
   state-full state-io state-locked state-newer state-read-only store-cannot-move store-closing store-damaged
   store-file-system-read-only store-full store-identity store-in-use store-io-error store-local-elsewhere
-  store-lock-irregular store-locked store-not-on-node store-option-invalid store-option-unknown store-overlaps store-permission
+  store-lock-irregular store-locked store-not-on-node store-option-in-cluster store-option-invalid store-option-unknown store-overlaps store-permission
   store-place-taken store-quota store-records-foreign store-root-changed store-root-missing store-root-not-directory
   store-shared-elsewhere store-uri-invalid system-table-too-large target-forbidden target-kind too-many-open-files
   tool-missing tool-not-started volume-data-busy volume-data-unusable volume-in-use volume-in-use-elsewhere
