@@ -160,7 +160,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
         .toMatch(/no address is known for filer\.exmaple\.invalid\. Check the name in the store's URI/);
       await expect
         .poll(() => said('store/wrong-path'), wait)
-        .toMatch(/-other to mount; it exports .*\. Correct the path in the store's URI/);
+        .toMatch(/-other, and does not list it: .*; it exports .*\. Correct the path in the store's URI/);
       await expect.poll(() => said('pvc/odd'), wait).toMatch(/has the unknown parameter 'onDelete'.*Allowed are: /);
       await expect
         .poll(() => said('pvc/large'), wait)

@@ -309,6 +309,7 @@ describe('the root of an open store', () => {
         ok: false,
         detail: `the store's directory ${root} does not exist`,
         action: `Mount the disk that holds it, or create the directory if the store is new: mkdir -p ${root}`,
+        reason: 'store-root-missing',
       },
     ]);
   });
