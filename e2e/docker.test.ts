@@ -1,5 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
-import { chown, mkdtemp, realpath, rm } from 'node:fs/promises';
+import { chown, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, onTestFinished, test } from 'vitest';
@@ -14,6 +14,13 @@ import { ground } from './nfs-serve.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));
+/** What serves the mounts is another user than the tests, and root is root. */
+const forEverybody = ['--allow', '127.0.0.1', '--squash', 'none'];
+/** One that nobody made by the engine: Docker finds it by its driver. */
+const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] => [
+  ...(kind === 'docker' ? ['--volume-driver', 'stowage'] : []),
+  ...['-v', `${name}:/data`],
+];
 /** The first process of a container does not hear of a polite request to end. */
 const atOnce = ['--stop-signal', 'KILL'];
 
@@ -176,6 +183,80 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       if (kind === 'docker')
         expect(JSON.parse(told)[0]).toMatchObject({ Scope: 'global', Status: { store: 'silver', size: '1GiB' } });
     });
+
+    test('without naming a store: on the default one, which is on NFS', async () => {
+      const { exported: folder, serve } = await ground();
+      const { uri } = await serve(forEverybody);
+      expect(await stowage.cli('store', 'add', 'usual', uri)).toMatchObject({ status: 0 });
+      onTestFinished(async () => void (await stowage.cli('store', 'remove', 'usual')));
+      // With two of them, only the default decides.
+      expect(await refused('volume', 'create', '--driver', 'stowage', 'unnamed')).toMatch(/-o store=NAME/);
+      expect(await stowage.cli('store', 'default', 'usual')).toMatchObject({ status: 0 });
+      onTestFinished(async () => void (await stowage.cli('store', 'default', 'local')));
+      await run('volume', 'create', '--driver', 'stowage', 'unnamed');
+      onTestFinished(async () => void (await run('volume', 'rm', 'unnamed')));
+      await run('run', '--rm', '-v', 'unnamed:/data', image, 'sh', '-c', 'echo text > /data/file');
+      expect(readFileSync(join(folder, 'unnamed', 'file'), 'utf8')).toBe('text\n');
+      if (kind === 'docker')
+        expect(JSON.parse(await run('volume', 'inspect', 'unnamed'))[0]).toMatchObject({
+          Status: { store: 'usual', health: 'ok', network: 'host' },
+        });
+      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+    });
+
+    test('of a read-only NFS store: what is there is read, and nothing is written, made or deleted', async () => {
+      const { exported: folder, serve } = await ground();
+      await mkdir(join(folder, 'maps'));
+      await writeFile(join(folder, 'maps', 'file'), 'text\n');
+      const { uri } = await serve([...forEverybody, '--read-only']);
+      expect(await stowage.cli('store', 'add', 'atlas', `${uri}&readOnly=true`)).toMatchObject({ status: 0 });
+      onTestFinished(async () => void (await stowage.cli('store', 'remove', 'atlas')));
+      const name = 'atlas..maps';
+      // Podman uses only what it was told of.
+      if (kind === 'podman') await run('volume', 'create', '--driver', 'stowage', name);
+      const use = (script: string): Promise<string> =>
+        run('run', '--rm', ...volumeOf(kind, name), image, 'sh', '-c', script);
+      expect(await use('cat /data/file')).toBe('text');
+      for (const script of ['touch /data/new', 'echo more >> /data/file', 'rm /data/file'])
+        await expect(use(script)).rejects.toThrow('Read-only file system');
+      expect(await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=atlas', 'new')).toMatch(/read-only/);
+      expect(await refused('volume', 'rm', name)).toMatch(/read-only/);
+      expect(readdirSync(folder)).toEqual(['maps']);
+      expect(readFileSync(join(folder, 'maps', 'file'), 'utf8')).toBe('text\n');
+      await expect.poll(() => volumesIn(top), patience).toEqual([]);
+    });
+
+    test.each(['SIGKILL', 'SIGSTOP'] as const)(
+      'of a server that is down (%s): a stopped container does not start, is told why, and starts when the server is back',
+      { timeout: 180_000 },
+      async (how) => {
+        const { serve } = await ground();
+        const server = await serve(forEverybody);
+        const options = '&timeout=2s&retries=0';
+        expect(await stowage.cli('store', 'add', 'away', `${server.uri}${options}`)).toMatchObject({ status: 0 });
+        onTestFinished(async () => void (await stowage.cli('store', 'remove', 'away')));
+        onTestFinished(async () => void (await run('rm', '-f', 'cold').catch(() => undefined)));
+        await run('volume', 'create', '--driver', 'stowage', '-o', 'store=away', 'cold');
+        await run('run', '-d', ...atOnce, '--name', 'cold', '-v', 'cold:/data', image, 'sleep', '1000');
+        await run('exec', 'cold', 'sh', '-c', 'echo before > /data/file');
+        await run('stop', '-t', '0', 'cold');
+        await expect.poll(() => volumesIn(top), patience).toEqual([]);
+        if (how === 'SIGKILL') await server.end(how);
+        else server.child.kill(how);
+        const said = await refused('start', 'cold');
+        expect(said).toMatch(/administrator/);
+        expect(said).not.toContain('127.0.0.1');
+        expect(await run('inspect', '-f', '{{.State.Running}}', 'cold')).toBe('false');
+        if (how === 'SIGKILL') await serve([...forEverybody, '--port', String(server.port)]);
+        else server.child.kill('SIGCONT');
+        const started = () => run('start', 'cold').then(() => 'it runs', String);
+        await expect.poll(started, { timeout: 60_000, interval: 1_000 }).toBe('it runs');
+        expect(await run('exec', 'cold', 'cat', '/data/file')).toBe('before');
+        await run('rm', '-f', 'cold');
+        await expect.poll(() => run('volume', 'rm', 'cold').catch(String), patience).toBe('cold');
+        await expect.poll(() => volumesIn(top), patience).toEqual([]);
+      },
+    );
 
     test('without a name, by either driver, which go with their container (to Podman, by themselves)', async () => {
       const anonymous = /[0-9a-f]{64}/;
