@@ -80,6 +80,16 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   const volumes = async (): Promise<readonly string[]> =>
     (await kubectl('get', 'pv', '--output=jsonpath={.items[*].metadata.name}')).split(' ');
 
+  /** Controller and agents get certificates by the upgrade, so Kubernetes replaces their pods. */
+  async function untilReplaced(): Promise<void> {
+    for (const what of ['deployment/stowage-controller', 'daemonset/stowage-agent'])
+      await ground.own('rollout', 'status', what, '--timeout=180s');
+    const ending = '--output=jsonpath={.items[*].metadata.deletionTimestamp}';
+    await expect.poll(() => ground.own('get', 'pods', ending), wait).toBe('');
+    // Until the new controller leads, none can be reached.
+    await expect.poll(() => shell('kubectl stowage status').then(() => 'reached', String), wait).toBe('reached');
+  }
+
   test(
     'the quick start works',
     async () => {
@@ -91,6 +101,7 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       await expect.poll(() => shell(rest.at(-1) ?? ''), wait).toMatch(/^\w+ .* UTC \d{4}\n$/);
       expect(await kubectl('get', 'stores')).toMatch(/^NAME +KIND +READY +CAPACITY +VOLUMES +AGE\nlocal +local +True /);
       await all(upgrade);
+      await untilReplaced();
       // The controller makes it, once it has looked at the new store.
       const made = () => kubectl('get', 'storageclass', 'network', '--output=name').catch(String);
       await expect.poll(made, wait).toBe('storageclass.storage.k8s.io/network');
