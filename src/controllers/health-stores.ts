@@ -5,7 +5,7 @@ import { illnesses, type Looks } from './health-looks.ts';
 import { messageOf, reasons } from './health-words.ts';
 import { type StoreObject, type StoreStatus, storeReference } from './store-object.ts';
 import { type Verdict, yes } from './store-seen.ts';
-import { keptNodes, type UnhealthyNodes } from './unhealthy-nodes.ts';
+import { anyNode, keptNodes, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface StoreHealthOptions {
   readonly looks: Pick<Looks, 'all' | 'of' | 'on' | 'isKnown'>;
@@ -42,7 +42,7 @@ export function createStoreHealth({ looks, caches, events }: StoreHealthOptions)
       const [first] = worst;
       const nodes = keptNodes(
         ill.map(({ node }) => node),
-        before?.unhealthyNodes ?? [],
+        before?.unhealthyNodes ?? (isUnhealthy(before) ? anyNode : []),
         { looks, caches },
       );
       if (first !== undefined) {
@@ -75,6 +75,9 @@ function tell(events: Events, object: StoreObject, before: StoreObject): void {
       events.report({ ...about, type: 'Normal', reason: 'StoreWell', note: `${type}: it is well again.` });
   }
 }
+
+const isUnhealthy = (status: StoreStatus | undefined): boolean =>
+  status?.conditions?.some((one) => one.type === 'MountsHealthy' && one.status === 'False') === true;
 
 const statusOf = ({ status }: StoreObject, wanted: string): Condition | undefined =>
   status?.conditions?.find(({ type }) => type === wanted);

@@ -1,4 +1,5 @@
 import { beforeEach, expect, test } from 'vitest';
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { claims, events } from '#wire/kube/resources.ts';
@@ -10,7 +11,7 @@ import { createStoreHealth } from './health-stores.ts';
 import { createRestarts } from './restarts.ts';
 import { storeObjects } from './store-object.ts';
 import { createStoresController } from './stores.ts';
-import { keptNodes, unheardOf } from './unhealthy-nodes.ts';
+import { keptNodes, notReported } from './unhealthy-nodes.ts';
 
 const it = controlled();
 const podsAt = '/api/v1/namespaces/shop/pods';
@@ -83,7 +84,8 @@ beforeEach(() => {
   for (const name of ['node-1', 'node-2']) it.api.put(paths.nodes, { metadata: { name } });
   it.api.intercept = ({ method, url = '' }, response, body) => {
     if (method !== 'POST' || !url.endsWith('/eviction')) return false;
-    if (refusal !== undefined) it.api.refuse(response, refusal, refusal === 429 ? 'TooManyRequests' : 'Conflict');
+    if (refusal !== undefined)
+      it.api.refuse(response, refusal, { 403: 'Forbidden', 429: 'TooManyRequests' }[refusal] ?? 'Conflict');
     else {
       const { apiVersion, deleteOptions } = JSON.parse(body);
       evicted.push(`${apiVersion} ${url.split('/').at(-2)} ${deleteOptions.preconditions.uid}`);
@@ -163,10 +165,13 @@ test.each<[string, () => void]>([
 
 const ill: Condition = { type: 'stowage.dev/Healthy', status: 'False', reason: 'StoreSilent', message: 'x' };
 const annotation = 'stowage.dev/unhealthy-nodes';
-const calledIll = (nodes: string): void => {
+const calledIll = (nodes: string | undefined): void => {
   const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill] };
   it.api.put(paths.claims, {
-    ...{ ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', [annotation]: nodes } }), status },
+    ...{
+      ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
+      status,
+    },
   });
 };
 /** As the next leader reads them. */
@@ -220,6 +225,23 @@ async function reconciledAgain(): Promise<void> {
   await eventually(count).toBeGreaterThan(before);
 }
 
+/** A kubelet labels its node when the agent registers. */
+const putNode = (name: string): void => {
+  it.api.put(paths.nodes, { metadata: { name, labels: { [nodeTopologyKey]: name } } });
+};
+
+test('a claim that an earlier version called unhealthy, without its nodes, is healthy when every agent has reported', async () => {
+  for (const name of ['node-1', 'node-2']) putNode(name);
+  calledIll(undefined);
+  start();
+  say('node-1');
+  await eventually(() => looks.isKnown('node-1')).toBe(true);
+  await reconciledAgain();
+  expect(await condition()).toMatchObject({ status: 'False' });
+  say('node-2');
+  await eventually(condition).toMatchObject({ status: 'True' });
+});
+
 test('with more unhealthy nodes than a message names, a claim is healthy when the next leader has heard of all of them', async () => {
   const nodes = nodeNames(12);
   putNodes(nodes);
@@ -264,14 +286,15 @@ test('a leader that first hears of another node does not forget those that it ha
   await eventually(condition).toMatchObject({ status: 'True' });
 });
 
-test('with more unhealthy nodes than names fit on a claim, all nodes count', async () => {
+test('with more unhealthy nodes than names fit on a claim, all nodes with agents count', async () => {
   const nodes = nodeNames(501);
-  for (const name of nodes) it.api.put(paths.nodes, { metadata: { name } });
+  for (const name of nodes) putNode(name);
+  it.api.put(paths.nodes, { metadata: { name: 'without-an-agent' } });
   const known = { looks: { isKnown: (node: string) => node !== 'node-7' }, caches: it.caches };
   start();
-  await eventually(() => [...it.caches.nodes.all()].length).toBe(501);
+  await eventually(() => [...it.caches.nodes.all()].length).toBe(502);
   expect(keptNodes(nodes, [], known)).toEqual(['*']);
-  expect(unheardOf(['*'], known)).toEqual(['node-7']);
+  expect(notReported(['*'], known)).toEqual(['node-7']);
   expect(keptNodes(['node-1'], ['*'], known)).toEqual(['node-1', 'node-7']);
 });
 
@@ -357,6 +380,18 @@ test('a budget that forbids it is asked again', async () => {
     now += 5_000;
     return evicted;
   }).toHaveLength(1);
+});
+
+test('a pod that the controller may not evict gets an Event that says so', async () => {
+  optIn('true');
+  putPod('one');
+  refusal = 403;
+  start();
+  say('node-1', repaired('one'));
+  await eventually(async () => (await told('Pod')).join()).toContain(
+    "one Warning RestartForbidden: Not evicted, though the mount of claim 'data' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.",
+  );
+  expect(evicted).toEqual([]);
 });
 
 test('one that its budget kept until it was started again is left alone', async () => {

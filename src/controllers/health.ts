@@ -10,7 +10,7 @@ import { claimNote, messageOf, podNote, reasons } from './health-words.ts';
 import { claimReference, unhealthyNodes } from './names.ts';
 import type { ControllerParts } from './parts.ts';
 import type { Restarts } from './restarts.ts';
-import { keptNodes, nodesIn, textOf, type UnhealthyNodes, unheardOf } from './unhealthy-nodes.ts';
+import { keptNodes, nodesIn, notReported, textOf, type UnhealthyNodes } from './unhealthy-nodes.ts';
 
 export interface HealthOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly looks: Looks;
@@ -93,7 +93,7 @@ export function createHealth(options: HealthOptions): Controller {
     const [first] = worst;
     if (first === undefined) {
       if (known?.status !== 'False') return true;
-      if (unheardOf(before, { looks, caches }).length > 0) return false;
+      if (notReported(before, { looks, caches }).length > 0) return false;
       await write(claim, { status: 'True', reason: 'Well', message: '' }, [], scope);
       const about = { type: 'Normal', reason: told.well, action, note: claimNote(undefined) } as const;
       events.report({ ...about, regarding: claimReference(claim) });

@@ -53,7 +53,16 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     const waitMs = nextAt - clock.elapsed();
     if (waitMs > 0) return again(waitMs);
     nextAt = clock.elapsed() + pauseMs;
-    if (!(await isEvicted(ill.pod, scope))) return over(key);
+    const outcome = await evict(ill.pod, scope);
+    if (outcome === 'gone') return over(key);
+    if (outcome === 'forbidden') {
+      // Others need not wait for a pod that stays.
+      nextAt = clock.elapsed();
+      const note = `Not evicted, though the mount of claim '${name}' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.`;
+      const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
+      events.report({ ...about, regarding: podReference(ill.pod) });
+      return again(mostRetryMs);
+    }
     scope.log.warn('a pod was evicted, since a mount of it was made anew', {
       pod: `${ill.pod.namespace}/${ill.pod.name}`,
     });
@@ -68,17 +77,22 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     return done;
   }
 
-  /** Throws what may pass: a budget that forbids it, among others. */
-  async function isEvicted(pod: Parameters<typeof podReference>[0], { signal }: Scope): Promise<boolean> {
+  /** Throws what may pass: a budget that forbids it, among others. Forbidden: by Stowage's admission policy, or for lack of rights. */
+  async function evict(
+    pod: Parameters<typeof podReference>[0],
+    { signal }: Scope,
+  ): Promise<'evicted' | 'gone' | 'forbidden'> {
     const { namespace, name, uid } = pod;
     const metadata = { namespace, name };
     const body = { apiVersion: 'policy/v1', metadata, deleteOptions: { preconditions: { uid } } };
     try {
       await client.create(evictions, body, signal, { namespace, name, part: 'eviction' });
-      return true;
+      return 'evicted';
     } catch (thrown) {
+      const reason = reasonOf(thrown);
       // It went by itself, or another has its name.
-      if (reasonOf(thrown) === 'NotFound' || reasonOf(thrown) === 'Conflict') return false;
+      if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
+      if (reason === 'Forbidden') return 'forbidden';
       throw thrown;
     }
   }

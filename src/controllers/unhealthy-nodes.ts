@@ -1,3 +1,4 @@
+import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Caches } from './caches.ts';
 import type { Looks } from './health-looks.ts';
 
@@ -7,28 +8,33 @@ import type { Looks } from './health-looks.ts';
  */
 export type UnhealthyNodes = readonly string[];
 
-/** More names might not fit on the object: then all nodes of the cluster count. */
+/** More names might not fit on the object: then every node on which an agent was ever registered counts. */
 const mostNames = 500;
 const everyNode = '*';
+/** For an object that is unhealthy and has no names: an earlier version wrote them only into the message. */
+export const anyNode: UnhealthyNodes = [everyNode];
 
 export interface KnownNodes {
   readonly looks: Pick<Looks, 'isKnown'>;
   readonly caches: Pick<Caches, 'nodes'>;
 }
 
-/** What to keep: the nodes with a problem now, and of those that had one before the nodes that have not been heard from. */
+/** What to keep: the nodes with a problem now, and those that had one before and have not reported since. */
 export function keptNodes(now: Iterable<string>, before: UnhealthyNodes, known: KnownNodes): UnhealthyNodes {
-  const all = [...new Set([...now, ...unheardOf(before, known)])].sort();
+  const all = [...new Set([...now, ...notReported(before, known)])].sort();
   return all.length > mostNames ? [everyNode] : all;
 }
 
-/** Those that are still in the cluster, and whose agents have not said how they are. */
-export function unheardOf(before: UnhealthyNodes, { looks, caches }: KnownNodes): readonly string[] {
-  const isUnheardOf = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
-  if (!before.includes(everyNode)) return before.filter(isUnheardOf);
-  return Array.from(caches.nodes.all(), ({ metadata: { name = '' } }) => name).filter(isUnheardOf);
+/** The nodes that are still in the cluster, and whose agents have not reported to this leader. */
+export function notReported(before: UnhealthyNodes, { looks, caches }: KnownNodes): readonly string[] {
+  const isMissing = (node: string): boolean => caches.nodes.get(node) !== undefined && !looks.isKnown(node);
+  if (!before.includes(everyNode)) return before.filter(isMissing);
+  // A node without the label never had an agent, so nobody would ever report for it.
+  const withAgent = [...caches.nodes.all()].filter(({ metadata }) => metadata.labels?.[nodeTopologyKey] !== undefined);
+  return withAgent.map(({ metadata: { name = '' } }) => name).filter(isMissing);
 }
 
 /** As it is written in an annotation. */
 export const textOf = (nodes: UnhealthyNodes): string => nodes.join(' ');
-export const nodesIn = (text: string | undefined): UnhealthyNodes => (text ?? '').split(' ').filter(Boolean);
+/** Of an object that is unhealthy. */
+export const nodesIn = (text: string | undefined): UnhealthyNodes => text?.split(' ').filter(Boolean) ?? anyNode;
