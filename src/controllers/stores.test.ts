@@ -107,13 +107,19 @@ describe('a Store object', () => {
     controller.add('gold');
     await eventually(ready).toBe('False');
     expect(await status()).not.toHaveProperty('capacity');
-    // What was written is known here, too: before that it would be written once more.
+    const pass = async (): Promise<void> => {
+      const { again } = controller.counts();
+      controller.add('gold');
+      await eventually(() => controller.counts().again).toBeGreaterThan(again);
+    };
+    // A pass that was under way may have read the object before the last write, and writes it once more. It has ended after two more.
+    await pass();
+    await pass();
+    // A pass that reads the cache before it has the last write would repeat it, too.
     const { resourceVersion } = (await it.list(storeObjects))[0]?.metadata ?? {};
     await eventually(() => it.caches.stores.get('gold')?.metadata.resourceVersion).toBe(resourceVersion);
     const before = it.changes().length;
-    const { again } = controller.counts();
-    controller.add('gold');
-    await eventually(() => controller.counts().again).toBeGreaterThan(again);
+    await pass();
     expect(it.changes()).toHaveLength(before);
   });
 
