@@ -4,7 +4,7 @@ import { endsWithin } from '#base/patience.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import type { Store } from './ports.ts';
-import { isRefusal } from './refusals.ts';
+import { isAccessDenied } from './refusals.ts';
 import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
@@ -84,7 +84,7 @@ export function createStoreAnswers(parts: {
       failed();
       const failure = stowageError(thrown);
       // Free space is for everybody on some servers, and for nobody on others: it says nothing about access.
-      if (isRefusal(failure) && question !== 'room') refusals.set(name, failure);
+      if (isAccessDenied(failure) && question !== 'room') refusals.set(name, failure);
       // Only a ping finds out whether a lost connection was a refusal.
       else if (question === 'ping') refusals.delete(name);
       scope.log.warn('store did not answer', { store: name, question, why: failure.message });
@@ -142,7 +142,7 @@ export function createStoreAnswers(parts: {
     refusal: (name) => {
       const { store, problem } = stores().view(name);
       if (store !== undefined) return refusals.get(name);
-      return problem !== undefined && isRefusal(problem) ? problem : undefined;
+      return problem !== undefined && isAccessDenied(problem) ? problem : undefined;
     },
   };
 }

@@ -1,7 +1,7 @@
 import { StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
-import { isRefusal, refusalToUsers } from './refusals.ts';
+import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /** Names no others: who asks may not be allowed to know them. */
 export function unknownStore(name: string): StowageError {
@@ -83,7 +83,7 @@ export function cannotAnswer(
 ): string {
   const [silent, denied]: [string[], string[]] = [[], []];
   for (const { name, problem } of stores) {
-    if (problem !== undefined && isRefusal(problem)) denied.push(refusalToUsers(problem, `store ${quoted(name)}`));
+    if (problem !== undefined && isAccessDenied(problem)) denied.push(refusalToUsers(problem, `store ${quoted(name)}`));
     else silent.push(quoted(name));
   }
   return [...(silent.length === 0 ? [] : [`store ${silent.join(', ')} does not answer`]), ...denied].join('; ');
@@ -142,7 +142,7 @@ export function stillMounted(config: StoreConfig, mounted: readonly string[]): S
 
 /** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
 export function unavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
-  const isDenied = problem !== undefined && isRefusal(problem);
+  const isDenied = problem !== undefined && isAccessDenied(problem);
   return new StowageError(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
     code: 'unavailable',
     reason: problem?.reason ?? 'store-not-open',
