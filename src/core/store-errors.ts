@@ -77,16 +77,32 @@ export function notAnswering(name: string, refusal: StowageError | undefined): S
   });
 }
 
-/** Of stores that hide what is on them: which do not answer, and which deny access. For users, too. */
-export function cannotAnswer(
-  stores: readonly { readonly name: string; readonly problem: StowageError | undefined }[],
-): string {
-  const [silent, denied]: [string[], string[]] = [[], []];
-  for (const { name, problem } of stores) {
-    if (problem !== undefined && isAccessDenied(problem)) denied.push(refusalToUsers(problem, `store ${quoted(name)}`));
-    else silent.push(quoted(name));
-  }
-  return [...(silent.length === 0 ? [] : [`store ${silent.join(', ')} does not answer`]), ...denied].join('; ');
+/** A store that could not be searched. `isOpen`: its server does not answer; otherwise it could not be opened. */
+export interface Unsearched {
+  readonly name: string;
+  readonly isOpen: boolean;
+  /** Only if it denies access. */
+  readonly refusal: StowageError | undefined;
+}
+
+/** Why a search over these stores is incomplete, and what to do if access is denied. For users, too. */
+export function unsearched(stores: readonly Unsearched[]): {
+  readonly down: string;
+  readonly action: string | undefined;
+} {
+  const silent = stores.filter(({ refusal, isOpen }) => refusal === undefined && isOpen);
+  const closed = stores.filter(({ refusal, isOpen }) => refusal === undefined && !isOpen);
+  const denied = stores.flatMap(({ name, refusal }) => (refusal === undefined ? [] : notAnswering(name, refusal)));
+  const named = (some: readonly Unsearched[], what: string): string[] =>
+    some.length === 0 ? [] : [`store ${some.map(({ name }) => quoted(name)).join(', ')} ${what}`];
+  return {
+    down: [
+      ...named(silent, 'does not answer'),
+      ...named(closed, 'cannot be used now'),
+      ...denied.map(({ message }) => message),
+    ].join('; '),
+    action: denied[0]?.action,
+  };
 }
 
 /** The step of a check that is about a disk or server which does not answer at all. */

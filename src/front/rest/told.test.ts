@@ -129,9 +129,10 @@ async function expectDenied(name: string, reason: string, about: string): Promis
     action: `${grant} under request ${made.body.requestId} in the server's log.`,
   });
   const looked = await api.get(`/v1/volumes/${name}..v`);
-  expect(looked.body.detail).toBe(
-    `volume '${name}/v' cannot be looked up: ${about.replace('NAME', `store '${name}'`)}`,
-  );
+  expect(looked.body).toMatchObject({
+    detail: `volume '${name}/v' cannot be looked up: ${about.replace('NAME', `store '${name}'`)}`,
+    action: `${grant} with: stowage store check ${name}`,
+  });
   const { steps } = (await api.post(`/v1/stores/${name}/check`)).body;
   expect(steps.at(-1)).toMatchObject({ ok: false, detail: about.replace('NAME', 'the store') });
 }
