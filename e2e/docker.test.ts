@@ -102,6 +102,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       expect(performance.now() - since).toBeLessThan(15_000);
       expect(said).toMatch(/store 'gone' does not answer: it is the network or the server, not a permission/);
       expect(said).toMatch(/for the administrator to find out: stowage store check gone/);
+      expect(said).not.toContain('permission problem');
       expect(said).not.toContain('127.0.0.1');
       expect(await run('volume', 'ls', '-q')).not.toContain('nowhere');
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual([]);
@@ -122,21 +123,22 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run(...create, 'before');
       share.onlyFor = '192.0.2.1';
       await server.restart();
-      const permission = 'is denied: this is a permission problem, not a network problem';
+      const permission = 'a permission problem, not a network problem';
+      const hidden = `the server of store 'denied' does not export the store's directory to this host: most likely it does not allow this host, which is ${permission}`;
       const ask =
         'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.';
-      const expectDenied = async (store: string, ...words: readonly string[]): Promise<void> => {
+      const expectDenied = async (why: string, ...words: readonly string[]): Promise<void> => {
         const said = await refused(...words);
-        expect(said).toContain(`access to ${store} ${permission}. ${ask}`);
+        expect(said).toContain(`${why}. ${ask}`);
         expect(said).not.toContain(server.host);
         expect(said).not.toContain(folder);
       };
       // While the store is open, and when it cannot be opened.
-      await expectDenied('the store', ...create, 'during');
+      await expectDenied(`access to the store is denied: this is ${permission}`, ...create, 'during');
       await stowage.stop();
       stowage = await start();
-      await expectDenied("store 'denied'", ...create, 'after');
-      await expectDenied("store 'denied'", 'run', '--rm', '-v', 'before:/data', image, 'true');
+      await expectDenied(hidden, ...create, 'after');
+      await expectDenied(hidden, 'run', '--rm', '-v', 'before:/data', image, 'true');
       if (kind === 'docker')
         expect(JSON.parse(await run('volume', 'inspect', 'before'))[0].Status.health).toContain(permission);
       expect(readdirSync(folder).filter((name) => !name.startsWith('.'))).toEqual(['before', 'before.meta']);
@@ -173,7 +175,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
 
     test('of which it needs to know nothing but the store, and may say nothing else', async () => {
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'device=:/export', 'x');
-      expect(said).toMatch(/administrator/);
+      expect(said).toMatch(/is said by the administrator, once, on the store/);
       expect(said).toMatch(/-o store=NAME/);
       await run('volume', 'create', '--driver', 'stowage', '-o', 'size=1G', '-o', 'label.team=blue', 'sized');
       onTestFinished(async () => void (await run('volume', 'rm', 'sized')));
@@ -244,7 +246,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
         if (how === 'SIGKILL') await server.end(how);
         else server.child.kill(how);
         const said = await refused('start', 'cold');
-        expect(said).toMatch(/administrator/);
+        expect(said).toMatch(/does not answer|did not answer in time|it is the network/);
+        expect(said).not.toContain('permission problem');
         expect(said).not.toContain('127.0.0.1');
         expect(await run('inspect', '-f', '{{.State.Running}}', 'cold')).toBe('false');
         if (how === 'SIGKILL') await serve([...forEverybody, '--port', String(server.port)]);

@@ -135,7 +135,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect
         .poll(() => notes('refused'), wait)
         .toContain(
-          "access to store 'denied' is denied: this is a permission problem, not a network problem. Ask the administrator to grant Stowage access; the reason is found by: kubectl get stores, and the log of the controller.",
+          "the server of store 'denied' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access; the reason is found by: kubectl get stores, and the log of the controller.",
         );
       expect(await notes('refused')).not.toContain(nfs.host);
     });

@@ -2,7 +2,7 @@ import { glob, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { beforeAll, expect, test } from 'vitest';
 import { refusalReasons } from '#core/refusals.ts';
-import { harmlessReasons } from '#core/telling.ts';
+import { harmlessReasons, inShortByReason } from '#core/telling.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
 
@@ -68,8 +68,13 @@ test('every reason is for everybody, or said in short, or never sent; those of N
 
 test('every reason with which a store denies access is known to be a permission problem, whatever its code becomes', () => {
   const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !harmlessReasons.has(reason));
-  // With these it may also be something else, so whoever waits for it goes on.
+  // Stowage does not trust the server, or something is read-only or in the way: nobody denies Stowage access. Users get a text of its own.
+  const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
+  expect([...inShortByReason.keys()].sort()).toEqual(others);
+  for (const reason of others) expect(denied.map((failure) => failure.reason)).toContain(reason);
+  // These two may have another cause, so their code is `unavailable`.
   const expected = new Set([...denied.map(({ reason }) => reason), 'nfs-export-withheld', 'nfs-hangs-up']);
+  for (const reason of others) expected.delete(reason);
   expect(expected.size).toBeGreaterThan(10);
   expect([...refusalReasons].sort()).toEqual([...expected].sort());
 });

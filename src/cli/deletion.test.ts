@@ -64,7 +64,7 @@ describe('deleting', () => {
     expect(stdout).toMatch(/^VOLUME +SIZE +DELETED +KEPT UNTIL +ID\nlocal\/one .* ago +never +sv1-/);
   });
 
-  test('while a store does not answer, nothing is called missing from the trash, nor a name the only one', async () => {
+  test('while a store cannot be used, nothing is called missing from the trash, nor a name the only one', async () => {
     const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
     const { id } = one as unknown as { id: string };
     await using server = await scriptedServer({
@@ -74,9 +74,9 @@ describe('deleting', () => {
     });
     const refused = (ref: string, action: string): object => ({
       status: 10,
-      stderr: `error: the trash cannot be searched for ${ref}: store data does not answer\naction: ${action}\n`,
+      stderr: `error: the trash cannot be searched for ${ref}: store data cannot be used now\naction: ${action}\n`,
     });
-    const later = 'Try again when it is back: stowage store check data';
+    const later = 'See why, and try again when it can be used: stowage store check data';
     const unknown = 'sv1-00000000-0000-4000-8000-ffffffffffff';
     expect(await run(server, ['volume', 'trash', 'purge', 'none'])).toMatchObject(refused('none', later));
     expect(await run(server, ['volume', 'restore', unknown])).toMatchObject(refused(unknown, later));

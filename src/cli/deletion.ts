@@ -114,7 +114,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   const { items, unanswered } = await client.overStores<TrashEntryJson>('/v1/trash', { store });
   const found = items.filter((entry) => (isVolumeId(name) ? entry.id === name : entry.name === name));
   const [only, ...more] = found;
-  // A store that does not answer could hold it, or another one of that name; an id there is only once.
+  // A store that cannot be used could hold it, or another one of that name; an id exists only once.
   const [silent] = unanswered;
   if (silent !== undefined && more.length === 0 && !(only !== undefined && isVolumeId(name)))
     throw unsure(ref, silent, only);
@@ -137,12 +137,12 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
 }
 
 function unsure(ref: string, store: string, found: TrashEntryJson | undefined): StowageError {
-  return new StowageError(`the trash cannot be searched for ${shown(ref)}: store ${shown(store)} does not answer`, {
+  return new StowageError(`the trash cannot be searched for ${shown(ref)}: store ${shown(store)} cannot be used now`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
     action:
       found === undefined
-        ? `Try again when it is back: stowage store check ${shown(store)}`
+        ? `See why, and try again when it can be used: stowage store check ${shown(store)}`
         : `Say that you mean this one: ${called(found)}`,
   });
 }

@@ -56,7 +56,10 @@ export function createOutput(io: Io, options: OutputOptions, spoken = (text: str
       if (!options.quiet && !options.json) aside(shown(spoken(text)));
     },
     unanswered: (stores, consequence) =>
-      stores.forEach((store) => void aside(`note: store ${shown(store)} does not answer; ${consequence}`)),
+      stores.forEach(
+        (store) =>
+          void aside(`note: store ${shown(store)} cannot be used now; ${consequence} (why: stowage store list)`),
+      ),
     unreached: (nodes, consequence) =>
       nodes.forEach(({ node, message }) => {
         aside(`note: node ${shown(node)} could not be asked, ${consequence}: ${shown(message)}`);

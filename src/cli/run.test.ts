@@ -61,7 +61,7 @@ describe('what is printed', () => {
   });
 
   test.each([[[]], [['--json']], [['--quiet']]])(
-    'stores that did not answer are named beside the list, with %j',
+    'stores that cannot be used are named beside the list, with %j',
     async (how) => {
       const kept = { deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
       const down = (unanswered: readonly string[], next: string | null = null): readonly [number, object] => [
@@ -75,22 +75,24 @@ describe('what is printed', () => {
       });
       const volumes = await run(server, ['volume', 'list', ...how]);
       expect(volumes.stderr).toBe(
-        'note: store data does not answer; its volumes are shown as last seen\n' +
-          'note: store a\\u001b[31m does not answer; its volumes are shown as last seen\n',
+        'note: store data cannot be used now; its volumes are shown as last seen (why: stowage store list)\n' +
+          'note: store a\\u001b[31m cannot be used now; its volumes are shown as last seen (why: stowage store list)\n',
       );
       expect(volumes.stdout).not.toContain('note');
       const trash = await run(server, ['volume', 'trash', 'list', ...how]);
-      expect(trash.stderr).toBe('note: store data does not answer; its trash is not shown\n');
+      expect(trash.stderr).toBe(
+        'note: store data cannot be used now; its trash is not shown (why: stowage store list)\n',
+      );
       expect([volumes.status, trash.status]).toEqual([0, 0]);
     },
   );
 
-  test('a trash is not called empty while a store does not answer', async () => {
+  test('a trash is not called empty while a store cannot be used', async () => {
     await using server = await scriptedServer({
       'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
     });
     expect((await run(server, ['volume', 'trash', 'list'])).stderr).toBe(
-      'nothing of the other stores is in the trash\nnote: store data does not answer; its trash is not shown\n',
+      'nothing of the other stores is in the trash\nnote: store data cannot be used now; its trash is not shown (why: stowage store list)\n',
     );
   });
 

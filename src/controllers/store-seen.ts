@@ -1,5 +1,5 @@
 import type { StowageError } from '#core/errors.ts';
-import { isRefusal } from '#core/refusals.ts';
+import { isAccessDenied } from '#core/refusals.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { Controller } from './engine/controller.ts';
 import type { NodeStores } from './node-stores.ts';
@@ -22,8 +22,10 @@ export const no = (reason: string, message: string, action: string | undefined):
     message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
   },
 });
-export const saying = (problem: StowageError): Verdict =>
-  no(isRefusal(problem) ? 'Denied' : words(problem.code), problem.message, problem.action);
+/** `Denied` is for denied access only: the code also stands for a server that Stowage does not trust, and for read-only places. */
+const reasonOf = (problem: StowageError): string =>
+  isAccessDenied(problem) ? 'Denied' : problem.code === 'denied' ? 'NotUsable' : words(problem.code);
+export const saying = (problem: StowageError): Verdict => no(reasonOf(problem), problem.message, problem.action);
 export const nothing = (ready: Verdict): Seen => ({
   ...{ ready, reachable: ready, capacity: undefined, volumes: undefined },
 });

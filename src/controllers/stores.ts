@@ -5,7 +5,7 @@ import type { Engine } from '#core/engine.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
-import { isRefusal } from '#core/refusals.ts';
+import { isAccessDenied } from '#core/refusals.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
@@ -147,7 +147,7 @@ export function createStoresController(options: StoresOptions): StoresController
 
 /** Access that is denied is no matter of the network. */
 const notReachable = ({ detail, action, reason = '' }: CheckStep): Verdict =>
-  no(isRefusal({ reason }) ? 'Denied' : 'NotReachable', detail, action);
+  no(isAccessDenied({ reason }) ? 'Denied' : 'NotReachable', detail, action);
 
 const sizesIn = ({
   totalBytes,

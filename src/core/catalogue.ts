@@ -4,7 +4,7 @@ import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
 import type { Store, VolumeQuery } from './ports.ts';
-import { cannotAnswer } from './store-errors.ts';
+import { type Unsearched, unsearched } from './store-errors.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
 export interface Catalogue {
@@ -103,6 +103,10 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       .map((view) => view.config.name)
       .filter(visible);
 
+  const asUnsearched = (name: StoreName): Unsearched => ({
+    ...{ name, isOpen: parts.stores().view(name).store !== undefined, refusal: parts.answers.refusal(name) },
+  });
+
   return {
     refreshAll,
     byId: async (id, visible, scope) => {
@@ -122,7 +126,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const found = recorded();
       if (found !== undefined) return found;
       // A store that is down must never make a volume look gone, nor a record that nobody can read.
-      if (down.length > 0) throw notSure(id, down, parts.answers);
+      if (down.length > 0) throw notSure(id, down.map(asUnsearched));
       throw unread === undefined ? unknown(id) : notRead(id, unread);
     },
     inStore: async (store, name, scope) => {
@@ -132,7 +136,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const [unread] = await unreadable([config.name], scope, wanted);
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
-      if (down.length > 0) throw notSure(`${store}/${name}`, down, parts.answers);
+      if (down.length > 0) throw notSure(`${store}/${name}`, down.map(asUnsearched));
       throw unread?.failure ?? unknown(`${store}/${name}`);
     },
     bare: async (name, visible, scope) => {
@@ -150,7 +154,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
-      if (down.length > 0) throw notSure(name, down, parts.answers);
+      if (down.length > 0) throw notSure(name, down.map(asUnsearched));
       throw unread?.failure ?? unknown(name);
     },
   };
@@ -171,16 +175,12 @@ function unknown(ref: string): StowageError {
   });
 }
 
-function notSure(
-  ref: string,
-  stores: readonly StoreName[],
-  { refusal }: Pick<CatalogueParts['answers'], 'refusal'>,
-): StowageError {
-  const down = cannotAnswer(stores.map((name) => ({ name, problem: refusal(name) })));
+function notSure(ref: string, stores: readonly Unsearched[]): StowageError {
+  const { down, action } = unsearched(stores);
   return new StowageError(`volume ${quoted(ref)} cannot be looked up: ${down}`, {
     code: 'unavailable',
     reason: 'volume-lookup-incomplete',
-    action: `Try again when it is back: stowage store check ${stores[0] ?? ''}`,
+    action: action ?? `Try again when it is back: stowage store check ${stores[0]?.name ?? ''}`,
   });
 }
 

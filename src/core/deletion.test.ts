@@ -418,7 +418,8 @@ describe('the trash', () => {
     server = await startServer({ listen: 'none', folder: server.folder });
     await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
       code: 'unavailable',
-      message: `the trash cannot be searched for '${id}': store 'keep' does not answer`,
+      message: `the trash cannot be searched for '${id}': store 'keep' cannot be used now`,
+      action: 'Try again when it is back: stowage store check keep',
     });
     await server.stop();
     await rm(server.folder, { recursive: true });

@@ -41,4 +41,24 @@ describe('a store that could not be opened', () => {
       action: expect.stringMatching(/^Try again in a while/),
     });
   });
+
+  test('because its server does not list the export is one most likely', () => {
+    expect(toldToUser(unavailable(config, problem('unavailable', 'nfs-export-withheld')), how).message).toBe(
+      "the server of store 'silver' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem",
+    );
+  });
+});
+
+test.each([
+  ['nfs-read-only', "the store's server allows reading only"],
+  ['nfs-tls-certificate', "Stowage does not trust the certificate of the store's server"],
+  ['store-file-system-read-only', "the store's file system is read-only"],
+  ['store-records-foreign', "Stowage cannot use the directory for the store's records"],
+])('does not tell users that %s is a permission problem', (reason, message) => {
+  const failure = problem('denied', reason);
+  for (const error of [failure, unavailable(config, failure)])
+    expect(toldToUser(error, how)).toMatchObject({
+      message,
+      action: expect.stringMatching(/sk the administrator, who finds out why/),
+    });
 });

@@ -118,7 +118,7 @@ test('one whose server no longer allows this host is told as denying access, not
   }, 20_000);
   const { body } = await user.get('/v1/volumes/silver..none');
   expect(body).toMatchObject({ status: 503, reason: 'volume-lookup-incomplete' });
-  expect(body.detail).toBe(`volume 'silver/none' cannot be looked up: ${message}`);
+  expect(body).toMatchObject({ detail: `volume 'silver/none' cannot be looked up: ${message}`, action });
   await own.restart();
   await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
   expect((await user.get('/v1/stores/silver')).body.problem).toBeNull();

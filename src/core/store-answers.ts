@@ -4,7 +4,7 @@ import { endsWithin } from '#base/patience.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import type { Store } from './ports.ts';
-import { isRefusal } from './refusals.ts';
+import { isAccessDenied } from './refusals.ts';
 import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
@@ -19,7 +19,7 @@ export interface StoreAnswers {
   silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
   /** Those of them that are open and say it soon. A list must not wait longer for it than for `silent`. */
   rooms(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, Room>>;
-  /** Of one that cannot be used because it denies access: why, as of when it was last opened or asked. */
+  /** Why the store denies access, as of when it was last opened or asked. Undefined: it does not. */
   refusal(name: StoreName): StowageError | undefined;
 }
 
@@ -33,6 +33,10 @@ const onePatienceMs = 2_000;
 /** Who took longer to fail is not asked again for a while. */
 const quickMs = 1_000;
 const restMs = 10_000;
+
+/** Whether it may be that the server ends every connection at once. Only a ping finds out. */
+const isUncertain = (question: Question, { reason }: StowageError): boolean =>
+  (question === 'list' || question === 'look') && ['nfs-connection-lost', 'nfs-timeout'].includes(reason);
 
 export function createStoreAnswers(parts: {
   readonly clock: Clock;
@@ -52,6 +56,13 @@ export function createStoreAnswers(parts: {
   const isLate = (name: StoreName, ...questions: Question[]): boolean =>
     questions.some((question) => restOf(question, name) > 0);
 
+  /** Free space is for everybody on some servers, and for nobody on others: it says nothing about access. */
+  function keepRefusal(question: Question, name: StoreName, failure: StowageError | undefined): void {
+    if (question === 'room') return;
+    if (failure !== undefined && isAccessDenied(failure)) refusals.set(name, failure);
+    else if (failure === undefined || !isUncertain(question, failure)) refusals.delete(name);
+  }
+
   async function answers(
     question: Question,
     name: StoreName,
@@ -61,32 +72,36 @@ export function createStoreAnswers(parts: {
     const owed = late[question];
     const since = clock.elapsed();
     /** One that says no at once costs nobody anything, and may say yes the next time. */
-    const failed = (): void => {
+    const failed = (thrown: unknown): StowageError => {
       const now = clock.elapsed();
       if (now - since > quickMs) owed.set(name, now + restMs);
       else owed.delete(name);
+      const failure = stowageError(thrown);
+      if (!scope.signal.aborted) keepRefusal(question, name, failure);
+      return failure;
+    };
+    const succeeded = (): void => {
+      owed.delete(name);
+      keepRefusal(question, name, undefined);
     };
     const asked = stores().use(name, ask);
     const isOneCall = question === 'ping' || question === 'room';
     if (!(await endsWithin(asked, isOneCall ? onePatienceMs : patienceMs, clock))) {
       owed.set(name, Number.POSITIVE_INFINITY);
       if (question === 'ping') refusals.delete(name);
-      asked.then(() => owed.delete(name), failed);
+      asked.then(succeeded, failed);
       return false;
     }
     try {
       await asked;
-      owed.delete(name);
-      if (question !== 'room') refusals.delete(name);
+      succeeded();
       return true;
     } catch (thrown) {
       scope.signal.throwIfAborted();
-      failed();
-      const failure = stowageError(thrown);
-      // Free space is for everybody on some servers, and for nobody on others: it says nothing about access.
-      if (isRefusal(failure) && question !== 'room') refusals.set(name, failure);
-      // Only a ping finds out whether a lost connection was a refusal.
-      else if (question === 'ping') refusals.delete(name);
+      const hadRefusal = refusals.has(name);
+      const failure = failed(thrown);
+      // Other calls cannot tell whether the server is down now or still ends every connection.
+      if (hadRefusal && isUncertain(question, failure)) await pings(name, scope);
       scope.log.warn('store did not answer', { store: name, question, why: failure.message });
       return false;
     }
@@ -142,7 +157,7 @@ export function createStoreAnswers(parts: {
     refusal: (name) => {
       const { store, problem } = stores().view(name);
       if (store !== undefined) return refusals.get(name);
-      return problem !== undefined && isRefusal(problem) ? problem : undefined;
+      return problem !== undefined && isAccessDenied(problem) ? problem : undefined;
     },
   };
 }

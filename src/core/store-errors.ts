@@ -1,7 +1,7 @@
 import { StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
-import { isRefusal, refusalToUsers } from './refusals.ts';
+import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /** Names no others: who asks may not be allowed to know them. */
 export function unknownStore(name: string): StowageError {
@@ -77,16 +77,32 @@ export function notAnswering(name: string, refusal: StowageError | undefined): S
   });
 }
 
-/** Of stores that hide what is on them: which do not answer, and which deny access. For users, too. */
-export function cannotAnswer(
-  stores: readonly { readonly name: string; readonly problem: StowageError | undefined }[],
-): string {
-  const [silent, denied]: [string[], string[]] = [[], []];
-  for (const { name, problem } of stores) {
-    if (problem !== undefined && isRefusal(problem)) denied.push(refusalToUsers(problem, `store ${quoted(name)}`));
-    else silent.push(quoted(name));
-  }
-  return [...(silent.length === 0 ? [] : [`store ${silent.join(', ')} does not answer`]), ...denied].join('; ');
+/** A store that could not be searched. `isOpen`: its server does not answer; otherwise it could not be opened. */
+export interface Unsearched {
+  readonly name: string;
+  readonly isOpen: boolean;
+  /** Only if it denies access. */
+  readonly refusal: StowageError | undefined;
+}
+
+/** Why a search over these stores is incomplete, and what to do if access is denied. For users, too. */
+export function unsearched(stores: readonly Unsearched[]): {
+  readonly down: string;
+  readonly action: string | undefined;
+} {
+  const silent = stores.filter(({ refusal, isOpen }) => refusal === undefined && isOpen);
+  const closed = stores.filter(({ refusal, isOpen }) => refusal === undefined && !isOpen);
+  const denied = stores.flatMap(({ name, refusal }) => (refusal === undefined ? [] : notAnswering(name, refusal)));
+  const named = (some: readonly Unsearched[], what: string): string[] =>
+    some.length === 0 ? [] : [`store ${some.map(({ name }) => quoted(name)).join(', ')} ${what}`];
+  return {
+    down: [
+      ...named(silent, 'does not answer'),
+      ...named(closed, 'cannot be used now'),
+      ...denied.map(({ message }) => message),
+    ].join('; '),
+    action: denied[0]?.action,
+  };
 }
 
 /** The step of a check that is about a disk or server which does not answer at all. */
@@ -142,7 +158,7 @@ export function stillMounted(config: StoreConfig, mounted: readonly string[]): S
 
 /** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
 export function unavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
-  const isDenied = problem !== undefined && isRefusal(problem);
+  const isDenied = problem !== undefined && isAccessDenied(problem);
   return new StowageError(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
     code: 'unavailable',
     reason: problem?.reason ?? 'store-not-open',

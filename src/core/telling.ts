@@ -1,5 +1,5 @@
 import { type ErrorCode, errorCodes } from './errors.ts';
-import { isRefusal, refusalToUsers } from './refusals.ts';
+import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /**
  * What may be told to everybody in full: its text holds names and paths that the one who asked gave, sizes, and states;
@@ -59,13 +59,21 @@ const inShort = {
   unsupported: 'the store cannot do this',
 } as const satisfies Record<ErrorCode, string>;
 
+/** For reasons whose code is `denied` although nobody denies Stowage access. */
+export const inShortByReason: ReadonlyMap<string, string> = new Map([
+  ['nfs-read-only', "the store's server allows reading only"],
+  ['nfs-tls-certificate', "Stowage does not trust the certificate of the store's server"],
+  ['store-file-system-read-only', "the store's file system is read-only"],
+  ['store-records-foreign', "Stowage cannot use the directory for the store's records"],
+]);
+
 /**
  * What somebody is told of it who is no administrator. How a store is reached and what else is there is not for them; it is
  * said in short, with how the administrator finds the whole.
  */
 export function toldToUser(trouble: Trouble, how: string): Trouble {
   const { code, reason, toUsers } = trouble;
-  if (isRefusal(trouble)) {
+  if (isAccessDenied(trouble)) {
     const action = `Ask the administrator to grant Stowage access; the reason is found ${how}`;
     return { code, reason, message: toUsers?.message ?? refusalToUsers(trouble), action };
   }
@@ -74,7 +82,7 @@ export function toldToUser(trouble: Trouble, how: string): Trouble {
   const ask = `sk the administrator, who finds out why ${how}`;
   return {
     ...{ code, reason },
-    message: isErrorCode(code) ? inShort[code] : inShort.internal,
+    message: inShortByReason.get(reason) ?? (isErrorCode(code) ? inShort[code] : inShort.internal),
     action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
   };
 }

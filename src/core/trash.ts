@@ -7,7 +7,8 @@ import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import { createPasses, type Passes } from './passes.ts';
-import { cannotAnswer } from './store-errors.ts';
+import { isAccessDenied } from './refusals.ts';
+import { unsearched } from './store-errors.ts';
 import type { StoreView } from './stores.ts';
 import { exists } from './volume-errors.ts';
 
@@ -210,10 +211,11 @@ function silent(store: string): StowageError {
 }
 
 function unsure(id: string, { config: { name }, problem }: StoreView): StowageError {
-  const down = cannotAnswer([{ name, problem }]);
+  const refusal = problem !== undefined && isAccessDenied(problem) ? problem : undefined;
+  const { down, action } = unsearched([{ name, isOpen: false, refusal }]);
   return new StowageError(`the trash cannot be searched for ${quoted(id)}: ${down}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
-    action: `Try again when it is back: stowage store check ${name}`,
+    action: action ?? `Try again when it is back: stowage store check ${name}`,
   });
 }

@@ -105,7 +105,7 @@ test('a check', async () => {
   expect((await server.admin.post('/v1/stores/silver/check')).text).toContain('127.0.0.1');
 });
 
-const permission = 'this is a permission problem, not a network problem';
+const permission = 'a permission problem, not a network problem';
 
 /** As each of them is told of it. */
 async function expectDenied(name: string, reason: string, about: string): Promise<void> {
@@ -129,9 +129,10 @@ async function expectDenied(name: string, reason: string, about: string): Promis
     action: `${grant} under request ${made.body.requestId} in the server's log.`,
   });
   const looked = await api.get(`/v1/volumes/${name}..v`);
-  expect(looked.body.detail).toBe(
-    `volume '${name}/v' cannot be looked up: ${about.replace('NAME', `store '${name}'`)}`,
-  );
+  expect(looked.body).toMatchObject({
+    detail: `volume '${name}/v' cannot be looked up: ${about.replace('NAME', `store '${name}'`)}`,
+    action: `${grant} with: stowage store check ${name}`,
+  });
   const { steps } = (await api.post(`/v1/stores/${name}/check`)).body;
   expect(steps.at(-1)).toMatchObject({ ok: false, detail: about.replace('NAME', 'the store') });
 }
@@ -143,7 +144,7 @@ test('a store whose server does not allow this host: that it is a permission, an
   const uri = `nfs://127.0.0.1:${port}/export?mountport=${port}&timeout=1s&retries=0`;
   await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
   await vi.waitFor(() => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-hangs-up'), 30_000);
-  const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission.slice('this is '.length)}`;
+  const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission}`;
   await expectDenied('lost', 'nfs-hangs-up', about);
 });
 
@@ -161,7 +162,8 @@ test.skipIf(needs('root', 'ganesha'))(
       () => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-export-withheld'),
       30_000,
     );
-    await expectDenied('lost', 'nfs-export-withheld', `access to NAME is denied: ${permission}`);
+    const about = `the server of NAME does not export the store's directory to this host: most likely it does not allow this host, which is ${permission}`;
+    await expectDenied('lost', 'nfs-export-withheld', about);
   },
 );
 

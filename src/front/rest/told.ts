@@ -2,7 +2,7 @@ import { basename } from 'node:path';
 import type { Adoption } from '#core/adoption.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
-import { isRefusal, refusalToUsers } from '#core/refusals.ts';
+import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
 import { type Trouble, toldToUser } from '#core/telling.ts';
 import { isAdministrator, type Principal } from './principal.ts';
@@ -41,7 +41,7 @@ export function checkFor(principal: Principal, name: string, check: StoreCheck):
     ...check,
     steps: check.steps.map(({ step, ok, reason = '' }) => {
       if (ok) return { step, ok, detail: 'fine' };
-      return { step, ok, detail: isRefusal({ reason }) ? refusalToUsers({ reason }) : 'this step failed', action };
+      return { step, ok, detail: isAccessDenied({ reason }) ? refusalToUsers({ reason }) : 'this step failed', action };
     }),
   };
 }

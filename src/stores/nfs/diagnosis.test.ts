@@ -1,9 +1,13 @@
 import { once } from 'node:events';
 import { type AddressInfo, createServer } from 'node:net';
 import { expect, onTestFinished, test, vi } from 'vitest';
+import { systemClock } from '#base/clock.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createConnect } from './connect.ts';
+import { createConnect, identityOf } from './connect.ts';
+import { whyHungUp } from './diagnosis.ts';
+import { createDial } from './dial.ts';
 import { parseOptions } from './options.ts';
+import { HungUp } from './thrown.ts';
 
 test('whoever gives up does not wait until it is found out why a server is silent', async () => {
   let connections = 0;
@@ -26,3 +30,30 @@ test('whoever gives up does not wait until it is found out why a server is silen
   giveUp.abort();
   await refused;
 }, 10_000);
+
+test('a server hangs up only if all of its addresses do', async () => {
+  const listening = async (host: string, port: number, hangsUp: boolean): Promise<number> => {
+    const server = createServer((socket) => {
+      socket.on('error', () => undefined);
+      if (hangsUp) socket.destroy();
+    }).listen(port, host);
+    await once(server, 'listening');
+    onTestFinished(() => void server.close());
+    return (server.address() as AddressInfo).port;
+  };
+  const clock = systemClock();
+  const { signal } = new AbortController();
+  const hangUp = async (addresses: readonly string[], port: number): Promise<Error | undefined> => {
+    const options = parseOptions(`nfs://127.0.0.1:${port}/export`, {});
+    const dial = await createDial(options, identityOf(options), undefined, clock);
+    return await whyHungUp({ addresses, port, dial }, signal);
+  };
+  const port = await listening('127.0.0.1', 0, true);
+  expect(await hangUp(['127.0.0.1'], port)).toBeInstanceOf(HungUp);
+  await listening('127.0.0.2', port, false);
+  await listening('127.0.0.3', port, true);
+  expect(await hangUp(['127.0.0.1', '127.0.0.2'], port)).toBeUndefined();
+  expect(await hangUp(['127.0.0.1', '127.0.0.3'], port)).toBeInstanceOf(HungUp);
+  // Nothing listens there.
+  expect(await hangUp(['127.0.0.1', '127.0.0.4'], port)).toBeUndefined();
+});

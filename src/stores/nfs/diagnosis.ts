@@ -90,7 +90,7 @@ export async function hungUp(
   return secure === undefined ? cause : new CertificateWanted('hung up', { cause: secure });
 }
 
-/** Undefined: it does not, or cannot be connected to. */
+/** Undefined: at least one address keeps the connection, or cannot be connected to. */
 export async function whyHungUp(
   { addresses, port, dial }: Pick<Reached, 'addresses' | 'port' | 'dial'>,
   signal: AbortSignal,
@@ -99,16 +99,27 @@ export async function whyHungUp(
   return cause === undefined ? undefined : new HungUp('hung up', { cause });
 }
 
-/** Why, when it does before we say a word. */
-async function endsAtOnce(
-  { clock, addresses, tls, connect, localPort }: RpcClientOptions,
+/** Why, if every address ends a connection before we send anything. */
+async function endsAtOnce(options: RpcClientOptions, signal: AbortSignal): Promise<Error | undefined> {
+  let why: Error | undefined;
+  // One after the other: a fixed source port allows only one connection at a time.
+  for (const address of options.addresses) {
+    why = await addressEndsAtOnce(options, address, signal);
+    if (why === undefined) return undefined;
+  }
+  return why;
+}
+
+async function addressEndsAtOnce(
+  { clock, tls, connect, localPort }: RpcClientOptions,
+  address: RpcClientOptions['addresses'][number],
   signal: AbortSignal,
 ): Promise<Error | undefined> {
   using limit = clock.deadline(hangUpMs, signal);
   const late = Promise.withResolvers<undefined>();
   limit.signal.addEventListener('abort', () => late.resolve(undefined), { once: true });
   try {
-    const about = { address: addresses[0], tls, connect, localPort: localPort?.(), maxRecord: 1024 };
+    const about = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
     const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
     const why = await Promise.race([connection.ended, late.promise]);
     connection.close();

@@ -131,15 +131,17 @@ async function open(
 }
 
 const pingMs = 5_000;
-/** A server that has not answered by then may be one that takes connections only to end them. */
+/** If there is no answer by then, find out whether the server ends every connection at once. */
 const hangUpMs = 500;
+/** The server may have begun to answer meanwhile. */
+const graceMs = 250;
 
-/** Told soon, whoever waits for it: that a server ends every connection of ours is another thing than that it is silent. */
+/** Fails early if the server ends every connection at once, so that callers with little patience can tell that from silence. */
 async function ping({ nfs, hungUp }: Session, within: Within, clock: Clock): Promise<void> {
   const answered = nfs.null(within);
   if (!(await endsWithin(answered, hangUpMs, clock))) {
     const first = await Promise.race([hungUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
-    if (first instanceof Error) throw first;
+    if (first instanceof Error && !(await endsWithin(answered, graceMs, clock))) throw first;
   }
   try {
     await answered;

@@ -215,7 +215,10 @@ export const storeRoutes: readonly Route[] = [
     success: {
       status: 200,
       description: 'The trash, newest first',
-      schema: schemas.listOverStores(schemas.trashEntry, 'Stores that did not answer: their trash is not in the list'),
+      schema: schemas.listOverStores(
+        schemas.trashEntry,
+        'Stores that cannot be used now (silent, not open, or access denied): their trash is not in the list',
+      ),
     },
     handle: async ({ engine, principal, query, call }) => {
       if (query.store !== undefined) requireStore(principal, query.store);

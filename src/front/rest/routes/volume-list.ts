@@ -92,7 +92,7 @@ export const volumeListRoutes: readonly Route[] = [
       description: 'A page of volumes',
       schema: schemas.listOverStores(
         schemas.volume,
-        'Stores that did not answer: their volumes are listed as they were last seen',
+        'Stores that cannot be used now (silent, not open, or access denied): their volumes are listed as they were last seen',
       ),
     },
     handle: async ({ engine, principal, query: q, nodes, call }) => {

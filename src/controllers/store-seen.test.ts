@@ -1,0 +1,18 @@
+import { expect, test } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+import { saying } from './store-seen.ts';
+
+test.each([
+  ['denied', 'nfs-export-denied', 'Denied'],
+  ['unavailable', 'nfs-hangs-up', 'Denied'],
+  ['denied', 'nfs-tls-certificate', 'NotUsable'],
+  ['denied', 'nfs-read-only', 'NotUsable'],
+  ['not-found', 'store-root-missing', 'NotFound'],
+] as const)(
+  'a store problem with the code %s and the reason %s becomes the condition reason %s',
+  (code, reason, said) => {
+    expect(saying(new StowageError('it failed', { code, reason, action: 'Look.' }))).toEqual({
+      ...{ status: 'False', reason: said, message: 'it failed. Look.' },
+    });
+  },
+);

@@ -1,0 +1,65 @@
+import { expect, test, vi } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { aCall } from '#testing/server.ts';
+import { type ErrorCode, StowageError } from './errors.ts';
+import type { StoreName } from './model.ts';
+import type { Store } from './ports.ts';
+import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
+import type { Stores } from './stores.ts';
+
+const silver = 'silver' as StoreName;
+const failure = (code: ErrorCode, reason: string): StowageError =>
+  new StowageError('it failed', { code, reason, action: 'Look.' });
+const denied = failure('unavailable', 'nfs-hangs-up');
+
+function setUp(ping: () => Promise<void>) {
+  const clock = createFakeClock();
+  const store = { shared: true, ping } as unknown as Store;
+  const stores = {
+    view: () => ({ store }),
+    use: (_name: string, ask: (open: Store) => Promise<unknown>) => ask(store),
+  } as unknown as Pick<Stores, 'view' | 'use'>;
+  return { clock, answers: createStoreAnswers({ clock, stores: () => stores }) };
+}
+
+const lookThatFails = (answers: StoreAnswers, thrown: Error): Promise<boolean> =>
+  answers.look(silver, aCall(), () => Promise.reject(thrown));
+
+test('keeps a refusal that comes after nobody waits for it any more', async () => {
+  const { promise, reject } = Promise.withResolvers<void>();
+  const { clock, answers } = setUp(() => promise);
+  const asked = answers.silent([silver], aCall());
+  clock.advance(2_000);
+  expect(await asked).toEqual(new Set([silver]));
+  expect(answers.refusal(silver)).toBeUndefined();
+  reject(denied);
+  await vi.waitFor(() => expect(answers.refusal(silver)).toBe(denied));
+});
+
+test.each([
+  ['deadline', 'nfs-timeout', 'nfs-timeout'],
+  ['unavailable', 'nfs-connection-lost', 'nfs-refused'],
+  ['unavailable', 'nfs-no-route', 'nfs-hangs-up'],
+  ['unavailable', 'nfs-refused', 'nfs-hangs-up'],
+] as const)(
+  'forgets a refusal when a lookup fails with %s %s (a ping with %s): it is the network now',
+  async (code, reason, ping) => {
+    let now: Error = denied;
+    const { answers } = setUp(() => Promise.reject(now));
+    await answers.silent([silver], aCall());
+    expect(answers.refusal(silver)).toBe(denied);
+    now = failure('unavailable', ping);
+    expect(await lookThatFails(answers, failure(code, reason))).toBe(false);
+    expect(answers.refusal(silver)).toBeUndefined();
+  },
+);
+
+test.each(['nfs-connection-lost', 'nfs-timeout'])(
+  'keeps a refusal when a lookup fails with %s and the server still ends every connection',
+  async (reason) => {
+    const { answers } = setUp(() => Promise.reject(denied));
+    await answers.silent([silver], aCall());
+    await lookThatFails(answers, failure('unavailable', reason));
+    expect(answers.refusal(silver)).toBe(denied);
+  },
+);
