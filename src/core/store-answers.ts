@@ -87,7 +87,9 @@ export function createStoreAnswers(parts: {
       if (isRefusal(failure) && question !== 'room') refusals.set(name, failure);
       // Only a ping finds out whether a lost connection was a refusal.
       else if (question === 'ping') refusals.delete(name);
-      scope.log.warn('store did not answer', { store: name, question, why: failure.message });
+      if (question === 'room')
+        scope.log.debug('free space of a store is unknown', { store: name, why: failure.message });
+      else scope.log.warn('store did not answer', { store: name, question, why: failure.message });
       return false;
     }
   }
