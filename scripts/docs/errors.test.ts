@@ -46,3 +46,9 @@ test('a reason that cannot be followed to a code stops the generator', () => {
   const text = "throw fail({ code: codeOf(cause), reason: 'lost', action: 'Look.' });";
   expect(() => failures(text)).toThrow('src/a.ts: lost');
 });
+
+test('a message that cannot be found stops the generator', () => {
+  const text =
+    "throw new StowageError('no such option', { ...{ code: 'invalid', reason: 'no-option', action: 'Leave it out.' } });";
+  expect(() => failures(text)).toThrow('src/a.ts: no-option has no message');
+});

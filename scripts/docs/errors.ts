@@ -149,21 +149,24 @@ function failuresAt(place: Place, sources: readonly Source[]): Failure[] {
   return givenTo(wrapper, sources).flatMap((given) =>
     waysOf(place).map((ways) => {
       const text = (part: Syntax | undefined): string => rendered(source, part, { ways, given });
-      const said = message === undefined ? '<what the HTTP layer found wrong>' : place.before + text(message);
       const named = isOfCause(code, around) ? ofCause : text(code);
-      return { reason: text(reason), code: named, message: said, action: text(action) };
+      const found = { reason: text(reason), code: named, message: place.before + text(message), action: text(action) };
+      if (message === undefined && isFailure(found))
+        throw new Error(`${source.path}: ${found.reason} has no message that scripts/docs/errors.ts can find`);
+      return found;
     }),
   );
 }
 
 const isReason = (text: string): boolean => /^[a-z][a-z0-9-]*$/.test(text);
+const isFailure = ({ reason, code }: Failure): boolean => isReason(reason) && isCode(code);
 const isCode = (text: string): boolean => text === ofCause || Object.hasOwn(errorCodes, text);
 
 /** Everything that can go wrong, read from the sources. Throws when a reason stands there that was not understood. */
 export function failuresIn(sources: readonly Source[]): readonly Failure[] {
   const found = new Map<string, Failure>();
   for (const failure of sources.flatMap(placesIn).flatMap((place) => failuresAt(place, sources))) {
-    if (isReason(failure.reason) && isCode(failure.code)) found.set(JSON.stringify(failure), failure);
+    if (isFailure(failure)) found.set(JSON.stringify(failure), failure);
   }
   const failures = [...found.values()].sort((a, b) => compare(a.reason, b.reason) || compare(a.message, b.message));
   refuseMissing(sources, failures);

@@ -74,6 +74,12 @@ async function exported(): Promise<{ readonly folder: string; readonly uri: stri
   return { folder: directory, uri: `nfs://${nfs.host}/export`, options: { port, mountport: port } };
 }
 
+const eventNotes = async (): Promise<string> =>
+  (await Array.fromAsync(client.list(events, {}, signal)))
+    .flatMap(({ items }) => items)
+    .map(({ note }) => note)
+    .join('\n');
+
 const lease = async (): Promise<string> => {
   const found = await client.get(leases, { namespace: 'storage', name: 'stowage-controller' }, signal);
   return found.spec?.holderIdentity ?? '';
@@ -106,16 +112,29 @@ describe('the controller', () => {
         "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs. Leave out client=host: Stowage's own client needs nothing of the machine.";
       expect((await ready())?.message).toBe(why);
       api.put(paths.claims, aClaim('data'));
-      const notes = async (): Promise<string> =>
-        (await Array.fromAsync(client.list(events, {}, signal)))
-          .flatMap(({ items }) => items)
-          .map(({ note }) => note)
-          .join('\n');
-      await eventually(notes).toContain(`store 'silver' cannot be used: ${why}`);
+      await eventually(eventNotes).toContain(`store 'silver' cannot be used: ${why}`);
     }
     ending.abort();
     expect(await over).toBe(0);
   });
+
+  test.each([{ network: 'netns:storage' }, { sourceport: 'privileged' }])(
+    'tells a claim that its Store is invalid: %o',
+    async (more) => {
+      const { uri, options } = await exported();
+      const spec = { uri, options: { ...options, ...more } };
+      api.put(paths.stores, { metadata: { name: 'silver', generation: 1 }, spec });
+      api.put(paths.classes, aClass());
+      api.put(paths.claims, aClaim('data'));
+      const over = run();
+      await eventually(eventNotes).toContain(
+        "store 'silver' cannot be used: its Store object is invalid. Ask the administrator to correct the object. Its status says what is wrong: kubectl describe store silver",
+      );
+      expect(await eventNotes()).not.toContain('is not open yet');
+      ending.abort();
+      expect(await over).toBe(0);
+    },
+  );
 
   test('leads, makes volumes as the cluster’s own instance, and gives the Lease back when it stops', async () => {
     const { uri, options, folder: directory } = await exported();

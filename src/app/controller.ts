@@ -22,7 +22,7 @@ import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
 import { createNodeStores } from '#controllers/node-stores.ts';
 import { createNodeVolumes } from '#controllers/node-volumes.ts';
 import { createOrphans } from '#controllers/orphans.ts';
-import { createCoreProvisioner } from '#controllers/provisioner.ts';
+import { createCoreProvisioner, createWhyNotOpen } from '#controllers/provisioner.ts';
 import { createProvisioning } from '#controllers/provisioning.ts';
 import { createResizing } from '#controllers/resizing.ts';
 import { createRestarts } from '#controllers/restarts.ts';
@@ -137,8 +137,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
   const door = createOpenDoor({ ...parts.door, client, clock, namespace, handle }, { log });
-  const isDeclared = (name: string): boolean => caches.stores.get(name) !== undefined;
-  const file = createCoreProvisioner(engine, isDeclared);
+  const file = createCoreProvisioner(engine, createWhyNotOpen(caches.stores, kinds));
   const { agents } = door;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);
   await using api = await startClusterApi({ engine, client, clock, log, signal: scope.signal, agents, nodes });

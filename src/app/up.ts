@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
-import { asItIs, type FindNamespace } from '#base/linux/network.ts';
+import { asItIs, type FindNamespace, isInHostNetwork } from '#base/linux/network.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
 import type { KeeperPlace } from '#clients/data-path/placing.ts';
@@ -130,7 +130,10 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const found = sockets.map((at) => undo.use(createContainerEngine({ ...at, name: at.kind, clock, log })));
   const engines = settings.engines ?? found;
   const clients = new Map(sockets.map(({ kind, socket }) => [kind, undo.use(createDockerClient({ socket, clock }))]));
-  const networks = createEngineNetworks({ engines: clients, instance: instanceOf(records), log });
+  const networks = createEngineNetworks({
+    ...{ engines: clients, instance: instanceOf(records), log },
+    hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
+  });
   late.find = networks.find;
   const keepers = undo.use(
     createKeepers({

@@ -21,6 +21,16 @@ test('a store whose server fell silent is not called open', async () => {
   );
 });
 
+test('a store of an older server, which does not report free space, is listed and shown', async () => {
+  const { totalBytes: _total, freeBytes: _free, ...older } = store;
+  await using server = await scriptedServer({
+    'GET /v1/stores': [200, { items: [older], next: null }],
+    'GET /v1/stores/silver': [200, older],
+  });
+  expect((await run(server, ['store', 'list'])).stdout).toMatch(/silver +- +nfs +not answering +2 +0B +- +delete/);
+  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(/^free +not known$/m);
+});
+
 test('status names the stores in trouble', async () => {
   const status = {
     ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date(0).toISOString(), ready: true },

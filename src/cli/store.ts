@@ -178,9 +178,13 @@ async function show({ client, out }: Session, name: string): Promise<void> {
     ['volumes', `${store.volumes}${store.maxVolumes === null ? '' : ` of at most ${store.maxVolumes}`}`],
     ['size in all', `${size(store.bytes)}${store.maxBytes === null ? '' : ` of at most ${size(store.maxBytes)}`}`],
     ['default size', size(store.defaultSize)],
-    ['free', store.freeBytes === null ? 'not known' : `${size(store.freeBytes)} of ${size(store.totalBytes)}`],
+    ['free', freeText(store)],
   ]);
 }
+
+/** Servers of older versions leave both out. */
+const freeText = ({ freeBytes, totalBytes }: Partial<Pick<StoreJson, 'freeBytes' | 'totalBytes'>>): string =>
+  freeBytes === undefined || freeBytes === null ? 'not known' : `${size(freeBytes)} of ${size(totalBytes)}`;
 
 async function check({ client, out }: Session, name: string, { from }: { readonly from?: string }): Promise<number> {
   const asked = from === undefined ? {} : { body: { from } };

@@ -36,8 +36,9 @@ export function age(since: string, now: number): string {
 /** `2026-11-15 08:30 UTC` */
 export const date = (time: string): string => `${time.slice(0, 10)} ${time.slice(11, 16)} UTC`;
 
-export function size(bytes: string | null): string {
-  if (bytes === null) return '-';
+/** Servers of older versions leave out figures that they do not know yet. */
+export function size(bytes: string | null | undefined): string {
+  if (bytes === null || bytes === undefined) return '-';
   return /^[0-9]+$/.test(bytes) ? formatSize(BigInt(bytes)) : shown(bytes);
 }
 

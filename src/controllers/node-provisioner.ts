@@ -2,6 +2,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from '#core/errors.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
+import type { StoreKind } from '#core/ports.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
@@ -18,20 +19,22 @@ import { isBetter, type NodeStores } from './node-stores.ts';
 import type { NodeVolumes } from './node-volumes.ts';
 import { type ControllerParts, found } from './parts.ts';
 import {
+  createWhyNotOpen,
   gone,
   type Made,
   noSuchStore,
-  notYet,
   type Provisioner,
   refuseOtherPlace,
   retainedLabel,
   type Wanted,
 } from './provisioner.ts';
+import { refusalOf } from './store-object.ts';
 
 export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
   readonly agents: Agents;
   readonly stores: NodeStores;
   readonly volumes: NodeVolumes;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
   /** The cluster's instance. */
   readonly cluster: string;
 }
@@ -49,7 +52,8 @@ const notHere = new Set([
  * is back. To wait for that agent instead would let one machine that is off hold up claims for as long as it is.
  */
 export function createNodeProvisioner(options: NodeProvisionerOptions): Provisioner {
-  const { client, caches, agents, stores, volumes, cluster } = options;
+  const { client, caches, agents, stores, volumes, cluster, kinds } = options;
+  const whyNotOpen = createWhyNotOpen(caches.stores, kinds);
   /** The nodes that were asked for a claim's volume, and may have made it; the last one is the last. */
   const asked = new Map<string, readonly string[]>();
   /** What was asked for where no node had the room, by claim. */
@@ -147,6 +151,9 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
 
   async function create(want: Wanted, scope: Scope): Promise<Made | Again> {
     const store = storeFor(want.store);
+    const object = caches.stores.get(store);
+    const refusal = object && refusalOf(object, kinds);
+    if (refusal !== undefined) throw refusal;
     if (want.node !== undefined) return await createOn(want.node, store, want, scope);
     for (const tried = new Set<string>(); ; ) {
       scope.signal.throwIfAborted();
@@ -167,14 +174,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
 
   /** A store that the node no longer has open would make every volume of it look deleted. */
   async function refuseUnlessOpen(node: string, volume: PersistentVolume, store: string, scope: Scope): Promise<void> {
-    const isDeclared = caches.stores.get(store) !== undefined;
     try {
       const { isOpen, identity } = await storeOn(node, store, scope);
       if (isOpen) return refuseOtherPlace(volume, store, identity);
     } catch (thrown) {
       if (stowageError(thrown).reason !== 'store-unknown') throw thrown;
     }
-    throw isDeclared ? notYet(store) : gone(store);
+    throw whyNotOpen(store) ?? gone(store);
   }
 
   return {

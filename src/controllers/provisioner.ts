@@ -4,6 +4,7 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Access, Labels, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
+import type { StoreKind } from '#core/ports.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { Created } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
@@ -11,6 +12,7 @@ import type { Again } from './engine/outcome.ts';
 import { heldBy, type IsHad } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
 import { drivers, storeIdentity } from './names.ts';
+import { refusalOf, type StoreObject } from './store-object.ts';
 
 /** A volume for a claim. */
 export interface Wanted {
@@ -83,8 +85,11 @@ export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'cla
 /** Somebody decided that the volume outlives its PersistentVolume. */
 export const retainedLabel = ownLabel('retained');
 
+/** Why a store that an object declares is not open. Undefined: there is no such object. */
+export type WhyNotOpen = (store: string) => StowageError | undefined;
+
 /** Of stores that can be worked on from here. */
-export function createCoreProvisioner(engine: Engine, isDeclared: (store: string) => boolean): Provisioner {
+export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): Provisioner {
   const shared = (): readonly StoreView[] => engine.stores.list().filter((view) => view.shared);
   const call = (scope: Scope, requestId: string) => ({ ...scope, requestId });
 
@@ -94,12 +99,8 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
     if (wanted === undefined && only !== undefined && all.length === 1) return only;
     const found = all.find(({ config }) => config.name === wanted);
     if (found !== undefined) return found;
-    throw wanted !== undefined && isDeclared(wanted)
-      ? notYet(wanted)
-      : noSuchStore(
-          wanted,
-          all.map(({ config }) => config.name),
-        );
+    const names = all.map(({ config }) => config.name);
+    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names);
   }
 
   const identityOf = (store: string): string | undefined =>
@@ -146,7 +147,7 @@ export function createCoreProvisioner(engine: Engine, isDeclared: (store: string
       const { handle, store } = heldBy(volume);
       // A store that is no longer asked would make every volume of it look deleted.
       if (store !== undefined && !shared().some(({ config }) => config.name === store))
-        throw isDeclared(store) ? notYet(store) : gone(store);
+        throw whyNotOpen(store) ?? gone(store);
       try {
         await engine.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
       } catch (thrown) {
@@ -180,6 +181,13 @@ export function noSuchStore(wanted: string | undefined, all: readonly string[]):
     action: `Ask the administrator for a class whose parameter store is one of these: ${stores}`,
   });
 }
+
+export const createWhyNotOpen =
+  (stores: { get(name: string): StoreObject | undefined }, kinds: ReadonlyMap<string, StoreKind>): WhyNotOpen =>
+  (name) => {
+    const object = stores.get(name);
+    return object && (refusalOf(object, kinds) ?? notYet(name));
+  };
 
 export const notYet = (store: string): StowageError =>
   new StowageError(`store '${store}' is not open yet`, {

@@ -69,6 +69,19 @@ export function configsOf(objects: Iterable<StoreObject>, kinds: ReadonlyMap<str
   return { configs, invalid };
 }
 
+/** Why a claim cannot use the store of an invalid object. Undefined: the object is valid. */
+export function refusalOf(object: StoreObject, kinds: ReadonlyMap<string, StoreKind>): StowageError | undefined {
+  const { name = '' } = object.metadata;
+  const cause = configsOf([object], kinds).invalid.get(name);
+  if (cause === undefined) return undefined;
+  return new StowageError(`store '${name}' cannot be used: its Store object is invalid`, {
+    code: 'unavailable',
+    reason: 'store-object-invalid',
+    action: `Ask the administrator to correct the object. Its status says what is wrong: kubectl describe store ${name}`,
+    cause,
+  });
+}
+
 function configOf({ metadata, spec }: StoreObject, kinds: ReadonlyMap<string, StoreKind>): StoreConfig {
   const query = new URLSearchParams(spec.options);
   const uri = query.size === 0 ? spec.uri : `${spec.uri}?${query}`;
@@ -93,5 +106,7 @@ const notForPods = {
 
 const unusable = (option: string, why: string, action: string): StowageError =>
   new StowageError(`a store with the option ${option} cannot be used in Kubernetes: ${why}`, {
-    ...{ code: 'unsupported', reason: 'store-option-in-cluster', action },
+    code: 'unsupported',
+    reason: 'store-option-in-cluster',
+    action,
   });

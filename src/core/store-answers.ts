@@ -102,7 +102,9 @@ export function createStoreAnswers(parts: {
       const failure = failed(thrown);
       // Other calls cannot tell whether the server is down now or still ends every connection.
       if (hadRefusal && isUncertain(question, failure)) await pings(name, scope);
-      scope.log.warn('store did not answer', { store: name, question, why: failure.message });
+      if (question === 'room')
+        scope.log.debug('free space of a store is unknown', { store: name, why: failure.message });
+      else scope.log.warn('store did not answer', { store: name, question, why: failure.message });
       return false;
     }
   }

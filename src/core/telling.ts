@@ -15,7 +15,7 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   request-invalid request-malformed request-slow revision-differs role-insufficient shrink-refused size-invalid
   size-needed size-out-of-range size-required starting still-running stopping store-being-added store-busy
   store-access-denied store-bytes-limit store-exists store-from-file store-kind-unknown store-moved store-not-answering
-  store-not-open store-opening store-out-of-scope store-read-only store-removed store-required store-silent
+  store-not-open store-object-invalid store-opening store-out-of-scope store-read-only store-removed store-required store-silent
   store-unknown store-uri-secret store-without-network store-volumes-limit target-dangling target-not-empty target-not-made
   target-parent-missing target-taken token-missing token-refused token-unknown trash-lookup-incomplete trash-unknown
   use-unknown uses-unsupported volume-ambiguous volume-being-made volume-exists

@@ -16,6 +16,7 @@ import { mountSmall } from '#testing/small-export.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import { mostBehindOfMount } from './budget.ts';
+import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);
 const mebibyte = 1024 * 1024;
@@ -46,10 +47,10 @@ const written = (): Buffer => {
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were answered', () => {
   const ganesha = ganeshaFolders('behind');
 
-  async function mounted() {
+  async function mounted(options: Partial<MountSpec> = {}) {
     const mounts = await keepMounts();
     const { folder } = ganesha.fresh();
-    const mount = await mounts.mount(await sourceOf(ganesha.server, folder));
+    const mount = await mounts.mount(await sourceOf(ganesha.server, folder), options);
     return { mounts, mount, folder, [Symbol.asyncDispose]: () => mounts[Symbol.asyncDispose]() };
   }
 
@@ -72,6 +73,35 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     expect(stdout.equals(written())).toBe(true);
     expect(readFileSync(join(at.folder, 'file')).equals(written())).toBe(true);
     expect([await user.sync(file), await user.close(file)]).toEqual(['ok', 'ok']);
+    await run('umount', [at.mount.at]);
+  });
+
+  test('are on the server already with sync, also after the data path was killed', { timeout: 60_000 }, async () => {
+    await using at = await mounted({ version: 3, sync: true, checks: 'kernel' });
+    await using user = useFiles();
+    const file = await user.open(at.mount.on('file'));
+    const onServer = (): string => readFileSync(join(at.folder, 'file'), 'latin1');
+    async function writeWhileFrozen(offset: number, letter: string): Promise<void> {
+      let isAnswered = false;
+      await ganesha.server.freeze();
+      const writing = user.write(file, offset, 5, letter).finally(() => {
+        isAnswered = true;
+      });
+      try {
+        // Without sync, the write is answered within a few ms.
+        await sleep(1_000);
+        expect(isAnswered).toBe(false);
+      } finally {
+        ganesha.server.thaw();
+      }
+      expect(await writing).toBe('ok');
+    }
+    await writeWhileFrozen(0, 'a');
+    expect(onServer()).toBe('aaaaa');
+    await at.mounts.killDataPath();
+    await writeWhileFrozen(5, 'b');
+    expect(onServer()).toBe('aaaaabbbbb');
+    expect(await user.close(file)).toBe('ok');
     await run('umount', [at.mount.at]);
   });
 

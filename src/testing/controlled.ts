@@ -8,7 +8,7 @@ import type { Controller } from '#controllers/engine/controller.ts';
 import { createEvents } from '#controllers/engine/events.ts';
 import { createNodeStores, type NodeStores } from '#controllers/node-stores.ts';
 import type { ControllerParts } from '#controllers/parts.ts';
-import { createCoreProvisioner } from '#controllers/provisioner.ts';
+import { createCoreProvisioner, createWhyNotOpen } from '#controllers/provisioner.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Volume } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
@@ -87,10 +87,11 @@ export function controlled(): Controlled {
     it.caches = createCaches(client, clock);
     it.agents = createFakeAgents();
     const told = createEvents({ client, clock, controller: 'test', instance: 'test' });
-    const file = createCoreProvisioner(it.engine, (name) => it.caches.stores.get(name) !== undefined);
+    const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
+    const file = createCoreProvisioner(it.engine, createWhyNotOpen(it.caches.stores, kinds));
     it.parts = {
       ...{ client, clock, caches: it.caches, events: told, engine: it.engine },
-      ...{ kinds: new Map(all.map((kind) => [kind.scheme, kind])), provisioners: new Map([[file.driver, file]]) },
+      ...{ kinds, provisioners: new Map([[file.driver, file]]) },
       ...{ agents: it.agents, nodeStores: createNodeStores(it.agents, clock, it.caches) },
       ...{ namespace: 'stowage-system', cluster: it.engine.instance },
     };

@@ -13,7 +13,10 @@ vi.waitFor = (look, options = {}) =>
 /** Files and folders that tests make are for everybody to read, whatever the user has who runs them. */
 process.umask(0o022);
 
-/** What tells the programs of Stowage where a server or cluster is: with it, a test would work on that of whoever runs the tests. */
+/**
+ * Variables that name a server or cluster: with them, a test would change the one of the user who runs the tests. HOME and XDG_RUNTIME_DIR
+ * stay as they are, so a program that is started without folders of its own still finds the user's server.
+ */
 const ofTheUser = [
   ...['STOWAGE_SOCKET', 'STOWAGE_URL', 'STOWAGE_TOKEN', 'STOWAGE_KEEPERS', 'STOWAGE_CONTROLLER_TOKEN_FILE'],
   ...['KUBECONFIG', 'KUBERNETES_SERVICE_HOST', 'NODE_NAME', 'POD_IP', 'POD_NAME', 'POD_UID', 'DOCKER_HOST'],

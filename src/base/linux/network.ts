@@ -11,6 +11,10 @@ export type FindNamespace = (network: string, signal: AbortSignal) => Promise<st
 /** Of networks that are namespaces themselves. */
 export const asItIs: FindNamespace = async (network) => network;
 
+/** Whether this process is in the host's network namespace: the kernel shows some settings only in the one that it made first. */
+export const isInHostNetwork = async (): Promise<boolean> =>
+  (await stat('/proc/sys/net/core/netdev_max_backlog').catch(() => undefined)) !== undefined;
+
 /** Of `netns:NAME`, as `ip netns` calls them, or of a path. */
 export const namespacePath = (network: string): string =>
   network.startsWith(prefix) ? `/run/netns/${network.slice(prefix.length)}` : network;

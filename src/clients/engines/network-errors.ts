@@ -17,6 +17,17 @@ export function hidden(name: string, sandbox: string): StowageError {
   );
 }
 
+export function hostNetworkHidden(name: string): StowageError {
+  return new StowageError(
+    `container '${name}' uses the network of the host, which cannot be seen from the container in which Stowage runs`,
+    {
+      code: 'unsupported',
+      reason: 'engine-network-hidden',
+      action: "Start Stowage's container with --network host, or name a network of the engine.",
+    },
+  );
+}
+
 export function noEngine(kind: EngineKind, network: string): StowageError {
   return new StowageError(`network '${kind}:${network}' cannot be used: Stowage was not told of that engine`, {
     code: 'unsupported',
@@ -37,7 +48,7 @@ export function noNetworkYet(name: string): StowageError {
   return new StowageError(`container '${name}' does not run, so it has no network`, {
     code: 'conflict',
     reason: 'container-not-running',
-    action: 'Start it, or name a network that it will be attached to.',
+    action: 'Start the container, or name a network that it will be attached to.',
   });
 }
 
@@ -53,7 +64,8 @@ export function noNetworkAtAll(name: string): StowageError {
   return new StowageError(`container '${name}' has no network`, {
     code: 'conflict',
     reason: 'container-without-network',
-    action: 'It needs none for its volumes: Stowage itself reaches the server. Check that without --from.',
+    action:
+      'The container needs no network for its volumes: Stowage itself connects to the server. Check the store without --from.',
   });
 }
 
@@ -61,7 +73,7 @@ export function sharedNetworkGone(name: string): StowageError {
   return new StowageError(`container '${name}' shares the network of a container that is gone`, {
     code: 'conflict',
     reason: 'container-without-network',
-    action: 'Make it anew, or name a network.',
+    action: `Remove container '${name}' and create it again, or name a network.`,
   });
 }
 

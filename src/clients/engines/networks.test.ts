@@ -124,13 +124,15 @@ const container = (name: string, more: Partial<FakeContainer> = {}): FakeContain
   ...more,
 });
 
+const asHost = async (): Promise<boolean> => true;
+
 interface Given {
   readonly networks: EngineNetworks;
   readonly docker: FakeEngine;
   readonly podman: FakeEngine;
 }
 
-async function given(instance = 'one', clock = systemClock()): Promise<Given> {
+async function given(instance = 'one', clock = systemClock(), hasHostNetwork = asHost): Promise<Given> {
   const [docker, podman] = [open.use(await fakeEngine()), open.use(await fakeEngine())];
   docker.networks.set('storage', 'net-1');
   const engines = new Map(
@@ -139,7 +141,11 @@ async function given(instance = 'one', clock = systemClock()): Promise<Given> {
       open.use(createDockerClient({ socket, clock })),
     ]),
   );
-  return { docker, podman, networks: createEngineNetworks({ engines, instance, log: silentLog(), clock }) };
+  return {
+    docker,
+    podman,
+    networks: createEngineNetworks({ engines, instance, log: silentLog(), clock, hasHostNetwork }),
+  };
 }
 
 const theAnchor = ({ containers }: FakeEngine): FakeContainer => {
@@ -227,6 +233,18 @@ describe('where a network is', () => {
       expect(docker.changes()).toEqual([]);
     });
 
+    test("with the host's network is refused if Stowage runs in a container with another network", async () => {
+      const { networks, docker } = await given('one', systemClock(), async () => false);
+      docker.containers.set('web', stopped({ networkMode: 'host', networks: { host: { NetworkID: 'h' } } }));
+      await expect(networks.find('web', signal)).rejects.toMatchObject({
+        code: 'unsupported',
+        reason: 'engine-network-hidden',
+        message:
+          "container 'web' uses the network of the host, which cannot be seen from the container in which Stowage runs",
+        action: "Start Stowage's container with --network host, or name a network of the engine.",
+      });
+    });
+
     test.each([
       [
         { networks: { apps: { NetworkID: '' }, storage: { NetworkID: '' } } },
@@ -238,13 +256,13 @@ describe('where a network is', () => {
         { networkMode: 'none', networks: { none: { NetworkID: 'n' } } },
         'container-without-network',
         "container 'web' has no network",
-        'It needs none for its volumes: Stowage itself reaches the server. Check that without --from.',
+        'The container needs no network for its volumes: Stowage itself connects to the server. Check the store without --from.',
       ],
       [
         { networkMode: 'container:gone' },
         'container-without-network',
         "container 'web' shares the network of a container that is gone",
-        'Make it anew, or name a network.',
+        "Remove container 'web' and create it again, or name a network.",
       ],
     ])('of which that is not clear is refused: %o', async (more, reason, message, action) => {
       const { networks, docker } = await given();
@@ -255,7 +273,12 @@ describe('where a network is', () => {
   });
 
   test('an engine that Stowage was not told of has none', async () => {
-    const networks = createEngineNetworks({ engines: new Map(), instance: 'one', log: silentLog() });
+    const networks = createEngineNetworks({
+      engines: new Map(),
+      instance: 'one',
+      log: silentLog(),
+      hasHostNetwork: asHost,
+    });
     await expect(networks.find('web', signal)).rejects.toMatchObject({
       ...{ reason: 'engine-place-unknown', action: expect.stringContaining('--docker-socket') },
     });
@@ -335,11 +358,11 @@ describe('an anchor', () => {
     await networks.find('docker:storage', signal);
     const engines = new Map([['docker', open.use(createDockerClient({ ...docker, clock: systemClock() }))]] as const);
     const before = docker.changes();
-    const later = createEngineNetworks({ engines, instance: 'one', log: silentLog() });
+    const later = createEngineNetworks({ engines, instance: 'one', log: silentLog(), hasHostNetwork: asHost });
     expect(await later.find('docker:storage', signal)).toBe(here);
     expect(docker.changes()).toEqual(before);
     // Another one's is its own.
-    const other = createEngineNetworks({ engines, instance: 'two', log: silentLog() });
+    const other = createEngineNetworks({ engines, instance: 'two', log: silentLog(), hasHostNetwork: asHost });
     await other.find('docker:storage', signal);
     expect(docker.containers.size).toBe(2);
   });

@@ -13,6 +13,7 @@ import { anchorImage, anchorImageTar } from './anchor-image.ts';
 import { engineFailure } from './errors.ts';
 import {
   hidden,
+  hostNetworkHidden,
   noEngine,
   noNetwork,
   noNetworkAtAll,
@@ -39,6 +40,8 @@ export interface EngineNetworksParts {
   /** Another Stowage's anchors are its own. */
   readonly instance: string;
   readonly log: Log;
+  /** Whether Stowage itself has the network of the host. */
+  readonly hasHostNetwork: () => Promise<boolean>;
   /** Time, where it is not the system's. */
   readonly clock?: Clock;
 }
@@ -50,7 +53,7 @@ const patienceMs = 2_000;
 const neededMs = 20_000;
 
 export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks {
-  const { engines, instance, log, clock = systemClock() } = parts;
+  const { engines, instance, log, hasHostNetwork, clock = systemClock() } = parts;
   const making = createKeyedLock();
   /** Anchors as they were last seen: a network outlives the engine that serves it. */
   const seen = new Map<string, Container>();
@@ -161,7 +164,10 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
   ): Promise<string> {
     const { name, networkMode, networks, state } = found;
     if (state.running) return await namespaceOf(found);
-    if (networkMode === 'host') return ownNetwork;
+    if (networkMode === 'host') {
+      if (await hasHostNetwork()) return ownNetwork;
+      throw hostNetworkHidden(name);
+    }
     if (networkMode === 'none') throw noNetworkAtAll(name);
     if (networkMode.startsWith('container:')) {
       const other = await unlessMissing(engine.container(networkMode.slice('container:'.length), signal));
@@ -233,7 +239,6 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
   };
 }
 
-/** The host's, unless Stowage itself is in a container with another. */
 const ownNetwork = '/proc/self/ns/net';
 const networkOf = (whole: string): string => whole.slice(whole.indexOf(':') + 1);
 

@@ -24,6 +24,8 @@ const connections = new Agent({ keepAlive: true });
 let silent: Set<string>;
 let asked: { readonly access: Access; readonly subject: string | undefined }[];
 let sent: { readonly node: string; readonly request: NodeRequest }[];
+/** What an agent of another version would answer instead. */
+let adapted: (node: string, body: unknown) => unknown;
 let allows: (access: Access, subject: string | undefined) => boolean;
 
 const guard: Guard = {
@@ -52,7 +54,7 @@ const nodes: Nodes = {
     if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
     const headers: Record<string, string> = requestId === undefined ? {} : { 'idempotency-key': requestId };
     const answer = await (agents.get(node) as TestServer).admin.call(method, path, { body, headers });
-    if (answer.status < 400) return answer.body;
+    if (answer.status < 400) return adapted(node, answer.body);
     const { code, reason, detail, action } = answer.body;
     throw new StowageError(detail, { code, reason, action });
   },
@@ -88,6 +90,7 @@ beforeEach(() => {
   silent = new Set();
   asked = [];
   sent = [];
+  adapted = (_node, body) => body;
   allows = () => true;
 });
 
@@ -267,5 +270,18 @@ describe('what nodes have', () => {
     const joined = body.items.find(({ nodes: on }: { nodes?: unknown }) => on !== undefined);
     expect(joined).toMatchObject({ name: 'local', reach: 'node', state: 'open', volumes: 6, bytes: '6291456' });
     expect(joined.nodes.map(({ node }: { node: string }) => node)).toEqual(['node-a', 'node-b', 'node-c']);
+    expect(joined).toMatchObject({ totalBytes: expect.any(String), freeBytes: expect.any(String) });
+  });
+
+  test('stores are listed when the agent of one node is older and does not report free space', async () => {
+    adapted = (node, body) =>
+      node === 'node-b'
+        ? JSON.parse(JSON.stringify(body, (key, value) => (/^(total|free)Bytes$/.test(key) ? undefined : value)))
+        : body;
+    const { status, body } = await api.get('/v1/stores');
+    expect(status).toBe(200);
+    const joined = body.items.find(({ nodes: on }: { nodes?: unknown }) => on !== undefined);
+    expect(joined).toMatchObject({ name: 'local', volumes: 6, totalBytes: null, freeBytes: null });
+    expect(joined.nodes).toHaveLength(3);
   });
 });

@@ -81,15 +81,19 @@ const known = (unreached: readonly UnreachedJson[]): readonly UnreachedJson[] =>
 
 const worst = ['unavailable', 'not-answering', 'open'] as const;
 
+/** A store as an agent reports it. Agents of older versions do not report the space of its file system. */
+type AgentStore = Omit<StoreJson, SpaceKey> & Partial<Pick<StoreJson, SpaceKey>>;
+type SpaceKey = 'totalBytes' | 'freeBytes';
+
 /** Null: one of them is not known. */
-const sumOf = (figures: readonly (string | null)[]): string | null =>
+const sumOf = (figures: readonly (string | null | undefined)[]): string | null =>
   figures.reduce<string | null>(
-    (sum, figure) => (sum === null || figure === null ? null : String(BigInt(sum) + BigInt(figure))),
+    (sum, figure = null) => (sum === null || figure === null ? null : String(BigInt(sum) + BigInt(figure))),
     '0',
   );
 
 /** Each node has a store of that name of its own: as one, with what there is on each. */
-function joined(all: readonly { readonly node: string; readonly store: StoreJson }[]): readonly StoreJson[] {
+function joined(all: readonly { readonly node: string; readonly store: AgentStore }[]): readonly StoreJson[] {
   const byName = Map.groupBy(all, ({ store }) => store.name);
   return [...byName.values()].flatMap((group) => {
     const [first] = group;
@@ -121,7 +125,7 @@ export async function storesOfNodes(
   request: Asking,
 ): Promise<{ readonly stores: readonly StoreJson[]; readonly unreached: readonly UnreachedJson[] }> {
   const path = '/v1/stores';
-  const asked = await askEach<{ items: readonly StoreJson[] }>(nodes, nodesAfter(nodes, undefined), path, request);
+  const asked = await askEach<{ items: readonly AgentStore[] }>(nodes, nodesAfter(nodes, undefined), path, request);
   const own = asked.answers.flatMap(({ node, answer }) =>
     answer.items.flatMap((store) => (store.reach === 'node' ? [{ node, store }] : [])),
   );

@@ -17,7 +17,7 @@ import { type Connect, createConnect, identityOf, type Session } from './connect
 import { createGiving } from './giving.ts';
 import { newProcessMark } from './lock-marks.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import { type NfsPlace, openNfsPlace } from './place.ts';
+import { type NfsPlace, openNfsPlace, shortDeadlineMs } from './place.ts';
 import type { Within } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
@@ -122,7 +122,7 @@ async function open(
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
-      ping(place.session, { signal, deadlineMs: Math.min(options.timeout, pingMs) }, clock).catch((cause: unknown) =>
+      ping(place.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
         Promise.reject(place.failure(cause, `asking the server of store ${store}`)),
       ),
     ...createVerbs(parts, readOnly),
@@ -130,7 +130,6 @@ async function open(
   };
 }
 
-const pingMs = 5_000;
 /** If there is no answer by then, find out whether the server ends every connection at once. */
 const hangUpMs = 500;
 /** The server may have begun to answer meanwhile. */

@@ -51,7 +51,7 @@ export const optionHelp = {
     'none (default): root stays root to the server; root: root goes as uid and gid; all: everybody does. For a server that maps root to nobody, give root with the uid that owns the export',
   timeout: 'how long one call to the server may take, e.g. 10s (default)',
   retries:
-    'how often a connection is tried anew before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0)',
+    'how often a connection is retried before a call of Stowage itself fails (default: 4); mounted volumes with soft: how often the time-out is waited for again before applications get an error (default: 0; with client=host at least 1)',
   soft: 'mounted volumes: applications get an error (EIO) when the server does not answer within the time-out, and what they wrote shortly before may be lost',
   sync: "mounted volumes: a write is answered when it is on the server's disk, as if every file were opened with O_SYNC; much slower (default: when the file is closed or synced)",
   hard: 'mounted volumes (default): applications wait for the server, however long; they can be killed, and the control plane never waits',

@@ -53,6 +53,9 @@ const longCalls = 8;
 const identityPatienceMs = 5_000;
 const identityPauseMs = 100;
 
+/** For one call that a list of stores waits for. */
+export const shortDeadlineMs = ({ timeout }: Pick<NfsOptions, 'timeout'>): number => Math.min(timeout, 5_000);
+
 export const blamedOf = (options: NfsOptions, store: string): Blamed => ({
   store,
   place: shownPlace(options),
@@ -125,8 +128,9 @@ async function open(
     keyOf: (path) => `${keeper.identity} ${path.slice(root.length)}`,
   });
 
-  const room = async (): Promise<Room> => {
-    const { totalBytes, availableBytes } = await nfs.fsstat(keeper.handle, { deadlineMs });
+  const room = async (signal?: AbortSignal): Promise<Room> => {
+    const within = { deadlineMs: shortDeadlineMs(options), ...(signal === undefined ? {} : { signal }) };
+    const { totalBytes, availableBytes } = await nfs.fsstat(keeper.handle, within);
     return { totalBytes, freeBytes: availableBytes };
   };
 

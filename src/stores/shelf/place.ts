@@ -32,7 +32,7 @@ export interface Place {
   replace(path: string, meta: Meta, sure?: () => void): Promise<void>;
   readonly reserve: Reserve;
   /** What its file system has for the user that this process is to it. */
-  room(): Promise<Room>;
+  room(signal?: AbortSignal): Promise<Room>;
   /**
    * The time in ms by the clock of the server that has the files. Its answer is undefined where the server does not say.
    * Absent: this machine has them.

@@ -15,7 +15,7 @@ export function createVerbs(
   readOnly: boolean,
 ): ReturnType<typeof createReadOnlyVerbs> & Pick<Store, 'room'> {
   const { place, during } = parts;
-  const room: Store['room'] = (scope) => during('measuring the free space', [], scope, () => place.room());
+  const room: Store['room'] = (scope) => during('measuring the free space', [], scope, () => place.room(scope.signal));
   if (readOnly) return { ...createReadOnlyVerbs(parts), room };
   return {
     room,
