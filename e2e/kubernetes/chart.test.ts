@@ -224,6 +224,21 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     expect(made.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
   });
 
+  test('refuses a Secret for the embedded NFS server that has no certificate for mounts', async () => {
+    const names = ['ca.crt', 'server.crt', 'server.key', 'client.crt', 'client.key', 'mount.key'];
+    const stringData = Object.fromEntries(names.map((name) => [name, certificates[name] ?? '']));
+    const secret = { apiVersion: 'v1', kind: 'Secret', metadata: { name: 'half-nfs-tls', namespace }, stringData };
+    await ground.cluster.apply(secret);
+    const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
+    const named = ['--set', 'embeddedNFS.tls.secretName=half-nfs-tls'];
+    await expect(ground.helm(...words, ...withTag('testbed'), ...named)).rejects.toThrow(
+      'the Secret half-nfs-tls (embeddedNFS.tls.secretName) lacks mount.crt.',
+    );
+    await ground.cluster.apply({ ...secret, stringData: { ...stringData, 'mount.crt': certificates['mount.crt'] } });
+    await ground.helm(...words, ...withTag('testbed'), ...named);
+    await ground.own('delete', 'secret', 'half-nfs-tls');
+  });
+
   test(
     'reaches a server that wants certificates, which are in a Secret and nowhere else',
     async () => {
