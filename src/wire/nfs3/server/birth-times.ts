@@ -3,7 +3,7 @@ import { statNewFile } from './new-file.ts';
 /**
  * A handle names a file by its inode number and birth time. Without birth times the handle of a deleted file opens any file that gets
  * its number, also one in another volume, so callers could not be confined. Looks at a new file, since the root of a file system can lack
- * a birth time where files have one. Throws. Passes where no file can be created: inode numbers are not reused there.
+ * a birth time where files have one. Throws. Passes where the server can create no file there, as on a read-only file system.
  */
 export function requireBirthTimes(directory: string): void {
   const made = statNewFile(directory);
