@@ -2,7 +2,7 @@ import { X509Certificate } from 'node:crypto';
 import { describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { needs } from '#testbed/needs.ts';
-import { rendered } from './manifests-helm.ts';
+import { notes, rendered } from './manifests-helm.ts';
 
 interface Thing {
   readonly kind: string;
@@ -65,7 +65,7 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
     const client = ['ca.crt', 'client.crt', 'client.key', 'mount.crt', 'mount.key'];
     expect(keysOf(things, 'DaemonSet', 'stowage-agent')).toEqual(client);
     expect(keysOf(things, 'Deployment', 'stowage-controller')).toEqual(client);
-    expect(keysOf(things, 'StatefulSet', 'stowage-nfs')).toEqual(['ca.crt', 'server.crt', 'server.key']);
+    expect(keysOf(things, 'StatefulSet', 'stowage-nfs')).toEqual(['ca.crt', 'mount.crt', 'server.crt', 'server.key']);
     expect(keysOf(things, 'DaemonSet', 'stowage-keeper')).toEqual([]);
   });
 
@@ -83,6 +83,27 @@ describe.skipIf(needs('helm'))('the certificates of the embedded NFS server, by 
       expect(of('server').checkIP(ip)).toBe(ip);
     },
   );
+
+  test('are not missed where stored values of an older chart say nothing of TLS', async () => {
+    const older = { 'embeddedNFS.tls': null, 'embeddedNFS.insecure': true };
+    const things = parseAllDocuments(await rendered({ 'embeddedNFS.enabled': true, ...older })).map((one) =>
+      one.toJS(),
+    );
+    expect(argsOf(things).filter((arg) => arg.includes('tls'))).toEqual([]);
+    expect(find(things, 'Store', 'network')?.spec?.options).not.toHaveProperty('tls');
+    expect(await notes({ 'embeddedNFS.enabled': true, ...older })).toContain('embeddedNFS');
+    await expect(rendered({ 'embeddedNFS.enabled': true, 'embeddedNFS.tls': null })).rejects.toThrow(
+      'embeddedNFS.networks is empty',
+    );
+  });
+
+  test('do not hide that the networks of nodes are not enforced', async () => {
+    const unenforced = { 'embeddedNFS.networks': ['10.10.0.0/16'], 'networkPolicy.enabled': false };
+    await expect(made(unenforced)).rejects.toThrow(
+      'a NetworkPolicy enforces embeddedNFS.networks, and networkPolicy.enabled is false',
+    );
+    await made({ 'networkPolicy.enabled': false });
+  });
 
   test('are not made where a Secret is named, or where there is no TLS', async () => {
     const given = await made({ 'embeddedNFS.tls.secretName': 'mine' });

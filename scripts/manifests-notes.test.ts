@@ -35,13 +35,13 @@ describe.skipIf(needs('helm'))('what is said of an installation, by Helm', () =>
     [
       'for networks that no policy enforces',
       { ...networks, ...noPolicy },
-      `embeddedNFS.networks is enforced by a NetworkPolicy, and networkPolicy.enabled is false: ${reach}. Say --set networkPolicy.enabled=true, or ${certificates}; or, ${accept}`,
+      `embeddedNFS.networks is enforced by a NetworkPolicy, and networkPolicy.enabled is false: ${reach}. Say --set networkPolicy.enabled=true, or, instead of networks, ${certificates}; or, ${accept}`,
     ],
   ])(
     'refuses an embedded NFS server %s unless that is accepted, or callers need certificates',
     async (_, values, message) => {
       await expect(rendered({ ...server, ...values })).rejects.toThrow(message);
-      for (const accepted of [insecure, tls])
+      for (const accepted of [insecure, { ...tls, 'embeddedNFS.networks': [] }])
         expect(await rendered({ ...server, ...values, ...accepted })).toContain('name: stowage-nfs');
       // There is no server to be reached.
       expect(await rendered(values)).not.toContain('name: stowage-nfs');

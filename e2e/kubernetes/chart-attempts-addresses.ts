@@ -43,7 +43,7 @@ export const othersAddresses: readonly object[] = [
 const says = {
   endpoints: "Stowage's controller may only have the Endpoints stowage in its own namespace",
   address:
-    "Stowage's controller may only give the Endpoints stowage the address of one pod of its own namespace, and its own port",
+    "Stowage's controller may only give the Endpoints stowage one address, with a reference to a pod of its own namespace, and its own port",
   slices: "Stowage's controller may only have the EndpointSlice stowage-leader in its own namespace",
   sliceAddress:
     "Stowage's controller may only give its EndpointSlice one address for the Service stowage, and its own port",

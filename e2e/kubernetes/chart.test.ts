@@ -205,7 +205,7 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       expect(await server.ask('client', ...paths)).toEqual(each('mounted'));
       expect(await server.ask('mount', ...paths)).toEqual(each('ACCES'));
       expect(await server.ask('plain', ...paths)).toEqual(each('denied'));
-      expect(await server.ask('nothing', ...paths)).toEqual(each(expect.not.stringMatching('mounted')));
+      expect(await server.ask('nothing', ...paths)).toEqual(each('tls'));
     },
     long,
   );
@@ -222,6 +222,21 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     const made = new X509Certificate(Object.fromEntries(texts)['server.crt'] ?? '');
     expect(made.checkIP('10.96.7.7')).toBe('10.96.7.7');
     expect(made.verify(new X509Certificate(certificates['ca.crt'] ?? '').publicKey)).toBe(true);
+  });
+
+  test('refuses a Secret for the embedded NFS server that has no certificate for mounts', async () => {
+    const names = ['ca.crt', 'server.crt', 'server.key', 'client.crt', 'client.key', 'mount.key'];
+    const stringData = Object.fromEntries(names.map((name) => [name, certificates[name] ?? '']));
+    const secret = { apiVersion: 'v1', kind: 'Secret', metadata: { name: 'half-nfs-tls', namespace }, stringData };
+    await ground.cluster.apply(secret);
+    const words = ['template', 'stowage', chart, '--dry-run=server', '--kube-version=1.30.0'];
+    const named = ['--set', 'embeddedNFS.tls.secretName=half-nfs-tls'];
+    await expect(ground.helm(...words, ...withTag('testbed'), ...named)).rejects.toThrow(
+      'the Secret half-nfs-tls (embeddedNFS.tls.secretName) lacks mount.crt.',
+    );
+    await ground.cluster.apply({ ...secret, stringData: { ...stringData, 'mount.crt': certificates['mount.crt'] } });
+    await ground.helm(...words, ...withTag('testbed'), ...named);
+    await ground.own('delete', 'secret', 'half-nfs-tls');
   });
 
   test(

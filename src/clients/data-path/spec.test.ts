@@ -1,4 +1,4 @@
-import { mkdtempDisposable, writeFile } from 'node:fs/promises';
+import { mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
@@ -76,4 +76,9 @@ test('a data path shows the certificate for mounts where there is one, and never
   });
   await write('mount.key');
   expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });
+  // Only half of it: the other certificate, which is not confined, is no substitute.
+  await rm(join(folder.path, 'mount.pem'));
+  await expect(told()).rejects.toMatchObject({
+    message: `the file ${join(folder.path, 'mount.pem')} for the store's TLS cannot be read`,
+  });
 });

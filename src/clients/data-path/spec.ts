@@ -39,12 +39,19 @@ function versioned({ squash, sync }: NfsWay): Pick<MountSpec, 'version' | 'check
 async function tlsOf({ folder }: NonNullable<NfsWay['tls']>, host: string): Promise<TlsSpec> {
   const serverName = isIP(host) === 0 ? host : undefined;
   if (folder === undefined) return { ca: undefined, certificate: undefined, key: undefined, serverName };
-  const [ca, ownCertificate] = await Promise.all(['ca.pem', 'mount.pem'].map((name) => ifThere(folder, name)));
+  const [ca, mount] = await Promise.all([ifThere(folder, 'ca.pem'), pairOf(folder, 'mount')]);
   // A certificate for mounts alone: where there is one, data paths never hold the one that may do everything.
-  const name = ownCertificate === undefined ? 'client' : 'mount';
-  const [certificate, key] = await Promise.all(['pem', 'key'].map((end) => ifThere(folder, `${name}.${end}`)));
-  if (certificate !== undefined && key === undefined) throw unreadable(join(folder, `${name}.key`), undefined);
+  const { certificate, key } = mount ?? (await pairOf(folder, 'client')) ?? {};
   return { ca, certificate, key, serverName };
+}
+
+/** Undefined: there is neither. Half a pair is an error, and nothing else is used instead. */
+async function pairOf(folder: string, name: string): Promise<{ certificate: string; key: string } | undefined> {
+  const files = [`${name}.pem`, `${name}.key`];
+  const [certificate, key] = await Promise.all(files.map((file) => ifThere(folder, file)));
+  if (certificate !== undefined && key !== undefined) return { certificate, key };
+  if (certificate === undefined && key === undefined) return undefined;
+  throw unreadable(join(folder, `${name}.${certificate === undefined ? 'pem' : 'key'}`), undefined);
 }
 
 async function ifThere(folder: string, name: string): Promise<string | undefined> {

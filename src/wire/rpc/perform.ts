@@ -43,7 +43,8 @@ export function perform(
   // Of data only the beginning is compared, so everything else must be the same.
   const isByPort = shared.replaysByPort || procedure.once === 'frequent';
   const from = isByPort ? `${caller.address} ${caller.port}` : caller.address;
-  const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)}`;
+  // The certificate decides what a caller may reach: an answer to one certificate must not go to another.
+  const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)} ${caller.certificate ?? ''}`;
   const replays = procedure.once === 'frequent' ? shared.frequentReplays : shared.replays;
   return replays.once(key, () => run(procedure, reader, caller, shared.onError));
 }

@@ -21,7 +21,7 @@ export interface Caller {
   /** Undefined: they did not say. */
   readonly identity: Identity | undefined;
   readonly isEncrypted: boolean;
-  /** The common name of the certificate that it showed, and that was found good; undefined: it showed none. */
+  /** The common name of the certificate that it showed, and that was found good; undefined: it showed none, or one with no common name or several. */
   readonly certificate?: string | undefined;
 }
 

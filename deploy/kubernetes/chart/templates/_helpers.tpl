@@ -55,7 +55,7 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- $outermost | toJson -}}
 {{- end -}}
 
-{{/* The Secret with the certificates of the embedded NFS server; empty: it wants none. A server that was switched off goes on, and so does the need for them. */}}
+{{/* The Secret with the certificates of the embedded NFS server; empty: it wants none. A disabled server keeps running, so agents still need its certificates. */}}
 {{- define "stowage.nfsSecret" -}}
 {{- with .Values.embeddedNFS.tls -}}
 {{- if .enabled -}}{{ .secretName | default "stowage-nfs-tls" }}{{- end -}}
@@ -124,7 +124,7 @@ one that the agent's container needs for itself, such as /, it is the store's ow
 {{- $host := include "stowage.nfsHost" $ -}}
 {{- if contains ":" $host -}}{{- $host = printf "[%s]" $host -}}{{- end -}}
 {{- $options := dict "port" "2049" "mountport" "2049" "squash" "all" "uid" "7878" "gid" "7878" -}}
-{{- if .tls.enabled -}}{{- $_ := set $options "tls" "/etc/stowage/embedded-nfs" -}}{{- end -}}
+{{- if (.tls).enabled -}}{{- $_ := set $options "tls" "/etc/stowage/embedded-nfs" -}}{{- end -}}
 {{- $stores = append $stores (dict "name" .name "uri" (printf "nfs://%s/export" $host) "options" $options "storageClass" .storageClass) -}}
 {{- end -}}
 {{- end -}}

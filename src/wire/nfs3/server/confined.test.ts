@@ -98,7 +98,7 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
       await expect(keeperRpc.call(lookup, { directory: volume, name: '..' })).rejects.toMatchObject(refused);
   });
 
-  test('is told no handle of the directory above, whoever listed before', async () => {
+  test('gets no handle of the directory above, also when another caller listed the directory before', async () => {
     const { control, confined, find } = await ground();
     const volume = await find('group', 'b');
     const above = async (nfs: NfsClient): Promise<unknown> => {

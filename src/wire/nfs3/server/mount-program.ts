@@ -17,7 +17,7 @@ export interface MountOptions {
   readonly path: string;
   /** Who may mount it, for people to look at. */
   readonly networks: readonly string[];
-  /** Whoever is confined gets no directory by its path. */
+  /** A confined caller gets no directory by its path. */
   readonly isConfined: (caller: Caller) => boolean;
 }
 

@@ -1,4 +1,5 @@
-import { closeSync, fstatSync, openSync, statfsSync, statSync, unlinkSync } from 'node:fs';
+import { statfsSync, statSync } from 'node:fs';
+import { statNewFile } from './new-file.ts';
 
 /** statfs(2) */
 const overlayfs = 0x794c7630;
@@ -9,20 +10,9 @@ const overlayfs = 0x794c7630;
  */
 export function requireOneDevice(directory: string): void {
   if (statfsSync(directory).type !== overlayfs) return;
-  const file = `${directory}/.stowage-probe-${process.pid}`;
-  let fd: number;
-  try {
-    fd = openSync(file, 'wx', 0o600);
-  } catch {
-    // Nobody makes anything in it then.
-    return;
-  }
-  try {
-    unlinkSync(file);
-    if (fstatSync(fd).dev === statSync(directory).dev) return;
-  } finally {
-    closeSync(fd);
-  }
+  const made = statNewFile(directory);
+  // Undefined: nobody makes anything in it then.
+  if (made === undefined || made.dev === statSync(directory, { bigint: true }).dev) return;
   throw new Error(
     `${directory} is on an overlay of several file systems, whose files cannot be told apart: export a directory of one file system, such as a volume or a disk of its own`,
   );

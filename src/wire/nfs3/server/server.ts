@@ -16,6 +16,7 @@ import { mountProgram, mountVersion } from '../mount.ts';
 import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
 import { aboutFiles } from './about-files.ts';
 import { createDescribe } from './attributes.ts';
+import { requireBirthTimes } from './birth-times.ts';
 import { createIsConfined } from './confined.ts';
 import { createData } from './data.ts';
 import { createDurability } from './durability.ts';
@@ -165,6 +166,7 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
   const nodes = createNodes(handles, limits.nodes);
   const { ownsProcess = false } = options;
   requireOneDevice(directory);
+  if (options.confined !== undefined && options.confined.length > 0) requireBirthTimes(directory);
   const tree = createTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
   const identities = createIdentities(identityOptions(options));
   let verifier = randomBytes(8);
