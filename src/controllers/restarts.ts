@@ -80,7 +80,7 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
   /** Throws what may pass: a budget that forbids it, among others. Forbidden: by Stowage's admission policy, or for lack of rights. */
   async function evict(
     pod: Parameters<typeof podReference>[0],
-    { signal }: Scope,
+    { signal, log }: Scope,
   ): Promise<'evicted' | 'gone' | 'forbidden'> {
     const { namespace, name, uid } = pod;
     const metadata = { namespace, name };
@@ -92,8 +92,9 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
       const reason = reasonOf(thrown);
       // It went by itself, or another has its name.
       if (reason === 'NotFound' || reason === 'Conflict') return 'gone';
-      if (reason === 'Forbidden') return 'forbidden';
-      throw thrown;
+      if (reason !== 'Forbidden') throw thrown;
+      log.warn('a pod may not be evicted', { pod: `${namespace}/${name}`, error: thrown });
+      return 'forbidden';
     }
   }
 
