@@ -77,7 +77,7 @@ describe.skipIf(needs('root', 'docker'))('the container image', () => {
     await engine.docker('exec', 'kept', 'stowage', 'volume', 'create', 'survivor', '--json');
     const since = performance.now();
     await engine.docker('stop', '--time', '30', 'kept');
-    // Docker would kill it after 30 s.
+    // Stay below 30 s, after which Docker kills the container.
     expect(performance.now() - since).toBeLessThan(25_000);
     expect(await inspect('kept', '.State.ExitCode')).toBe('0');
     await engine.docker('start', 'kept');

@@ -6,7 +6,7 @@ const { create, replace, remove, patch } = tried;
 interface AddressWish {
   readonly name: string;
   readonly where?: string;
-  /** Which the addresses are for. */
+  /** The Service that the addresses belong to. */
   readonly service?: string;
   readonly ips?: readonly string[];
   readonly port?: number;

@@ -16,7 +16,7 @@ const process = (mark: number): ControllerProcess => ({
 });
 const all = async (): Promise<boolean> => true;
 
-test('what is written is read again', () => {
+test('reads the processes back that it wrote', () => {
   const registry = { processes: [process(20), { mark: 30 }], dead: [10, 11] };
   expect(readRegistry(writeRegistry(registry))).toEqual(registry);
 });

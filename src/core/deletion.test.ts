@@ -199,7 +199,7 @@ describe('delete', () => {
   });
 });
 
-/** With a look at the trash every five minutes: more than that does not count as observed. */
+/** Lists the trash every five minutes, since at most five minutes count as observed between two looks. */
 async function passTime(ms: number): Promise<void> {
   const longestMs = 5 * 60_000;
   for (let left = ms; left > 0; left -= longestMs) {

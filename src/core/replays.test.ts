@@ -147,7 +147,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
   });
 
-  test('fails when the store refuses it for good', async () => {
+  test('fails if the store rejects the operation with an error that is not retried', async () => {
     const intent = labelled(await begin());
     kind.fail('label', error('unavailable'));
     await using server = await start();

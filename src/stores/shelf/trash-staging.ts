@@ -9,14 +9,14 @@ import { unlessBusy } from './settle.ts';
 import { stagedId } from './trash-names.ts';
 
 // A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to
-// `deleting/`. A host that was suspended right before the first move, and lost its lock, may find a later deletion of the
-// same volume at that path. It sees that by the record, and puts the entry back. Only one purge ever uses a name, so nothing
-// else can be at the path of the second move. Older versions list and purge ids only.
+// `deleting/`. A host that was suspended right before the first move may have lost its lock. The entry at `trash/<id>` may then belong
+// to a later deletion of the same volume. The record shows that, and the host moves the entry back. Each purge uses a random name of its
+// own, so the second move cannot take another entry. Older versions list and purge ids only.
 
 const isSame = (found: MetaRead, meta: Meta): boolean =>
   found.state === 'ok' && encodeMeta(found.meta) === encodeMeta(meta);
 
-/** With the volume held. False: the entry is not, or no longer, the one of that record, and stays. */
+/** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record (any more). */
 export async function moveToDeleting(parts: Parts, meta: Meta, { limit }: HeldScope): Promise<boolean> {
   const { place } = parts;
   const { files } = place;
@@ -33,12 +33,12 @@ export async function moveToDeleting(parts: Parts, meta: Meta, { limit }: HeldSc
   // One step, whatever its size; `reclaim` frees the room.
   const isMoved = await files.rename(staged, place.own('deleting', `${name}.trash`));
   await files.sync(place.own('trash'));
-  // Another host took us for dead, and put the entry back.
+  // Another host took over our lock and moved the entry back.
   if (!isMoved) limit.check();
   return isMoved;
 }
 
-/** With the volume held. Puts back what an interrupted purge has moved. False: there is nothing. */
+/** The caller holds the volume's lock. Moves the entries of interrupted purges back. Returns false if there are none. */
 export async function putBack(parts: Parts, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
   const { place, layout } = parts;
   const { files } = place;
@@ -63,7 +63,7 @@ export async function putBack(parts: Parts, id: VolumeId, { limit }: HeldScope):
   return names.length > 0;
 }
 
-/** Puts back what interrupted purges have moved: their entries expire again. `names`: what is in `trash/`. */
+/** Moves the entries of interrupted purges back, so that they expire again. `names`: the contents of `trash/`. */
 export async function settleStaged(parts: Parts, names: readonly string[], scope: Scope): Promise<void> {
   const { place } = parts;
   const { others } = place;

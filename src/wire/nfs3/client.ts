@@ -29,12 +29,12 @@ export interface New {
   readonly change?: Wcc | undefined;
 }
 
-/** For calls that take a name away. */
+/** For REMOVE, RMDIR and RENAME. */
 export interface Meaning {
   /**
-   * What the name means. If the connection is lost and the server cannot recognise the call, this tells whether it was done:
-   * the name means something else by then. If it is not known whether the server restarted, the call is resent only while the name
-   * means this. 'anything': nobody else uses the name. Without it the outcome stays unknown.
+   * The file that the caller means by the name. If the connection is lost and the server cannot recognise the resent call, the client looks
+   * the name up: if it leads to another file or to none, the call was done. If the client does not know whether the server restarted, it
+   * resends the call only while the name leads to this file. 'anything': nobody else uses the name. Left out: the outcome stays unknown.
    */
   readonly meant?: FileHandle | 'anything' | undefined;
 }

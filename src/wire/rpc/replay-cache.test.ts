@@ -41,7 +41,7 @@ test.each([240_000, 1_000_000])('the same xid is another call later (after %d ms
   expect(await answered('call')).toBe(2);
 });
 
-test('an answer is forgotten also if the server is never idle', async () => {
+test('forgets old answers even if the server is never idle', async () => {
   await answered('call');
   for (let i = 0; i < 30; i++) {
     clock.advance(10_000);

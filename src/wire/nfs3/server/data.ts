@@ -106,7 +106,7 @@ const write: Run = (exported, reader, who) => {
   checkData(before, who, may.write);
   if (offset + data.length > Number.MAX_SAFE_INTEGER) refuse('FBIG');
   const written = writeAll(held.fd, data.subarray(0, Math.min(count, data.length)), offset);
-  // A WRITE of nothing changes nothing: clients ask for the verifier with it.
+  // A WRITE of zero bytes changes nothing. Our client uses it to ask for the write verifier.
   const mode = written === 0 ? undefined : modeAfterWrite(before, who);
   if (mode !== undefined) fchmodSync(held.fd, mode);
   const answer = (): Reply => {
