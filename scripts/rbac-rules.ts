@@ -38,7 +38,7 @@ const controller: RbacRole = {
     },
     {
       ...{ group: core, resource: 'pods', verbs: ['get'] },
-      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one. Agents, which may read no pods, are told whether one on their node has users of its own. A leader looks whether the pods of controllers before it have ended.',
+      why: 'Whoever uses a volume that is ill is told so on the pod, if that still is the same one. Agents, which may read no pods, are told whether one on their node has users of its own. A leader looks whether the pods of controllers before it have ended. A check of a store from the network of a pod needs the pod’s node and address.',
     },
     {
       ...{ group: core, resource: 'pods/eviction', verbs: ['create'] },

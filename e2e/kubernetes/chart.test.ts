@@ -10,6 +10,7 @@ import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
 import { expectedOf, outcomesOf, withAllRights } from './chart-accounts.ts';
 import { almightyAgent, almightyController, controllerAttempts, othersThings } from './chart-attempts.ts';
+import { type CheckOutcome, checkerAccount, checkFrom, idlePod } from './chart-checks.ts';
 import {
   type ChartGround,
   chart,
@@ -273,6 +274,49 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
         );
       await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");
       await kubectl('delete', 'pod', 'own-users', '--timeout=60s');
+    },
+    long,
+  );
+
+  test(
+    'checks a store from the network of a pod, on the node of that pod',
+    async () => {
+      const [first, second] = ground.cluster.nodes;
+      await ground.cluster.apply(
+        ...checkerAccount,
+        ...[first, second].map((node, at) => idlePod(`idle-${at}`, node?.name ?? '', ground.busybox)),
+      );
+      await ready('idle-0', 'idle-1');
+      const check = async (from: string): Promise<CheckOutcome> => await checkFrom(ground, 'silver', from);
+      for (const name of ['idle-0', 'idle-1'])
+        expect(await check(`pod:default/${name}`)).toMatchObject({
+          status: 0,
+          body: { ok: true, from: `pod:default/${name}` },
+        });
+      // A pod that has the node's network.
+      const agent = await ground.own(
+        'get',
+        'pods',
+        '--selector=app.kubernetes.io/component=agent',
+        '--output=jsonpath={.items[0].metadata.name}',
+      );
+      expect(await check(`pod:${namespace}/${agent}`)).toMatchObject({ status: 0, body: { ok: true } });
+      // Only this one pod has no way out any more.
+      const address = await kubectl('get', 'pod', 'idle-1', '--output=jsonpath={.status.podIP}');
+      await second?.inside(
+        'sh',
+        '-c',
+        `for at in /run/netns/*; do if nsenter --net=$at ip -o address | grep -q ' ${address}/'; then nsenter --net=$at ip route del default; fi; done`,
+      );
+      const cut = await check('pod:default/idle-1');
+      expect(cut).toMatchObject({ status: 1, body: { ok: false } });
+      expect(cut.body.steps?.find(({ ok }) => !ok)).toMatchObject({ step: 'connect' });
+      expect(await check('pod:default/idle-0')).toMatchObject({ status: 0 });
+      expect(await check('pod:default/nobody')).toMatchObject({
+        stderr: expect.stringContaining("there is no pod 'default/nobody'"),
+      });
+      expect(await check('container:web')).toMatchObject({ stderr: expect.stringContaining('only from pods') });
+      await kubectl('delete', 'pod', 'idle-0', 'idle-1', '--timeout=60s');
     },
     long,
   );

@@ -5,6 +5,7 @@ import type { Agents } from '#controllers/agents.ts';
 import type { Engine } from '#core/engine.ts';
 import { createClusterAccess, rememberMs } from '#front/cluster/access.ts';
 import { audiences } from '#front/cluster/names.ts';
+import { locatePod } from '#front/cluster/pod-location.ts';
 import { createReviews } from '#front/cluster/reviews.ts';
 import type { Nodes } from '#front/rest/nodes.ts';
 import type { Principal } from '#front/rest/principal.ts';
@@ -42,6 +43,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     names,
     ask: (node, request, scope) =>
       agents.call(node, request.method === 'GET' ? { ...request, deadlineMs: askMs } : request, scope),
+    pod: (pod, scope) => locatePod(client, clock, pod, scope),
   };
   const status = async (principal: Principal): Promise<StatusJson> => {
     const about = { engine, startedAt, ready: true, addresses: [], sockets: [], state: '', config: undefined };

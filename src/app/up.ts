@@ -7,6 +7,7 @@ import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
 import type { KeeperPlace } from '#clients/data-path/placing.ts';
 import { createContainerEngine } from '#clients/engines/engine.ts';
 import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
+import { createPodNetwork, podAddressPrefix } from '#clients/pod-network.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
@@ -134,7 +135,9 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     ...{ engines: clients, instance: instanceOf(records), log },
     hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
   });
-  late.find = networks.find;
+  const podNetwork = createPodNetwork();
+  late.find = (network, signal) =>
+    network.startsWith(podAddressPrefix) ? podNetwork(network, signal) : networks.find(network, signal);
   const keepers = undo.use(
     createKeepers({
       ...{ clock, log, version, folder: keepersFolder(folders.socket), find: networks.find },

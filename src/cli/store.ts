@@ -36,11 +36,12 @@ function addReading(store: Verb, act: Act): void {
     .argument('<store>', 'name of the store')
     .option(
       '--from <place>',
-      'start where other traffic does: a container, running or not, a network of Docker or Podman, netns:NAME',
+      'start where other traffic does: a container, running or not, a network of Docker or Podman, netns:NAME; in a cluster pod:NAMESPACE/NAME',
     )
     .example('stowage store check local', 'does it work, and what to do if not?')
     .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
     .example('stowage store check silver --from docker:backend', 'can containers in the network backend reach it?')
+    .example('kubectl stowage store check silver --from pod:shop/web-0', 'can the pod web-0 reach it? (in a cluster)')
     .action(act(check));
   store
     .command('orphans')

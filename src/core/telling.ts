@@ -26,6 +26,7 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   plugin-volume-differs plugin-without-store volume-root-squashed group-refused pod-user-namespace inline-not-allowed
   claim-name-incomplete claim-name-unfit claim-unsupported class-parameter-invalid class-store-unknown store-from-cluster
   agent-absent node-not-registered node-unknown store-full-everywhere store-on-no-node volume-node-gone volume-node-unknown
+  agent-too-old check-only-from-pods pod-ended pod-replaced pod-unknown pod-without-address pods-unknown
   condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous
   volume-has-another-pv volume-not-empty volume-still-used volume-store-gone volume-store-moved`.split(/\s+/),
 );

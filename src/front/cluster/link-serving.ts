@@ -78,12 +78,18 @@ async function passOn(
     return;
   }
   try {
-    const isBare = known.bare === true || method === 'GET';
+    const payload = method === 'GET' ? undefined : await bodyOf(call, clock);
+    if (method === 'GET') call.resume();
+    if (known.body !== undefined && payload?.length !== 0 && !known.body.test(String(payload))) {
+      refuse(call, bodyRefused());
+      return;
+    }
+    // An empty body has no type: the API would look for an object in it.
+    const isBare = payload === undefined || (known.body !== undefined && payload.length === 0);
     const passed = chosen(headers, isBare ? asked : askedWithBody);
     if (known.forgotten === true) passed['prefer'] = 'answer-forgotten';
     const about = { method: known.method, url: path, headers: passed };
-    if (isBare) call.resume();
-    await answer(call, isBare ? about : { ...about, payload: await bodyOf(call, clock) }, api);
+    await answer(call, isBare ? about : { ...about, payload }, api);
   } catch (cause) {
     if (!call.closed)
       log.warn('a call of the controller was not answered', { call: `${method} ${path}`, error: cause });
@@ -155,6 +161,13 @@ function chosen(
   }
   return found;
 }
+
+const bodyRefused = (): StowageError =>
+  new StowageError('agents do not do this for a controller', {
+    code: 'denied',
+    reason: 'agent-body-refused',
+    action: "Use the command line in the pod of the node's agent: kubectl exec",
+  });
 
 const unserved = (cause: unknown): StowageError =>
   new StowageError('the agent does not serve its API at the moment', {

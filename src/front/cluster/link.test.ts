@@ -220,21 +220,38 @@ describe('a leader that is hostile', () => {
     });
   });
 
-  test('and says from where a store is to be checked has that left out', async () => {
+  test('and has a store checked can name the network of a pod and no other', async () => {
     const { session } = await leading();
-    const seen = Promise.withResolvers<string>();
+    const seen: string[] = [];
     const api: RequestListener = (request, response) => {
-      void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => seen.resolve(Buffer.concat(all).toString()));
-      response.end('{}');
+      void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => {
+        seen.push(Buffer.concat(all).toString());
+        response.end('{}');
+      });
     };
     it.link({ api });
-    const stream = (await session).request({
-      ...{ ':method': 'POST', ':path': '/v1/stores/local/check', 'content-type': 'application/json' },
-    });
-    stream.on('error', () => undefined).resume();
-    stream.end('{"from":"netns:other"}');
-    expect(await seen.promise).toBe('');
-    await once(stream, 'close');
+    const check = async (body: string): Promise<unknown> => {
+      const stream = (await session).request({
+        ...{ ':method': 'POST', ':path': '/v1/stores/local/check', 'content-type': 'application/json' },
+      });
+      stream.on('error', () => undefined).resume();
+      const answered = once(stream, 'response');
+      stream.end(body);
+      const [headers] = await answered;
+      await once(stream, 'close');
+      return headers[':status'];
+    };
+    const refused = [
+      '{"from":"netns:other"}',
+      '{"from":"container:web"}',
+      '{"from":"pod-address:1.2.3.4","x":1}',
+      '{}',
+    ];
+    for (const body of refused) expect([body, await check(body)]).toEqual([body, 403]);
+    expect(seen).toEqual([]);
+    expect(await check('')).toBe(200);
+    expect(await check('{"from":"pod-address:10.244.1.5"}')).toBe(200);
+    expect(seen).toEqual(['', '{"from":"pod-address:10.244.1.5"}']);
   });
 
   test('and sends more than a request may be is not read to its end', async () => {

@@ -12,7 +12,7 @@ import { type Api, createApi, startServer, type TestServer } from '#testing/serv
 import { agentCall } from '../cluster/agent-calls.ts';
 import type { Access } from './access.ts';
 import type { Guard } from './admission.ts';
-import type { NodeRequest, Nodes } from './nodes.ts';
+import type { NodeRequest, Nodes, PodLocation } from './nodes.ts';
 import { createRestServer, type RestServer } from './server.ts';
 
 /** Real servers are the nodes; the controller has a store that is its own. */
@@ -26,6 +26,10 @@ let asked: { readonly access: Access; readonly subject: string | undefined }[];
 let sent: { readonly node: string; readonly request: NodeRequest }[];
 /** What an agent of another version would answer instead. */
 let adapted: (node: string, body: unknown) => unknown;
+/** What an agent answers, instead of asking the server that stands for it. */
+let answers: ((request: NodeRequest) => unknown) | undefined;
+/** Where a pod is. */
+let located: (pod: string) => PodLocation;
 let allows: (access: Access, subject: string | undefined) => boolean;
 
 const guard: Guard = {
@@ -49,6 +53,7 @@ const nodes: Nodes = {
         reason: 'agent-absent',
         action: '',
       });
+    if (answers !== undefined) return answers(request);
     const { requestId, method, path, body } = request;
     // As agents do.
     if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
@@ -58,6 +63,7 @@ const nodes: Nodes = {
     const { code, reason, detail, action } = answer.body;
     throw new StowageError(detail, { code, reason, action });
   },
+  pod: async ({ namespace, name }) => located(`${namespace}/${name}`),
 };
 
 beforeAll(async () => {
@@ -92,6 +98,8 @@ beforeEach(() => {
   sent = [];
   adapted = (_node, body) => body;
   allows = () => true;
+  answers = undefined;
+  located = (pod) => ({ uid: `uid-${pod}`, node: 'node-b', address: '10.244.1.5' });
 });
 
 const documented = async (): Promise<readonly { readonly method: string; readonly path: string }[]> => {
@@ -283,5 +291,76 @@ describe('what nodes have', () => {
     const joined = body.items.find(({ nodes: on }: { nodes?: unknown }) => on !== undefined);
     expect(joined).toMatchObject({ name: 'local', volumes: 6, totalBytes: null, freeBytes: null });
     expect(joined.nodes).toHaveLength(3);
+  });
+});
+
+describe('a check from the network of a pod', () => {
+  const check = (from: string, store = 'local') => api.post(`/v1/stores/${store}/check`, { from });
+  const path = '/v1/stores/local/check';
+  const answer = (from: string | undefined): object => ({
+    ...{ store: 'local', ok: true, steps: [], totalBytes: null, freeBytes: null },
+    ...(from === undefined ? {} : { from }),
+  });
+
+  test("is done by the agent of the pod's node, at the pod's address", async () => {
+    answers = ({ body }) => answer((body as { readonly from: string }).from);
+    expect(await check('pod:shop/web-0')).toMatchObject({
+      status: 200,
+      body: { store: 'local', ok: true, from: 'pod:shop/web-0' },
+    });
+    expect(sent).toEqual([
+      { node: 'node-b', request: { method: 'POST', path, body: { from: 'pod-address:10.244.1.5' } } },
+    ]);
+    expect(asked.map(({ access }) => access)).toContainEqual({ resource: 'stores/check', verb: 'update' });
+  });
+
+  test('is refused where the agent is too old to know pods', async () => {
+    answers = () => answer(undefined);
+    expect(await check('pod:shop/web-0')).toMatchObject({ status: 422, body: { reason: 'agent-too-old' } });
+  });
+
+  test('is refused where the pod was replaced during the check', async () => {
+    answers = ({ body }) => answer((body as { readonly from: string }).from);
+    let uid = 0;
+    located = () => ({ uid: `uid-${uid++}`, node: 'node-a', address: '10.244.1.5' });
+    expect(await check('pod:shop/web-0')).toMatchObject({ status: 409, body: { reason: 'pod-replaced' } });
+  });
+
+  test('says why the pod cannot be found, and asks no agent', async () => {
+    located = () => {
+      throw new StowageError('there is no such pod', { code: 'not-found', reason: 'pod-unknown', action: 'Look.' });
+    };
+    expect(await check('pod:shop/web-0')).toMatchObject({ status: 404, body: { reason: 'pod-unknown' } });
+    expect(sent).toEqual([]);
+  });
+
+  test('asks no agent about a store that does not exist', async () => {
+    expect((await check('pod:shop/web-0', 'nope')).body).toMatchObject({ reason: 'store-unknown' });
+    expect(sent.filter(({ request }) => request.method === 'POST')).toEqual([]);
+  });
+
+  test.each(['pod:web-0', 'pod:shop/', 'pod:/web-0', 'pod:Shop/web-0', 'pod:shop/a/b', 'pod-address:local'])(
+    'refuses %s as malformed',
+    async (from) => {
+      expect(await check(from)).toMatchObject({ status: 400 });
+      expect(sent).toEqual([]);
+    },
+  );
+
+  test.each(['container:web', 'netns:blue', 'docker:apps', 'web', 'pod-address:10.0.0.1'])(
+    'is the only one in a cluster: %s is refused',
+    async (from) => {
+      expect(await check(from)).toMatchObject({ status: 422, body: { reason: 'check-only-from-pods' } });
+    },
+  );
+
+  test('is refused outside a cluster, with the command that does it', async () => {
+    expect(await controller.admin.post(path, { from: 'pod:shop/web-0' })).toMatchObject({
+      status: 422,
+      body: {
+        reason: 'pods-unknown',
+        action: 'Ask the controller of the cluster: kubectl stowage store check local --from pod:shop/web-0',
+      },
+    });
   });
 });

@@ -134,10 +134,11 @@ export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: 
   };
 }
 
-export const storeCheckJson = (name: string, check: StoreCheck): wire.StoreCheckJson => ({
+export const storeCheckJson = (name: string, check: StoreCheck, from?: string): wire.StoreCheckJson => ({
   store: name,
   ok: check.ok,
   steps: check.steps.map(({ step, ok, detail, action }) => ({ step, ok, detail, action: action ?? null })),
+  ...(from === undefined ? {} : { from }),
   totalBytes: orNull(check.totalBytes, String),
   freeBytes: orNull(check.freeBytes, String),
 });

@@ -20,6 +20,15 @@ export interface Nodes {
   names(): readonly string[];
   /** The parsed answer, in bounded time. Throws what the agent said, or that it cannot be asked. */
   ask(node: string, request: NodeRequest, scope: Scope): Promise<unknown>;
+  /** Where a running pod is. Throws 'not-found', or 'conflict' where the pod has no address. */
+  pod(pod: { readonly namespace: string; readonly name: string }, scope: Scope): Promise<PodLocation>;
+}
+
+export interface PodLocation {
+  /** Another pod of the same name has another one. */
+  readonly uid: string;
+  readonly node: string;
+  readonly address: string;
 }
 
 export interface Asked<T> {

@@ -69,9 +69,10 @@ export const newStore = object({
 export const checking = object({
   from: Type.Optional(
     Type.String({
-      pattern: '^(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$',
+      pattern:
+        '^(?:(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}|pod:[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}|pod-address:[0-9A-Fa-f:.]{2,45})$',
       description:
-        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone',
+        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone; in a cluster `pod:NAMESPACE/NAME`; on a node `pod-address:IP`',
     }),
   ),
 });

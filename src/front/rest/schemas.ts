@@ -155,6 +155,7 @@ export const storeCheck = object({
   steps: Type.Array(
     object({ step: Type.String(), ok: Type.Boolean(), detail: Type.String(), action: nullable(Type.String()) }),
   ),
+  from: Type.Optional(Type.String({ description: 'Where the check started, if the request said so' })),
   totalBytes: nullable(bytes),
   freeBytes: nullable(bytes),
 });

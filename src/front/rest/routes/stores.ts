@@ -3,6 +3,7 @@ import { adoptDeadlineMs } from '#core/adoption.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
+import { checkFromPod, onlyFromPods, podIn } from '../check-from-pod.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
 import { storesOfNodes } from '../node-lists.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
@@ -151,14 +152,21 @@ export const storeRoutes: readonly Route[] = [
       access: { resource: 'stores/check', verb: 'update' },
     },
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
-    handle: async ({ engine, principal, params: p, body, call }) => {
+    handle: async ({ engine, principal, params: p, body, call, nodes }) => {
       requireStore(principal, p.store);
+      const pod = podIn(body?.from);
+      if (pod !== undefined) {
+        // Throws where there is no such store: agents would be asked for nothing.
+        engine.stores.view(p.store);
+        return ok(await checkFromPod(nodes, p.store, pod, call));
+      }
+      if (nodes !== undefined && body?.from !== undefined) throw onlyFromPods(body.from);
       const found = await engine.stores.check(p.store, call, body?.from);
       const failed = found.steps.find((step) => !step.ok);
       // What they are not told, for who may know it.
       if (failed !== undefined && !isAdministrator(principal))
         call.log.warn('store check failed', { store: p.store, ...failed });
-      return ok(storeCheckJson(p.store, checkFor(principal, p.store, found)));
+      return ok(storeCheckJson(p.store, checkFor(principal, p.store, found), body?.from));
     },
   }),
   route({
