@@ -12,7 +12,7 @@ const words = (text: string): string[] => text.trim().split(/\s+/);
 
 /** Said in short to those who are not administrators: their texts name servers, exports, paths, devices, processes. */
 const inShort = words(`
-  agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other pod-unasked agent-body-refused pod-address-invalid pod-network-ambiguous pod-network-tool-missing pod-network-unknown pod-networks-hidden block-mode command-deadline container-networks-several container-not-running container-without-network engine-answer engine-denied engine-network-hidden
+  agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other pod-unasked pod-address-invalid pod-network-ambiguous pod-network-tool-missing pod-network-unknown pod-networks-hidden block-mode command-deadline container-networks-several container-not-running container-without-network engine-answer engine-denied engine-network-hidden
   engine-network-missing engine-place-unknown engine-refused engine-unknown engine-unreachable keeper-container-impossible keeper-place-unknown
   keeper-pod-missing keeper-pod-network keeper-pod-ports keeper-pod-upgrade mount-held
   data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded

@@ -4,7 +4,7 @@ import type { AgentRequest } from '#controllers/agents.ts';
 interface AgentCall {
   readonly method: AgentRequest['method'];
   readonly path: string;
-  /** The only body that agents accept with it, beside none. Unless given, any body goes to the REST API, which checks it. */
+  /** The only body that agents read. They ignore any other: it would ask for more than a controller may have. Unless given, the REST API checks the body. */
   readonly body?: RegExp;
   /** What it makes has the request's id itself: an agent that kept the answer too would write twice as much for each. */
   readonly forgotten?: boolean;
