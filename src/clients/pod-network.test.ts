@@ -43,7 +43,7 @@ test('refuses what is not an address', async () => {
   await expect(createPodNetwork()('pod-address:..', signal)).rejects.toMatchObject({ reason: 'pod-address-invalid' });
 });
 
-test('says which value of the chart shows the agent the namespaces', async () => {
+test('names the chart value that gives agents access to the network namespaces', async () => {
   const find = createPodNetwork({ folder: '/nonexistent', ownAddresses: () => [] });
   await expect(find('pod-address:192.0.2.7', signal)).rejects.toMatchObject({
     ...{ code: 'unsupported', reason: 'pod-networks-hidden' },
@@ -87,7 +87,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     expect(await find(address)).toBe(join(folder.path, names[at] ?? ''));
   });
 
-  test('does not find an address that only the network of a pod contains', async () => {
+  test('does not match broadcast addresses or unused addresses of the pod subnet', async () => {
     await expect(find('198.18.7.255')).rejects.toMatchObject({ code: 'not-found', reason: 'pod-network-unknown' });
     await expect(find('198.18.7.99')).rejects.toMatchObject({ code: 'not-found', reason: 'pod-network-unknown' });
   });

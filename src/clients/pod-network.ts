@@ -36,7 +36,7 @@ export function createPodNetwork(options: PodNetworkOptions = {}): FindNamespace
     const given = network.slice(podAddressPrefix.length);
     const address = canonical(given);
     if (address === undefined) throw invalidAddress(given);
-    // A pod with hostNetwork has the node's address. In the network of another pod it would be found below.
+    // A pod with hostNetwork has the node's address, and so does the agent.
     if (ownAddresses().some((own) => canonical(own) === address)) return ownNetwork;
     const found: string[] = [];
     await eachBounded(await namespacesIn(folder), readsAtOnce, async (path) => {
@@ -54,7 +54,7 @@ export function createPodNetwork(options: PodNetworkOptions = {}): FindNamespace
 const interfaceAddresses = (): readonly string[] =>
   Object.values(networkInterfaces()).flatMap((all) => (all ?? []).map(({ address }) => address));
 
-/** Of an address that can be written in several ways: one. */
+/** The same IPv6 address can be written in several ways. Returns undefined if it is not an address. */
 function canonical(address: string): string | undefined {
   const family = isIP(address);
   if (family === 0) return undefined;

@@ -23,7 +23,7 @@ export const agentCalls: readonly AgentCall[] = [
   { method: 'GET', path: '/v1/troubles' },
   { method: 'GET', path: '/v1/stores' },
   { method: 'GET', path: '/v1/stores/{store}' },
-  // From the network of a pod, as users of the cluster ask for it. Networks of containers and other namespaces are for administrators of the node.
+  // A controller can have the store checked from the network of a pod. Only an administrator on the node can name other networks.
   { method: 'POST', path: '/v1/stores/{store}/check', body: /^\{"from":"pod-address:[0-9A-Fa-f:.]{2,45}"\}$/ },
   { method: 'GET', path: '/v1/volumes' },
   { method: 'POST', path: '/v1/volumes', forgotten: true },

@@ -1,5 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import type { StoreCheck } from '#core/model.ts';
 import type { Nodes } from './nodes.ts';
 import type { StoreCheckJson } from './schemas.ts';
 
@@ -20,7 +21,7 @@ export async function checkFromPod(
   store: string,
   pod: PodName,
   scope: Scope,
-): Promise<StoreCheckJson> {
+): Promise<StoreCheck> {
   const place = `pod:${pod.namespace}/${pod.name}`;
   if (nodes === undefined) throw notInCluster(store, place);
   const { node, address, uid } = await nodes.pod(pod, scope);
@@ -29,12 +30,17 @@ export async function checkFromPod(
   const check = (await nodes.ask(node, { method: 'POST', path, body: { from } }, scope)) as StoreCheckJson;
   // An agent of an earlier version ignores where the check is to start, and checks from the node.
   if (check.from !== from) throw agentTooOld(node);
-  // Another pod may have got the address while the agent looked for it.
+  // If the pod was deleted during the check, the address may already belong to another pod.
   if ((await nodes.pod(pod, scope)).uid !== uid) throw replaced(pod);
-  return { ...check, from: place };
+  return {
+    ok: check.ok,
+    steps: check.steps.map(({ step, ok, detail, action }) => ({ step, ok, detail, action: action ?? undefined })),
+    totalBytes: check.totalBytes === null ? undefined : BigInt(check.totalBytes),
+    freeBytes: check.freeBytes === null ? undefined : BigInt(check.freeBytes),
+  };
 }
 
-/** In a cluster, the controller is in the network of its own pod, and other places are those of one node. */
+/** Containers and network namespaces belong to a node, and the request does not name one. */
 export const onlyFromPods = (from: string): StowageError =>
   new StowageError(`the controller cannot check a store from ${from}, only from pods`, {
     code: 'unsupported',

@@ -314,6 +314,19 @@ describe('a check from the network of a pod', () => {
     expect(asked.map(({ access }) => access)).toContainEqual({ resource: 'stores/check', verb: 'update' });
   });
 
+  test('hides the details from a caller who may not know how stores are reached', async () => {
+    const step = {
+      step: 'connect',
+      ok: false,
+      detail: 'no answer from filer.example:2049',
+      action: 'Look at filer.example.',
+    };
+    answers = ({ body }) => ({ ...answer((body as { readonly from: string }).from), ok: false, steps: [step] });
+    const { body } = await check('pod:shop/web-0');
+    expect(body).toMatchObject({ ok: false, steps: [{ step: 'connect', ok: false, detail: 'this step failed' }] });
+    expect(JSON.stringify(body)).not.toContain('filer.example');
+  });
+
   test('is refused where the agent is too old to know pods', async () => {
     answers = () => answer(undefined);
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 422, body: { reason: 'agent-too-old' } });

@@ -155,13 +155,13 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ engine, principal, params: p, body, call, nodes }) => {
       requireStore(principal, p.store);
       const pod = podIn(body?.from);
-      if (pod !== undefined) {
-        // Throws where there is no such store: agents would be asked for nothing.
-        engine.stores.view(p.store);
-        return ok(await checkFromPod(nodes, p.store, pod, call));
-      }
-      if (nodes !== undefined && body?.from !== undefined) throw onlyFromPods(body.from);
-      const found = await engine.stores.check(p.store, call, body?.from);
+      if (pod === undefined && nodes !== undefined && body?.from !== undefined) throw onlyFromPods(body.from);
+      // Throws if the store does not exist, before an agent is asked.
+      engine.stores.view(p.store);
+      const found =
+        pod === undefined
+          ? await engine.stores.check(p.store, call, body?.from)
+          : await checkFromPod(nodes, p.store, pod, call);
       const failed = found.steps.find((step) => !step.ok);
       // What they are not told, for who may know it.
       if (failed !== undefined && !isAdministrator(principal))
