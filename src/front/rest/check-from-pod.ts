@@ -34,7 +34,12 @@ export async function checkFromPod(
   if ((await nodes.pod(pod, scope)).uid !== uid) throw replaced(pod);
   return {
     ok: check.ok,
-    steps: check.steps.map(({ step, ok, detail, action }) => ({ step, ok, detail, action: action ?? undefined })),
+    steps: check.steps.map(({ step, ok, detail, action }) => ({
+      step,
+      ok,
+      detail,
+      ...(action === null ? {} : { action }),
+    })),
     totalBytes: check.totalBytes === null ? undefined : BigInt(check.totalBytes),
     freeBytes: check.freeBytes === null ? undefined : BigInt(check.freeBytes),
   };
