@@ -21,6 +21,7 @@ export function summaryReporter(file = process.env['STOWAGE_OUTCOME']): Reporter
         passed: found.reduce((n, each) => n + each.passed, 0),
         failed: found.reduce((n, each) => n + each.failed, unhandled.length),
         skipped: Object.fromEntries(skipped),
+        milliseconds: Object.fromEntries(modules.map((module) => [nameOf(module), millisecondsOf(module)])),
       };
       writeFileSync(file, JSON.stringify(outcome));
     },
@@ -29,6 +30,11 @@ export function summaryReporter(file = process.env['STOWAGE_OUTCOME']): Reporter
 
 const nameOf = (module: TestModule | undefined): string =>
   module === undefined ? '' : relative(repository, module.moduleId);
+
+function millisecondsOf(module: TestModule): number {
+  const { prepareDuration, environmentSetupDuration, setupDuration, collectDuration, duration } = module.diagnostic();
+  return prepareDuration + environmentSetupDuration + setupDuration + collectDuration + duration;
+}
 
 function outcomeOf(
   module: TestModule,

@@ -7,6 +7,8 @@ export interface Outcome {
   readonly failed: number;
   /** Skipped tests by file, relative to the repository. */
   readonly skipped: Readonly<Record<string, number>>;
+  /** How long each file took, from the start of its process to its last test. */
+  readonly milliseconds: Readonly<Record<string, number>>;
 }
 
 const count = (n: number, noun: string): string => `${n} ${noun}${n === 1 ? '' : 's'}`;
@@ -20,12 +22,14 @@ interface Result {
   readonly require: string | undefined;
 }
 
-/** The last lines of `npm test`: what was skipped, why, and how to get it; then the figures alone on the last line. */
+const mostSlowest = 15;
+
+/** The last lines of `npm test`: the slowest files, what was skipped, why, and how to get it; then the figures alone on the last line. */
 export function summaryLines(result: Result, skips: readonly Skip[]): readonly string[] {
   const { passed, failed, skipped } = result.outcome;
   const total = sum(Object.values(skipped));
-  const lines: string[] =
-    total === 0 ? [] : ['Skipped:', ...missingLines(skipped, skips), ...otherLines(skipped, skips), ''];
+  const lines: string[] = [...slowestLines(result.outcome)];
+  if (total > 0) lines.push('Skipped:', ...missingLines(skipped, skips), ...otherLines(skipped, skips), '');
   if (passed + failed === 0) lines.push('No test ran: that is a failure.', '');
   if (total > 0 && result.require === 'all') lines.push('STOWAGE_REQUIRE=all: a skipped test is a failure.', '');
   if (result.left.length > 0) {
@@ -37,6 +41,13 @@ export function summaryLines(result: Result, skips: readonly Skip[]): readonly s
 export function exitStatus({ outcome, left, require }: Result): number {
   if (outcome.failed > 0 || outcome.passed === 0 || left.length > 0) return 1;
   return require === 'all' && sum(Object.values(outcome.skipped)) > 0 ? 1 : 0;
+}
+
+function slowestLines({ milliseconds }: Outcome): readonly string[] {
+  const slowest = Object.entries(milliseconds).toSorted(([, a], [, b]) => b - a);
+  if (slowest.length < 2) return [];
+  const lines = slowest.slice(0, mostSlowest).map(([file, ms]) => `${(ms / 1000).toFixed(1).padStart(8)} s  ${file}`);
+  return [`Slowest files, of ${slowest.length}:`, ...lines, ''];
 }
 
 function missingLines(skipped: Outcome['skipped'], skips: readonly Skip[]): readonly string[] {

@@ -7,6 +7,7 @@ import { dirname, join } from 'node:path';
 import { describe, test } from 'vitest';
 import { ownMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
+import { summaryLines } from './summary.ts';
 
 const repository = dirname(import.meta.dirname);
 const testImport = `import { beforeAll, describe, expect, test } from 'vitest';\nimport { needs } from '#testbed/needs.ts';\n`;
@@ -45,10 +46,25 @@ async function npmTest(
 const passing = `test('right', () => expect(1).toBe(1));\n`;
 const skipping = `describe.skipIf(needs('node26'))('newer', () => { test('one', () => {}); test('two', () => {}); });\n`;
 
+test('the summary names the fifteen slowest files, the slowest first', ({ expect }) => {
+  const milliseconds = Object.fromEntries(Array.from({ length: 20 }, (_, n) => [`${n}.test.ts`, n * 1000 + 40]));
+  const outcome = { passed: 20, failed: 0, skipped: {}, milliseconds };
+  const lines = summaryLines({ outcome, left: [], require: undefined }, []);
+  expect(lines.slice(0, 3)).toEqual(['Slowest files, of 20:', '    19.0 s  19.test.ts', '    18.0 s  18.test.ts']);
+  expect(lines.slice(15)).toEqual(['     5.0 s  5.test.ts', '', '20 passed, 0 failed, 0 skipped']);
+});
+
 describe.concurrent('npm test', () => {
   test('passes and ends with the figures', async ({ expect }) => {
     const { status, lines } = await npmTest({ 'a.test.ts': passing });
     expect([status, lines.at(-1)]).toEqual([0, '1 passed, 0 failed, 0 skipped']);
+  });
+
+  test('prints how long each file took', async ({ expect }) => {
+    const { lines } = await npmTest({ 'a.test.ts': passing, 'b.test.ts': passing });
+    const from = lines.indexOf('Slowest files, of 2:');
+    const two = lines.slice(from + 1, from + 3).map((line) => /^ +\d+\.\d s {2}\S*src\/(.\.test\.ts)$/.exec(line)?.[1]);
+    expect(two.toSorted()).toEqual(['a.test.ts', 'b.test.ts']);
   });
 
   test('names what was skipped, why, and the command that provides it', async ({ expect }) => {

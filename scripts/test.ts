@@ -40,7 +40,8 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
 
   const skips = (await textOf(skipsFile)).split('\n').filter((line) => line !== '');
   const written = await textOf(outcomeFile);
-  const outcome: Outcome = written === '' ? { passed: 0, failed: 1, skipped: {} } : JSON.parse(written);
+  const outcome: Outcome =
+    written === '' ? { passed: 0, failed: 1, skipped: {}, milliseconds: {} } : JSON.parse(written);
   const require = process.env['STOWAGE_REQUIRE'];
   if (written === '') console.log('The test run ended before its figures were known.');
   const known = skips.map((line): Skip => JSON.parse(line));
