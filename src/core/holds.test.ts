@@ -48,6 +48,18 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker.restart();
   };
   const settle = () => server.engine.holds.settle(aCall());
+  /** Unmounting gives a process that still has something open a moment, by this clock. */
+  const settledInTime = async (): Promise<void> => {
+    let isOver = false;
+    const settled = settle().finally(() => {
+      isOver = true;
+    });
+    while (!isOver) {
+      clock.advance(100);
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    await settled;
+  };
   /** Docker lets go of the volume before it says so. */
   const ends = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
@@ -132,22 +144,13 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     const before = process.cwd();
     process.chdir(at);
     try {
-      let isOver = false;
-      const settled = settle().finally(() => {
-        isOver = true;
-      });
-      // Who still has something open in it is given a moment.
-      while (!isOver) {
-        clock.advance(100);
-        await new Promise((resolve) => setImmediate(resolve));
-      }
-      await settled;
+      await settledInTime();
     } finally {
       process.chdir(before);
     }
     expect(server.engine.holds.isHeld(volume.id, at)).toBe(true);
-    await settle();
-    expect(path()).toBeUndefined();
+    // Programs that were started meanwhile began in the same folder, and one of them may not have ended yet.
+    await expect.poll(() => settledInTime().then(path)).toBeUndefined();
     expect(server.engine.holds.isHeld(volume.id, at)).toBe(false);
   });
 
