@@ -1,0 +1,138 @@
+import { type Mutant, mutated } from './mutant.ts';
+import type { Run } from './run.ts';
+
+/** What the tests make of a mutant. */
+export interface Verdict {
+  readonly status: 'killed' | 'timeout' | 'survived' | 'gone';
+  /** The test file that noticed, or all that hung. */
+  readonly by?: string;
+  readonly test?: string;
+  /** How many test files passed. */
+  readonly passed: number;
+  readonly related: number;
+  readonly seconds: number;
+  /** Mounts and loop devices that the tests left while the mutant was there. */
+  readonly left: readonly string[];
+}
+
+/** How much is run for one mutant. */
+export interface Budget {
+  readonly seconds: number;
+  /** So many of the nearest test files are run whatever time they take. */
+  readonly atLeast: number;
+}
+
+export interface Bench {
+  readonly tests: readonly string[];
+  readonly budget: Budget;
+  /** Measured ones are remembered in it. */
+  readonly durations: Map<string, number>;
+  /** Test files that did not pass without a mutant, and so prove nothing; and why. */
+  readonly unreliable: Map<string, string>;
+  /** Those that did pass. */
+  readonly reliable: Set<string>;
+  write(text: string): Promise<void>;
+  run(files: readonly string[]): Promise<Run>;
+  /** Says what was left, and removes it. */
+  clean(): Promise<readonly string[]>;
+}
+
+const firstBatch = 3;
+const laterBatch = 20;
+/** Of a file that never ran. */
+const unknownSeconds = 4;
+
+/** Runs the tests, the nearest first, until one notices the mutant or the budget is used up. */
+export async function judge(mutant: Mutant, original: string | undefined, bench: Bench): Promise<Verdict> {
+  const related = bench.tests.length;
+  const changed = original === undefined ? undefined : mutated(original, mutant);
+  if (original === undefined || changed === undefined) {
+    return { status: 'gone', passed: 0, related, seconds: 0, left: [] };
+  }
+  const passed = new Set<string>();
+  const left: string[] = [];
+  let seconds = 0;
+  for (;;) {
+    const rest = bench.tests.filter((file) => !passed.has(file) && !bench.unreliable.has(file));
+    const size = seconds === 0 ? firstBatch : laterBatch;
+    const remaining = { seconds: bench.budget.seconds - seconds, atLeast: bench.budget.atLeast - passed.size };
+    const batch = nextBatch(rest, bench.durations, remaining, size);
+    if (batch.length === 0) return { status: 'survived', passed: passed.size, related, seconds, left };
+    const run = await runMutated(bench, batch, changed, original);
+    left.push(...run.leftMounts, ...(await bench.clean()));
+    seconds += run.seconds;
+    for (const event of run.events) {
+      if (event.kind !== 'passed') continue;
+      passed.add(event.file);
+      bench.durations.set(event.file, event.seconds);
+    }
+    const suspect = suspectIn(run, batch, passed);
+    if (suspect === undefined) {
+      for (const file of batch) passed.add(file);
+    } else if (await isReliable(suspect.files, bench)) {
+      const { status, files, test } = suspect;
+      return { status, by: files.join(' '), test, passed: passed.size, related, seconds, left };
+    }
+  }
+}
+
+async function runMutated(bench: Bench, files: readonly string[], changed: string, original: string): Promise<Run> {
+  await bench.write(changed);
+  try {
+    return await bench.run(files);
+  } finally {
+    await bench.write(original);
+  }
+}
+
+/** The first `size` files for which there is time; those that the budget demands whatever they take. */
+export function nextBatch(
+  files: readonly string[],
+  durations: ReadonlyMap<string, number>,
+  { seconds, atLeast }: Budget,
+  size: number,
+): readonly string[] {
+  const batch: string[] = [];
+  let sum = 0;
+  for (const file of files) {
+    const needed = durations.get(file) ?? unknownSeconds;
+    if (batch.length === size || (sum + needed > seconds && batch.length >= atLeast)) continue;
+    batch.push(file);
+    sum += needed;
+  }
+  return batch;
+}
+
+interface Suspect {
+  readonly status: 'killed' | 'timeout';
+  readonly files: readonly string[];
+  readonly test: string;
+}
+
+/** Which files say that something is wrong. */
+function suspectIn(run: Run, batch: readonly string[], passed: ReadonlySet<string>): Suspect | undefined {
+  const unfinished = batch.filter((file) => !passed.has(file));
+  const files = unfinished.length > 0 ? unfinished : batch;
+  if (run.status === 'timeout') return { status: 'timeout', files, test: '' };
+  if (run.status === 'failed') {
+    const failure = run.events.find((event) => event.kind === 'failed');
+    const test = failure?.test ?? 'the run ended early';
+    return { status: 'killed', files: failure === undefined || failure.file === '' ? files : [failure.file], test };
+  }
+  // As for `npm test`, a mount that is left after all tests passed is a failure.
+  return run.leftMounts.length > 0 ? { status: 'killed', files: batch, test: 'mounts were left' } : undefined;
+}
+
+/** Whether the files pass without the mutant. Those that do not are never run again. */
+async function isReliable(files: readonly string[], bench: Bench): Promise<boolean> {
+  const unknown = files.filter((file) => !bench.reliable.has(file));
+  if (unknown.length === 0) return true;
+  const run = await bench.run(unknown);
+  await bench.clean();
+  const why = run.status === 'passed' && run.leftMounts.length > 0 ? 'left mounts' : run.status;
+  for (const file of unknown) {
+    if (why === 'passed') bench.reliable.add(file);
+    else bench.unreliable.set(file, why);
+  }
+  return why === 'passed';
+}

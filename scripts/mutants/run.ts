@@ -1,0 +1,120 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { open, readFile, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { ownMounts } from '#testbed/mount-namespace.ts';
+import type { Event } from './reporter.ts';
+import type { Scratch } from './scratch.ts';
+
+/** What became of a run of test files. */
+export interface Run {
+  readonly events: readonly Event[];
+  readonly status: 'passed' | 'failed' | 'timeout';
+  /** Mounts that the tests left. They ended with their namespace. */
+  readonly leftMounts: readonly string[];
+  readonly seconds: number;
+}
+
+export interface RunLimits {
+  readonly limitSeconds: number;
+  /** Test files at once. */
+  readonly atOnce: number;
+  readonly signal: AbortSignal;
+}
+
+/** After the first failure, hooks get this long to clean up. */
+const graceMs = 20_000;
+const pollMs = 200;
+
+/** Runs the test files in the scratch copy until the first failure. Every process that they start has ended afterwards. */
+export async function runTests(scratch: Scratch, files: readonly string[], limits: RunLimits): Promise<Run> {
+  const since = performance.now();
+  await Promise.all([scratch.eventsFile, scratch.leftFile].map((file) => rm(file, { force: true })));
+  await using log = await open(scratch.logFile, 'w');
+  const [program = '', ...args] = commandFor(scratch, files, limits.atOnce);
+  const child = spawn(program, args, {
+    cwd: scratch.root,
+    env: environmentFor(scratch),
+    stdio: ['ignore', log.fd, log.fd],
+    detached: true,
+  });
+  const wasKilled = await ended(child, scratch, limits);
+  limits.signal.throwIfAborted();
+  const events = await eventsIn(scratch);
+  const hasFailed = events.some(({ kind }) => kind === 'failed') || (!wasKilled && child.exitCode !== 0);
+  return {
+    events,
+    status: hasFailed ? 'failed' : wasKilled ? 'timeout' : 'passed',
+    leftMounts: JSON.parse((await textOf(scratch.leftFile)) || '[]'),
+    seconds: (performance.now() - since) / 1000,
+  };
+}
+
+function commandFor({ root, leftFile }: Scratch, files: readonly string[], atOnce: number): readonly string[] {
+  const vitest = [
+    process.execPath,
+    join(root, 'node_modules', 'vitest', 'vitest.mjs'),
+    'run',
+    '--configLoader',
+    'native',
+  ];
+  const reporter = join(import.meta.dirname, 'reporter.ts');
+  const options = ['--bail=1', `--maxWorkers=${atOnce}`, `--reporter=${reporter}`, '--no-color'];
+  const own = ownMounts();
+  if (own === undefined) return [...vitest, ...options, ...files];
+  // The second half of `own`, with a process namespace: when its first process ends, the kernel kills all the others. That one is
+  // a shell, since Node does not wait for orphans. The line does not end with "$@", or the shell would become that program.
+  const processes = ['--pid', '--fork', '--kill-child', '--mount-proc', 'sh', '-c', '"$@"; exit $?', 'sh'];
+  const node = [process.execPath, '--disable-warning=ExperimentalWarning'];
+  return [
+    ...own,
+    ...processes,
+    ...node,
+    join(import.meta.dirname, 'inside.ts'),
+    leftFile,
+    ...vitest,
+    ...options,
+    ...files,
+  ];
+}
+
+function environmentFor({ temporary, eventsFile }: Scratch): NodeJS.ProcessEnv {
+  const { STOWAGE_SKIPS: _, STOWAGE_OUTCOME: __, ...others } = process.env;
+  return { ...others, TMPDIR: temporary, STOWAGE_MUTANT_EVENTS: eventsFile };
+}
+
+/** True if the run had to be killed. */
+async function ended(child: ChildProcess, scratch: Scratch, { limitSeconds, signal }: RunLimits): Promise<boolean> {
+  const over = new AbortController();
+  const exit = once(child, 'exit').finally(() => over.abort());
+  let deadline = performance.now() + limitSeconds * 1000;
+  let hasFailed = false;
+  while (!over.signal.aborted && performance.now() < deadline && !signal.aborted) {
+    await delay(pollMs, undefined, { signal: over.signal }).catch(() => undefined);
+    if (hasFailed || !(await eventsIn(scratch)).some(({ kind }) => kind === 'failed')) continue;
+    hasFailed = true;
+    deadline = Math.min(deadline, performance.now() + graceMs);
+  }
+  const wasKilled = !over.signal.aborted;
+  // Also after a plain exit: without a process namespace, processes of the group may be left.
+  if (child.pid !== undefined) killGroup(child.pid);
+  await exit;
+  return wasKilled;
+}
+
+function killGroup(pid: number): void {
+  try {
+    process.kill(-pid, 'SIGKILL');
+  } catch {
+    // ESRCH: all have ended.
+  }
+}
+
+async function eventsIn({ eventsFile }: Scratch): Promise<readonly Event[]> {
+  const lines = (await textOf(eventsFile)).split('\n');
+  // What follows the last line break is not complete yet.
+  return lines.slice(0, -1).map((line): Event => JSON.parse(line));
+}
+
+const textOf = async (file: string): Promise<string> => await readFile(file, 'utf8').catch(() => '');
