@@ -2,6 +2,7 @@ import { availableParallelism } from 'node:os';
 import { fileURLToPath } from 'node:url';
 import { defineConfig } from 'vitest/config';
 import { summaryReporter } from './scripts/reporter.ts';
+import { TestOrder } from './scripts/test-order.ts';
 
 export default defineConfig({
   test: {
@@ -9,7 +10,9 @@ export default defineConfig({
     include: ['{src,e2e,scripts,bench}/**/*.test.ts'],
     // Processes, not threads: tests change the working folder, the environment and signal handlers.
     pool: 'forks',
-    maxWorkers: Math.min(4, availableParallelism()),
+    // Most of the long tests wait for programs that start and stop, so two to a core keep the cores busy.
+    maxWorkers: Math.min(6, 2 * availableParallelism()),
+    sequence: { sequencer: TestOrder },
     execArgv: ['--disable-warning=ExperimentalWarning'],
     // By its whole path: `npm test` is tested with another root.
     setupFiles: [fileURLToPath(new URL('./src/testing/setup.ts', import.meta.url))],

@@ -5,16 +5,17 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
+import { sized } from '#testing/sized.ts';
 import { lasting } from './docker-ground.ts';
 import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
 import { succeeds } from './nfs-mounted.ts';
 import { call } from './stowage.ts';
 
-const containers = 50;
+const containers = sized({ usual: 14, long: 50 });
 /** Of each container its own; it also has the first one of its neighbour. */
 const volumesEach = 4;
 const atATime = 8;
-const leastKills = 6;
+const leastKills = sized({ usual: 3, long: 6 });
 const mostAttempts = 8;
 /**
  * What Docker says of a plugin that is not there, or went away before it answered. It repeats such a call without its body,

@@ -6,6 +6,7 @@ import { Compile } from 'typebox/schema';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { asOrdinaryUser, ordinaryUid } from '#testbed/ordinary-user.ts';
+import { sized } from '#testing/sized.ts';
 import { type Answer, type Finished, program, type Stowage, startStowage } from './stowage.ts';
 
 const config = join(import.meta.dirname, 'schemathesis.toml');
@@ -72,16 +73,37 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
 
   test('finds nothing wrong as an administrator', { timeout: 300_000 }, async () => {
     // Revoking would take away the very token that the run uses.
-    await check(admin, 40, '--exclude-path', '/v1/events', '--exclude-operation-id', 'revokeToken');
+    await check(
+      admin,
+      sized({ usual: 12, long: 40 }),
+      '--exclude-path',
+      '/v1/events',
+      '--exclude-operation-id',
+      'revokeToken',
+    );
   });
 
   test('finds nothing wrong with revoking tokens', { timeout: 120_000 }, async () => {
-    await check(admin, 20, '--include-operation-id', 'revokeToken', '--phases', 'coverage,fuzzing');
+    await check(
+      admin,
+      sized({ usual: 8, long: 20 }),
+      '--include-operation-id',
+      'revokeToken',
+      '--phases',
+      'coverage,fuzzing',
+    );
   });
 
   test('finds nothing wrong as a user of one store', { timeout: 300_000 }, async () => {
     // That an administrator's routes refuse other roles is looked at route by route, in access.test.ts.
-    await check(user, 30, '--exclude-path', '/v1/events', '--exclude-by', '/x-stowage-role == admin');
+    await check(
+      user,
+      sized({ usual: 10, long: 30 }),
+      '--exclude-path',
+      '/v1/events',
+      '--exclude-by',
+      '/x-stowage-role == admin',
+    );
   });
 });
 

@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { sized } from '#testing/sized.ts';
 import { chance } from './chance.ts';
 import { checkOnStore, type Known } from './contents.ts';
 import { createGround, type Ground, loopsOn, mountsUnder, settled } from './ground.ts';
@@ -10,7 +11,7 @@ import { createRivals } from './rivals.ts';
 import { startVictim, type Victim } from './victim.ts';
 import { createWorker, type Store } from './workload.ts';
 
-const operations = 200;
+const operations = sized({ usual: 100, long: 600 });
 const workers = 4;
 
 type Worker = ReturnType<typeof createWorker>;

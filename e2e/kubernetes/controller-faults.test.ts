@@ -1,5 +1,6 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { sized } from '#testing/sized.ts';
 import { type FaultGround, startFaultGround } from './controller-faults-ground.ts';
 import type { RunningController } from './controllers.ts';
 
@@ -50,7 +51,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test(
       'many claims have one volume each although it is killed again and again, and nothing is left of them although it is killed meanwhile',
       async () => {
-        const names = named('many', 200);
+        const names = named('many', sized({ usual: 60, long: 200 }));
         const creating = ground.create(names);
         // At moments that nobody has chosen, in the first, the second and the last third.
         const moments = [0, 1, 2].map((third) => 1 + Math.floor(((third + Math.random()) * names.length) / 3));
@@ -63,8 +64,10 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         await ground.start().leads();
         await allBoundOnce(names);
         await ground.remove(names);
-        const few = Math.floor(Math.random() * 150);
-        await expect.poll(() => ground.onStore().length, { ...wait, interval: 1 }).toBeLessThanOrEqual(few + 40);
+        const few = Math.floor(Math.random() * names.length * 0.75);
+        await expect
+          .poll(() => ground.onStore().length, { ...wait, interval: 1 })
+          .toBeLessThanOrEqual(few + Math.ceil(names.length / 5));
         await ground.killAll();
         await ground.start().leads();
         await expect.poll(() => ground.left(), wait).toEqual([]);
@@ -75,7 +78,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test(
       'another takes over in bounded time from one that is killed in the middle',
       async () => {
-        const names = named('over', 60);
+        const names = named('over', sized({ usual: 30, long: 60 }));
         const first = ground.start();
         await first.leads();
         const second = ground.start();
@@ -146,7 +149,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test(
       'an API server that is away for half a minute is waited for, by one that ends once and begins anew once',
       async () => {
-        const names = named('away', 60);
+        const names = named('away', sized({ usual: 30, long: 60 }));
         const first = ground.start();
         await first.leads();
         // What was not asked for in time is asked for afterwards.
@@ -174,7 +177,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test(
       'a leader that an API server does not answer ends in bounded time, and whoever comes next finishes its work',
       async () => {
-        const names = named('frozen', 60);
+        const names = named('frozen', sized({ usual: 30, long: 60 }));
         const first = ground.start();
         await first.leads();
         await ground.create(names);
@@ -197,7 +200,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     test(
       'claims that are deleted while their volumes are made leave nothing',
       async () => {
-        const names = named('brief', 100);
+        const names = named('brief', sized({ usual: 40, long: 100 }));
         await ground.start().leads();
         const creating = ground.create(names);
         await made(1);

@@ -16,6 +16,7 @@ import { eventually } from '#testing/keeper/keeper-process.ts';
 import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
 import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
 import { connectionOf, disturbed } from '#testing/kept-mount.ts';
+import { sized } from '#testing/sized.ts';
 import { fioVerified, modelled } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
@@ -163,7 +164,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       await eventually(here.state, (found) => found?.active?.ready === true);
       pauses.push(performance.now() - since);
     };
-    await disturbed(20, kill, () => busy(here.at, here.folder));
+    await disturbed(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
     expect(Math.max(...pauses)).toBeLessThan(pauseMs);
     expect(await here.client.dead?.([{ source: source(), at: here.at }], here.scope)).toEqual([]);
     await run('umount', [here.at]);

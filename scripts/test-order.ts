@@ -1,0 +1,81 @@
+import { createHash } from 'node:crypto';
+import { statSync } from 'node:fs';
+import { dirname, relative } from 'node:path';
+import { BaseSequencer, type TestSpecification } from 'vitest/node';
+import { slowFiles } from './slow-files.ts';
+
+const repository = dirname(import.meta.dirname);
+
+/** Of a file that computes; 1 MB of tests would take as long as the slowest file. */
+const shortestSeconds = 2;
+const bytesASecond = 3_000;
+
+export interface TestFile {
+  /** From the repository's root. */
+  readonly path: string;
+  readonly bytes: number;
+}
+
+/**
+ * The order in which workers take files from one queue, so that half of them run tests that wait and the other half tests that compute. Longest first:
+ * what begins last is short, and no worker is left alone with a long file at the end.
+ */
+export function inGoodOrder(
+  files: readonly TestFile[],
+  slow: Readonly<Record<string, number>>,
+  workers: number,
+): readonly TestFile[] {
+  const half = Math.max(1, Math.round(workers / 2));
+  const estimated = files.map((file) => ({
+    file,
+    isSlow: file.path in slow,
+    seconds: slow[file.path] ?? shortestSeconds + file.bytes / bytesASecond,
+  }));
+  const { slow: waiting = [], quick = [] } = Object.groupBy(estimated, ({ isSlow }) => (isSlow ? 'slow' : 'quick'));
+  return [...lane(waiting, half), ...lane(quick, half)]
+    .toSorted((a, b) => a.beginsAt - b.beginsAt)
+    .map(({ file }) => file);
+}
+
+interface Estimated {
+  readonly file: TestFile;
+  readonly seconds: number;
+}
+
+/** When each would begin if this many workers ran nothing else. */
+function lane(
+  files: readonly Estimated[],
+  workers: number,
+): readonly { readonly file: TestFile; readonly beginsAt: number }[] {
+  const ends = Array.from({ length: workers }, () => 0);
+  const longestFirst = files.toSorted((a, b) => b.seconds - a.seconds || (a.file.path < b.file.path ? -1 : 1));
+  return longestFirst.map(({ file, seconds }) => {
+    const beginsAt = Math.min(...ends);
+    ends[ends.indexOf(beginsAt)] = beginsAt + seconds;
+    return { file, beginsAt };
+  });
+}
+
+/** The same order for the same seed, which vitest prints. */
+export function inRandomOrder<T>(files: readonly T[], pathOf: (file: T) => string, seed: number): T[] {
+  const rank = (file: T): string =>
+    createHash('sha256')
+      .update(`${seed} ${pathOf(file)}`)
+      .digest('hex');
+  const ranked = files.map((file) => [rank(file), file] as const);
+  return ranked.toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, file]) => file);
+}
+
+export class TestOrder extends BaseSequencer {
+  override async sort(specifications: TestSpecification[]): Promise<TestSpecification[]> {
+    const { maxWorkers, sequence } = this.ctx.config;
+    const pathOf = ({ moduleId }: TestSpecification): string => relative(repository, moduleId);
+    const { shuffle } = sequence;
+    if (shuffle === true || (typeof shuffle === 'object' && shuffle.files === true))
+      return inRandomOrder(specifications, pathOf, sequence.seed);
+    const files = specifications.map((one) => ({ path: pathOf(one), bytes: statSync(one.moduleId).size }));
+    const order = inGoodOrder(files, slowFiles, Number(maxWorkers)).map(({ path }) => path);
+    const rank = new Map(order.map((path, at) => [path, at]));
+    return specifications.toSorted((a, b) => (rank.get(pathOf(a)) ?? 0) - (rank.get(pathOf(b)) ?? 0));
+  }
+}
