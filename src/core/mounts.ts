@@ -12,9 +12,10 @@ import type { Call, Operations } from './operations.ts';
 import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
+import { createReconcile } from './reconcile-mounts.ts';
 import type { References } from './references.ts';
 import { createRepair } from './repair.ts';
-import { createStaging, repairing, type Staging, type StagingParts } from './staging.ts';
+import { createStaging, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
 import { usersOnRecord } from './users.ts';
 
@@ -173,24 +174,6 @@ function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses)
 }
 
 const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at, node });
-
-function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
-  const { records, mounter, log } = parts;
-  return async (scope) => {
-    for (const mount of await staging.live(records.mounts.list(), scope)) {
-      // Taken down to be made anew when a crash came: `repair` finishes that.
-      if (mount.mounted || repairing(records).includes(mount.volumeId)) continue;
-      log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
-      records.mounts.remove(mount.target);
-      if (mount.madeTarget && mounter.unable === undefined)
-        await mounter.removeTarget(mount.target, scope).catch(() => undefined);
-    }
-    if (mounter.unable !== undefined) return;
-    const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
-    const gone = await mounter.reap(parts.mountsFolder, known, scope);
-    for (const what of gone) log.info('let go of a leftover', { what });
-  };
-}
 
 function createUnmountIdle({ records, mounter, holds }: MountParts, binding: Binding, log: Log): Mounts['unmountIdle'] {
   return async (scope) => {
