@@ -1,11 +1,12 @@
 import { execFileSync } from 'node:child_process';
-import { closeSync, existsSync, mkdirSync, openSync, renameSync, writeFileSync } from 'node:fs';
+import { closeSync, existsSync, mkdirSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { attachImage } from '#testing/loop-mount.ts';
+import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
 import { newOperationId } from './names.ts';
@@ -180,4 +181,79 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
       expect([ground.loops(), await listed(server)]).toEqual([[], []]);
     },
   );
+});
+
+describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is attached without a mount', () => {
+  test('is not deleted', async () => {
+    const server = await start();
+    const volume = await create(server);
+    const device = attachImage(image());
+    await expect(server.engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
+      code: 'in-use',
+      message: expect.stringContaining(`it is used by path ${device} on`),
+    });
+    expect(ground.loops(image())).toEqual([device]);
+  });
+
+  test.each(['block', 'filesystem'] as const)(
+    'is detached by a deletion that a crash interrupted (%s)',
+    async (access) => {
+      let server = await start();
+      const volume = await create(server, access);
+      await server.stop();
+      attachImage(image());
+      const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+      server = await start();
+      expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+      expect([ground.loops(), existsSync(image())]).toEqual([[], false]);
+    },
+  );
+
+  test('is detached by one that has to wait for its store', async () => {
+    let server = await start();
+    const volume = await create(server);
+    await server.stop();
+    const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+    renameSync(at('images'), at('aside'));
+    server = await start();
+    renameSync(at('aside'), at('images'));
+    attachImage(image());
+    await runMaintenance(server.engine);
+    expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+    expect([ground.loops(), existsSync(image())]).toEqual([[], false]);
+  });
+
+  test.each(['block', 'filesystem'] as const)(
+    'is kept by a deletion that a crash interrupted, while the device is mounted elsewhere (%s)',
+    async (access) => {
+      let server = await start();
+      const volume = await create(server, access);
+      await server.stop();
+      const device = attachImage(image());
+      if (access === 'block') {
+        writeFileSync(at('elsewhere'), '');
+        execFileSync('mount', ['--bind', device, at('elsewhere')]);
+      } else {
+        mkdirSync(at('elsewhere'));
+        execFileSync('mount', [device, at('elsewhere')]);
+      }
+      const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+      server = await start();
+      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+        state: 'failed',
+        error: { code: 'in-use' },
+      });
+      expect([ground.loops(image()), existsSync(image())]).toEqual([[device], true]);
+    },
+  );
+
+  test('is deleted when its data are gone', async () => {
+    let server = await start();
+    const volume = await create(server);
+    rmSync(image());
+    await server.stop();
+    const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+    server = await start();
+    expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+  });
 });
