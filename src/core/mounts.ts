@@ -6,15 +6,16 @@ import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
 import { stageKey } from './keys.ts';
 import { createLocate } from './locate.ts';
-import type { Mount, NodeName, User, Volume, VolumeId } from './model.ts';
+import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
 import { engineSilent, inUse, servedOn } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
-import { createOwnUses, type OwnUses } from './own-uses.ts';
+import { createOwnUses, isShared, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
+import { createReconcile } from './reconcile-mounts.ts';
 import type { References } from './references.ts';
 import { createRepair } from './repair.ts';
-import { createStaging, repairing, type Staging, type StagingParts } from './staging.ts';
+import { createStaging, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
 import { usersOnRecord } from './users.ts';
 
@@ -155,13 +156,20 @@ function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses)
     letGo: async (volume, store, scope) => {
       if (mounter.unable !== undefined) return;
       const recorded = records.mounts.of(volume.id).length > 0;
-      if (!recorded && !(await staging.isStaged(volume.id, scope))) return;
+      const isStaged = recorded || (await staging.isStaged(volume.id, scope));
+      // A loop device can be attached with nothing mounted and nothing on record. Only stores of a node have images.
+      if (!isStaged && store.reach !== 'node') return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
       const mounts = records.mounts.of(volume.id);
+      const asked = (): Promise<Source | undefined> =>
+        isStaged ? store.source(volume, scope) : sourceLeft(volume, store, scope);
       // As it was mounted: the store may no longer have the data.
-      await staging.unstage(mounts[0]?.source ?? (await store.source(volume, scope)), volume.id, scope);
+      const source = mounts[0]?.source ?? (await asked());
+      if (source === undefined || (!isStaged && source.kind !== 'loop')) return;
+      await staging.unstage(source, volume.id, scope);
       for (const mount of mounts) records.mounts.remove(mount.target);
-      await uses.settle(volume.id, scope);
+      // Through a store that recovery has not opened yet nothing can be said: this would wait.
+      if (isShared(source)) await uses.settle(volume.id, scope);
     },
     grow: async (volume, store, scope) => {
       if (mounter.unable !== undefined || !(await staging.isStaged(volume.id, scope))) return;
@@ -172,25 +180,16 @@ function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses)
   };
 }
 
-const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at, node });
-
-function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
-  const { records, mounter, log } = parts;
-  return async (scope) => {
-    for (const mount of await staging.live(records.mounts.list(), scope)) {
-      // Taken down to be made anew when a crash came: `repair` finishes that.
-      if (mount.mounted || repairing(records).includes(mount.volumeId)) continue;
-      log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
-      records.mounts.remove(mount.target);
-      if (mount.madeTarget && mounter.unable === undefined)
-        await mounter.removeTarget(mount.target, scope).catch(() => undefined);
-    }
-    if (mounter.unable !== undefined) return;
-    const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
-    const gone = await mounter.reap(parts.mountsFolder, known, scope);
-    for (const what of gone) log.info('let go of a leftover', { what });
-  };
+/** Undefined: an interrupted deletion has removed the data or the record already. */
+async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<Source | undefined> {
+  return await store.source(volume, scope).catch((thrown: unknown) => {
+    const { code, reason } = stowageError(thrown);
+    if (code !== 'not-found' && reason !== 'volume-data-unusable') throw thrown;
+    return undefined;
+  });
 }
+
+const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at, node });
 
 function createUnmountIdle({ records, mounter, holds }: MountParts, binding: Binding, log: Log): Mounts['unmountIdle'] {
   return async (scope) => {

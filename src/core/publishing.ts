@@ -7,7 +7,7 @@ import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
 import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
-import type { MountParts, Mounts, Publishing } from './mounts.ts';
+import type { LiveMount, MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import { isShared, type OwnUses } from './own-uses.ts';
@@ -46,7 +46,7 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
     undo: async (mount, scope) => {
       await unmountOurs(mount, scope);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
-      await staging.unstageIfIdle(mount.source, mount.volumeId, scope);
+      await staging.unstageIfIdle(mount, scope);
       if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
     },
     takeDown: async (mount, scope, how) => {
@@ -55,9 +55,10 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
-      records.mounts.remove(mount.target);
       try {
-        await staging.unstageIfIdle(mount.source, mount.volumeId, scope, how);
+        await staging.unstageIfIdle(mount, scope, how);
+        // Last: if the volume cannot be unstaged, the repeated call finds this record, and goes on.
+        records.mounts.remove(mount.target);
       } finally {
         if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
       }
@@ -143,8 +144,8 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
         requireSame(present, volume, readOnly);
         return present;
       }
-      // Somebody unmounted it behind our back: the record is what is wrong.
-      if (present !== undefined) records.mounts.remove(target);
+      // Somebody unmounted it behind our back, or it could not be unstaged: the record is what is wrong.
+      using _present = present && setAside(parts, present);
       if (how.alone === true) requireAlone(volume, records.mounts.of(volume.id));
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
@@ -173,6 +174,16 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     return published ?? (await publish(before.id, wanted, how, call));
   };
   return publish;
+}
+
+/** Without the record until it is disposed of. Then it is back if no other one came: the volume may still be staged, or its device attached. */
+function setAside({ records }: MountParts, { mounted: _, ...mount }: LiveMount): Disposable {
+  records.mounts.remove(mount.target);
+  return {
+    [Symbol.dispose]: () => {
+      if (records.mounts.at(mount.target) === undefined) records.mounts.put(mount);
+    },
+  };
 }
 
 const isThere = <T>(value: T | undefined): value is T => value !== undefined;

@@ -18,8 +18,8 @@ export interface Staging {
   refuse(source: Source): void;
   stage(source: Source, id: VolumeId, scope: Scope, how?: Staged): Promise<void>;
   unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
-  /** Only when no target is on record. Call it with the stage's lock held. */
-  unstageIfIdle(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
+  /** Only when no other target is on record. Call it with the stage's lock held. */
+  unstageIfIdle(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
   /** Before the last target goes: what was acknowledged is on the store, or it throws. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
   /** Those whose stage the kernel shows, and nobody serves. Throws where that cannot be known. */
@@ -98,8 +98,8 @@ export function createStaging(parts: StagingParts): Staging {
       }
     },
     unstage,
-    unstageIfIdle: async (source, id, scope, how) => {
-      if (records.mounts.of(id).length === 0) await unstage(source, id, scope, how);
+    unstageIfIdle: async ({ source, volumeId: id, target }, scope, how) => {
+      if (records.mounts.of(id).every((mount) => mount.target === target)) await unstage(source, id, scope, how);
     },
     flush: async (source, id, scope) => {
       if (source.kind === 'nfs') await clients.nfs.flush?.(source, path(id), scope);

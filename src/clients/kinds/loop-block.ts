@@ -1,15 +1,16 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import { findHolders } from '../mounter/holders.ts';
-import { isNodeOf, type Loop } from '../mounter/loops.ts';
+import { isNodeOf, isSameAttachment, type Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { occupied, stillOpen } from './loop-errors.ts';
 import { enlargeLoop } from './loop-growth.ts';
 import {
   attachLoop,
   detachIdle,
+  detachUnused,
   type LoopParts,
-  loopsEverOn,
+  loopShown,
   loopsOn,
   refuseOtherMounts,
   useDirectIo,
@@ -50,15 +51,12 @@ async function stageFresh(
 
 export async function unstageBlock(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
   const place = await located(at);
-  if (place !== undefined) {
-    const table = await parts.readTable();
-    const there = table.at(place);
-    // The bind shows a number. If somebody detached our device, another program may have its number, and what it mounts is not ours.
-    const loop = there && (await loopsEverOn(parts, path)).find((one) => isNodeOf(one, there));
-    if (there !== undefined && loop !== undefined) refuseOtherMounts(loop, there, table);
-    await parts.mounter.unmount(place, scope);
-  }
-  for (const loop of await detachIdle(parts, path, scope)) await untilGone(parts, loop, scope);
+  const table = await parts.readTable();
+  const there = place === undefined ? undefined : table.at(place);
+  const shown = there && (await loopShown(parts, path, there));
+  if (there !== undefined && shown !== undefined) refuseOtherMounts(shown, there, table);
+  if (place !== undefined) await parts.mounter.unmount(place, scope);
+  for (const loop of await detachUnused(parts, path, scope, shown)) await untilGone(parts, loop, scope);
   if (place !== undefined) await removeStage(place, scope);
 }
 
@@ -97,7 +95,7 @@ async function leftAttached(
 /** Detaching an open device is put off until its last close; until then the volume is still in use. */
 async function untilGone(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
   for (let attempt = 0; attempt < 10; attempt++) {
-    if (!(await parts.loops()).some((one) => one.name === loop.name && one.file === loop.file)) return;
+    if (!(await parts.loops()).some((one) => isSameAttachment(one, loop))) return;
     // Programs that look at new devices, such as udev, have it open for a moment.
     await parts.clock.sleep(100, scope.signal);
   }

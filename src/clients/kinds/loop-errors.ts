@@ -70,6 +70,14 @@ export function stillMounted(image: string, places: readonly string[]): StowageE
   });
 }
 
+export function stillStacked({ file, node, name }: Loop): StowageError {
+  return new StowageError(`${file} cannot be let go: another block device is stacked on ${node}`, {
+    code: 'in-use',
+    reason: 'mount-busy',
+    action: `Remove that device first. Which it is: ls /sys/block/${name}/holders`,
+  });
+}
+
 export function stillOpen(image: string, by: string): StowageError {
   return new StowageError(`${image} is in use by ${by}`, {
     code: 'in-use',

@@ -7,7 +7,7 @@ import type { Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { attachedReadOnly, damaged, loopMountFailure, occupied } from './loop-errors.ts';
 import { growMounted, growUnmountedExt4 } from './loop-growth.ts';
-import { attachLoop, detachIdle, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
+import { attachLoop, detachUnused, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 /** How often a device can be detached between finding and opening it. */
@@ -35,14 +35,13 @@ export async function stageFileSystem(
 
 export async function unstageFileSystem(parts: LoopParts, path: string, at: string, scope: Scope): Promise<void> {
   const place = await located(at);
-  if (place !== undefined) {
-    const table = await parts.readTable();
-    const there = table.at(place);
-    const loop = there && (await parts.loops()).find((one) => one.device === there.device);
-    if (there !== undefined && loop !== undefined) refuseOtherMounts(loop, there, table);
-    await parts.mounter.unmount(place, scope);
-  }
-  await detachIdle(parts, path, scope);
+  const table = await parts.readTable();
+  const there = place === undefined ? undefined : table.at(place);
+  // Its file system is mounted there, so the number is this device's also if no path leads to it.
+  const shown = there && (await parts.loops()).find((one) => one.device === there.device);
+  if (there !== undefined && shown !== undefined) refuseOtherMounts(shown, there, table);
+  if (place !== undefined) await parts.mounter.unmount(place, scope);
+  await detachUnused(parts, path, scope, shown);
   if (place !== undefined) await removeStage(place, scope);
 }
 

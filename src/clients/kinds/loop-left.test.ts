@@ -1,10 +1,11 @@
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
 import type { Client, Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
@@ -111,6 +112,29 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
       expect([images.flatMap(devicesOn), devicesOn(other)]).toEqual([[], others]);
     } finally {
       for (const device of [...images, other].flatMap(devicesOn)) execFileSync('losetup', ['--detach', device]);
+    }
+  });
+
+  test('of deleted images, only those that a deletion of Stowage moved aside on the disk of the store are reaped', async () => {
+    for (const name of ['store/.stowage/deleting', 'other/.stowage/deleting']) mkdirSync(at(name), { recursive: true });
+    execFileSync('mount', ['-t', 'tmpfs', 'none', at('other')]);
+    mkdirSync(at('other/.stowage/deleting'), { recursive: true });
+    const name = `.stowage/deleting/${newVolumeId()}.img`;
+    const [mine = '', ...others] = [`store/${name}`, 'store/.stowage/deleting/x.img', 'v.img', `other/${name}`].map(
+      (path) => {
+        const image = ground.image(path, 4);
+        const device = attachedBefore(image);
+        rmSync(image);
+        return device;
+      },
+    );
+    try {
+      expect(pathOf(mine)).toBe(`/store/${name} (deleted)`);
+      expect(await mounter.reap(at('mounts'), new Set(), ground.scope)).toEqual([mine]);
+      expect(others.map((device) => pathOf(device).endsWith('.img (deleted)'))).toEqual([true, true, true]);
+    } finally {
+      for (const device of [mine, ...others])
+        if (existsSync(`/sys/block/${basename(device)}/loop`)) execFileSync('losetup', ['--detach', device]);
     }
   });
 

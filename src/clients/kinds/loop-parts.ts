@@ -1,23 +1,25 @@
-import { readFile } from 'node:fs/promises';
+import { lstat, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
+import { keptName } from '../mounter/loop-calls.ts';
 import type { HeldLoop, LoopDevices } from '../mounter/loop-devices.ts';
-import type { LoopsWith } from '../mounter/loop-files.ts';
-import { type attachedLoops, type Loop, mountsOf } from '../mounter/loops.ts';
+import type { LoopFiles } from '../mounter/loop-files.ts';
+import { type attachedLoops, isNodeOf, isSameAttachment, type Loop, mountsOf } from '../mounter/loops.ts';
 import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
-import { located } from '../mounter/paths.ts';
+import { located, unlessMissing } from '../mounter/paths.ts';
 import type { Run } from '../mounter/run.ts';
 import type { GrowCalls } from './grow-calls.ts';
-import { noLoopDevice, stillMounted } from './loop-errors.ts';
+import { noLoopDevice, stillMounted, stillStacked } from './loop-errors.ts';
 
-export interface LoopParts {
+const mostRenames = 5;
+
+export interface LoopParts extends LoopFiles {
   readonly mounter: Mounter;
   readonly run: Run;
   readonly clock: Clock;
   readonly readTable: () => Promise<MountTable>;
   readonly loops: typeof attachedLoops;
-  readonly loopsWith: LoopsWith;
   readonly loopDevices: LoopDevices;
   readonly growCalls: GrowCalls;
   /** The descriptor of the image that this call has locked it by. */
@@ -55,32 +57,105 @@ export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): P
 
 /** Taking the stage away under a mount made of it would leave the device attached, with its users unseen. */
 export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTable): void {
+  if (loop.stacked) throw stillStacked(loop);
   const stage = table.place(there);
   const others = mountsOf(loop, table).filter((entry) => {
     const on = table.place(entry);
-    // Where propagation has copied it to, it goes away together with this one.
+    // A copy that follows the stage goes away with it. One that does not is refused by `detachUnused`, when the stage is gone.
     return on === undefined || !same(on, stage);
   });
-  if (others.length > 0)
-    throw stillMounted(
-      loop.file,
-      others.map((entry) => entry.at),
-    );
+  if (others.length > 0) throw stillMounted(loop.file, places(others));
 }
 
-/** The devices with the file behind them, whatever the file's fate. */
-export async function loopsEverOn(parts: LoopParts, path: string): Promise<readonly Loop[]> {
-  const image = (await located(path)) ?? path;
+interface VolumeLoops {
+  /** On any file. */
+  readonly all: readonly Loop[];
+  /** On the image. */
+  readonly present: readonly Loop[];
+  /** On an image that was deleted, and had its path. */
+  readonly deleted: readonly Loop[];
+}
+
+async function loopsEverOn(parts: LoopParts, path: string): Promise<VolumeLoops> {
   const all = await parts.loops();
-  return [...(await parts.loopsWith(image, all)), ...all.filter(({ file, deleted }) => deleted && file === image)];
+  // Then nobody has to ask the image's disk, which may have stopped answering.
+  if (all.length === 0) return { all, present: [], deleted: [] };
+  const image = (await located(path)) ?? path;
+  const deleted = all.filter((loop) => loop.deleted && loop.file === image);
+  return { all, present: await parts.loopsWith(image, all), deleted };
 }
 
-/** What is attached to the file and not mounted any more. Gives those it had to let go. */
-export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<readonly Loop[]> {
-  const loops = (await loopsEverOn(parts, path)).filter(({ stacked }) => !stacked);
-  if (loops.length === 0) return [];
-  const table = await parts.readTable();
-  const idle = loops.filter((loop) => mountsOf(loop, table).length === 0);
-  for (const loop of idle) await parts.loopDevices.detach(loop, scope);
+/**
+ * The device whose node the stage shows, if it is the volume's. Somebody may have renamed the image, so that no path leads from one to the
+ * other. A bind shows a number only: if somebody detached our device, another program may have its number.
+ */
+export async function loopShown(parts: LoopParts, path: string, there: MountEntry): Promise<Loop | undefined> {
+  const { all, present, deleted } = await loopsEverOn(parts, path);
+  const known = [...present, ...deleted].find((loop) => isNodeOf(loop, there));
+  const loop = known ?? all.find((one) => isNodeOf(one, there));
+  if (loop === undefined || known !== undefined) return known;
+  const image = keptName((await located(path)) ?? path);
+  // The kernel keeps no longer paths, so the image of another volume of the store can begin like ours.
+  if (keptName(loop.file) === image) return undefined;
+  return (await parts.fileOf(loop))?.attachedAs === image ? loop : undefined;
+}
+
+/** What is attached to the file and neither mounted nor stacked. */
+export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<void> {
+  const { present, deleted } = await loopsEverOn(parts, path);
+  await detachIdleOf(parts, [...present, ...deleted], scope);
+}
+
+/**
+ * The same when the stage is gone. Gives what it had to detach. Throws 'in-use' if a device of the volume is mounted, or something is stacked
+ * on it. Such a device stays attached: a bind does not hold it open, and after a detach its number could become another file's.
+ */
+export async function detachUnused(
+  parts: LoopParts,
+  path: string,
+  scope: Scope,
+  shown?: Loop,
+): Promise<readonly Loop[]> {
+  const { all, present, deleted } = await loopsEverOn(parts, path);
+  // If there is an image at the path, one that was deleted before it was another volume's. Nobody waits for that one's users.
+  const isReplaced = deleted.length > 0 && (await unlessMissing(lstat(path))) !== undefined;
+  const wasShown = all.filter((loop) => shown !== undefined && isSameAttachment(loop, shown));
+  const own = new Set([...present, ...wasShown, ...(isReplaced ? [] : deleted)]);
+  const { idle, used } = await detachIdleOf(parts, [...own], scope);
+  const others = deleted.filter((loop) => !own.has(loop));
+  await detachIdleOf(parts, others, scope);
+  const [first] = used;
+  if (first?.loop.stacked === true) throw stillStacked(first.loop);
+  if (first !== undefined) throw stillMounted(first.loop.file, places(first.at));
   return idle;
 }
+
+interface Used {
+  readonly loop: Loop;
+  readonly at: readonly MountEntry[];
+}
+
+async function detachIdleOf(
+  parts: LoopParts,
+  loops: readonly Loop[],
+  scope: Scope,
+): Promise<{ readonly idle: readonly Loop[]; readonly used: readonly Used[] }> {
+  if (loops.length === 0) return { idle: [], used: [] };
+  const table = await parts.readTable();
+  const all = loops.map((loop) => ({ loop, at: mountsOf(loop, table) }));
+  const used = all.filter(({ loop, at }) => loop.stacked || at.length > 0);
+  const idle = all.filter((one) => !used.includes(one)).map(({ loop }) => loop);
+  for (const loop of idle) await detachRenamed(parts, loop, scope);
+  return { idle, used };
+}
+
+/** A device is detached only if it still has the file that was seen, which somebody may rename in between. */
+async function detachRenamed(parts: LoopParts, seen: Loop, scope: Scope): Promise<void> {
+  let loop: Loop | undefined = seen;
+  for (let attempt = 0; loop !== undefined && attempt < mostRenames; attempt++) {
+    if (await parts.loopDevices.detach(loop, scope)) return;
+    loop = (await parts.loops()).find((one) => isSameAttachment(one, seen));
+  }
+}
+
+const places = (entries: readonly MountEntry[]): readonly string[] => entries.map(({ at }) => at);

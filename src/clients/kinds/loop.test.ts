@@ -244,6 +244,36 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ground.loops()).toEqual([]);
   });
 
+  test('a copy of the folder of stages that does not follow it is in use, and is named', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    for (const name of ['stages', 'copy']) mkdirSync(at(name));
+    execFileSync('mount', ['--bind', at('stages'), at('stages')]);
+    await client.stage(volume, at('stages/v'), ground.scope);
+    execFileSync('mount', ['--rbind', at('stages'), at('copy')]);
+    execFileSync('mount', ['--make-rprivate', at('copy')]);
+    const unstage = (): Promise<void> => client.unstage(volume, at('stages/v'), ground.scope);
+    for (let n = 0; n < 2; n++)
+      await expect(unstage()).rejects.toMatchObject({
+        code: 'in-use',
+        message: `${volume.path} cannot be let go: it is still mounted at ${at('copy/v')}`,
+      });
+    execFileSync('umount', ['--recursive', at('copy')]);
+    await unstage();
+    expect(ground.loops()).toEqual([]);
+  });
+
+  test('an image that was moved underneath is in use while its device is mounted elsewhere', async () => {
+    const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
+    mkdirSync(at('target'));
+    await client.stage(volume, at('stage'), ground.scope);
+    await mounter.bind(at('stage'), at('target'), { readOnly: false }, ground.scope);
+    renameSync(volume.path, at('moved.img'));
+    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({ code: 'in-use' });
+    await mounter.unmount(at('target'), ground.scope);
+    await client.unstage(volume, at('stage'), ground.scope);
+    expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
+  });
+
   test('an image that was deleted underneath can still be unstaged', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, at('stage'), ground.scope);
@@ -379,6 +409,103 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     open[Symbol.dispose]();
     await client.unstage(volume, at('stage'), ground.scope);
     expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
+  });
+
+  describe('whose device is used beside its stage', () => {
+    let volume: LoopSource;
+    let device: string;
+
+    beforeEach(async () => {
+      volume = source(ground.image('v.img', 4), undefined);
+      await client.stage(volume, at('stage'), ground.scope);
+      [device = ''] = ground.loops();
+    });
+
+    const refused = (where: string): Promise<void> =>
+      expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+        code: 'in-use',
+        message: `${volume.path} cannot be let go: it is still mounted at ${where}`,
+      });
+    const released = async (): Promise<void> => {
+      await client.unstage(volume, at('stage'), ground.scope);
+      expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
+    };
+
+    test('is in use if somebody has unmounted the stage', async () => {
+      writeFileSync(at('target'), '');
+      execFileSync('mount', ['--bind', device, at('target')]);
+      execFileSync('umount', [at('stage')]);
+      for (let n = 0; n < 2; n++) await refused(at('target'));
+      expect(ground.loops()).toEqual([device]);
+      execFileSync('umount', [at('target')]);
+      await released();
+    });
+
+    test('is in use by a copy of the folder of stages that does not follow it', async () => {
+      for (const name of ['stages', 'copy']) mkdirSync(at(name));
+      execFileSync('mount', ['--bind', at('stages'), at('stages')]);
+      const own = source(ground.image('w.img', 4), undefined);
+      await client.stage(own, at('stages/w'), ground.scope);
+      execFileSync('mount', ['--rbind', at('stages'), at('copy')]);
+      execFileSync('mount', ['--make-rprivate', at('copy')]);
+      const unstage = (): Promise<void> => client.unstage(own, at('stages/w'), ground.scope);
+      for (let n = 0; n < 2; n++)
+        await expect(unstage()).rejects.toMatchObject({
+          code: 'in-use',
+          message: `${own.path} cannot be let go: it is still mounted at ${at('copy/w')}`,
+        });
+      expect(ground.loops(own.path)).toHaveLength(1);
+      execFileSync('umount', ['--recursive', at('copy')]);
+      await unstage();
+      expect(ground.loops(own.path)).toEqual([]);
+    });
+
+    test('is detached after its file was moved', async () => {
+      renameSync(volume.path, at('moved.img'));
+      await released();
+    });
+
+    test('is in use after its file was moved', async () => {
+      writeFileSync(at('target'), '');
+      execFileSync('mount', ['--bind', device, at('target')]);
+      renameSync(volume.path, at('moved.img'));
+      const moved = { ...volume, path: at('moved.img') };
+      for (let n = 0; n < 2; n++)
+        await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+          code: 'in-use',
+          message: `${moved.path} cannot be let go: it is still mounted at ${at('target')}`,
+        });
+      execFileSync('umount', [at('target')]);
+      await released();
+    });
+
+    test('is in use after its file was deleted, until a new volume has its path', async () => {
+      writeFileSync(at('target'), '');
+      execFileSync('mount', ['--bind', device, at('target')]);
+      execFileSync('umount', [at('stage')]);
+      rmSync(volume.path);
+      await refused(at('target'));
+      ground.image('v.img', 4);
+      await client.stage(volume, at('stage'), ground.scope);
+      await client.unstage(volume, at('stage'), ground.scope);
+      expect([ground.mounts(), ground.loops(volume.path), existsSync(at('stage'))]).toEqual([
+        [at('target')],
+        [],
+        false,
+      ]);
+      execFileSync('umount', [at('target')]);
+      execFileSync('losetup', ['--detach', device]);
+    });
+
+    test('is in use while it is open, also after its file was moved', async () => {
+      const open = held(device);
+      const unstaging = client.unstage(volume, at('stage'), ground.scope);
+      await expect.poll(() => ground.mounts()).toEqual([]);
+      renameSync(volume.path, at('moved.img'));
+      await expect(unstaging).rejects.toMatchObject({ code: 'in-use', reason: 'mount-busy' });
+      open[Symbol.dispose]();
+      await expect.poll(() => ground.loops()).toEqual([]);
+    });
   });
 
   test('ten at once each get a device of their own', async () => {

@@ -22,7 +22,7 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
   const { clock } = options;
   const parts: LoopParts = {
     ...{ growCalls, ...options, readTable: readMountTable, loops: attachedLoops },
-    ...{ loopsWith: createLoopFiles(clock), loopDevices: createLoopDevices(clock) },
+    ...{ ...createLoopFiles(clock), loopDevices: createLoopDevices(clock) },
   };
   const images = createKeyedLock();
 

@@ -45,7 +45,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const isOwn = (path: string): boolean => own.includes(dirname(path));
   const aside = options.mounts;
   const near = createNear(options.mounts);
-  const loops = { sys, loopsWith: createLoopFiles(clock), loopDevices: createLoopDevices(clock, sys) };
+  const loops = { sys, ...createLoopFiles(clock), loopDevices: createLoopDevices(clock, sys) };
   const parts: Parts = { clock, run, calls, readTable, look, near, ...loops, isOwn, aside, places: createKeyedLock() };
   const { forbidden, published } = options;
   const targets = createTargets({ look, near, readTable, forbidden, published });

@@ -55,9 +55,15 @@ export const addLoop = (control: number): Promise<number> => ioctl('add', contro
 export function loopInfo({ file, readOnly }: Pick<LoopSettings, 'file' | 'readOnly'>): Buffer {
   const info = Buffer.alloc(infoBytes);
   info.writeUInt32LE(flag.autoclear | flag.directIo | (readOnly ? flag.readOnly : 0), flagsAt);
-  info.write(file, fileNameAt, fileNameBytes - 1);
+  info.write(keptName(file), fileNameAt);
   return info;
 }
+
+/** As much of the path as the kernel keeps of it. */
+export const keptName = (file: string): string => {
+  const name = Buffer.alloc(fileNameBytes);
+  return name.toString('utf8', 0, name.write(file, 0, fileNameBytes - 1));
+};
 
 /**
  * Attaches the file. The kernel detaches it when the last descriptor of the device is closed and nothing is mounted from it, so a
@@ -90,11 +96,21 @@ export async function configureOldLoop(device: number, backing: number, info: Bu
   await setLoopDirectIo(device).catch(() => undefined);
 }
 
+export interface LoopFile {
+  /** Of the file system that the file is on. */
+  readonly device: bigint;
+  readonly inode: bigint;
+  /** The path at which it was attached, as far as the kernel keeps it: it stays when the file is renamed. */
+  readonly attachedAs: string;
+}
+
 /** Which file is behind it. The kernel asks that file's file system: only for devices that can be ours. */
-export async function loopFile(device: number): Promise<{ readonly device: bigint; readonly inode: bigint }> {
+export async function loopFile(device: number): Promise<LoopFile> {
   const info = Buffer.alloc(infoBytes);
   await ioctl('getStatus64', device, info);
-  return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8) };
+  const name = info.subarray(fileNameAt, fileNameAt + fileNameBytes);
+  const attachedAs = name.toString('utf8', 0, name.indexOf(0));
+  return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8), attachedAs };
 }
 
 /** From now on the file stays attached, also when nobody has the device open. */

@@ -33,7 +33,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not ans
   async function asked(image: string): Promise<readonly Loop[]> {
     const clock = createSkippingClock();
     // The device is silent, as it is when another program's request to it waits for a disk.
-    const loopsWith = createLoopFiles(clock, () => {
+    const { loopsWith } = createLoopFiles(clock, () => {
       setImmediate(() => clock.skip(60_000));
       return new Promise(() => undefined);
     });

@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { endsWithin } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
 import { isWrittenByNobody } from './image-file.ts';
-import { loopFile } from './loop-calls.ts';
+import { type LoopFile, loopFile } from './loop-calls.ts';
 import { makeNode } from './loop-devices.ts';
 import type { Loop } from './loops.ts';
 import { isErrno, unlessMissing } from './paths.ts';
@@ -16,10 +16,14 @@ import { isErrno, unlessMissing } from './paths.ts';
  */
 export type LoopsWith = (image: string, loops: readonly Loop[]) => Promise<readonly Loop[]>;
 
-type File = Awaited<ReturnType<typeof loopFile>>;
+export interface LoopFiles {
+  readonly loopsWith: LoopsWith;
+  /** Only for a device that can be ours. Undefined: it has no file, or did not answer within 5 s. */
+  readonly fileOf: (loop: Loop) => Promise<LoopFile | undefined>;
+}
 
 /** Undefined: the device cannot be asked. */
-type Answer = File | 'not attached' | undefined;
+type Answer = LoopFile | 'not attached' | undefined;
 
 interface Question {
   readonly answer: Promise<Answer>;
@@ -29,11 +33,11 @@ interface Question {
 /** A question to a device on a local disk is answered from memory. */
 const answerMs = 5_000;
 
-export function createLoopFiles(clock: Clock, ask = askDevice): LoopsWith {
+export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   /** Each keeps a thread until the kernel answers, so a device is asked once, however often somebody wants to know. */
   const pending = new Map<string, Question>();
 
-  async function fileOf(loop: Loop): Promise<Answer | 'silent'> {
+  async function answerOf(loop: Loop): Promise<Answer | 'silent'> {
     const key = `${loop.name} ${loop.sequence} ${loop.file}`;
     const asked = pending.get(key) ?? { answer: ask(loop), since: clock.elapsed() };
     if (!pending.has(key)) {
@@ -55,14 +59,14 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopsWith {
       throw cannotAsk(loop, image);
   }
 
-  return async (image, loops) => {
+  const loopsWith: LoopsWith = async (image, loops) => {
     const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
     if (named.length === 0) return [];
     const wanted = await unlessMissing(stat(image, { bigint: true }));
     // The image is not to be seen now: the path is all that is known.
     if (wanted === undefined) return named.filter(({ file }) => file === image);
     const asked = named.map(async (loop) => {
-      const found = await fileOf(loop);
+      const found = await answerOf(loop);
       if (found === 'silent' || found === 'not attached') return found;
       if (found === undefined && loop.file !== image) throw cannotAsk(loop, image);
       if (found === undefined) return 'attached';
@@ -74,6 +78,14 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopsWith {
     if (attached.length > 0) return attached;
     for (const loop of named.filter((_, index) => answers[index] === 'silent')) await requireElsewhere(loop, image);
     return [];
+  };
+
+  return {
+    loopsWith,
+    fileOf: async (loop) => {
+      const answer = await answerOf(loop);
+      return typeof answer === 'object' ? answer : undefined;
+    },
   };
 }
 

@@ -56,6 +56,10 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
   }
 }
 
+/** Whether both are one attachment, of which the file may have been renamed. Kernels before 5.15 tell attachments apart by the file only. */
+export const isSameAttachment = (one: Loop, other: Loop): boolean =>
+  one.name === other.name && (other.sequence === undefined ? one.file === other.file : one.sequence === other.sequence);
+
 /** Whether the mount is of the device's node. Its /dev is a devtmpfs, in a container a tmpfs. */
 export function isNodeOf(loop: Loop, entry: MountEntry): boolean {
   return ['devtmpfs', 'tmpfs'].includes(entry.type) && entry.root === `/${loop.name}`;

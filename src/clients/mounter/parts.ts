@@ -2,14 +2,14 @@ import type { Clock } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Look } from './look.ts';
 import type { LoopDevices } from './loop-devices.ts';
-import type { LoopsWith } from './loop-files.ts';
+import type { LoopFiles } from './loop-files.ts';
 import type { MountCalls } from './mount-calls.ts';
 import type { MountTable } from './mountinfo.ts';
 import type { Near } from './near.ts';
 import type { Run } from './run.ts';
 
 /** What binding and unmounting work with. */
-export interface Parts {
+export interface Parts extends LoopFiles {
   readonly clock: Clock;
   readonly run: Run;
   readonly calls: MountCalls;
@@ -28,5 +28,4 @@ export interface Parts {
   /** Where the kernel shows its block devices. */
   readonly sys: string;
   readonly loopDevices: LoopDevices;
-  readonly loopsWith: LoopsWith;
 }

@@ -1,4 +1,4 @@
-import { lstat, readdir, realpath } from 'node:fs/promises';
+import { lstat, readdir, realpath, stat } from 'node:fs/promises';
 import { join, parse } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
@@ -6,14 +6,13 @@ import type { VolumeId } from '#core/model.ts';
 import { isVolumeId, isVolumeName } from '#core/names.ts';
 import { asideNames } from './aside.ts';
 import type { LoopDevices } from './loop-devices.ts';
-import type { LoopsWith } from './loop-files.ts';
+import type { LoopFiles } from './loop-files.ts';
 import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
 
-export interface ReapParts {
+export interface ReapParts extends LoopFiles {
   readonly loopDevices: LoopDevices;
-  readonly loopsWith: LoopsWith;
   readonly readTable: () => Promise<MountTable>;
   readonly unmount: (at: string, scope: Scope) => Promise<void>;
   readonly removeTarget: (at: string, scope: Scope) => Promise<void>;
@@ -67,13 +66,9 @@ async function idleLoops(parts: ReapParts, scope: Scope): Promise<readonly Loop[
   return idle.filter((_, index) => isOn[index]);
 }
 
-async function isOnImage(
-  { loopsWith }: ReapParts,
-  loop: Loop,
-  roots: readonly string[],
-  { log }: Scope,
-): Promise<boolean> {
-  if (loop.deleted) return roots.some((root) => isOurs(loop.file, root));
+async function isOnImage(parts: ReapParts, loop: Loop, roots: readonly string[], { log }: Scope): Promise<boolean> {
+  const { loopsWith } = parts;
+  if (loop.deleted) return roots.some((root) => isOurs(loop.file, root)) || (await wasDeletedByUs(parts, loop, roots));
   // Who attached it may have seen the store elsewhere, so the path is right from some folder in it on.
   const names = loop.file.split('/').slice(1);
   const ends = names.map((_, from) => names.slice(from).join('/'));
@@ -86,6 +81,18 @@ async function isOnImage(
     log.warn('a loop device is not reaped', { loop: loop.node, why: cause.message, action: cause.action });
   }
   return false;
+}
+
+/**
+ * Who attached it may have seen the store elsewhere, and a deleted file is found by no other path. So only one that bears the name that a deletion
+ * gives an image, and lies on the file system of a store, is taken for Stowage's.
+ */
+async function wasDeletedByUs({ fileOf }: ReapParts, loop: Loop, roots: readonly string[]): Promise<boolean> {
+  const id = /\/\.stowage\/deleting\/([^/]+)\.img$/.exec(loop.file)?.[1];
+  if (id === undefined || !isVolumeId(id)) return false;
+  const found = await fileOf(loop);
+  const stores = await Promise.all(roots.map((root) => unlessMissing(stat(root, { bigint: true }))));
+  return stores.some((store) => store !== undefined && store.dev === found?.device);
 }
 
 /** A volume's image, or one on its way. What lies inside a volume is its users' own, whatever it is called. */

@@ -1,0 +1,43 @@
+import { expect, test } from 'vitest';
+import { type Scope, silentLog } from '#base/log.ts';
+import type { LoopDevices } from '../mounter/loop-devices.ts';
+import type { Loop } from '../mounter/loops.ts';
+import { mountTable } from '../mounter/mountinfo.ts';
+import { detachIdle, detachUnused, type LoopParts } from './loop-parts.ts';
+
+const scope: Scope = { signal: new AbortController().signal, log: silentLog() };
+const plain: Loop = {
+  ...{ name: 'loop3', node: '/dev/loop3', device: '7:3', file: '/srv/v.img', deleted: false, bytes: 4096 },
+  ...{ readOnly: false, autoclear: false, sequence: '9', stacked: false },
+};
+const stacked: Loop = { ...plain, stacked: true };
+
+// Not every machine has a device mapper to stack something on a real one.
+test('a device that another one is stacked on is in use, and stays attached', async () => {
+  const detached: string[] = [];
+  const loopDevices = { detach: async ({ name }: Loop) => detached.push(name) > 0 } as Partial<LoopDevices>;
+  const parts = {
+    ...{ loopDevices, loops: async () => [stacked], readTable: async () => mountTable([]) },
+    loopsWith: async (_image: string, loops: readonly Loop[]) => loops,
+  } as unknown as LoopParts;
+  await expect(detachUnused(parts, stacked.file, scope)).rejects.toMatchObject({
+    code: 'in-use',
+    message: '/srv/v.img cannot be let go: another block device is stacked on /dev/loop3',
+    action: 'Remove that device first. Which it is: ls /sys/block/loop3/holders',
+  });
+  await detachIdle(parts, stacked.file, scope);
+  expect(detached).toEqual([]);
+});
+
+// Real files cannot be renamed at just that moment.
+test('a device is detached though its file is renamed between the look at the device and the detach', async () => {
+  const looks = [plain, { ...plain, file: '/srv/moved.img' }];
+  const asked: string[] = [];
+  const detach = async ({ file }: Loop): Promise<boolean> => asked.push(file) > 1;
+  const parts = {
+    ...{ loopDevices: { detach }, loops: async () => [looks.shift()], readTable: async () => mountTable([]) },
+    loopsWith: async (_image: string, loops: readonly Loop[]) => loops,
+  } as unknown as LoopParts;
+  await detachUnused(parts, plain.file, scope);
+  expect(asked).toEqual(['/srv/v.img', '/srv/moved.img']);
+});

@@ -1,0 +1,48 @@
+import type { Scope } from '#base/log.ts';
+import { patiently } from '#base/patience.ts';
+import { stowageError } from './errors.ts';
+import type { Mount } from './model.ts';
+import type { MountParts, Mounts } from './mounts.ts';
+import { repairing, type Staging } from './staging.ts';
+
+/** For all volumes together. */
+const unstageMs = 10_000;
+
+export function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
+  const { records, mounter, log, clock } = parts;
+
+  /**
+   * A device that somebody uses stays attached when its stage is gone. Then the record stays too, for whoever repeats the unmount: `reap` would
+   * take the stage away, and leave the device with nobody to detach it.
+   */
+  async function isDetached(mount: Mount, scope: Scope): Promise<boolean> {
+    if (mount.source.kind !== 'loop') return true;
+    try {
+      scope.signal.throwIfAborted();
+      await patiently(staging.unstageIfIdle(mount, scope), scope.signal, clock);
+      return true;
+    } catch (thrown) {
+      const { message: why, action } = stowageError(thrown);
+      log.warn('a volume that is not mounted any more could not be unstaged', { target: mount.target, why, action });
+      return false;
+    }
+  }
+
+  return async (scope) => {
+    // A disk that does not answer must not hold up the start.
+    using limit = clock.deadline(unstageMs, scope.signal);
+    for (const mount of await staging.live(records.mounts.list(), scope)) {
+      // Taken down to be made anew when a crash came: `repair` finishes that.
+      if (mount.mounted || repairing(records).includes(mount.volumeId)) continue;
+      log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
+      if (mounter.unable === undefined && !(await isDetached(mount, { ...scope, signal: limit.signal }))) continue;
+      records.mounts.remove(mount.target);
+      if (mount.madeTarget && mounter.unable === undefined)
+        await mounter.removeTarget(mount.target, scope).catch(() => undefined);
+    }
+    if (mounter.unable !== undefined) return;
+    const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
+    const gone = await mounter.reap(parts.mountsFolder, known, scope);
+    for (const what of gone) log.info('let go of a leftover', { what });
+  };
+}

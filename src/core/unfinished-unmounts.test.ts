@@ -1,0 +1,259 @@
+import { execFileSync } from 'node:child_process';
+import { closeSync, existsSync, mkdirSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { openRecords } from '#records/sqlite.ts';
+import { needs } from '#testbed/needs.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { attachImage } from '#testing/loop-mount.ts';
+import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
+import type { Operation, Volume } from './model.ts';
+import type { LiveMount } from './mounts.ts';
+import { newOperationId } from './names.ts';
+
+let ground: Ground;
+const at = (name: string): string => join(ground.folder, name);
+const image = (name = 'a'): string => at(`images/${name}.img`);
+
+beforeEach(() => {
+  ground = createGround();
+  onTestFinished(() => ground[Symbol.dispose]());
+  for (const name of ['state', 'images']) mkdirSync(at(name));
+});
+
+/** One life on the same state. */
+async function start(): Promise<TestServer> {
+  const server = await startServer({ folder: at('state'), listen: 'none' });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  return server;
+}
+
+async function create(server: TestServer, access: 'block' | 'filesystem' = 'block', name = 'a'): Promise<Volume> {
+  if (!server.engine.stores.list().some(({ config }) => config.name === 'images'))
+    await server.engine.stores.add('images', `local://${at('images')}?layout=image&onDelete=delete`, aCall());
+  return await server.engine.volumes.create(
+    { store: 'images', name, bytes: 64n << 20n, access, labels: {} },
+    aCall({ requestId: `make-${name}` }),
+  );
+}
+
+const mount = (server: TestServer, { id }: Volume, target = at('m'), readOnly = false): Promise<LiveMount> =>
+  server.engine.mounts.publish(id, target, { readOnly, user: undefined, claimTarget: true }, aCall());
+const unmount = (server: TestServer, { id }: Volume, target = at('m')): Promise<void> =>
+  server.engine.mounts.unpublish(target, id, aCall());
+const listed = async ({ engine }: TestServer): Promise<readonly [string, boolean][]> =>
+  (await engine.mounts.list(aCall())).map(({ target, mounted }) => [target, mounted]);
+
+/** As a kubelet binds a device that is not ours to take away, until it is disposed of. */
+function bound(): Disposable {
+  const [device = ''] = ground.loops();
+  writeFileSync(at('elsewhere'), '');
+  execFileSync('mount', ['--bind', device, at('elsewhere')]);
+  return { [Symbol.dispose]: () => void execFileSync('umount', [at('elsewhere')]) };
+}
+
+/** What kill -9 leaves: the intent, and no end of it. */
+function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
+  const id = newOperationId();
+  const records = openRecords(at('state/state.db'));
+  const about = { id, kind, store: 'images', subject: 'images/a', params };
+  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
+  records.close();
+  return id;
+}
+
+const stillBound = { code: 'in-use', message: expect.stringContaining(`it is still mounted at `) };
+
+describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detach the device of the volume', () => {
+  test('is finished when it is repeated, and refused until then', async () => {
+    const server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    {
+      using _elsewhere = bound();
+      for (let n = 0; n < 2; n++) await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      expect(await listed(server)).toEqual([[at('m'), false]]);
+    }
+    for (let n = 0; n < 2; n++) await unmount(server, volume);
+    expect([ground.loops(), ground.mounts(), existsSync(at('m')), await listed(server)]).toEqual([[], [], false, []]);
+  });
+
+  test('is refused for as long as the device is open', async () => {
+    const server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    const open = openSync(ground.loops()[0] ?? '', 'r');
+    try {
+      for (let n = 0; n < 2; n++)
+        await expect(unmount(server, volume)).rejects.toMatchObject({ code: 'in-use', reason: 'mount-busy' });
+    } finally {
+      closeSync(open);
+    }
+    for (let n = 0; n < 2; n++) await unmount(server, volume);
+    expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+  });
+
+  test('is finished when it is repeated, also where a mount at the same place failed in between', async () => {
+    const server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    {
+      using _elsewhere = bound();
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      renameSync(image(), at('images/aside'));
+      await expect(mount(server, volume)).rejects.toMatchObject({ reason: 'volume-data-unusable' });
+      renameSync(at('images/aside'), image());
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+    }
+    await unmount(server, volume);
+    expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+  });
+
+  test('leaves the volume to be mounted again at the same place', async () => {
+    const server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    const before = ground.loops();
+    {
+      using _elsewhere = bound();
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      expect(await mount(server, volume)).toMatchObject({ mounted: true });
+      expect(ground.loops()).toEqual(before);
+    }
+    await unmount(server, volume);
+    expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+  });
+
+  test('is finished after a restart', async () => {
+    let server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    {
+      using _elsewhere = bound();
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      for (let n = 0; n < 2; n++) {
+        await server.stop();
+        server = await start();
+        expect(await listed(server)).toEqual([[at('m'), false]]);
+        await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      }
+    }
+    await unmount(server, volume);
+    expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+  });
+
+  test('is over after a restart when nobody uses the device any more', async () => {
+    let server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    {
+      using _elsewhere = bound();
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      await server.stop();
+    }
+    expect(ground.loops()).toHaveLength(1);
+    server = await start();
+    expect([ground.loops(), await listed(server), existsSync(at('m'))]).toEqual([[], [], false]);
+    await unmount(server, volume);
+  });
+
+  test.each(['the target', 'the target and the stage'])(
+    'is finished when it is repeated after a crash that came when %s was unmounted',
+    async (what) => {
+      let server = await start();
+      const volume = await create(server);
+      const params = { mount: await mount(server, volume) };
+      const elsewhere = bound();
+      await server.stop();
+      // What is used elsewhere is still mounted.
+      const stage = join(at('state'), 'mounts', volume.id);
+      for (const place of what === 'the target' ? [at('m')] : [at('m'), stage])
+        if (ground.mounts().includes(place)) execFileSync('umount', [place]);
+      const intent = leaveIntent('volume.unmount', params);
+      server = await start();
+      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+        state: 'failed',
+        error: { code: 'in-use' },
+      });
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      elsewhere[Symbol.dispose]();
+      await unmount(server, volume);
+      expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+    },
+  );
+});
+
+describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is attached without a mount', () => {
+  test('is not deleted', async () => {
+    const server = await start();
+    const volume = await create(server);
+    const device = attachImage(image());
+    await expect(server.engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
+      code: 'in-use',
+      message: expect.stringContaining(`it is used by path ${device} on`),
+    });
+    expect(ground.loops(image())).toEqual([device]);
+  });
+
+  test.each(['block', 'filesystem'] as const)(
+    'is detached by a deletion that a crash interrupted (%s)',
+    async (access) => {
+      let server = await start();
+      const volume = await create(server, access);
+      await server.stop();
+      attachImage(image());
+      const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+      server = await start();
+      expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+      expect([ground.loops(), existsSync(image())]).toEqual([[], false]);
+    },
+  );
+
+  test('is detached by one that has to wait for its store', async () => {
+    let server = await start();
+    const volume = await create(server);
+    await server.stop();
+    const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+    renameSync(at('images'), at('aside'));
+    server = await start();
+    renameSync(at('aside'), at('images'));
+    attachImage(image());
+    await runMaintenance(server.engine);
+    expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+    expect([ground.loops(), existsSync(image())]).toEqual([[], false]);
+  });
+
+  test.each(['block', 'filesystem'] as const)(
+    'is kept by a deletion that a crash interrupted, while the device is mounted elsewhere (%s)',
+    async (access) => {
+      let server = await start();
+      const volume = await create(server, access);
+      await server.stop();
+      const device = attachImage(image());
+      if (access === 'block') {
+        writeFileSync(at('elsewhere'), '');
+        execFileSync('mount', ['--bind', device, at('elsewhere')]);
+      } else {
+        mkdirSync(at('elsewhere'));
+        execFileSync('mount', [device, at('elsewhere')]);
+      }
+      const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+      server = await start();
+      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+        state: 'failed',
+        error: { code: 'in-use' },
+      });
+      expect([ground.loops(image()), existsSync(image())]).toEqual([[device], true]);
+    },
+  );
+
+  test('is deleted when its data are gone', async () => {
+    let server = await start();
+    const volume = await create(server);
+    rmSync(image());
+    await server.stop();
+    const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
+    server = await start();
+    expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+  });
+});
