@@ -26,7 +26,13 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-test-run-'));
   const skipsFile = join(folder.path, 'skips');
   const outcomeFile = join(folder.path, 'outcome');
-  const env = { ...process.env, STOWAGE_SKIPS: skipsFile, STOWAGE_OUTCOME: outcomeFile };
+  const env = {
+    ...process.env,
+    STOWAGE_SKIPS: skipsFile,
+    STOWAGE_OUTCOME: outcomeFile,
+    // Tests start very many programs from their sources, and Node would compile these each time.
+    NODE_COMPILE_CACHE: join(folder.path, 'compiled'),
+  };
   const vitest = join(repository, 'node_modules', 'vitest', 'vitest.mjs');
   const child = spawn(process.execPath, [vitest, 'run', ...loader, ...args], {
     cwd: repository,
