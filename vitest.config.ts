@@ -12,7 +12,8 @@ export default defineConfig({
     pool: 'forks',
     // Most of the long tests wait for programs that start and stop, so two to a core keep the cores busy.
     maxWorkers: Math.min(6, 2 * availableParallelism()),
-    sequence: { sequencer: TestOrder },
+    // Vitest has one of its own for `--sequence.shuffle.files`.
+    sequence: process.argv.some((word) => word.startsWith('--sequence.shuffle')) ? {} : { sequencer: TestOrder },
     execArgv: ['--disable-warning=ExperimentalWarning'],
     // By its whole path: `npm test` is tested with another root.
     setupFiles: [fileURLToPath(new URL('./src/testing/setup.ts', import.meta.url))],

@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { slowFiles } from './slow-files.ts';
-import { inGoodOrder, inRandomOrder } from './test-order.ts';
+import { inGoodOrder } from './test-order.ts';
 
 const file = (path: string, bytes = 300) => ({ path, bytes });
 const paths = (files: readonly { readonly path: string }[]): string => files.map(({ path }) => path).join(' ');
@@ -16,14 +16,6 @@ test('half of the workers begin with slow files, the other half with quick ones,
 
 test('one worker takes them all', () => {
   expect(paths(inGoodOrder([file('a'), file('b'), file('c', 9_000)], { a: 100 }, 1))).toBe('a c b');
-});
-
-test('the random order is another one for each seed, and the same for the same', () => {
-  const files = Array.from({ length: 50 }, (_, n) => `${n}`);
-  const order = (seed: number): readonly string[] => inRandomOrder(files, (path) => path, seed);
-  expect(order(1)).toEqual(order(1));
-  expect(order(1)).not.toEqual(order(2));
-  expect(order(1).toSorted()).toEqual(files.toSorted());
 });
 
 test('the slow files exist', () => {

@@ -1,4 +1,3 @@
-import { createHash } from 'node:crypto';
 import { statSync } from 'node:fs';
 import { dirname, relative } from 'node:path';
 import { BaseSequencer, type TestSpecification } from 'vitest/node';
@@ -56,23 +55,10 @@ function lane(
   });
 }
 
-/** The same order for the same seed, which vitest prints. */
-export function inRandomOrder<T>(files: readonly T[], pathOf: (file: T) => string, seed: number): T[] {
-  const rank = (file: T): string =>
-    createHash('sha256')
-      .update(`${seed} ${pathOf(file)}`)
-      .digest('hex');
-  const ranked = files.map((file) => [rank(file), file] as const);
-  return ranked.toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, file]) => file);
-}
-
 export class TestOrder extends BaseSequencer {
   override async sort(specifications: TestSpecification[]): Promise<TestSpecification[]> {
-    const { maxWorkers, sequence } = this.ctx.config;
+    const { maxWorkers } = this.ctx.config;
     const pathOf = ({ moduleId }: TestSpecification): string => relative(repository, moduleId);
-    const { shuffle } = sequence;
-    if (shuffle === true || (typeof shuffle === 'object' && shuffle.files === true))
-      return inRandomOrder(specifications, pathOf, sequence.seed);
     const files = specifications.map((one) => ({ path: pathOf(one), bytes: statSync(one.moduleId).size }));
     const order = inGoodOrder(files, slowFiles, Number(maxWorkers)).map(({ path }) => path);
     const rank = new Map(order.map((path, at) => [path, at]));
