@@ -10,15 +10,7 @@ import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
 import type { TakeOverWish } from '#cli/taking-over.ts';
 import { usualKeeper } from '#clients/data-path/starting.ts';
-import { runAgent } from './agent.ts';
-import { runController } from './controller.ts';
-import { examineMachine } from './doctor.ts';
-import { runKeeper } from './keeper.ts';
-import { findCluster } from './kubectl.ts';
-import { runNfsServer } from './nfs-serve.ts';
-import { runServer } from './serve.ts';
 import { keepersFolder } from './state-folder.ts';
-import { startTakingOver } from './take-over/start.ts';
 import { version } from './version.ts';
 
 const isRoot = process.getuid?.() === 0;
@@ -65,6 +57,7 @@ const interrupt = new AbortController();
 // A second Ctrl-C ends the process at once, as people expect.
 process.once('SIGINT', () => interrupt.abort());
 
+// Each command imports what it runs: loading all of the program takes longer than most commands do.
 const status = await runCli(
   process.argv.slice(2),
   {
@@ -79,24 +72,42 @@ const status = await runCli(
     program: programName(),
     ...(isKubectl
       ? {
-          cluster: (options: ClusterOptions) =>
-            findCluster({ ...options, env: process.env, home: homedir(), signal: interrupt.signal }),
-          takeOver: (wish: TakeOverWish) =>
-            startTakingOver({ ...wish, env: process.env, home: homedir(), signal: interrupt.signal }),
+          cluster: async (options: ClusterOptions) =>
+            await (await import('./kubectl.ts')).findCluster({
+              ...options,
+              env: process.env,
+              home: homedir(),
+              signal: interrupt.signal,
+            }),
+          takeOver: async (wish: TakeOverWish) =>
+            await (await import('./take-over/start.ts')).startTakingOver({
+              ...wish,
+              env: process.env,
+              home: homedir(),
+              signal: interrupt.signal,
+            }),
         }
       : {}),
-    up: (options) =>
-      (options.kubernetes === true ? runAgent : runServer)(
+    up: async (options) => {
+      const run =
+        options.kubernetes === true ? (await import('./agent.ts')).runAgent : (await import('./serve.ts')).runServer;
+      return await run(options, foldersFor(options), programName(), interrupt.signal);
+    },
+    controller: async ({ state, ...options }) =>
+      await (await import('./controller.ts')).runController(
         options,
-        foldersFor(options),
-        programName(),
+        foldersFor(state === undefined ? {} : { state }),
         interrupt.signal,
       ),
-    controller: ({ state, ...options }) =>
-      runController(options, foldersFor(state === undefined ? {} : { state }), interrupt.signal),
-    nfsServe: (options, ready) => runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
-    keeper: (options) => runKeeper(options, join(nfsServerFolders().keepers, usualKeeper)),
-    doctor: () => examineMachine(foldersFor({}).state, { signal: interrupt.signal, log: silentLog() }),
+    nfsServe: async (options, ready) =>
+      await (await import('./nfs-serve.ts')).runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
+    keeper: async (options) =>
+      await (await import('./keeper.ts')).runKeeper(options, join(nfsServerFolders().keepers, usualKeeper)),
+    doctor: async () =>
+      await (await import('./doctor.ts')).examineMachine(foldersFor({}).state, {
+        signal: interrupt.signal,
+        log: silentLog(),
+      }),
   },
 );
 // Everything is written and closed; a thread that waits for a dead disk must not keep the process.
