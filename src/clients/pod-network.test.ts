@@ -6,10 +6,15 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { DeadlineExceeded } from '#base/clock.ts';
+import { DeadlineExceeded, systemClock } from '#base/clock.ts';
 import { asItIs } from '#base/linux/network.ts';
+import { silentLog } from '#base/log.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import { createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { onPath } from '#testbed/component.ts';
 import { needs } from '#testbed/needs.ts';
+import { plainPolicy } from '#testing/policy.ts';
 import { localAddresses, withPodNetworks } from './pod-network.ts';
 
 const { signal } = new AbortController();
@@ -57,6 +62,18 @@ test('names the chart value that gives agents access to the network namespaces',
   await expect(withPodNetworks(asItIs, '/nonexistent')('pod-address:192.0.2.7', signal)).rejects.toMatchObject({
     ...{ code: 'unsupported', reason: 'pod-networks-hidden' },
     action: "Ask the administrator to set the chart's value agent.networkNamespaces to true (the default).",
+  });
+});
+
+test('a check of a store says at its first step that agents do not see the network namespaces', async () => {
+  const clock = systemClock();
+  const connect = () => createConnect(clock, withPodNetworks(asItIs, '/nonexistent'));
+  const kind = createNfsStoreKind(clock, connect(), connect);
+  const config = parseStoreConfig('silver', 'nfs://192.0.2.1/export', 'file', new Map([[kind.scheme, kind]]));
+  const scope = { signal, log: silentLog() };
+  expect(await kind.probe?.(config, plainPolicy, scope, 'pod-address:192.0.2.7')).toMatchObject({
+    ok: false,
+    steps: [{ step: 'network', ok: false, reason: 'pod-networks-hidden' }],
   });
 });
 

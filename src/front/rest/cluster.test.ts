@@ -400,6 +400,24 @@ describe('a check from the network of a pod', () => {
     expect((await check('pod:shop/web-0')).body.steps).toEqual([hidden]);
   });
 
+  test.each([
+    ['agent-lost', 'unavailable', 'the connection to the agent of the node was lost before it answered'],
+    ['agent-no-answer', 'deadline', 'the agent of the node did not answer in time'],
+  ] as const)('does not blame the store for %s', async (reason, code, detail) => {
+    answers = () => {
+      throw new StowageError('no answer from node-b at 192.0.2.7', { code, reason, action: '' });
+    };
+    expect((await check('pod:shop/web-0')).body).toMatchObject({ code, reason, detail });
+  });
+
+  test('tells every caller that Kubernetes could not be asked about the pod', async () => {
+    located = () => {
+      throw new StowageError('it was not asked', { code: 'unavailable', reason: 'pod-unasked', action: 'Try again.' });
+    };
+    const { body } = await check('pod:shop/web-0');
+    expect(body).toMatchObject({ reason: 'pod-unasked', detail: 'it was not asked', action: 'Try again.' });
+  });
+
   test('is refused where the agent is too old to know pods', async () => {
     answers = () => answer(undefined);
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 422, body: { reason: 'agent-too-old' } });
