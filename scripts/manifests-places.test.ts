@@ -25,11 +25,15 @@ interface Mount {
   readonly mountPropagation?: string;
 }
 
-/** The folders of its node that an agent is shown besides its own, each at the path that it has on the node. */
-async function shown(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
+async function agentOf(values: Readonly<Record<string, unknown>>): Promise<Agent['spec']['template']['spec']> {
   const all = parseAllDocuments(await rendered(values)).map((document) => document.toJS() as Agent);
   const agent = all.find(({ kind, metadata }) => `${kind} ${metadata.name}` === 'DaemonSet stowage-agent');
-  const { containers, volumes } = agent?.spec.template.spec ?? expect.fail('no agent');
+  return agent?.spec.template.spec ?? expect.fail('no agent');
+}
+
+/** The folders of its node that an agent is shown besides its own, each at the path that it has on the node. */
+async function shown(values: Readonly<Record<string, unknown>>): Promise<readonly string[]> {
+  const { containers, volumes } = await agentOf(values);
   return volumes.flatMap(({ name, hostPath }) => {
     if (!name.startsWith('store-')) return [];
     const mount = containers[0].volumeMounts.find((one) => one.name === name);
@@ -51,6 +55,15 @@ describe.skipIf(needs('helm'))('the folders of nodes that agents are shown, by H
       '/srv',
       '/data/stowage',
     ]);
+  });
+
+  test('are also those of the network namespaces of pods, unless the administrator does not want that', async () => {
+    const names = async (values: Readonly<Record<string, unknown>>): Promise<readonly (readonly string[])[]> => {
+      const { containers, volumes } = await agentOf(values);
+      return [volumes, containers[0].volumeMounts].map((all) => all.map(({ name }) => name));
+    };
+    for (const all of await names({})) expect(all).toContain('netns');
+    for (const all of await names({ 'agent.networkNamespaces': false })) expect(all).not.toContain('netns');
   });
 
   test('are shown once, and not again inside of another', async () => {

@@ -47,3 +47,14 @@ test('SECURITY.md names the pods of the chart, and which of them is privileged',
     expect(rightsOf(`\`${metadata.name}\``).includes('**privileged**'), metadata.name).toBe(isPrivileged === true);
   }
 });
+
+test('SECURITY.md names the folders of the node that agents have', () => {
+  const agent = parseAllDocuments(readFileSync(files.manifests, 'utf8'))
+    .map((document) => document.toJS())
+    .find(({ kind, metadata }) => `${kind} ${metadata.name}` === 'DaemonSet stowage-agent');
+  const paths: readonly string[] = agent.spec.template.spec.volumes.flatMap(
+    ({ hostPath }: { readonly hostPath?: { readonly path: string } }) => hostPath?.path ?? [],
+  );
+  const named = ['/var/lib/kubelet', ...(rightsOf('`stowage-agent`').match(/(?<=`)\/[a-z/]+(?=`)/g) ?? [])];
+  expect(paths.filter((path) => !path.endsWith('/stowage')).sort()).toEqual(named.sort());
+});

@@ -1,25 +1,21 @@
 import { execFile } from 'node:child_process';
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { expect } from 'vitest';
+import { parseAllDocuments } from 'yaml';
+import { repository } from '#testbed/component.ts';
 import { program } from '../stowage.ts';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import type { ChartGround } from './chart-ground.ts';
 
 const account = 'checker';
 
-/** As docs/kubernetes.md shows it: an account that may check stores from the network of any pod. */
-export const checkerAccount: readonly object[] = [
-  { apiVersion: 'v1', kind: 'ServiceAccount', metadata: { name: account, namespace } },
-  {
-    ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRole', metadata: { name: account } },
-    rules: [
-      { apiGroups: ['stowage.dev'], resources: ['stores'], verbs: ['get'] },
-      { apiGroups: ['stowage.dev'], resources: ['stores/check'], verbs: ['create', 'update'] },
-    ],
-  },
-  {
-    ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRoleBinding', metadata: { name: account } },
-    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: account },
-    subjects: [{ kind: 'ServiceAccount', name: account, namespace }],
-  },
-];
+/** An account that may check stores from the network of any pod: the one in docs/kubernetes.md. */
+export async function checkerAccount(): Promise<readonly object[]> {
+  const text = await readFile(join(repository, 'docs', 'kubernetes.md'), 'utf8');
+  const blocks = Array.from(text.matchAll(/^```yaml\n(.*?)^```$/gms), ([, block = '']) => block);
+  const block = blocks.find((one) => one.includes('stores/check')) ?? expect.fail('no account in docs/kubernetes.md');
+  return parseAllDocuments(block).map((document) => document.toJS());
+}
 
 /** A pod without volumes that does nothing. */
 export const idlePod = (name: string, nodeName: string, image: string): object => ({
@@ -35,7 +31,12 @@ export interface CheckOutcome {
   readonly body: {
     readonly ok?: boolean;
     readonly from?: string;
-    readonly steps?: readonly { readonly step: string; readonly ok: boolean; readonly detail: string }[];
+    readonly steps?: readonly {
+      readonly step: string;
+      readonly ok: boolean;
+      readonly detail: string;
+      readonly reason?: string;
+    }[];
   };
   readonly stderr: string;
 }
@@ -44,10 +45,14 @@ export interface CheckOutcome {
 export async function checkFrom({ cluster }: ChartGround, store: string, from: string): Promise<CheckOutcome> {
   const words = ['--account', account, '--json', 'store', 'check', store, '--from', from];
   const env = { PATH: process.env['PATH'], HOME: cluster.folder, KUBECONFIG: cluster.kubeconfig };
-  const { promise, resolve } = Promise.withResolvers<CheckOutcome>();
+  const { promise, resolve, reject } = Promise.withResolvers<CheckOutcome>();
   execFile(program.replace(/stowage$/, 'kubectl-stowage'), words, { env, timeout: 60_000 }, (error, stdout, stderr) => {
     const status = error === null ? 0 : typeof error.code === 'number' ? error.code : -1;
-    resolve({ status, body: stdout === '' ? {} : JSON.parse(stdout), stderr });
+    try {
+      resolve({ status, body: stdout === '' ? {} : JSON.parse(stdout), stderr });
+    } catch (cause) {
+      reject(new Error(`the answer is not JSON (status ${status}): ${stdout} ${stderr}`, { cause }));
+    }
   });
   return await promise;
 }

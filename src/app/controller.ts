@@ -40,7 +40,7 @@ import { createControllerMarks } from './controller-marks.ts';
 import { createOpenDoor, type DoorPlace, doorPlace } from './door.ts';
 import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
-import { isInPod, withoutHostClient } from './host-client.ts';
+import { withoutHostClient } from './host-client.ts';
 import { kubeAccess } from './kube.ts';
 import { createLog, levelFrom } from './logger.ts';
 import { prepareState } from './state-folder.ts';
@@ -202,10 +202,8 @@ async function begin(folders: Folders, instance: string): Promise<void> {
 
 /** Local stores are known only to be told from others: they are their nodes'. */
 function controllerKinds(clock: Clock): readonly StoreKind[] {
-  const network = createNfsStoreKind(clock);
-  // What is installed in pods has its agents in pods, too.
-  const usable = isInPod(process.env) ? withoutHostClient(network) : network;
-  return [keepApart(usable, nfsPlace), createLocalStoreKind()];
+  // Agents are pods, wherever the controller runs: it admits them by the token of their pod.
+  return [keepApart(withoutHostClient(createNfsStoreKind(clock)), nfsPlace), createLocalStoreKind()];
 }
 
 async function said(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {

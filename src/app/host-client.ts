@@ -6,7 +6,7 @@ import type { StoreKind } from '#core/ports.ts';
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /** Kubernetes sets it in the containers of every pod. */
-export const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_HOST']);
+const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_HOST']);
 
 /** In the container of a pod, or of a container engine. */
 export async function isInContainer(

@@ -7,7 +7,7 @@ import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
 import type { KeeperPlace } from '#clients/data-path/placing.ts';
 import { createContainerEngine } from '#clients/engines/engine.ts';
 import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
-import { createPodNetwork, podAddressPrefix } from '#clients/pod-network.ts';
+import { withPodNetworks } from '#clients/pod-network.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
@@ -135,9 +135,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     ...{ engines: clients, instance: instanceOf(records), log },
     hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
   });
-  const podNetwork = createPodNetwork();
-  late.find = (network, signal) =>
-    network.startsWith(podAddressPrefix) ? podNetwork(network, signal) : networks.find(network, signal);
+  late.find = networks.find;
   const keepers = undo.use(
     createKeepers({
       ...{ clock, log, version, folder: keepersFolder(folders.socket), find: networks.find },
@@ -239,7 +237,7 @@ interface KindParts {
 }
 
 function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindParts): readonly StoreKind[] {
-  const connect = (): Connect => createConnect(clock, find);
+  const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
   const network = isContained ? withoutHostClient(own) : own;
   return [

@@ -5,3 +5,8 @@ export function harmless(text: string): string {
     (c) => `\\u{${c.charCodeAt(0).toString(16)}}`,
   );
 }
+
+const mostText = 4_096;
+
+/** Of a text that another machine sent: no more than somebody reads. */
+export const harmlessPart = (text: string): string => harmless(text.slice(0, mostText));

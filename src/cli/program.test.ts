@@ -5,6 +5,7 @@ import { cliReference } from './reference.ts';
 import { run } from './scripted-server.ts';
 import { walk } from './tree.ts';
 
+const nobody = (): Promise<never> => Promise.reject(new Error('nobody answers'));
 const program = createProgram({ version: '1.2.3', program: 'stowage' }, () => async () => undefined);
 const commands = walk(program).map(({ path, command }) => ({ name: path.join(' '), path, command }));
 
@@ -58,13 +59,16 @@ describe('help', () => {
   test.each(commands.flatMap(({ name, command }) => command.examples.map(({ line }) => ({ name, line }))))(
     'the example “$line” of $name is understood',
     async ({ line }) => {
-      const calls = [...line.matchAll(/(xargs -r )?stowage ([^|>)]*)/g)];
+      const calls = [...line.matchAll(/(xargs -r )?(kubectl )?stowage ([^|>)]*)/g)];
       expect(calls).not.toEqual([]);
-      for (const [, piped, words = ''] of calls) {
+      for (const [, piped, kubectl, words = ''] of calls) {
         const given = (words.match(/'[^']*'|"[^"]*"|\S+/g) ?? []).map((word) => word.replace(/^['"]|['"]$/g, ''));
         const argv = piped === undefined ? given : [...given, 'piped'];
-        // Nobody answers at that socket: anything but a misunderstanding is fine.
-        const { stderr } = await run({ socket: '/nonexistent/s.sock' }, argv);
+        // Nobody answers there: anything but a misunderstanding is fine.
+        const { stderr } =
+          kubectl === undefined
+            ? await run({ socket: '/nonexistent/s.sock' }, argv)
+            : await run(undefined, argv, { injected: { program: 'kubectl stowage', cluster: nobody } });
         expect(stderr).not.toMatch(/unknown|missing required|too many/);
       }
     },

@@ -41,7 +41,10 @@ function addReading(store: Verb, act: Act): void {
     .example('stowage store check local', 'does it work, and what to do if not?')
     .example('stowage store check silver --from web', 'can the container web reach the server of silver?')
     .example('stowage store check silver --from docker:backend', 'can containers in the network backend reach it?')
-    .example('kubectl stowage store check silver --from pod:shop/web-0', 'can the pod web-0 reach it? (in a cluster)')
+    .example(
+      'kubectl stowage store check silver --account checker --from pod:shop/web-0',
+      'can the pod web-0 reach it? (in a cluster)',
+    )
     .action(act(check));
   store
     .command('orphans')

@@ -1,12 +1,21 @@
 import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { mkdir, mkdtempDisposable, symlink, writeFile } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { chmod, mkdir, mkdtempDisposable, readFile, symlink, unlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { DeadlineExceeded, systemClock } from '#base/clock.ts';
+import { asItIs } from '#base/linux/network.ts';
+import { silentLog } from '#base/log.ts';
+import { parseStoreConfig } from '#core/store-uri.ts';
+import { createConnect } from '#stores/nfs/connect.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { onPath } from '#testbed/component.ts';
 import { needs } from '#testbed/needs.ts';
-import { createPodNetwork, localAddresses } from './pod-network.ts';
+import { plainPolicy } from '#testing/policy.ts';
+import { localAddresses, withPodNetworks } from './pod-network.ts';
 
 const { signal } = new AbortController();
 const ip = (...words: readonly string[]) => promisify(execFile)('ip', words, { timeout: 10_000 });
@@ -33,21 +42,38 @@ fd00000000000000000000000000000a 02 40 00 80     eth0
   expect(localAddresses(tables)).toEqual(['10.244.1.5', '127.0.0.1', 'fd00:0000:0000:0000:0000:0000:0000:000a']);
 });
 
-test("finds a pod with the node's address in the network of the agent itself", async () => {
-  const find = createPodNetwork({ folder: '/nonexistent', ownAddresses: () => ['192.0.2.7', 'fd00:0:0:0::7'] });
-  expect(await find('pod-address:192.0.2.7', signal)).toBe('/proc/self/ns/net');
-  expect(await find('pod-address:fd00::7', signal)).toBe('/proc/self/ns/net');
+test('a pod with the network of its node has the network of the agent', async () => {
+  expect(await withPodNetworks(asItIs, '/nonexistent')('pod-address:host', signal)).toBe('/proc/self/ns/net');
+});
+
+test('leaves other networks to what finds them', async () => {
+  expect(await withPodNetworks(async (network) => `/${network}`, '/nonexistent')('docker:apps', signal)).toBe(
+    '/docker:apps',
+  );
 });
 
 test('refuses what is not an address', async () => {
-  await expect(createPodNetwork()('pod-address:..', signal)).rejects.toMatchObject({ reason: 'pod-address-invalid' });
+  await expect(withPodNetworks(asItIs)('pod-address:..', signal)).rejects.toMatchObject({
+    reason: 'pod-address-invalid',
+  });
 });
 
 test('names the chart value that gives agents access to the network namespaces', async () => {
-  const find = createPodNetwork({ folder: '/nonexistent', ownAddresses: () => [] });
-  await expect(find('pod-address:192.0.2.7', signal)).rejects.toMatchObject({
+  await expect(withPodNetworks(asItIs, '/nonexistent')('pod-address:192.0.2.7', signal)).rejects.toMatchObject({
     ...{ code: 'unsupported', reason: 'pod-networks-hidden' },
-    action: expect.stringContaining('agent.networkNamespaces'),
+    action: "Ask the administrator to set the chart's value agent.networkNamespaces to true (the default).",
+  });
+});
+
+test('a check of a store says at its first step that agents do not see the network namespaces', async () => {
+  const clock = systemClock();
+  const connect = () => createConnect(clock, withPodNetworks(asItIs, '/nonexistent'));
+  const kind = createNfsStoreKind(clock, connect(), connect);
+  const config = parseStoreConfig('silver', 'nfs://192.0.2.1/export', 'file', new Map([[kind.scheme, kind]]));
+  const scope = { signal, log: silentLog() };
+  expect(await kind.probe?.(config, plainPolicy, scope, 'pod-address:192.0.2.7')).toMatchObject({
+    ok: false,
+    steps: [{ step: 'network', ok: false, reason: 'pod-networks-hidden' }],
   });
 });
 
@@ -56,8 +82,12 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   const names = [1, 2, 3].map((at) => `stowage-pod-${id}-${at}`);
   const namespaces = names.map((name) => `/run/netns/${name}`);
   let folder: Awaited<ReturnType<typeof mkdtempDisposable>>;
-  const find = (address: string) =>
-    createPodNetwork({ folder: folder.path, ownAddresses: () => ['192.0.2.1'] })(`pod-address:${address}`, signal);
+  const find = (address: string, until = signal) =>
+    withPodNetworks(asItIs, folder.path)(`pod-address:${address}`, until);
+  /** Runs instead of nsenter; `REAL` in it is the real one. */
+  let instead: (script: string) => Promise<void>;
+  /** What the script wrote. */
+  let written: () => Promise<string>;
 
   beforeAll(async () => {
     folder = await mkdtempDisposable(join(tmpdir(), 'stowage-pods-'));
@@ -74,6 +104,19 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     await writeFile(join(folder.path, 'gone'), '');
     await mkdir(join(folder.path, 'folder'));
   }, 60_000);
+  beforeEach(async () => {
+    const own = await mkdtempDisposable(join(tmpdir(), 'stowage-nsenter-'));
+    onTestFinished(() => own[Symbol.asyncDispose]());
+    onTestFinished(() => void vi.unstubAllEnvs());
+    const [program, log] = [join(own.path, 'nsenter'), join(own.path, 'log')];
+    written = () => readFile(log, 'utf8').catch(() => '');
+    instead = async (script) => {
+      const text = script.replaceAll('REAL', onPath('nsenter') ?? 'nsenter').replaceAll('LOG', log);
+      await writeFile(program, `#!/bin/sh\n${text}\n`);
+      await chmod(program, 0o755);
+      vi.stubEnv('PATH', `${own.path}:${process.env['PATH']}`);
+    };
+  });
   afterAll(async () => {
     for (const name of names) await ip('netns', 'delete', name);
     await folder?.[Symbol.asyncDispose]();
@@ -92,13 +135,65 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     await expect(find('198.18.7.99')).rejects.toMatchObject({ code: 'not-found', reason: 'pod-network-unknown' });
   });
 
-  test('refuses to choose among two that have the address', async () => {
-    await expect(find('198.18.8.1')).rejects.toMatchObject({ code: 'conflict', reason: 'pod-network-ambiguous' });
+  test('refuses to choose among two that have the address, and says how that happens', async () => {
+    await expect(find('198.18.8.1')).rejects.toMatchObject({
+      ...{ code: 'conflict', reason: 'pod-network-ambiguous' },
+      action: expect.stringContaining('which pod took the address of another one'),
+    });
   });
 
-  test('ends with its caller', async () => {
-    const limit = AbortSignal.abort(new Error('no longer'));
-    const one = createPodNetwork({ folder: folder.path, ownAddresses: () => [] });
-    await expect(one('pod-address:198.18.7.1', limit)).rejects.toThrow('no longer');
+  test('knows that two names lead to one namespace', async () => {
+    const second = join(folder.path, 'second-name');
+    await symlink(namespaces[0] ?? '', second);
+    onTestFinished(() => unlink(second));
+    expect([second, join(folder.path, names[0] ?? '')]).toContain(await find('198.18.7.1'));
+  });
+
+  test('searches once for a check, and looks again only where it found the address', async () => {
+    await instead('echo "$1" >>LOG; exec REAL "$@"');
+    const one = withPodNetworks(asItIs, folder.path);
+    for (const _ of [1, 2, 3]) expect(await one('pod-address:198.18.7.2', signal)).toContain(names[1]);
+    const searched = names.length;
+    expect((await written()).trim().split('\n')).toHaveLength(searched + 2);
+  });
+
+  test('searches again when the address is elsewhere', async () => {
+    const [first = '', , third = ''] = names;
+    const one = withPodNetworks(asItIs, folder.path);
+    await ip('-n', first, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
+    expect(await one('pod-address:198.18.9.1', signal)).toContain(first);
+    await ip('-n', first, 'address', 'delete', '198.18.9.1/24', 'dev', 'lo');
+    await ip('-n', third, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
+    expect(await one('pod-address:198.18.9.1', signal)).toContain(third);
+  });
+
+  test('does not say that no pod has the address while a namespace cannot be read', async () => {
+    await instead(`case "$1" in *-2) echo 'nsenter: not permitted' >&2; exit 1;; esac; exec REAL "$@"`);
+    await expect(find('198.18.7.2')).rejects.toMatchObject({
+      ...{ code: 'unavailable', reason: 'pod-network-unreadable' },
+      message: `the addresses in the network namespace ${join(folder.path, names[1] ?? '')} cannot be read`,
+      action: expect.stringContaining('nsenter --net='),
+      cause: expect.objectContaining({ message: expect.stringContaining('not permitted') }),
+    });
+    expect(await find('198.18.7.1')).toContain(names[0]);
+  });
+
+  test('reads the addresses of a namespace without IPv6', async () => {
+    await instead('exec REAL "$1" "$2" "$3" "$4" /proc/self/net/no-such-table');
+    expect(await find('198.18.7.1')).toContain(names[0]);
+  });
+
+  test.each([
+    ['its caller', new Error('no longer'), { message: 'no longer' }],
+    ['its deadline', new DeadlineExceeded(8_000), { code: 'deadline', reason: 'pod-network-slow' }],
+  ])('ends with %s, and leaves no process', async (_, reason, thrown) => {
+    await instead('echo $$ >>LOG; exec sleep 1000');
+    const ending = new AbortController();
+    const failed = expect(find('198.18.7.1', ending.signal)).rejects.toMatchObject(thrown);
+    await expect.poll(async () => (await written()).split('\n').length).toBeGreaterThan(names.length);
+    ending.abort(reason);
+    await failed;
+    for (const pid of (await written()).trim().split('\n'))
+      await expect.poll(() => existsSync(`/proc/${pid}`)).toBe(false);
   });
 });

@@ -1,58 +1,47 @@
 import { execFile } from 'node:child_process';
-import { readdir } from 'node:fs/promises';
+import { readdir, stat, statfs } from 'node:fs/promises';
 import { isIP, SocketAddress } from 'node:net';
-import { networkInterfaces } from 'node:os';
 import { join } from 'node:path';
+import { DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
+import { nodeNetwork, podAddressPrefix } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import { searchPath } from './mounter/tools.ts';
-
-/** What the controller sends to the agent of the pod's node, instead of `pod:NAMESPACE/NAME`: agents may not read pods. */
-export const podAddressPrefix = 'pod-address:';
 
 /** containerd and CRI-O mount the network namespaces of pods here. */
 const usualFolder = '/run/netns';
 const ownNetwork = '/proc/self/ns/net';
+/** NSFS_MAGIC: a network namespace that is mounted on a file. What a removed one leaves is an ordinary file. */
+const namespaceType = 0x6e736673;
 const readsAtOnce = 8;
 /** nsenter and cat take a few milliseconds. */
 const readMs = 5_000;
 /** Enough for thousands of addresses. */
 const mostBytes = 1 << 20;
 
-export interface PodNetworkOptions {
-  readonly folder?: string;
-  /** Addresses of this process's own network. */
-  readonly ownAddresses?: () => readonly string[];
-}
-
 /**
- * Finds the network namespace of a pod on this node by the pod's address. The container runtime knows which namespace belongs to which pod, but
- * asking it would need its socket, which means root on the node; an address is unique among the pods of a node.
+ * Finds the network namespace of `pod-address:…` on this node; other networks are left to `others`. The container runtime knows which namespace
+ * belongs to which pod, but asking it would need its socket, which means root on the node; an address is unique among the pods of a node.
+ *
+ * It remembers where it found an address, since one check asks at each of its steps. So every check makes one of its own.
  */
-export function createPodNetwork(options: PodNetworkOptions = {}): FindNamespace {
-  const { folder = usualFolder, ownAddresses = interfaceAddresses } = options;
+export function withPodNetworks(others: FindNamespace, folder = usualFolder): FindNamespace {
+  const known = new Map<string, string>();
   return async (network, signal) => {
+    if (!network.startsWith(podAddressPrefix)) return await others(network, signal);
     const given = network.slice(podAddressPrefix.length);
+    // The agent has the network of its node, too.
+    if (given === nodeNetwork) return ownNetwork;
     const address = canonical(given);
     if (address === undefined) throw invalidAddress(given);
-    // A pod with hostNetwork has the node's address, and so does the agent.
-    if (ownAddresses().some((own) => canonical(own) === address)) return ownNetwork;
-    const found: string[] = [];
-    await eachBounded(await namespacesIn(folder), readsAtOnce, async (path) => {
-      const addresses = await addressesIn(path, signal);
-      if (addresses.some((one) => canonical(one) === address)) found.push(path);
-    });
-    signal.throwIfAborted();
-    const [first, second] = found;
-    if (first === undefined) throw noNamespace(address);
-    if (second !== undefined) throw severalNamespaces(address, found);
-    return first;
+    const before = known.get(address);
+    if (before !== undefined && (await hasAddress(before, address, signal).catch(() => false))) return before;
+    const path = await search(folder, address, signal);
+    known.set(address, path);
+    return path;
   };
 }
-
-const interfaceAddresses = (): readonly string[] =>
-  Object.values(networkInterfaces()).flatMap((all) => (all ?? []).map(({ address }) => address));
 
 /** The same IPv6 address can be written in several ways. Returns undefined if it is not an address. */
 function canonical(address: string): string | undefined {
@@ -61,34 +50,79 @@ function canonical(address: string): string | undefined {
   return new SocketAddress({ address, family: family === 4 ? 'ipv4' : 'ipv6' }).address;
 }
 
+async function search(folder: string, address: string, signal: AbortSignal): Promise<string> {
+  // A namespace can have several names.
+  const found = new Map<string, string>();
+  const unread: { readonly path: string; readonly cause: unknown }[] = [];
+  await eachBounded(await namespacesIn(folder), readsAtOnce, async (path) => {
+    try {
+      if (await hasAddress(path, address, signal)) found.set(await identityOf(path), path);
+    } catch (cause) {
+      if (signal.aborted) throw signal.reason instanceof DeadlineExceeded ? tooSlow(signal.reason) : signal.reason;
+      if (cause instanceof StowageError) throw cause;
+      unread.push({ path, cause });
+    }
+  });
+  const [first, second] = found.values();
+  if (second !== undefined) throw severalNamespaces(address, [...found.values()]);
+  if (first !== undefined) return first;
+  const [failed] = unread;
+  throw failed === undefined ? noNamespace(address) : unreadable(failed.path, failed.cause);
+}
+
 async function namespacesIn(folder: string): Promise<readonly string[]> {
   try {
     return (await readdir(folder)).map((name) => join(folder, name));
   } catch (cause) {
-    throw new StowageError(`the network namespaces of pods cannot be read: no folder ${folder}`, {
+    throw new StowageError('the agent cannot see the network namespaces of the pods on its node', {
       code: 'unsupported',
       reason: 'pod-networks-hidden',
-      action: "Set the chart's value agent.networkNamespaces to true (the default), and upgrade.",
+      action: "Ask the administrator to set the chart's value agent.networkNamespaces to true (the default).",
       cause,
     });
   }
 }
 
-/** A namespace that is being removed has no addresses: nsenter fails on it. */
-async function addressesIn(path: string, signal: AbortSignal): Promise<readonly string[]> {
-  const tables = ['/proc/self/net/fib_trie', '/proc/self/net/if_inet6'];
+async function hasAddress(path: string, address: string, signal: AbortSignal): Promise<boolean> {
+  signal.throwIfAborted();
+  if (!(await isNamespace(path))) return false;
+  try {
+    return localAddresses(await addressTables(path, signal)).some((one) => canonical(one) === address);
+  } catch (cause) {
+    // It may have been removed meanwhile.
+    if (!(await isNamespace(path))) return false;
+    throw cause;
+  }
+}
+
+async function isNamespace(path: string): Promise<boolean> {
+  try {
+    return (await statfs(path)).type === namespaceType;
+  } catch (cause) {
+    if (cause instanceof Error && 'code' in cause && cause.code === 'ENOENT') return false;
+    throw cause;
+  }
+}
+
+/** The kernel's own name for a namespace. */
+async function identityOf(path: string): Promise<string> {
+  const { dev, ino } = await stat(path, { bigint: true });
+  return `${dev}:${ino}`;
+}
+
+async function addressTables(path: string, signal: AbortSignal): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<string>();
-  // The kernel has no table for a disabled protocol: then cat fails for that one and prints the other.
   execFile(
     'nsenter',
-    [`--net=${path}`, '--', 'cat', ...tables],
+    [`--net=${path}`, '--', 'cat', '/proc/self/net/fib_trie', '/proc/self/net/if_inet6'],
     { signal, timeout: readMs, maxBuffer: mostBytes, env: { PATH: searchPath(), LC_ALL: 'C' } },
     (error, stdout) => {
-      if (error?.code === 'ENOENT') reject(toolMissing(error));
-      else resolve(stdout);
+      // The kernel has no table for a disabled protocol: then cat fails for that one and prints the other.
+      if (error === null || (typeof error.code === 'number' && stdout !== '')) resolve(stdout);
+      else reject(error.code === 'ENOENT' ? toolMissing(error) : error);
     },
   );
-  return localAddresses(await promise);
+  return await promise;
 }
 
 /** From /proc/net/fib_trie (`|-- 10.0.0.5`, then `/32 host LOCAL`) and /proc/net/if_inet6 (32 hexadecimal digits first). */
@@ -119,10 +153,27 @@ const noNamespace = (address: string): StowageError =>
   });
 
 const severalNamespaces = (address: string, found: readonly string[]): StowageError =>
-  new StowageError(`several network namespaces have the address ${address}: ${found.join(', ')}`, {
+  new StowageError(`several network namespaces of this node have the address ${address}: ${found.join(', ')}`, {
     code: 'conflict',
     reason: 'pod-network-ambiguous',
-    action: `Check from one of them on the node: --from netns:NAME. Look at them with: ip -n NAME address`,
+    action:
+      'See which pod took the address of another one (a container with NET_ADMIN can): ip -n NAME address. On the node, check from one of them: --from netns:NAME',
+  });
+
+const unreadable = (path: string, cause: unknown): StowageError =>
+  new StowageError(`the addresses in the network namespace ${path} cannot be read`, {
+    code: 'unavailable',
+    reason: 'pod-network-unreadable',
+    action: `Try again. If it persists, see why in the agent's container: nsenter --net=${path} cat /proc/net/fib_trie`,
+    cause,
+  });
+
+const tooSlow = (cause: DeadlineExceeded): StowageError =>
+  new StowageError('the network namespaces of this node could not be searched for the pod in time', {
+    code: 'deadline',
+    reason: 'pod-network-slow',
+    action: 'Try again when the node is less busy.',
+    cause,
   });
 
 const toolMissing = (cause: unknown): StowageError =>

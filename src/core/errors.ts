@@ -26,6 +26,9 @@ export const errorCodes = {
 
 export type ErrorCode = keyof typeof errorCodes;
 
+/** What a reason can look like. */
+export const reasonGrammar = '^[a-z][a-z0-9-]{0,63}$';
+
 interface About {
   readonly code: ErrorCode;
   readonly reason: string;

@@ -4,7 +4,7 @@ import { endsWithin } from '#base/patience.ts';
 import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
-import { notReached, silent, unavailable } from './store-errors.ts';
+import { notReached, silent, slowFrom, unavailable } from './store-errors.ts';
 import { schemeOf } from './store-uri.ts';
 import type { Stores } from './stores.ts';
 
@@ -16,10 +16,10 @@ const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
 });
 
 /** A disk that hangs is what people ask about with a check, so it must not hang with it. */
-async function inTime(check: Promise<StoreCheck>, clock: Clock): Promise<StoreCheck> {
-  return (await endsWithin(check, checkDeadlineMs, clock))
-    ? await check
-    : failed(silent(Math.round(checkDeadlineMs / 1000)));
+async function inTime(check: Promise<StoreCheck>, clock: Clock, from?: string): Promise<StoreCheck> {
+  if (await endsWithin(check, checkDeadlineMs, clock)) return await check;
+  const seconds = Math.round(checkDeadlineMs / 1000);
+  return failed(from === undefined ? silent(seconds) : slowFrom(from, seconds));
 }
 
 export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
@@ -50,7 +50,7 @@ export async function probeFrom(
 ): Promise<StoreCheck> {
   const kind = kinds.get(schemeOf(config.uri));
   if (kind?.shared !== true || kind.probe === undefined) throw notReached(config);
-  return await inTime(kind.probe(config, config.policy, scope, from), clock);
+  return await inTime(kind.probe(config, config.policy, scope, from), clock, from);
 }
 
 /** Whatever way to it was found: why it is not open. */

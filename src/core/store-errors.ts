@@ -115,6 +115,17 @@ export function silent(seconds: number): { step: string; ok: false; detail: stri
   };
 }
 
+/** The same of a check from somewhere else: the container engine, or the search for the network, may be what is slow. */
+export function slowFrom(from: string, seconds: number): ReturnType<typeof silent> {
+  return {
+    step: 'answer',
+    ok: false,
+    detail: `the check from ${from} did not end within ${seconds} s`,
+    action:
+      'Try again when the machine is less busy. If it persists, check without --from: if that works, the store is not the cause.',
+  };
+}
+
 export function taken({ name, origin }: StoreConfig): StowageError {
   return new StowageError(`there is a store '${name}' already`, {
     code: 'exists',

@@ -1,4 +1,5 @@
 import { createKeyedLock } from '#base/keyed-lock.ts';
+import { createLimiter } from '#base/limiter.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import type { StowageError } from './errors.ts';
@@ -60,12 +61,15 @@ export interface StoresParts extends Omit<EntryParts, 'identityOf'> {
 }
 
 const closeDeadlineMs = 5_000;
+/** Each starts a process in another network, of about 40 MB. */
+const checksFromElsewhere = 3;
 
 export function createStores(parts: StoresParts): Stores {
   const { clock, identities } = parts;
   const entries = createEntries({ ...parts, identityOf: identities.known });
   const reading = createReading(parts, entries);
   const changing = createKeyedLock();
+  const elsewhere = createLimiter(checksFromElsewhere);
   /** One reading of the configuration at a time: it may wait long, so who adds, removes or checks one store does not. */
   const exclusively: Exclusively = async (scope, work) => {
     using _ = await changing.hold(['configuration'], scope.signal);
@@ -92,7 +96,8 @@ export function createStores(parts: StoresParts): Stores {
     ...configuring,
     check: async (name, scope, from) => {
       const known = reading.known(name);
-      if (from !== undefined) return await probeFrom(parts.kinds, known.config, from, scope, clock);
+      if (from !== undefined)
+        return await elsewhere.run(() => probeFrom(parts.kinds, known.config, from, scope, clock), scope.signal);
       if (known.store !== undefined) return await checkOpen(reading, name, scope, clock);
       const probed = await probeClosed(parts.kinds, known.config, scope, clock);
       // Then it cannot be opened either: to wait for that would tell nothing more.

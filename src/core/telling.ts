@@ -26,7 +26,8 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   plugin-volume-differs plugin-without-store volume-root-squashed group-refused pod-user-namespace inline-not-allowed
   claim-name-incomplete claim-name-unfit claim-unsupported class-parameter-invalid class-store-unknown store-from-cluster
   agent-absent node-not-registered node-unknown store-full-everywhere store-on-no-node volume-node-gone volume-node-unknown
-  agent-too-old check-only-from-pods pod-ended pod-replaced pod-unknown pod-without-address pods-unknown
+  agent-too-old check-only-from-pods pod-ended pod-ending pod-network-slow pod-networks-hidden pod-replaced pod-unasked pod-unknown
+  pod-without-address pods-unknown
   condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous
   volume-has-another-pv volume-not-empty volume-still-used volume-store-gone volume-store-moved`.split(/\s+/),
 );
@@ -60,10 +61,17 @@ const inShort = {
   unsupported: 'the store cannot do this',
 } as const satisfies Record<ErrorCode, string>;
 
-/** For reasons whose code is `denied` although nobody denies Stowage access. */
+/** For reasons where the text of the code would blame the wrong part: nobody denies Stowage access, or the store is not the cause. */
 export const inShortByReason: ReadonlyMap<string, string> = new Map([
+  ['agent-lost', 'the connection to the agent of the node was lost before it answered'],
+  ['agent-no-answer', 'the agent of the node did not answer in time'],
+  ['agent-not-serving', 'the agent of the node does not serve requests at the moment'],
   ['nfs-read-only', "the store's server allows reading only"],
   ['nfs-tls-certificate', "Stowage does not trust the certificate of the store's server"],
+  ['pod-network-ambiguous', 'several pods of the node have the address of the pod'],
+  ['pod-network-tool-missing', 'the agent of the node lacks a program'],
+  ['pod-network-unknown', 'the agent of the node did not find the network of the pod'],
+  ['pod-network-unreadable', 'the agent of the node could not search for the network of the pod'],
   ['store-file-system-read-only', "the store's file system is read-only"],
   ['store-records-foreign', "Stowage cannot use the directory for the store's records"],
 ]);

@@ -68,6 +68,13 @@ test('who is let in is who Kubernetes says, with what it knows of them', async (
   });
 });
 
+test('a right to read a pod is that of Kubernetes itself, for this one pod', async () => {
+  await admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
+  expect(reviewed.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
+    ...{ group: '', version: 'v1', resource: 'pods', verb: 'get', namespace: 'shop', name: 'web-0' },
+  });
+});
+
 test('who may not read Store objects is not told how stores are reached', async () => {
   may = ({ resource }) => resource !== 'stores';
   expect(await admit()).toMatchObject({ informed: false });
@@ -109,6 +116,9 @@ describe('who may not', () => {
     const part = await refusal(admit(token, { resource: 'stores/check', verb: 'create' }, 'silver'));
     expect(part?.message).toBe("system:serviceaccount:a:b may not create stores.stowage.dev/check 'silver'");
     expect(part?.action).toContain('resources: ["stores/check"]');
+    const pod = await refusal(admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver'));
+    expect(pod?.message).toBe("system:serviceaccount:a:b may not get pod 'shop/web-0'");
+    expect(pod?.action).toContain('{apiGroups: [""], resources: ["pods"], verbs: ["get"]}');
     const path = await refusal(admit(token, { path: '/metrics', verb: 'get' }));
     expect(path?.action).toContain('{nonResourceURLs: ["/metrics"], verbs: ["get"]}');
   });

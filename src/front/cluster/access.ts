@@ -2,6 +2,7 @@ import { createHash } from 'node:crypto';
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import type { PodName } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { subjectAccessReviews } from '#wire/kube/resources.ts';
@@ -10,9 +11,10 @@ import { createRemembering } from './access-memory.ts';
 import { audiences } from './names.ts';
 import { bearerOf, type Reviewed, type Reviews } from './reviews.ts';
 
-/** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; or on a path. */
+/** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
 export type Wanted =
   | { readonly resource: string; readonly verb: string }
+  | { readonly pod: PodName; readonly verb: string }
   | { readonly path: string; readonly verb: string };
 
 /** A user of the cluster, as the API knows those who ask. */
@@ -97,6 +99,8 @@ export function createClusterAccess({ client, clock, reviews, log }: ClusterAcce
 function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
   const { verb } = wanted;
   if ('path' in wanted) return { nonResourceAttributes: { path: wanted.path, verb } };
+  if ('pod' in wanted)
+    return { resourceAttributes: { group: '', version: 'v1', resource: 'pods', verb, ...wanted.pod } };
   const [resource = '', subresource] = wanted.resource.split('/');
   return {
     resourceAttributes: {
@@ -134,17 +138,23 @@ const missing = (): StowageError =>
   });
 
 function forbidden(user: string, wanted: Wanted, subject: string | undefined): StowageError {
-  const what = 'path' in wanted ? wanted.path : `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}`;
-  const about = subject === undefined || 'path' in wanted ? '' : ` '${subject}'`;
-  const rule =
-    'path' in wanted
-      ? `nonResourceURLs: ["${wanted.path}"], verbs: ["${wanted.verb}"]`
-      : `apiGroups: ["${group}"], resources: ["${wanted.resource}"], verbs: ["${wanted.verb}"]`;
-  return new StowageError(`${user} may not ${wanted.verb} ${what}${about}`, {
+  const { what, rule } = ruleFor(wanted, subject);
+  return new StowageError(`${user} may not ${wanted.verb} ${what}`, {
     code: 'denied',
     reason: 'rule-missing',
-    action: `Ask the administrator of the cluster for a ClusterRole with the rule {${rule}}, and a ClusterRoleBinding to it.`,
+    action: `Ask the administrator of the cluster for a ClusterRole with the rule {${rule}, verbs: ["${wanted.verb}"]}, and a ClusterRoleBinding to it.`,
   });
+}
+
+function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: string; readonly rule: string } {
+  if ('path' in wanted) return { what: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
+  if ('pod' in wanted)
+    return { what: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
+  const about = subject === undefined ? '' : ` '${subject}'`;
+  return {
+    what: `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}${about}`,
+    rule: `apiGroups: ["${group}"], resources: ["${wanted.resource}"]`,
+  };
 }
 
 const unasked = (cause: unknown): StowageError =>

@@ -1,6 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
-import { harmless } from '#base/harmless.ts';
-import { type ErrorCode, errorCodes, StowageError } from '#core/errors.ts';
+import { harmlessPart } from '#base/harmless.ts';
+import { type ErrorCode, errorCodes, reasonGrammar, StowageError } from '#core/errors.ts';
 import { type Answer, TooLong, Unanswered } from './exchange.ts';
 
 export const absent = (node: string): StowageError =>
@@ -54,14 +54,13 @@ function parsed(node: string, status: number, text: string): unknown {
   }
 }
 
-const mostText = 4_096;
-const reasonPattern = /^[a-z][a-z0-9-]{0,63}$/;
+const reasonPattern = new RegExp(reasonGrammar);
 const isCode = (code: unknown): code is ErrorCode => typeof code === 'string' && Object.hasOwn(errorCodes, code);
 
 /** A node is trusted with what is on it, not with what the controller's log and Events look like. */
 function problem(body: unknown): StowageError | undefined {
   const { code, reason, detail, action } = (body ?? {}) as Readonly<Record<string, unknown>>;
   if (!isCode(code) || typeof reason !== 'string' || !reasonPattern.test(reason)) return undefined;
-  const text = (value: unknown): string => (typeof value === 'string' ? harmless(value.slice(0, mostText)) : '');
+  const text = (value: unknown): string => (typeof value === 'string' ? harmlessPart(value) : '');
   return new StowageError(text(detail), { code, reason, action: text(action) });
 }

@@ -1,4 +1,5 @@
 import type { AgentRequest } from '#controllers/agents.ts';
+import { podAddressPattern } from '#core/check-places.ts';
 
 /** A method and a path of the REST API, as its routes are written. */
 interface AgentCall {
@@ -24,7 +25,7 @@ export const agentCalls: readonly AgentCall[] = [
   { method: 'GET', path: '/v1/stores' },
   { method: 'GET', path: '/v1/stores/{store}' },
   // A controller can have the store checked from the network of a pod. Only an administrator on the node can name other networks.
-  { method: 'POST', path: '/v1/stores/{store}/check', body: /^\{"from":"pod-address:[0-9A-Fa-f:.]{2,45}"\}$/ },
+  { method: 'POST', path: '/v1/stores/{store}/check', body: new RegExp(`^\\{"from":"${podAddressPattern}"\\}$`) },
   { method: 'GET', path: '/v1/volumes' },
   { method: 'POST', path: '/v1/volumes', forgotten: true },
   { method: 'GET', path: '/v1/volumes/{volume}' },

@@ -1,14 +1,21 @@
-import { expect, test } from 'vitest';
+import { beforeEach, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { doors } from '#testing/door.ts';
 import { locatePod } from './pod-location.ts';
 
 const it = doors();
-const scope = { signal: new AbortController().signal, log: silentLog() };
-const put = (name: string, spec: object, status: object): unknown =>
+let warned: string[];
+const scope = {
+  signal: new AbortController().signal,
+  log: { ...silentLog(), warn: (message: string) => void warned.push(message) },
+};
+beforeEach(() => {
+  warned = [];
+});
+const put = (name: string, spec: object, status: object, more: object = {}): unknown =>
   it.api.put('/api/v1/namespaces/team/pods', {
-    metadata: { name, namespace: 'team', uid: `uid-${name}` },
+    metadata: { name, namespace: 'team', uid: `uid-${name}`, ...more },
     spec,
     status,
   } as never);
@@ -16,20 +23,34 @@ const locate = (name: string) => locatePod(it.client, systemClock(), { namespace
 
 test('says on which node a pod runs, and at which address', async () => {
   put('web', { nodeName: 'node-1' }, { phase: 'Running', podIP: '10.244.1.5' });
-  expect(await locate('web')).toEqual({ uid: 'uid-web', node: 'node-1', address: '10.244.1.5' });
+  expect(await locate('web')).toEqual({
+    ...{ uid: 'uid-web', node: 'node-1', address: '10.244.1.5', hostNetwork: false },
+  });
 });
 
-test('refuses a pod that does not exist, is not scheduled, has no address, or has ended', async () => {
+test('says which pod has the network of its node', async () => {
+  put('proxy', { nodeName: 'node-1', hostNetwork: true }, { phase: 'Running', podIP: '192.0.2.7' });
+  expect(await locate('proxy')).toMatchObject({ address: '192.0.2.7', hostNetwork: true });
+});
+
+test('knows no pod that does not exist', async () => {
+  expect(await locate('none')).toBeUndefined();
+});
+
+test('refuses a pod that is not scheduled, has no address, has ended, or is being deleted', async () => {
   put('pending', {}, { phase: 'Pending' });
   put('starting', { nodeName: 'node-1' }, { phase: 'Pending' });
   put('job', { nodeName: 'node-1' }, { phase: 'Succeeded', podIP: '10.244.1.6' });
   put('failed', { nodeName: 'node-1' }, { phase: 'Failed', podIP: '10.244.1.7' });
-  const reasons = { none: 'pod-unknown', pending: 'pod-without-address', starting: 'pod-without-address' };
+  const deletionTimestamp = '2026-01-01T00:00:00Z';
+  put('leaving', { nodeName: 'node-1' }, { phase: 'Running', podIP: '10.244.1.8' }, { deletionTimestamp });
+  const reasons = { leaving: 'pod-ending', pending: 'pod-without-address', starting: 'pod-without-address' };
   for (const [name, reason] of Object.entries({ ...reasons, job: 'pod-ended', failed: 'pod-ended' }))
     await expect(locate(name)).rejects.toMatchObject({ reason });
 });
 
-test('says so if Kubernetes does not answer', async () => {
+test('says so if Kubernetes does not answer, also in the log', async () => {
   await it.api.down();
   await expect(locate('web')).rejects.toMatchObject({ code: 'unavailable', reason: 'pod-unasked' });
+  expect(warned).toEqual(['the controller could not ask Kubernetes about a pod']);
 });

@@ -1,3 +1,4 @@
+import type { PodName } from '#core/check-places.ts';
 import type { Role } from '#core/model.ts';
 
 export const clusterResources = [
@@ -27,12 +28,18 @@ export interface PathAccess {
   readonly verb: 'get';
 }
 
+/** The rule of Kubernetes itself for one pod. */
+export interface PodAccess {
+  readonly pod: PodName;
+  readonly verb: 'get';
+}
+
 /** It makes no sense in a cluster, and what is done there. */
 export interface Elsewhere {
   readonly instead: string;
 }
 
-export type Access = ResourceAccess | PathAccess;
+export type Access = ResourceAccess | PathAccess | PodAccess;
 
 /**
  * Which tokens are accepted. `server`: only tokens that are not limited to stores. `store`: tokens for the store that the request is about.
@@ -59,6 +66,11 @@ export const eventsRight: Right = {
   ...{ role: 'viewer', scope: 'visible', effect: 'reads', access: { resource: 'events', verb: 'watch' } },
 };
 
+/** To read the pod from whose network a store is checked. */
+export const podRight = (pod: PodName): Right => ({
+  ...{ role: 'admin', scope: 'server', effect: 'reads', access: { pod, verb: 'get' } },
+});
+
 /** What the rule is about, where it is about one thing: it can be given for that alone. */
 export function subjectOf(params: unknown): string | undefined {
   const { store, volume, id } = (params ?? {}) as Readonly<Record<string, string | undefined>>;
@@ -66,8 +78,10 @@ export function subjectOf(params: unknown): string | undefined {
 }
 
 /** `get volumes.stowage.dev` */
-export const ruleText = (access: Access): string =>
-  'path' in access ? `${access.verb} ${access.path}` : `${access.verb} ${qualified(access.resource)}`;
+export function ruleText(access: Access): string {
+  if ('pod' in access) return `${access.verb} pods`;
+  return `${access.verb} ${'path' in access ? access.path : qualified(access.resource)}`;
+}
 
 function qualified(resource: ResourceAccess['resource']): string {
   const [name = '', part] = resource.split('/');

@@ -28,8 +28,11 @@ let sent: { readonly node: string; readonly request: NodeRequest }[];
 let adapted: (node: string, body: unknown) => unknown;
 /** What an agent answers, instead of asking the server that stands for it. */
 let answers: ((request: NodeRequest) => unknown) | undefined;
+/** Whether the caller may know how stores are reached. */
+let informed: boolean;
+let lookups: number;
 /** Where a pod is. */
-let located: (pod: string) => PodLocation;
+let located: (pod: string) => PodLocation | undefined;
 let allows: (access: Access, subject: string | undefined) => boolean;
 
 const guard: Guard = {
@@ -39,7 +42,7 @@ const guard: Guard = {
       throw new StowageError('who?', { code: 'unauthenticated', reason: 'token-missing', action: '' });
     if (!allows(access, subject))
       throw new StowageError('no', { code: 'denied', reason: 'rule-missing', action: 'Ask.' });
-    return { id: 'user:me', role: 'user', stores: [] };
+    return { id: 'user:me', role: 'user', informed, stores: [] };
   },
 };
 
@@ -63,7 +66,10 @@ const nodes: Nodes = {
     const { code, reason, detail, action } = answer.body;
     throw new StowageError(detail, { code, reason, action });
   },
-  pod: async ({ namespace, name }) => located(`${namespace}/${name}`),
+  pod: async ({ namespace, name }) => {
+    lookups++;
+    return located(`${namespace}/${name}`);
+  },
 };
 
 beforeAll(async () => {
@@ -99,7 +105,9 @@ beforeEach(() => {
   adapted = (_node, body) => body;
   allows = () => true;
   answers = undefined;
-  located = (pod) => ({ uid: `uid-${pod}`, node: 'node-b', address: '10.244.1.5' });
+  located = (pod) => ({ uid: `uid-${pod}`, node: 'node-b', address: '10.244.1.5', hostNetwork: false });
+  lookups = 0;
+  informed = false;
 });
 
 const documented = async (): Promise<readonly { readonly method: string; readonly path: string }[]> => {
@@ -301,9 +309,23 @@ describe('a check from the network of a pod', () => {
     ...{ store: 'local', ok: true, steps: [], totalBytes: null, freeBytes: null },
     ...(from === undefined ? {} : { from }),
   });
+  const fromIn = ({ body }: NodeRequest): string => (body as { readonly from: string }).from;
+  /** What the agent answers: a check whose last step failed. */
+  const failing = (step: object) => (request: NodeRequest) => ({
+    ...answer(fromIn(request)),
+    ok: false,
+    steps: [step],
+  });
+  const failed = {
+    step: 'connect',
+    ok: false,
+    detail: 'no answer from filer.example:2049',
+    action: 'Ask filer.example.',
+  };
+  const permissions = (): readonly unknown[] => asked.map(({ access }) => access);
 
   test("is done by the agent of the pod's node, at the pod's address", async () => {
-    answers = ({ body }) => answer((body as { readonly from: string }).from);
+    answers = (request) => answer(fromIn(request));
     expect(await check('pod:shop/web-0')).toMatchObject({
       status: 200,
       body: { store: 'local', ok: true, from: 'pod:shop/web-0' },
@@ -311,20 +333,89 @@ describe('a check from the network of a pod', () => {
     expect(sent).toEqual([
       { node: 'node-b', request: { method: 'POST', path, body: { from: 'pod-address:10.244.1.5' } } },
     ]);
-    expect(asked.map(({ access }) => access)).toContainEqual({ resource: 'stores/check', verb: 'update' });
+    expect(permissions()).toEqual([
+      { resource: 'stores/check', verb: 'create' },
+      { resource: 'stores/check', verb: 'update' },
+      { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' },
+    ]);
+  });
+
+  test('tells the agent if the pod has the network of the node', async () => {
+    answers = (request) => answer(fromIn(request));
+    located = () => ({ uid: 'u', node: 'node-a', address: '192.0.2.7', hostNetwork: true });
+    expect(await check('pod:shop/web-0')).toMatchObject({ status: 200 });
+    expect(sent.map(({ request }) => request.body)).toEqual([{ from: 'pod-address:host' }]);
+  });
+
+  test('needs the right to check from other places: without it, no pod is looked up and no agent is asked', async () => {
+    allows = (access) => access.verb !== 'update';
+    expect(await check('pod:shop/web-0')).toMatchObject({ status: 403, body: { reason: 'rule-missing' } });
+    expect([lookups, sent]).toEqual([0, []]);
+    expect((await api.post(path)).status).toBe(200);
+  });
+
+  test('says the same of a pod that does not exist and of one that the caller may not read, and asks no agent', async () => {
+    allows = (access) => !('pod' in access) || access.pod.namespace !== 'secret';
+    located = () => undefined;
+    const unknown = (pod: string, namespace: string) => ({
+      status: 404,
+      body: {
+        ...{ code: 'not-found', reason: 'pod-unknown' },
+        detail: `there is no pod '${pod}', or you may not read it`,
+        action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the right to 'get' pods there.`,
+      },
+    });
+    expect(await check('pod:shop/web-0')).toMatchObject(unknown('shop/web-0', 'shop'));
+    expect(lookups).toBe(1);
+    expect(await check('pod:secret/web-0')).toMatchObject(unknown('secret/web-0', 'secret'));
+    expect([lookups, sent]).toEqual([1, []]);
   });
 
   test('hides the details from a caller who may not know how stores are reached', async () => {
-    const step = {
-      step: 'connect',
-      ok: false,
-      detail: 'no answer from filer.example:2049',
-      action: 'Look at filer.example.',
-    };
-    answers = ({ body }) => ({ ...answer((body as { readonly from: string }).from), ok: false, steps: [step] });
+    answers = failing({ ...failed, reason: 'nfs-no-answer' });
     const { body } = await check('pod:shop/web-0');
     expect(body).toMatchObject({ ok: false, steps: [{ step: 'connect', ok: false, detail: 'this step failed' }] });
     expect(JSON.stringify(body)).not.toContain('filer.example');
+    informed = true;
+    expect((await check('pod:shop/web-0')).body.steps).toEqual([{ ...failed, reason: 'nfs-no-answer' }]);
+  });
+
+  test('tells every caller that access was denied', async () => {
+    answers = failing({ ...failed, reason: 'nfs-export-denied' });
+    expect((await check('pod:shop/web-0')).body.steps).toEqual([
+      {
+        ...{ step: 'connect', ok: false, reason: 'nfs-export-denied' },
+        detail: 'access to the store is denied: this is a permission problem, not a network problem',
+        action: 'Ask the administrator, who finds out why with: stowage store check local',
+      },
+    ]);
+  });
+
+  test('tells every caller that agents cannot see the networks of pods, and what to do', async () => {
+    const hidden = {
+      ...{ step: 'network', ok: false, reason: 'pod-networks-hidden' },
+      ...{ detail: 'the agent cannot see them', action: 'Ask the administrator.' },
+    };
+    answers = failing(hidden);
+    expect((await check('pod:shop/web-0')).body.steps).toEqual([hidden]);
+  });
+
+  test.each([
+    ['agent-lost', 'unavailable', 'the connection to the agent of the node was lost before it answered'],
+    ['agent-no-answer', 'deadline', 'the agent of the node did not answer in time'],
+  ] as const)('does not blame the store for %s', async (reason, code, detail) => {
+    answers = () => {
+      throw new StowageError('no answer from node-b at 192.0.2.7', { code, reason, action: '' });
+    };
+    expect((await check('pod:shop/web-0')).body).toMatchObject({ code, reason, detail });
+  });
+
+  test('tells every caller that Kubernetes could not be asked about the pod', async () => {
+    located = () => {
+      throw new StowageError('it was not asked', { code: 'unavailable', reason: 'pod-unasked', action: 'Try again.' });
+    };
+    const { body } = await check('pod:shop/web-0');
+    expect(body).toMatchObject({ reason: 'pod-unasked', detail: 'it was not asked', action: 'Try again.' });
   });
 
   test('is refused where the agent is too old to know pods', async () => {
@@ -332,19 +423,47 @@ describe('a check from the network of a pod', () => {
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 422, body: { reason: 'agent-too-old' } });
   });
 
-  test('is refused where the pod was replaced during the check', async () => {
-    answers = ({ body }) => answer((body as { readonly from: string }).from);
-    let uid = 0;
-    located = () => ({ uid: `uid-${uid++}`, node: 'node-a', address: '10.244.1.5' });
+  test.each([
+    ['nothing', undefined],
+    ['no steps', { store: 'local', ok: true, totalBytes: null, freeBytes: null }],
+    ['a step of another shape', { ...answer('pod-address:10.244.1.5'), steps: [{ step: 'x', ok: 'yes' }] }],
+    ['a size that is none', { ...answer('pod-address:10.244.1.5'), freeBytes: 'much' }],
+    ['a reason that is none', { ...answer('pod-address:10.244.1.5'), steps: [{ ...failed, reason: '<b>' }] }],
+  ])('says so if the agent answers %s', async (_, body) => {
+    answers = () => body;
+    expect(await check('pod:shop/web-0')).toMatchObject({
+      status: 500,
+      body: { reason: 'agent-answer-unreadable', action: expect.stringContaining("in the server's log") },
+    });
+  });
+
+  test('takes from the agent what somebody can read, and leaves out what a later version adds', async () => {
+    informed = true;
+    const step = { ...failed, step: 'a\u001b[2J', detail: 'x'.repeat(10_000), more: 1 };
+    answers = (request) => ({ ...answer(fromIn(request)), more: 1, steps: Array.from({ length: 1_000 }, () => step) });
+    const { body } = await check('pod:shop/web-0');
+    expect(body.steps).toHaveLength(64);
+    expect(body.steps[0]).toEqual({ ...failed, step: 'a\\u{1b}[2J', detail: 'x'.repeat(4_096) });
+  });
+
+  test.each([
+    ['was replaced', { uid: 'other' }],
+    ['moved to another node', { node: 'node-a' }],
+    ['got another address', { address: '10.244.1.6' }],
+  ])('is refused where the pod %s during the check', async (_, change) => {
+    answers = (request) => answer(fromIn(request));
+    located = () => ({
+      ...{ uid: 'uid', node: 'node-b', address: '10.244.1.5', hostNetwork: false },
+      ...(lookups > 1 ? change : {}),
+    });
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 409, body: { reason: 'pod-replaced' } });
   });
 
-  test('says why the pod cannot be found, and asks no agent', async () => {
-    located = () => {
-      throw new StowageError('there is no such pod', { code: 'not-found', reason: 'pod-unknown', action: 'Look.' });
-    };
-    expect(await check('pod:shop/web-0')).toMatchObject({ status: 404, body: { reason: 'pod-unknown' } });
-    expect(sent).toEqual([]);
+  test('is refused where the pod was deleted during the check', async () => {
+    answers = (request) => answer(fromIn(request));
+    const { located: before } = { located };
+    located = (pod) => (lookups > 1 ? undefined : before(pod));
+    expect(await check('pod:shop/web-0')).toMatchObject({ status: 409, body: { reason: 'pod-replaced' } });
   });
 
   test('asks no agent about a store that does not exist', async () => {
@@ -360,7 +479,7 @@ describe('a check from the network of a pod', () => {
     },
   );
 
-  test.each(['container:web', 'netns:blue', 'docker:apps', 'web', 'pod-address:10.0.0.1'])(
+  test.each(['container:web', 'netns:blue', 'docker:apps', 'web', 'pod-address:10.0.0.1', 'pod-address:host'])(
     'is the only one in a cluster: %s is refused',
     async (from) => {
       expect(await check(from)).toMatchObject({ status: 422, body: { reason: 'check-only-from-pods' } });
@@ -372,7 +491,8 @@ describe('a check from the network of a pod', () => {
       status: 422,
       body: {
         reason: 'pods-unknown',
-        action: 'Ask the controller of the cluster: kubectl stowage store check local --from pod:shop/web-0',
+        action:
+          'Ask the controller of the cluster: kubectl stowage store check local --account ACCOUNT --from pod:shop/web-0',
       },
     });
   });

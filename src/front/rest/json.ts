@@ -137,7 +137,10 @@ export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: 
 export const storeCheckJson = (name: string, check: StoreCheck, from?: string): wire.StoreCheckJson => ({
   store: name,
   ok: check.ok,
-  steps: check.steps.map(({ step, ok, detail, action }) => ({ step, ok, detail, action: action ?? null })),
+  steps: check.steps.map(({ step, ok, detail, action, reason }) => ({
+    ...{ step, ok, detail, action: action ?? null },
+    ...(reason === undefined ? {} : { reason }),
+  })),
   ...(from === undefined ? {} : { from }),
   totalBytes: orNull(check.totalBytes, String),
   freeBytes: orNull(check.freeBytes, String),

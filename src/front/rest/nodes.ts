@@ -1,5 +1,6 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
+import type { PodName } from '#core/check-places.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
 import type { Request, Route } from './route.ts';
@@ -20,8 +21,8 @@ export interface Nodes {
   names(): readonly string[];
   /** The parsed answer, in bounded time. Throws what the agent said, or that it cannot be asked. */
   ask(node: string, request: NodeRequest, scope: Scope): Promise<unknown>;
-  /** Where a running pod is. Throws 'not-found', or 'conflict' where the pod has no address. */
-  pod(pod: { readonly namespace: string; readonly name: string }, scope: Scope): Promise<PodLocation>;
+  /** Where a running pod is. Undefined: there is no such pod. Throws 'conflict' where the pod has no address. */
+  pod(pod: PodName, scope: Scope): Promise<PodLocation | undefined>;
 }
 
 export interface PodLocation {
@@ -29,6 +30,8 @@ export interface PodLocation {
   readonly uid: string;
   readonly node: string;
   readonly address: string;
+  /** It has the network of its node, and the node's address. */
+  readonly hostNetwork: boolean;
 }
 
 export interface Asked<T> {

@@ -1,5 +1,6 @@
 /** What is sent with requests; as schemas.ts, which has what is answered. */
 import { Type } from 'typebox';
+import { podAddressPattern, podPlacePattern } from '#core/check-places.ts';
 import {
   bytes,
   labelKey,
@@ -69,10 +70,9 @@ export const newStore = object({
 export const checking = object({
   from: Type.Optional(
     Type.String({
-      pattern:
-        '^(?:(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}|pod:[a-z0-9-]{1,63}/[a-z0-9.-]{1,253}|pod-address:[0-9A-Fa-f:.]{2,45})$',
+      pattern: `^(?:(?:(?:netns|docker|podman|container):)?[A-Za-z0-9][A-Za-z0-9_.-]{0,200}|${podPlacePattern}|${podAddressPattern})$`,
       description:
-        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone; in a cluster `pod:NAMESPACE/NAME`; on a node `pod-address:IP`',
+        'Where it starts, instead of where the traffic of the store does: `container:NAME`, `docker:NETWORK`, `podman:NETWORK`, `netns:NAME`, or the name of a container or network alone; in a cluster `pod:NAMESPACE/NAME`; on a node `pod-address:IP`, or `pod-address:host` for a pod with the network of the node',
     }),
   ),
 });

@@ -4,6 +4,7 @@
  */
 
 import { type Static, type TSchema, Type } from 'typebox';
+import { reasonGrammar } from '#core/errors.ts';
 import { bytes, labels, nullable, object, oneOf, time } from './schema-parts.ts';
 
 export const access = oneOf('filesystem', 'block');
@@ -153,7 +154,12 @@ export const storeCheck = object({
   store: Type.String(),
   ok: Type.Boolean(),
   steps: Type.Array(
-    object({ step: Type.String(), ok: Type.Boolean(), detail: Type.String(), action: nullable(Type.String()) }),
+    object({
+      ...{ step: Type.String(), ok: Type.Boolean(), detail: Type.String(), action: nullable(Type.String()) },
+      reason: Type.Optional(
+        Type.String({ pattern: reasonGrammar, description: 'Of a step that failed, if it is one of the errors' }),
+      ),
+    }),
   ),
   from: Type.Optional(Type.String({ description: 'Where the check started, if the request said so' })),
   totalBytes: nullable(bytes),

@@ -96,7 +96,7 @@ test('a check', async () => {
     expect(body.ok).toBe(name === 'silver');
   }
   expect((await api.post('/v1/stores/lost/check')).body.steps.at(-1)).toEqual({
-    ...{ step: 'mount', ok: false, detail: 'this step failed' },
+    ...{ step: 'mount', ok: false, detail: 'this step failed', reason: 'nfs-export-unknown' },
     action: 'Ask the administrator, who finds out why with: stowage store check lost',
   });
   expect(log.lines.some((line) => line.includes('store check failed') && line.includes('it exports /export'))).toBe(

@@ -4,7 +4,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
 import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
-import { type Trouble, toldToUser } from '#core/telling.ts';
+import { harmlessReasons, inShortByReason, type Trouble, toldToUser } from '#core/telling.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
 /** What somebody is told of it, who may be nobody known. */
@@ -33,15 +33,19 @@ function problemFor(principal: Principal, problem: StowageError, store: string):
 export const uriFor = (principal: Principal, uri: string): string =>
   isAdministrator(principal) ? uri : uri.replace(/^([^:]*:\/\/)[^/].*$/s, '$1…');
 
-/** Which step failed, whether it is a permission, and nothing of where. */
+/** Which step failed, and why as far as everybody may know; nothing of where. */
 export function checkFor(principal: Principal, name: string, check: StoreCheck): StoreCheck {
   if (isAdministrator(principal)) return check;
   const action = `Ask the administrator, who finds out why with: stowage store check ${name}`;
   return {
     ...check,
-    steps: check.steps.map(({ step, ok, reason = '' }) => {
+    steps: check.steps.map((one) => {
+      const { step, ok, reason } = one;
       if (ok) return { step, ok, detail: 'fine' };
-      return { step, ok, detail: isAccessDenied({ reason }) ? refusalToUsers({ reason }) : 'this step failed', action };
+      if (reason === undefined) return { step, ok, detail: 'this step failed', action };
+      if (harmlessReasons.has(reason)) return one;
+      const detail = isAccessDenied({ reason }) ? refusalToUsers({ reason }) : inShortByReason.get(reason);
+      return { step, ok, detail: detail ?? 'this step failed', action, reason };
     }),
   };
 }

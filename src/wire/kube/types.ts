@@ -179,6 +179,8 @@ interface ContainerStatus {
 export interface Pod extends KubeObject {
   readonly spec?: {
     readonly nodeName?: string;
+    /** It has the network of its node. */
+    readonly hostNetwork?: boolean;
     /** False: it has a user namespace. */
     readonly hostUsers?: boolean;
     readonly containers?: readonly Container[];

@@ -1,9 +1,10 @@
 import { type Static, Type } from 'typebox';
 import { adoptDeadlineMs } from '#core/adoption.ts';
+import { podIn } from '#core/check-places.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
-import { checkFromPod, onlyFromPods, podIn } from '../check-from-pod.ts';
+import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
 import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
 import { storesOfNodes } from '../node-lists.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
@@ -152,7 +153,7 @@ export const storeRoutes: readonly Route[] = [
       access: { resource: 'stores/check', verb: 'update' },
     },
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
-    handle: async ({ engine, principal, params: p, body, call, nodes }) => {
+    handle: async ({ engine, principal, params: p, body, call, nodes, permit }) => {
       requireStore(principal, p.store);
       const pod = podIn(body?.from);
       if (pod === undefined && nodes !== undefined && body?.from !== undefined) throw onlyFromPods(body.from);
@@ -161,7 +162,7 @@ export const storeRoutes: readonly Route[] = [
       const found =
         pod === undefined
           ? await engine.stores.check(p.store, call, body?.from)
-          : await checkFromPod(nodes, p.store, pod, call);
+          : await checkFromPod({ nodes, permit, call }, p.store, pod);
       const failed = found.steps.find((step) => !step.ok);
       // What they are not told, for who may know it.
       if (failed !== undefined && !isAdministrator(principal))

@@ -1,0 +1,76 @@
+import { expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { aCall, startServer } from '#testing/server.ts';
+import { StowageError } from './errors.ts';
+import type { StoreCheck } from './model.ts';
+import type { StoreKind } from './ports.ts';
+import { checkDeadlineMs, probeFrom } from './store-check.ts';
+import { parseStoreConfig } from './store-uri.ts';
+
+const fine: StoreCheck = { ok: true, steps: [], totalBytes: undefined, freeBytes: undefined };
+const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+
+/** A store that is never open, and whose checks end when the test says so. */
+function controlled() {
+  const begun: (PromiseWithResolvers<StoreCheck> & { readonly from: string | undefined })[] = [];
+  const kind: StoreKind = {
+    ...createNfsStoreKind(),
+    open: () => Promise.reject(new StowageError('not open', { code: 'unavailable', reason: 'closed', action: '' })),
+    probe: (_config, _policy, _scope, from) => {
+      const run = { ...Promise.withResolvers<StoreCheck>(), from };
+      begun.push(run);
+      return run.promise;
+    },
+  };
+  const kinds = new Map([[kind.scheme, kind]]);
+  return { begun, kind, kinds, config: parseStoreConfig('silver', 'nfs://filer/export', 'file', kinds) };
+}
+
+test('few checks from other networks run at once; the others wait in line, as long as somebody waits for them', async () => {
+  const { begun, kind, config } = controlled();
+  const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  await server.engine.stores.configure([config], undefined, aCall());
+  const check = (from: string, signal = new AbortController().signal) =>
+    server.engine.stores.check('silver', { signal, log: silentLog() }, from);
+  const froms = (): readonly unknown[] => begun.map(({ from }) => from);
+  const leaving = new AbortController();
+  const all = ['a', 'b', 'c'].map((from) => check(from));
+  const left = expect(check('d', leaving.signal)).rejects.toThrow('no longer');
+  all.push(check('e'));
+  await turn();
+  expect(froms()).toEqual(['a', 'b', 'c']);
+  leaving.abort(new Error('no longer'));
+  await left;
+  begun[1]?.resolve(fine);
+  await expect.poll(froms).toEqual(['a', 'b', 'c', 'e']);
+  for (const { resolve } of begun) resolve(fine);
+  expect(await Promise.all(all)).toEqual(Array(4).fill(fine));
+});
+
+test('a check from another network that does not end blames no disk', async () => {
+  const { kinds, config } = controlled();
+  const clock = createFakeClock();
+  const checked = probeFrom(
+    kinds,
+    config,
+    'docker:apps',
+    { signal: new AbortController().signal, log: silentLog() },
+    clock,
+  );
+  await turn();
+  clock.advance(checkDeadlineMs);
+  expect(await checked).toMatchObject({
+    ok: false,
+    steps: [
+      {
+        ...{ step: 'answer', ok: false, detail: 'the check from docker:apps did not end within 15 s' },
+        action:
+          'Try again when the machine is less busy. If it persists, check without --from: if that works, the store is not the cause.',
+      },
+    ],
+  });
+});
