@@ -3,8 +3,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall } from '#testing/calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+import { type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 
 // Stores that are added and changed, while one of them takes its time to be opened.
 

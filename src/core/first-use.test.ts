@@ -4,8 +4,9 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
+import { aCall } from '#testing/calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
 import type { Access, Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
 

@@ -4,9 +4,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { aCall, collectingLog } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
-import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
 import { holdKey } from './keys.ts';
 import type { Volume } from './model.ts';
 

@@ -1,8 +1,9 @@
 import { expect, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
+import { collectingLog } from '#testing/calls.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { collectingLog, startServer } from '#testing/server.ts';
+import { startServer } from '#testing/server.ts';
 import { type MaintenanceTask, startMaintenance } from './maintenance.ts';
 
 /** Steps of a second, as long as the clock's own work takes: nothing waits for real time. */

@@ -1,9 +1,10 @@
 import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
 import type { Call } from './operations.ts';
 

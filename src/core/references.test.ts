@@ -7,10 +7,11 @@ import { type Scope, silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { aCall, startServer } from '#testing/server.ts';
+import { startServer } from '#testing/server.ts';
 import type { SeenUse, VolumeId } from './model.ts';
 import { createReferences } from './references.ts';
 

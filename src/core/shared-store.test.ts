@@ -6,7 +6,8 @@ import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall } from '#testing/calls.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { NodeName, Volume } from './model.ts';
 

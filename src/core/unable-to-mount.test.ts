@@ -15,8 +15,8 @@ import { createUnableMounter } from '#clients/mounter/unable.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall } from '#testing/calls.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { aCall } from '#testing/server.ts';
 import { createEngine, type Engine } from './engine.ts';
 import type { NodeName } from './model.ts';
 
