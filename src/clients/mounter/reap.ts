@@ -12,7 +12,7 @@ import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
 
 export interface ReapParts {
-  readonly loopDevices: LoopDevices;
+  readonly loopDevices: Pick<LoopDevices, 'detach'>;
   readonly loopsWith: LoopsWith;
   readonly readTable: () => Promise<MountTable>;
   readonly unmount: (at: string, scope: Scope) => Promise<void>;
