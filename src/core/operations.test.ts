@@ -2,19 +2,19 @@ import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
 import type { Call } from './operations.ts';
 
-let server: TestServer;
+let server: TestCore;
 let kind: GatedKind;
 const clock = createFakeClock();
 
 beforeEach(async () => {
   kind = gated(createLocalStoreKind());
-  server = await startServer({ listen: 'none', kinds: [kind], clock });
+  server = await startCore({ kinds: [kind], clock });
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 
@@ -146,7 +146,7 @@ describe('drain', () => {
     expect(newest()).toMatchObject({ state: 'running' });
     await server.stop();
     gate.open();
-    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    await using next = await startCore({ after: server });
     expect(await next.engine.catalogue.resolve('late', aCall())).toMatchObject({ name: 'late' });
     expect(next.engine.operations.page({ limit: 1 }).items[0]?.operation).toMatchObject({
       subject: 'local/late',

@@ -8,10 +8,10 @@ import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
+import { startCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { startServer } from '#testing/server.ts';
 import type { SeenUse, VolumeId } from './model.ts';
 import { createReferences } from './references.ts';
 
@@ -21,7 +21,7 @@ test('what containers name is said on the store, whether they run or not, and ta
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(folder))];
   const docker = createFakeEngine();
   const podman = createFakeEngine('podman');
-  await using server = await startServer({ listen: 'none', kinds, engines: [docker, podman] });
+  await using server = await startCore({ kinds, engines: [docker, podman] });
   const { engine } = server;
   await engine.stores.add('silver', 'nfs://nowhere/export', aCall());
   const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
@@ -45,7 +45,7 @@ test('what containers name is said on the store, whether they run or not, and ta
 
 test('a plugin of ours that an engine knows by another name has its containers counted', async () => {
   const docker = createFakeEngine();
-  await using server = await startServer({ listen: 'none', engines: [docker] });
+  await using server = await startCore({ engines: [docker] });
   const { engine } = server;
   const create = (name: string) =>
     engine.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());

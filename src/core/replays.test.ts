@@ -2,18 +2,19 @@ import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { type RefusingKind, refusing } from '#testing/fakes/refusing-store.ts';
 import { refusal } from '#testing/refusals.ts';
-import { startServer, type TestServer } from '#testing/server.ts';
 import { StowageError } from './errors.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId } from './names.ts';
 
 let folder: string;
+let records: MemoryRecords;
 let kind: RefusingKind;
 let clock: FakeClock;
 
@@ -22,12 +23,16 @@ beforeEach(async () => {
   await mkdir(join(folder, 'keep'));
   kind = refusing(createLocalStoreKind());
   clock = createFakeClock();
-  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+  records = createMemoryRecords();
+  onTestFinished(() => {
+    records[Symbol.dispose]();
+    return rm(folder, { recursive: true, force: true });
+  });
 });
 
-const start = (): Promise<TestServer> => startServer({ folder, listen: 'none', kinds: [kind], clock });
+const start = (): Promise<TestCore> => startCore({ folder, records, kinds: [kind], clock });
 
-const create = (server: TestServer, name: string): Promise<Volume> =>
+const create = (server: TestCore, name: string): Promise<Volume> =>
   server.engine.volumes.create(
     { store: 'keep', name, bytes: 10n, access: undefined, labels: {} },
     aCall({ requestId: name }),
@@ -44,17 +49,15 @@ async function begin(): Promise<Volume> {
 /** What kill -9 leaves: the intent, and no end of it. */
 function leaveIntent(operationKind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
-  const records = openRecords(join(folder, 'state.db'));
   const about = { id, kind: operationKind, store: 'keep', subject: 'keep/a', params };
-  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
-  records.close();
+  records.open().operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
   return id;
 }
 
 const error = (code: StowageError['code']): StowageError =>
   new StowageError(`refused as ${code}`, { code, reason: 'test', action: 'Wait.' });
 
-const operationOf = (server: TestServer, id: Operation['id']): Operation | undefined =>
+const operationOf = (server: TestCore, id: Operation['id']): Operation | undefined =>
   server.engine.operations.get(id)?.operation;
 
 const labelled = (volume: Volume): Operation['id'] =>
