@@ -68,12 +68,8 @@ test('a plugin of ours that an engine knows by another name has its containers c
 });
 
 test('names that a silent store would have to be asked for do not make the engine look silent', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'stowage-references-'));
-  const records = openRecords(join(folder, 'state.db'));
-  onTestFinished(() => {
-    records.close();
-    rmSync(folder, { recursive: true });
-  });
+  const records = openRecords(':memory:');
+  onTestFinished(() => records.close());
   const docker = createFakeEngine();
   const clock = createFakeClock();
   const begun = Promise.withResolvers<void>();

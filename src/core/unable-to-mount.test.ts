@@ -28,7 +28,7 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
   const mounter = createUnableMounter({ why: 'no right to', action: 'Run it as root.' }, async () => []);
   const kinds = [createLocalStoreKind(), createNfsStoreKind(clock, connectToDisk(folder('exported')))];
   const engine = createEngine({
-    records: openRecords(join(parent, 'state.db')),
+    records: openRecords(':memory:'),
     kinds: new Map(kinds.map((kind) => [kind.scheme, kind])),
     mounter,
     clients: {
