@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/calls.ts';
 import { type CoreOptions, startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 
@@ -82,7 +82,7 @@ test('the file has the last word on a name that is being added', async () => {
   await gate.reached;
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/c\n`);
   const reloading = server.reload();
-  await vi.waitFor(() => expect(names(server)).toContain('a'));
+  await vi.waitFor(() => expect(names(server)).toContain('a'), inTime);
   gate.open();
   await reloading;
   await refused;
@@ -100,7 +100,7 @@ test('those that a reload changes are opened at once, not one after the other', 
   await writeFile(config, `stores:\n  one: local://${folder}/c\n  two: local://${folder}/d\n`);
   const gate = kind.close('open', { deaf: true });
   const reloading = server.reload();
-  await vi.waitFor(() => expect(gate.waiting()).toBe(2));
+  await vi.waitFor(() => expect(gate.waiting()).toBe(2), inTime);
   gate.open();
   await reloading;
   expect(server.engine.stores.list()).toMatchObject([
@@ -130,7 +130,10 @@ async function draining(server: TestCore) {
   const labelled = server.engine.volumes.label('a..x', { l: '1' }, undefined, aCall());
   await gate.reached;
   const removing = server.engine.stores.remove('a', aCall());
-  await vi.waitFor(() => expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }));
+  await vi.waitFor(
+    () => expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }),
+    inTime,
+  );
   return { gate, labelled, removing };
 }
 

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall, runMaintenance } from '#testing/calls.ts';
+import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
 import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
@@ -245,7 +245,7 @@ describe('a volume whose making was not answered', () => {
     await vi.waitFor(async () => {
       clock.skip(3_000);
       expect(await Promise.race([gone, undefined])).toBe(true);
-    });
+    }, inTime);
     isDeaf = true;
     await unpublish('other');
     isDeaf = false;
@@ -256,7 +256,7 @@ describe('a volume whose making was not answered', () => {
     await cutOff;
     expect(made()).toContain('other.meta');
     const settling = server.engine.ephemerals.settle(aCall({ signal: second.signal }));
-    await vi.waitFor(() => expect(made()).not.toContain('other.meta'));
+    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
     second.abort();
     await settling;
   });

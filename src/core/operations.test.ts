@@ -1,7 +1,7 @@
 import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/calls.ts';
 import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
@@ -48,11 +48,11 @@ test('an end that cannot be written down is written later; until then it runs, a
   });
   onTestFinished(() => writing.mockRestore());
   const made = create('a');
-  await vi.waitFor(() => expect(writing).toHaveBeenCalled());
+  await vi.waitFor(() => expect(writing).toHaveBeenCalled(), inTime);
   expect(newest()).toMatchObject({ state: 'running' });
   expect(await readdir(server.storeFolder)).toContain('a');
   clock.advance(1_000);
-  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2));
+  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), inTime);
   writing.mockRestore();
   clock.advance(1_000);
   expect(await made).toMatchObject({ name: 'a' });

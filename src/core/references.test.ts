@@ -7,7 +7,7 @@ import { type Scope, silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/calls.ts';
 import { startCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
@@ -31,15 +31,15 @@ test('what containers name is said on the store, whether they run or not, and ta
       users.map(({ kind, name }) => `${kind} ${name}`),
     );
   docker.run('web', { photos: 'stowage' });
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web']));
+  await vi.waitFor(async () => expect(await said()).toEqual(['container web']), inTime);
   podman.run('db', { 'silver..photos': 'stowage' }, false);
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']));
+  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']), inTime);
   await expect(engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
     message: expect.stringMatching(/container web .*container db /),
   });
   docker.remove('web');
   podman.remove('db');
-  await vi.waitFor(async () => expect(await said()).toEqual([]));
+  await vi.waitFor(async () => expect(await said()).toEqual([]), inTime);
   await engine.deletions.delete(volume.id, undefined, aCall());
 });
 

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/calls.ts';
 import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
@@ -74,11 +74,14 @@ describe('an interrupted operation that the store refuses for the moment', () =>
       expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
       expect(server.engine.stores.view('keep').problem).toBeUndefined();
       clock.advance(1_000);
-      await vi.waitFor(() => expect(refused.refused()).toBe(2));
+      await vi.waitFor(() => expect(refused.refused()).toBe(2), inTime);
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
       refused.stop();
       clock.advance(2_000);
-      await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }));
+      await vi.waitFor(
+        () => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }),
+        inTime,
+      );
       const { volume: now } = await server.engine.volumes.inspect('keep..a', aCall());
       expect(now.labels).toEqual({ late: 'yes' });
     },
@@ -91,7 +94,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     const waits: number[] = [];
     for (let attempt = 1; attempt < 9; attempt++) {
       // The timer of the next attempt is set a moment after the refusal is counted.
-      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined());
+      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), inTime);
       for (let seconds = 1; refused.refused() === attempt; seconds++) {
         clock.advance(1_000);
         await new Promise(setImmediate);
@@ -120,7 +123,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     await vi.waitFor(() => {
       clock.advance(1_000);
       expect(failures).toHaveLength(2);
-    });
+    }, inTime);
     for (const failure of failures) {
       expect(failure).toMatchObject({ code: 'busy', reason: 'operation-pending' });
       expect(failure.message).toContain(intent);
@@ -158,7 +161,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     kind.fail('label', error('conflict'));
     clock.advance(1_000);
     const failed = { state: 'failed', error: { message: 'refused as conflict' } };
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed));
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), inTime);
     await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
@@ -167,7 +170,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     kind.fail('label', error('unavailable'));
     await using server = await start();
     expect(server.engine.operations.cancel(intent)).toBe(true);
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }));
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), inTime);
     await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 

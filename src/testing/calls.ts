@@ -37,3 +37,6 @@ export function collectingLog(): Log & { readonly lines: readonly string[] } {
   };
   return log;
 }
+
+/** For `vi.waitFor`: the second that it waits by default is little where others have the processor. */
+export const inTime = { timeout: 20_000 };

@@ -63,6 +63,7 @@ export interface CoreOptions {
 /** For operations that run when it is told to stop. */
 const drainMs = 10_000;
 
+/** Returns when every store is open or cannot be opened. */
 export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
   const { after, clock = systemClock(), log = silentLog(), kinds: given = [createLocalStoreKind()] } = options;
   await using undo = new AsyncDisposableStack();
@@ -114,6 +115,8 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
     }
   };
   await startEngine({ engine, clock, configure, repairable }, scope);
+  // A start waits half a second for stores. On a busy machine they may take longer.
+  while (isOpening(engine)) await engine.stores.retry(scope);
   const resources = undo.move();
   const core: TestCore = {
     folder,
@@ -132,6 +135,9 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
   };
   return core;
 }
+
+const isOpening = ({ stores }: Engine): boolean =>
+  stores.list().some(({ problem }) => problem?.reason === 'store-opening');
 
 function newKept(state: StateFolder, records: KeptRecords): Kept {
   const forbidden = (): readonly string[] => [state.path, ...kept.roots()];
